@@ -1,0 +1,63 @@
+# nodewise: every recipe works on a fresh clone; what one needs it makes first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format bench bench-cluster controlplane lock clean
+
+help: ## list the recipes
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# The lock file names versions and hashes, no addresses; pip fetches from the index this machine is set up for.
+$(VENV)/.run: pyproject.toml uv.lock
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("nodewise needs Python 3.11 or later, this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet uv
+	@$(BIN)/uv export --quiet --frozen --no-emit-project --no-dev --output-file $(VENV)/run.txt
+	@$(BIN)/pip install --quiet --require-hashes -r $(VENV)/run.txt
+	@$(BIN)/pip install --quiet --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@$(BIN)/uv export --quiet --frozen --no-emit-project --output-file $(VENV)/dev.txt
+	@$(BIN)/pip install --quiet --require-hashes -r $(VENV)/dev.txt
+	@touch $@
+
+venv: $(VENV)/.dev ## the virtual environment .venv, with .venv/bin/nodewise
+
+demo: $(VENV)/.run ## see it work on this machine, in under a minute; CLUSTER=1: on a real control plane
+ifdef CLUSTER
+	@$(MAKE) --no-print-directory $(VENV)/.dev
+	@$(BIN)/python -m tests.cluster.demo
+else
+	@$(BIN)/nodewise demo
+endif
+
+test: $(VENV)/.dev ## every tier; REQUIRE=all: what cannot run here is a failure
+	@$(BIN)/python tools/test.py $(if $(REQUIRE),--require $(REQUIRE))
+
+check: $(VENV)/.dev ## format, lint, types, import contracts, docs
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/lint-imports --no-logo > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/pytest tests/unit/test_docs.py
+
+format: $(VENV)/.dev ## format and mend what can be mended
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+
+bench: $(VENV)/.dev ## measure on this machine: bench/results.json
+	@$(BIN)/python -m bench
+
+controlplane: $(VENV)/.dev ## build the control-plane programs once, into a cache outside the tree
+	@$(BIN)/python -m tests.cluster.programs
+
+lock: $(VENV)/.run ## lock the dependencies anew
+	@$(BIN)/python tools/lock.py $(BIN)/uv $(ARGS)
+
+clean: ## take away what the recipes made here (not the cache of programs)
+	rm -rf $(VENV) dist build .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

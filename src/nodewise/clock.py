@@ -1,0 +1,112 @@
+"""Time, as an argument. Nothing else in the program asks the operating system what time it is.
+
+`now()` is wall-clock time in seconds since 1970 (samples and API objects carry it), `monotonic()` never
+jumps (deadlines, periods). A `Clock` is handed to whatever runs over time; decisions get plain numbers.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """What a loop needs to know of time."""
+
+    def now(self) -> float: ...
+
+    def monotonic(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class ManualClock:
+    """A clock that is moved by hand: in tests and in simulations."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+
+def slices(items: Iterable[T], budget_s: float = 0.0005) -> Iterator[T | None]:
+    """Pass items on, with a None among them whenever `budget_s` of work has gone by.
+
+    The caller awaits `asyncio.sleep(0)` at each None, so that long work never keeps the event loop from a
+    request for longer than about the budget.
+    """
+    began = time.perf_counter()
+    for item in items:
+        yield item
+        if time.perf_counter() - began > budget_s:
+            yield None
+            began = time.perf_counter()
+
+
+def parse_rfc3339(text: str) -> float:
+    """Seconds since 1970 of a Kubernetes timestamp such as `2026-11-21T00:43:47Z`; ValueError if it is none."""
+    stamp = datetime.fromisoformat(text)
+    return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
+
+
+def format_rfc3339(seconds: float) -> str:
+    """The Kubernetes form, in UTC and whole seconds."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a Go duration such as `2s`, `1m30s`, `500ms`; ValueError says what is wrong with it."""
+    units = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    rest = text.strip()
+    sign = -1.0 if rest.startswith("-") else 1.0
+    rest = rest.lstrip("+-")
+    if rest == "0":
+        return 0.0
+    total = 0.0
+    while rest:
+        digits = len(rest) - len(rest.lstrip("0123456789."))
+        letters = len(rest) - digits - len(rest[digits:].lstrip("nuµmsh"))
+        number, unit = rest[:digits], rest[digits : digits + letters]
+        if unit not in units or number.strip(".") == "" or number.count(".") > 1:
+            raise ValueError(f"{text!r} is no duration such as 5s, 500ms or 1m30s")
+        total += float(number) * units[unit]
+        rest = rest[digits + letters :]
+    if text.strip().strip("+-") == "":
+        raise ValueError("an empty text is no duration such as 5s, 500ms or 1m30s")
+    return sign * total
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest plain form: `5s`, `500ms`, `1m30s`."""
+    if seconds < 1:
+        return f"{seconds * 1000:g}ms"
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return "".join(f"{n:g}{u}" for n, u in ((hours, "h"), (minutes, "m"), (rest, "s")) if n) or "0s"

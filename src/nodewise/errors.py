@@ -1,0 +1,75 @@
+"""Kinds of error. A kind says what to do next; the words are made here and nowhere else.
+
+    NodewiseError
+    ├── BadInput       what somebody sent or wrote cannot be read: mend it          HTTP 400, exit 1
+    ├── BadSettings    flags, environment or configuration cannot be used: mend it  exit 2
+    ├── Unavailable    somebody we need does not answer: try again after retry_after_s  HTTP 503, exit 1
+    ├── Conflict       somebody else wrote first: read again, then decide again     HTTP 409, exit 1
+    └── Refused        the other side said no: trying again does not help           HTTP 403, exit 1
+
+Every file that talks to a library translates that library's exceptions into one of these.
+A node that an agent rejects is no error, it is a verdict (`nodewise.agent`).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong: the field, what was seen there, and what was wanted."""
+
+    field: str
+    seen: str
+    wanted: str
+
+    def __str__(self) -> str:
+        wanted = f"; wanted {self.wanted}" if self.wanted else ""
+        return f"{self.field}: {self.seen}{wanted}" if self.field else f"{self.seen}{wanted}"
+
+
+class NodewiseError(Exception):
+    """The root: `what` was being done, and all problems of it together."""
+
+    def __init__(self, what: str, problems: Iterable[Problem] = (), *, remedy: str = "") -> None:
+        self.what = what
+        self.problems: Sequence[Problem] = tuple(problems)
+        self.remedy = remedy
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.problems:
+            text += ": " + "; ".join(map(str, self.problems))
+        return f"{text} ({self.remedy})" if self.remedy else text
+
+
+class BadInput(NodewiseError):
+    """An input that cannot be read as what it should be."""
+
+
+class BadSettings(NodewiseError):
+    """A flag, an environment variable or a configuration file that cannot be used."""
+
+
+class Unavailable(NodewiseError):
+    """A service that does not answer now; worth another try after `retry_after_s` seconds."""
+
+    def __init__(
+        self, what: str, problems: Iterable[Problem] = (), *, remedy: str = "", retry_after_s: float = 1.0
+    ) -> None:
+        super().__init__(what, problems, remedy=remedy)
+        self.retry_after_s = retry_after_s
+
+
+class Conflict(NodewiseError):
+    """The object changed since it was read, or exists already."""
+
+
+class Refused(NodewiseError):
+    """The other side understood and said no: rights, admission, a policy."""
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """A value as an error shows it: its repr, cut at `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,60 @@
+"""Every log event and every metric of the program, one row each. `docs/reference/observability.md` is printed
+from here, and emitting what has no row is an error.
+"""
+
+from typing import Final, Literal, NamedTuple
+
+Level = Literal["debug", "info", "warning", "error"]
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Event(NamedTuple):
+    """A log line's name is its row's key; `meaning` says what to do about it where something can be done."""
+
+    level: Level
+    meaning: str
+
+
+class Metric(NamedTuple):
+    """A Prometheus metric, without the prefix `nodewise_`. Labels have few values, never a pod's or a node's name."""
+
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_CALL_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+EVENTS: Final[dict[str, Event]] = {
+    "started": Event("info", "The extender serves; `address` is where."),
+    "stopping": Event("info", "A signal asked us to end; requests under way are answered first."),
+    "ready": Event("info", "Stores are synced and every metric that a policy names was asked for."),
+    "not_ready": Event("warning", "We were ready and are no longer; `waiting_for` says for what."),
+    "option_ignored": Event("warning", "An option of an older program that has no meaning here was given."),
+    "metric_failed": Event("warning", "A metric could not be fetched; its last values age. `error` says why."),
+    "metric_back": Event("info", "A metric that failed is fetched again."),
+    "metric_values_bad": Event("warning", "Some values of a metric cannot be read; those nodes count as missing."),
+    "policy_problem": Event("warning", "A policy has a field that cannot be used; `problems` names each."),
+    "request_failed": Event("error", "A defect of ours: the call was answered 500. Please report it."),
+    "task_failed": Event("error", "A background task ended by a defect of ours and was started again."),
+    "objects_reread": Event("info", "Objects served from files (`--from`) were read again after a change."),
+    "objects_unreadable": Event("warning", "Files served with `--from` cannot be read; the last good ones hold."),
+}
+
+METRICS: Final[dict[str, Metric]] = {
+    "requests_total": Metric("counter", "Calls answered, by route and HTTP status.", ("route", "status")),
+    "request_seconds": Metric("histogram", "From the whole body read to the answer made.", ("route",), _CALL_S),
+    "verdicts_total": Metric("counter", "Candidate nodes judged by filter calls.", ("agent", "verdict")),
+    "view_generation": Metric("gauge", "How many times the view of the world was replaced."),
+    "view_seconds": Metric("histogram", "Time to compute an agent's slot of the view.", ("agent",), _CALL_S),
+    "decisions_bytes": Metric("gauge", "Size of the decisions kept for /decisions and explain."),
+    "metric_fetches_total": Metric(
+        "counter", "Fetches of node metrics, by source and outcome.", ("source", "outcome")
+    ),
+    "metric_nodes": Metric("gauge", "Nodes that have a usable value of a metric.", ("metric",)),
+    "metric_age_seconds": Metric("gauge", "Age of a metric's last good answer.", ("metric",)),
+    "policies": Metric("gauge", "TASPolicies known, by whether they are free of problems.", ("state",)),
+    "loop_lag_seconds": Metric("gauge", "Longest wait of the event loop in the last period."),
+    "ready": Metric("gauge", "1 when ready."),
+}

@@ -1,0 +1,53 @@
+"""Prometheus metrics: one registry made from the catalogue, handed to whoever counts."""
+
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from nodewise.observe.catalogue import METRICS, Metric
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+PREFIX: Final = "nodewise_"
+
+
+class Meters:
+    """The metrics of one process. KeyError for a name that the catalogue does not have."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._meters: dict[str, Any] = {name: self._made(name, row) for name, row in METRICS.items()}
+
+    def _made(self, name: str, row: Metric) -> Counter | Gauge | Histogram:
+        # prometheus_client adds the suffix of a counter itself
+        full = PREFIX + name.removesuffix("_total")
+        if row.kind == "counter":
+            return Counter(full, row.help, row.labels, registry=self._registry)
+        if row.kind == "gauge":
+            return Gauge(full, row.help, row.labels, registry=self._registry)
+        return Histogram(full, row.help, row.labels, registry=self._registry, buckets=row.buckets)
+
+    def _labelled(self, name: str, labels: dict[str, str]) -> Any:
+        meter = self._meters[name]
+        return meter.labels(**labels) if labels else meter
+
+    def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        self._labelled(name, labels).inc(amount)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        self._labelled(name, labels).set(value)
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        self._labelled(name, labels).observe(value)
+
+    def forget(self, name: str, **labels: str) -> None:
+        """Drop one labelled series, so that what is gone is not shown for ever."""
+        meter = self._meters[name]
+        try:
+            meter.remove(*(labels[label] for label in METRICS[name].labels))
+        except KeyError:
+            return
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text form."""
+        return generate_latest(self._registry)

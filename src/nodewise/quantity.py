@@ -1,0 +1,64 @@
+"""Kubernetes quantities as exact integers of nano-units: `41020m` is 41_020_000_000.
+
+Grammar and rounding are those of k8s.io/apimachinery `resource.Quantity` (v0.36): decimal suffixes n u m,
+none, k M G T P E, binary Ki Mi Gi Ti Pi Ei, exponents `e3` and `E3`; anything finer than one nano is rounded
+away from zero; a value with a binary suffix is capped at 2**63 - 1 units. Python integers do not overflow, so
+all comparisons are exact.
+"""
+
+import re
+from decimal import Decimal
+from functools import lru_cache
+from typing import Final
+
+NANO: Final = 1_000_000_000
+_CAP: Final = (2**63 - 1) * NANO
+_FORM: Final = re.compile(
+    r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?"
+    r"(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<exponent>[+-]?[0-9]{1,4}))?"
+)
+_DECIMAL: Final = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_LONGEST: Final = 256
+"""No honest quantity is longer; the bound keeps a hostile one from costing time."""
+
+WANTED: Final = "a Kubernetes quantity such as 3, 0.5, 250m or 64Mi"
+
+
+@lru_cache(maxsize=65536)
+def parse(text: str) -> int:
+    """Nano-units of a quantity's text. ValueError if it is none."""
+    match = _FORM.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if match is None or not (match["whole"] or match["fraction"]):
+        raise ValueError(f"{text[:80]!r} is not {WANTED}")
+    fraction = match["fraction"] or ""
+    digits = int((match["whole"] or "0") + fraction)
+    suffix = match["suffix"] or ""
+    exponent = int(match["exponent"] or _DECIMAL.get(suffix, 0)) - len(fraction) + 9
+    magnitude = _scaled(digits << _BINARY.get(suffix, 0), exponent)
+    if suffix in _BINARY:
+        magnitude = min(magnitude, _CAP)
+    return -magnitude if match["sign"] == "-" else magnitude
+
+
+def _scaled(digits: int, exponent: int) -> int:
+    """Digits times ten to the exponent, rounded away from zero."""
+    if exponent >= 0:
+        if digits and exponent > _LONGEST:
+            raise ValueError(f"an exponent of {exponent - 9} is out of every range")
+        return digits * 10**exponent if digits else 0
+    if -exponent > 2 * _LONGEST:
+        return 1 if digits else 0
+    return -(-digits // 10**-exponent)
+
+
+def to_text(nano: int) -> str:
+    """The shortest decimal text that parses to the same value: `72.133`, `1024`, `-0.5`."""
+    whole, rest = divmod(abs(nano), NANO)
+    sign = "-" if nano < 0 else ""
+    return f"{sign}{whole}.{rest:09d}".rstrip("0") if rest else f"{sign}{whole}"
+
+
+def to_decimal(nano: int) -> Decimal:
+    """The exact value in units, for JSON numbers and tables."""
+    return Decimal(to_text(nano))
