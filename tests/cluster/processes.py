@@ -1,0 +1,105 @@
+"""One child process: a free port for it, its log, the wait until it is ready, its end by its own pid."""
+
+import contextlib
+import random
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
+"""Below the range from which Linux takes ports for outgoing connections, which could take ours between look and use."""
+
+
+class NotReady(Exception):
+    """A program ended, or did not get ready in time; the message closes with the tail of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    while True:
+        port = random.randrange(LOWEST_PORT, HIGHEST_PORT)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+class Process:
+    """A program that runs until `stop`, or until the interpreter that started it is gone."""
+
+    def __init__(self, arguments: Sequence[str | Path], log: Path, environment: dict[str, str] | None = None) -> None:
+        self.name = Path(arguments[0]).name
+        self.log = log
+        with log.open("ab") as out:
+            self._child = subprocess.Popen(
+                [*_dies_with_us(), *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._child.poll() is None
+
+    def wait_ready(self, is_ready: Callable[[], bool], deadline_s: float = 60) -> None:
+        """Asks `is_ready` again and again; raises NotReady when the program ends or the deadline passes."""
+        end = time.monotonic() + deadline_s
+        while not is_ready():
+            if not self.is_running:
+                raise NotReady(f"{self.name} ended with code {self._child.returncode}:\n{self.tail()}")
+            if time.monotonic() > end:
+                raise NotReady(f"{self.name} was not ready after {deadline_s:g} s:\n{self.tail()}")
+            time.sleep(0.05)
+
+    def tail(self, lines: int = 20) -> str:
+        """The last lines of the log, for an error."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, grace_s: float = 5) -> None:
+        """Asks the program to end, and ends it when it has not after `grace_s` seconds; twice does no harm."""
+        if self.is_running:
+            self._child.terminate()
+        try:
+            self._child.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the program at once, as a crash would."""
+        self._child.kill()
+        self._child.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+@contextlib.contextmanager
+def stopped_on_error(process: Process) -> Iterator[Process]:
+    """Stops a process whose start-up fails half-way, so that none is left behind."""
+    try:
+        yield process
+    except BaseException:
+        process.stop()
+        raise
+
+
+def _dies_with_us() -> list[str]:
+    """A prefix that makes the kernel end the child when a killed test run could not."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []

