@@ -1,0 +1,28 @@
+"""How the API server is reached, and how fast it is written to."""
+
+import msgspec
+
+
+class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of every command that talks to a cluster."""
+
+    kubeconfig: str = ""
+    """A kubeconfig file. It wins over the in-cluster configuration, as an operator who names a file means it.
+
+    Empty: in-cluster where a service account is mounted, else the files of $KUBECONFIG, else ~/.kube/config.
+    """
+
+    context: str = ""
+    """A context of the kubeconfig. Empty: its current-context."""
+
+    kube_qps: float = 20.0
+    """Writes a second, on average. Reads are not limited: there are few, and the reflectors pace themselves.
+
+    Four times client-go's default, because one bind is two writes.
+    """
+
+    kube_burst: int = 50
+    """Writes that may go at once after a pause. Enough to label a rack without waiting."""
+
+    namespace: str = ""
+    """Where our own Lease and events live. Empty: the service account's or the context's, else `default`."""
