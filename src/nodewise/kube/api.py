@@ -16,10 +16,10 @@ Patch = Literal["merge", "json", "apply", "strategic"]
 """`apply` is server-side apply (KEP-555); its field manager comes as the parameter `fieldManager`."""
 
 DEADLINE_S: Final = 10.0
-"""Of one call. An API server that is well answers in well under a second; kubectl's default is no deadline."""
+"""Of one call. An API server that is well answers in well under a second."""
 
 IDLE_S: Final = 100.0
-"""A watch that is silent for longer is taken for dead: bookmarks come about every minute (apiserver v0.36)."""
+"""A watch that is silent for longer is taken for dead: bookmarks come every minute (apiserver v0.36)."""
 
 
 class NotFound(Refused):
@@ -33,8 +33,8 @@ class Expired(Conflict):
 class Api(Protocol):
     """One API server, as one user. Every method raises kinds of `NodewiseError` and nothing else.
 
-    A `body` is JSON bytes, or a value that msgspec encodes. Answers are JSON bytes. `timeout_s` bounds the whole
-    call, with the wait for our own limit on writes. Paths come from `Resource.path` and are already escaped.
+    A `body` is JSON bytes, or a value that msgspec encodes. Answers are JSON bytes. `timeout_s` bounds the
+    whole call, with the wait for our own limit on writes. Paths, as `Resource.path` makes them, are escaped.
     """
 
     async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes: ...
@@ -58,7 +58,7 @@ class Api(Protocol):
     def watch(
         self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
     ) -> AsyncGenerator[bytes, None]:
-        """Watch events, one JSON document each, however the frames are cut. It ends when the server ends it."""
+        """Watch events, one JSON document each, however the frames are cut; ends when the server ends it."""
         ...
 
     async def close(self) -> None: ...

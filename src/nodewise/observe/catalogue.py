@@ -32,19 +32,39 @@ EVENTS: Final[dict[str, Event]] = {
     "ready": Event("info", "Stores are synced and every metric that a policy names was asked for."),
     "not_ready": Event("warning", "We were ready and are no longer; `waiting_for` says for what."),
     "option_ignored": Event("warning", "An option of an older program that has no meaning here was given."),
-    "metric_failed": Event("warning", "A metric could not be fetched; its last values age. `error` says why."),
+    "metric_failed": Event(
+        "warning", "A metric could not be fetched; its last values age. `error` says why."
+    ),
     "metric_back": Event("info", "A metric that failed is fetched again."),
-    "metric_values_bad": Event("warning", "Some values of a metric cannot be read; those nodes count as missing."),
+    "metric_values_bad": Event(
+        "warning", "Some values of a metric cannot be read; those nodes count as missing."
+    ),
     "policy_problem": Event("warning", "A policy has a field that cannot be used; `problems` names each."),
+    "agent_failed": Event(
+        "error", "A defect of an agent: the pods that it judges wait, others go on. Please report it."
+    ),
     "request_failed": Event("error", "A defect of ours: the call was answered 500. Please report it."),
     "task_failed": Event("error", "A background task ended by a defect of ours and was started again."),
     "objects_reread": Event("info", "Objects served from files (`--from`) were read again after a change."),
-    "objects_unreadable": Event("warning", "Files served with `--from` cannot be read; the last good ones hold."),
+    "objects_unreadable": Event(
+        "warning", "Files served with `--from` cannot be read; the last good ones hold."
+    ),
+    "kube_lost": Event(
+        "warning", "Objects of a kind cannot be listed or watched; what we hold of them ages."
+    ),
+    "kube_back": Event("info", "Objects of a kind that could not be listed or watched are up to date again."),
+    "object_unreadable": Event("warning", "An object has a field that cannot be read; it counts as absent."),
+    "leading": Event("info", "This process leads: its controllers run."),
+    "not_leading": Event("warning", "This process led and does so no longer; its controllers stand still."),
+    "lease_failed": Event("warning", "The Lease cannot be read or written; a leader stops at its deadline."),
+    "event_lost": Event("warning", "A Kubernetes event could not be recorded; `error` says why."),
 }
 
 METRICS: Final[dict[str, Metric]] = {
     "requests_total": Metric("counter", "Calls answered, by route and HTTP status.", ("route", "status")),
-    "request_seconds": Metric("histogram", "From the whole body read to the answer made.", ("route",), _CALL_S),
+    "request_seconds": Metric(
+        "histogram", "From the whole body read to the answer made.", ("route",), _CALL_S
+    ),
     "verdicts_total": Metric("counter", "Candidate nodes judged by filter calls.", ("agent", "verdict")),
     "view_generation": Metric("gauge", "How many times the view of the world was replaced."),
     "view_seconds": Metric("histogram", "Time to compute an agent's slot of the view.", ("agent",), _CALL_S),
@@ -57,4 +77,13 @@ METRICS: Final[dict[str, Metric]] = {
     "policies": Metric("gauge", "TASPolicies known, by whether they are free of problems.", ("state",)),
     "loop_lag_seconds": Metric("gauge", "Longest wait of the event loop in the last period."),
     "ready": Metric("gauge", "1 when ready."),
+    "kube_requests_total": Metric("counter", "Calls to the API server, by outcome.", ("verb", "outcome")),
+    "kube_objects": Metric("gauge", "Objects held of a kind.", ("kind",)),
+    "kube_lists_total": Metric("counter", "Whole lists begun, by what made them needed.", ("kind", "reason")),
+    "kube_contact_seconds": Metric(
+        "gauge", "When the API server last said anything of a kind; Unix time.", ("kind",)
+    ),
+    "kube_unreadable_total": Metric("counter", "Objects left out because they cannot be decoded.", ("kind",)),
+    "leading": Metric("gauge", "1 in the replica whose controllers run."),
+    "events_total": Metric("counter", "Kubernetes events to be recorded, by outcome.", ("outcome",)),
 }

@@ -1,0 +1,203 @@
+"""The API server over HTTP: httpx2's client behind `api.Api`, with its exceptions made ours."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import httpx2
+import msgspec
+
+from nodewise.clock import Clock
+from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.kube import answers
+from nodewise.kube.answers import Call
+from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
+from nodewise.kube.lines import Cutter
+from nodewise.kube.pace import Bucket
+from nodewise.observe.meters import Meters
+
+TRANSLATED: Final[Mapping[type[Exception], type[NodewiseError]]] = {
+    httpx2.TransportError: Unavailable,
+    httpx2.DecodingError: Unavailable,
+    httpx2.TooManyRedirects: Unavailable,
+    httpx2.HTTPStatusError: Unavailable,
+    httpx2.RequestError: Unavailable,
+    httpx2.StreamError: Unavailable,
+    httpx2.SSEError: Unavailable,
+    httpx2.UnsupportedProtocol: BadSettings,
+    httpx2.InvalidURL: BadSettings,
+    httpx2.CookieConflict: Unavailable,
+    ssl.SSLError: Unavailable,
+    OSError: Unavailable,
+}
+"""Every exception of httpx2, and what of the system comes through it; the most specific row counts."""
+
+_TYPES: Final[Mapping[Patch, str]] = {
+    "merge": "application/merge-patch+json",
+    "json": "application/json-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "apply": "application/apply-patch+yaml",  # JSON is YAML, and every version since 1.16 knows this name
+}
+_JSON: Final = "application/json"
+
+
+class Account(NamedTuple):
+    """Whom we ask, and as whom."""
+
+    server: str
+    namespace: str = "default"
+    extensions: Mapping[str, Any] = {}
+    """What httpx2 is told with each call; `sni_hostname` is the kubeconfig's tls-server-name."""
+    hint: Callable[[], str] = str
+    """What we know of our own credentials, asked when the server refuses them."""
+
+
+class HttpApi:
+    """An `Api`. `server` and `namespace` say where it leads; the namespace is where our own objects live."""
+
+    def __init__(
+        self, http: httpx2.AsyncClient, account: Account, bucket: Bucket, clock: Clock, meters: Meters
+    ) -> None:
+        self._http = http
+        self._account = account
+        self._bucket = bucket
+        self._clock = clock
+        self._meters = meters
+        self.server = account.server
+        self.namespace = account.namespace
+
+    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+        request = self._request("GET", path, params)
+        return await self._answer("get", request, timeout_s)
+
+    async def create(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        request = self._request("POST", path, params, body)
+        return await self._write("create", request, timeout_s)
+
+    async def replace(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        request = self._request("PUT", path, params, body)
+        return await self._write("replace", request, timeout_s)
+
+    async def patch(
+        self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        request = self._request("PATCH", path, params, body, _TYPES[kind])
+        return await self._write("patch", request, timeout_s)
+
+    async def delete(
+        self, path: str, body: object = b"", params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        request = self._request("DELETE", path, params, body)
+        return await self._write("delete", request, timeout_s)
+
+    async def watch(
+        self, path: str, params: Params = NONE, *, idle_s: float = IDLE_S
+    ) -> AsyncGenerator[bytes, None]:
+        request = self._request("GET", path, {**params, "watch": "1"})
+        request.extensions["timeout"] = {"connect": DEADLINE_S, "read": idle_s, "write": DEADLINE_S}
+        cutter = Cutter()
+        with self._translated("watch", request):
+            response = await self._http.send(request, stream=True)
+            try:
+                await self._checked("watch", request, response)
+                async for piece in response.aiter_bytes():
+                    for line in cutter.feed(piece):
+                        yield line
+                if rest := cutter.rest():
+                    yield rest
+            finally:
+                await response.aclose()
+
+    async def close(self) -> None:
+        """End all connections; watches under way end with them."""
+        await self._http.aclose()
+
+    def _request(
+        self, method: str, path: str, params: Params, body: object = b"", content_type: str = _JSON
+    ) -> httpx2.Request:
+        content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        headers = {"Content-Type": content_type} if content else {}
+        return self._http.build_request(
+            method,
+            path,
+            params=dict(params) or None,
+            content=content or None,
+            headers=headers,
+            extensions=dict(self._account.extensions),
+        )
+
+    async def _write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+        """Sent when our own limit allows it; no later than the deadline does."""
+        wait_s = self._bucket.take(self._clock.monotonic(), timeout_s)
+        if wait_s is None:
+            self._meters.count("kube_requests_total", verb=verb, outcome="held_back")
+            seen = f"our own limit would hold it back for more than {timeout_s:g} s"
+            problem = Problem("", seen, "")
+            raise Unavailable(f"{verb} {request.url}", [problem], remedy="raise --kube-qps and --kube-burst")
+        if wait_s:
+            await self._clock.sleep(wait_s)
+        return await self._answer(verb, request, timeout_s - wait_s)
+
+    async def _answer(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
+        with self._translated(verb, request):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    response = await self._http.send(request, stream=True)
+                    try:
+                        await self._checked(verb, request, response)
+                        return await _whole(response)
+                    finally:
+                        await response.aclose()
+            except TimeoutError as error:
+                problem = Problem("", f"no answer within {timeout_s:g} s", "")
+                raise Unavailable(f"{verb} {request.url}", [problem]) from error
+
+    async def _checked(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
+        """Raise the error of an answer that is no success."""
+        if response.is_success:
+            return
+        status = answers.status_of(await _whole(response))
+        retry_after = response.headers.get("retry-after", "")
+        call = Call(verb, str(request.url))
+        hint = self._account.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
+        raise answers.error(call, response.status_code, status, retry_after, hint)
+
+    @contextmanager
+    def _translated(self, verb: str, request: httpx2.Request) -> Iterator[None]:
+        """Our errors pass, the libraries' become ours, and each outcome is counted."""
+        outcome = "ok"
+        try:
+            yield
+        except NodewiseError as error:
+            outcome = type(error).__name__.lower()
+            raise
+        except tuple(TRANSLATED) as error:
+            ours = translated(error, Call(verb, str(request.url)), self.server)
+            outcome = type(ours).__name__.lower()
+            raise ours from error
+        finally:
+            self._meters.count("kube_requests_total", verb=verb, outcome=outcome)
+
+
+def kind_of(error: type[Exception]) -> type[NodewiseError] | None:
+    """The row of the table for this exception or the nearest of its parents; None for a stranger."""
+    return next((TRANSLATED[parent] for parent in error.__mro__ if parent in TRANSLATED), None)
+
+
+def translated(error: Exception, call: Call, server: str) -> NodewiseError:
+    """A library's exception as ours, with the server's URL, as a wrong one is the commonest cause."""
+    kind = kind_of(type(error)) or Unavailable
+    seen = str(error) or type(error).__name__
+    remedy = f"is the API server at {server} up, and is this its address?"
+    return kind(str(call), [Problem("", seen, "")], remedy=remedy)
+
+
+async def _whole(response: httpx2.Response) -> bytes:
+    pieces = [piece async for piece in response.aiter_bytes()]
+    return b"".join(pieces)
