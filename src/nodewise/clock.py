@@ -6,7 +6,7 @@ jumps (deadlines, periods). A `Clock` is handed to whatever runs over time; deci
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
@@ -68,6 +68,37 @@ def slices(items: Iterable[T], budget_s: float = 0.0005) -> Iterator[T | None]:
         if time.perf_counter() - began > budget_s:
             yield None
             began = time.perf_counter()
+
+
+async def paced(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, with the event loop let go on whenever a slice of work is done."""
+    for item in slices(items):
+        if item is None:
+            await asyncio.sleep(0)
+        else:
+            yield item
+
+
+async def paced_result(work: Generator[None, None, T], budget_s: float = 0.0005) -> T:
+    """The result of a computation that yields between its parts; the event loop goes on in between."""
+    began = time.perf_counter()
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        if time.perf_counter() - began > budget_s:
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+
+
+def result(work: Generator[None, None, T]) -> T:
+    """The result of a computation that yields between its parts, all at once: offline nobody waits."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 def parse_rfc3339(text: str) -> float:

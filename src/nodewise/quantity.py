@@ -35,6 +35,8 @@ def parse(text: str) -> int:
     digits = int((match["whole"] or "0") + fraction)
     suffix = match["suffix"] or ""
     exponent = int(match["exponent"] or _DECIMAL.get(suffix, 0)) - len(fraction) + 9
+    if digits and exponent > _LONGEST:
+        raise ValueError(f"{text[:80]!r} is out of every range, not {WANTED}")
     magnitude = _scaled(digits << _BINARY.get(suffix, 0), exponent)
     if suffix in _BINARY:
         magnitude = min(magnitude, _CAP)
@@ -44,8 +46,6 @@ def parse(text: str) -> int:
 def _scaled(digits: int, exponent: int) -> int:
     """Digits times ten to the exponent, rounded away from zero."""
     if exponent >= 0:
-        if digits and exponent > _LONGEST:
-            raise ValueError(f"an exponent of {exponent - 9} is out of every range")
         return digits * 10**exponent if digits else 0
     if -exponent > 2 * _LONGEST:
         return 1 if digits else 0

@@ -58,6 +58,22 @@ EVENTS: Final[dict[str, Event]] = {
     "not_leading": Event("warning", "This process led and does so no longer; its controllers stand still."),
     "lease_failed": Event("warning", "The Lease cannot be read or written; a leader stops at its deadline."),
     "event_lost": Event("warning", "A Kubernetes event could not be recorded; `error` says why."),
+    "listening": Event("info", "A port is open; `url` is where."),
+    "accept_failed": Event("error", "No connection can be accepted for now: raise the limit of open files."),
+    "connection_ended": Event(
+        "warning",
+        "A connection was refused, or ended by us; `remedy` says what to do. One line a reason in ten seconds,"
+        " `unlogged` counts the others.",
+    ),
+    "ca_client": Event(
+        "warning",
+        "A client presents a CA's certificate: whoever holds that key can sign itself in. Give it one of its own.",
+    ),
+    "tls_reloaded": Event("info", "The certificate files changed and the new ones are in use."),
+    "tls_reload_failed": Event(
+        "warning",
+        "The certificate files changed and cannot be used; the old ones hold until they change again.",
+    ),
 }
 
 METRICS: Final[dict[str, Metric]] = {
@@ -80,10 +96,20 @@ METRICS: Final[dict[str, Metric]] = {
     "kube_requests_total": Metric("counter", "Calls to the API server, by outcome.", ("verb", "outcome")),
     "kube_objects": Metric("gauge", "Objects held of a kind.", ("kind",)),
     "kube_lists_total": Metric("counter", "Whole lists begun, by what made them needed.", ("kind", "reason")),
-    "kube_contact_seconds": Metric(
+    "kube_contact_timestamp_seconds": Metric(
         "gauge", "When the API server last said anything of a kind; Unix time.", ("kind",)
     ),
     "kube_unreadable_total": Metric("counter", "Objects left out because they cannot be decoded.", ("kind",)),
     "leading": Metric("gauge", "1 in the replica whose controllers run."),
     "events_total": Metric("counter", "Kubernetes events to be recorded, by outcome.", ("outcome",)),
+    "connections": Metric("gauge", "Connections open past the handshake.", ("port",)),
+    "connections_ended_total": Metric(
+        "counter", "Connections refused, or ended by us before their time.", ("reason",)
+    ),
+    "ca_clients_total": Metric("counter", "Connections of clients that present a CA's certificate."),
+    "tls_reloads_total": Metric("counter", "Readings of changed certificate files.", ("outcome",)),
+    "tls_reload_failing": Metric("gauge", "1 while the certificate files on disk cannot be used."),
+    "tls_certificate_expires_seconds": Metric(
+        "gauge", "When the serving certificate in use expires, Unix time."
+    ),
 }

@@ -1,1 +1,46 @@
-""""""
+"""The telemetry agent: TASPolicy objects say which nodes to avoid and to prefer by live metrics.
+
+| file | what lives there |
+|---|---|
+| `operators.py` | what LessThan, GreaterThan and Equals mean |
+| `policy.py` | a TASPolicy read into values, with its problems |
+| `rules.py` | which nodes break which rules |
+| `ranks.py` | from values to scores |
+| `reasons.py` | why a node is rejected, in words |
+| `state.py` | policies and samples in, the slot of the View out |
+| `agent.py` | answers a request by look-up |
+| `options.py` | settings |
+
+Takes over from Telemetry Aware Scheduling 0.7.
+"""
+
+from typing import Final
+
+from nodewise.agent import Resource, Watched
+from nodewise.agents.telemetry.agent import PodFields, TelemetryAgent
+from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
+from nodewise.agents.telemetry.policy import PolicyObject
+from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+
+TASPOLICIES: Final = Resource(
+    group="telemetry.intel.com", version="v1alpha1", plural="taspolicies", kind="TASPolicy", namespaced=True
+)
+
+
+class TelemetryKind:
+    """The row of the registry."""
+
+    name = "telemetry"
+    summary = "avoid and prefer nodes by live metrics (TASPolicy)"
+    options = TelemetryOptions
+    pod_fields = PodFields
+    watched = (Watched(POLICIES, TASPOLICIES, PolicyObject),)
+
+    def state(self, options: TelemetryOptions, sync_period_s: float) -> TelemetryState:
+        return TelemetryState(options, max_age_s(options, sync_period_s))
+
+    def agent(self, options: TelemetryOptions) -> TelemetryAgent:  # noqa: ARG002 - the contract of a kind
+        return TelemetryAgent()
+
+
+KIND: Final = TelemetryKind()

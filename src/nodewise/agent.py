@@ -1,0 +1,168 @@
+"""The contract of an agent: somebody who judges nodes for a pod. Packages outside this one import this file.
+
+An agent says which node and pod fields it reads and which other objects it needs; its `State` turns objects and
+samples into its slot of the `View`, the same way online and offline; its `Agent` answers requests from that slot
+by look-up. Neither does I/O nor asks what time it is. Shapes: everything per node is an array by node number
+(`NodeIndex`), everything in a verdict is by candidate, in the order of the request.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.kube.resources import Resource
+from nodewise.metrics.column import States, Values
+from nodewise.metrics.index import NodeIndex, Numbers
+from nodewise.metrics.series import State as ValueState
+from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.source import Want
+
+__all__ = [
+    "Agent",
+    "AgentKind",
+    "AgentState",
+    "Candidates",
+    "Evidence",
+    "NodeIndex",
+    "ObjectKey",
+    "Reason",
+    "Resource",
+    "Scores",
+    "ValueState",
+    "Verdict",
+    "View",
+    "Want",
+    "Watched",
+    "World",
+]
+
+MAX_SCORE = 10
+"""kube-scheduler's MaxExtenderPriority (k8s.io/kube-scheduler v0.36 extender/v1); it does not clamp."""
+
+ObjectKey = tuple[str, str]
+"""Namespace and name; the namespace is empty for objects that have none."""
+
+
+class Candidates(NamedTuple):
+    """The nodes that a request asks about."""
+
+    names: Sequence[str]
+    """In the order of the request; duplicates stay."""
+    numbers: Numbers
+    """Their numbers in the view's index; `len(index)` for a node that is not known."""
+
+
+class View(msgspec.Struct, frozen=True):
+    """The world as one request sees it, from beginning to end."""
+
+    nodes: NodeIndex
+    slots: Mapping[str, Any]
+    """By agent name: what its `State` computed. An agent whose stores are not synced yet has no slot."""
+    at: float
+    """Seconds since 1970 when it was computed."""
+    generation: int = 0
+
+
+class Reason(Protocol):
+    """Why a node is rejected, as a value; its words are made when somebody asks."""
+
+    def text(self) -> str:
+        """What kube-scheduler shows on the pod. Few distinct texts: events group the nodes by it."""
+        ...
+
+
+class Evidence(NamedTuple):
+    """One rule's measured values, by candidate: what the decision rests on."""
+
+    metric: str
+    operator: str
+    target: int | None
+    """Nano-units; None where the rule only ranks."""
+    values: Values
+    """Nano-units; meaningless where the state is not FRESH or STALE."""
+    states: States
+    """`ValueState` of each."""
+    ages_s: NDArray[np.float64]
+    """NaN where unknown."""
+
+
+class Verdict(NamedTuple):
+    """What an agent says of each candidate."""
+
+    codes: NDArray[np.int16]
+    """By candidate: 0 passes, k is rejected for `reasons[k - 1]`."""
+    reasons: tuple[Reason, ...]
+    evidence: tuple[Evidence, ...] = ()
+
+
+class Scores(NamedTuple):
+    """How much an agent likes each candidate."""
+
+    points: NDArray[np.int64]
+    """By candidate, whole numbers from 0 to `MAX_SCORE`."""
+    evidence: tuple[Evidence, ...] = ()
+
+
+class World(msgspec.Struct, frozen=True):
+    """What an agent's slot is computed from."""
+
+    nodes: NodeIndex
+    objects: Mapping[str, Mapping[ObjectKey, Any]]
+    """By the name in `Watched`: the objects, decoded as the agent declared."""
+    metrics: Snapshot
+    now: float
+
+
+class Watched(NamedTuple):
+    """A kind of object that an agent needs."""
+
+    name: str
+    """Its key in `World.objects`."""
+    resource: Resource
+    type: type[msgspec.Struct]
+
+
+class AgentState(Protocol):
+    """Objects and samples in, a slot of the View out."""
+
+    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
+        """The metrics that these objects name."""
+        ...
+
+    def slot(self, world: World) -> Generator[None, None, Any]:
+        """Compute the slot; yields between its parts, so that the event loop can go on."""
+        ...
+
+
+class Agent(Protocol):
+    """Answers requests. None means that the agent has nothing to say about this pod: it passes untouched."""
+
+    name: str
+
+    def filter(self, pod: Any, candidates: Candidates, view: View) -> Verdict | None:
+        """Which candidates the pod may not go to. Without a slot, a pod that needs the agent is rejected."""
+        ...
+
+    def score(self, pod: Any, candidates: Candidates, view: View) -> Scores | None: ...
+
+    def preempt(self, pod: Any, candidates: Candidates, view: View) -> Verdict | None:
+        """Which candidates the agent would reject even with the victims gone."""
+        ...
+
+
+class AgentKind(Protocol):
+    """An agent's folder as the rest of the program sees it: one row of the registry."""
+
+    name: str
+    summary: str
+    options: type[msgspec.Struct]
+    pod_fields: type[msgspec.Struct]
+    """The fields of a Pod that the agent reads; merged with the other agents' into one type."""
+    watched: Sequence[Watched]
+
+    def state(self, options: Any, sync_period_s: float) -> AgentState: ...
+
+    def agent(self, options: Any) -> Agent: ...

@@ -1,0 +1,71 @@
+"""Answers requests by look-up in the telemetry slot: which policy the pod names, and what it says of each node."""
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from nodewise.agent import Candidates, Reason, Scores, Verdict, View
+from nodewise.agents.telemetry import ranks, reasons
+from nodewise.agents.telemetry.state import PolicySlot
+
+POLICY_LABEL: Final = "telemetry-policy"
+"""The pod label that names a TASPolicy of the pod's own namespace."""
+
+
+class PodMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+
+
+class PodFields(msgspec.Struct, frozen=True):
+    """What the agent reads of a pod."""
+
+    metadata: PodMetadata = PodMetadata()
+
+
+class TelemetryAgent:
+    """The agent `telemetry`. Its answers do not depend on other pods, so victims make no difference."""
+
+    name = "telemetry"
+
+    def filter(self, pod: PodFields, candidates: Candidates, view: View) -> Verdict | None:
+        found = self._policy(pod, view)
+        if found is None:
+            return None
+        if not isinstance(found, PolicySlot):
+            return _rejected(candidates, found)
+        if found.judged is None:
+            return None
+        codes, texts = found.judged
+        evidence = tuple(rule.evidence(candidates) for rule in found.filtering)
+        return Verdict(codes[candidates.numbers], texts, evidence)
+
+    def preempt(self, pod: PodFields, candidates: Candidates, view: View) -> Verdict | None:
+        return self.filter(pod, candidates, view)
+
+    def score(self, pod: PodFields, candidates: Candidates, view: View) -> Scores | None:
+        found = self._policy(pod, view)
+        if not isinstance(found, PolicySlot) or found.ranks is None or found.preferring is None:
+            return None
+        evidence = found.preferring.evidence(candidates, ranks_only=True)
+        return Scores(ranks.points(found.ranks[candidates.numbers]), (evidence,))
+
+    def _policy(self, pod: PodFields, view: View) -> PolicySlot | Reason | None:
+        """The decided policy that the pod names, the reason why there is none, or None if it names none."""
+        name = (pod.metadata.labels or {}).get(POLICY_LABEL)
+        if name is None:
+            return None
+        if not name:
+            return reasons.LabelEmpty(POLICY_LABEL)
+        slot = view.slots.get(self.name)
+        if slot is None:
+            return reasons.NotReady()
+        namespace = pod.metadata.namespace
+        found: PolicySlot | None = slot.get((namespace, name))
+        return reasons.PolicyMissing(f"{namespace}/{name}") if found is None else found
+
+
+def _rejected(candidates: Candidates, reason: Reason) -> Verdict:
+    return Verdict(np.ones(len(candidates.names), np.int16), (reason,))

@@ -1,0 +1,217 @@
+"""A TASPolicy read into values: `telemetry.intel.com/v1alpha1`, its old fields and our optional new ones.
+
+Old fields are read as laxly as the older system did; what is wrong with them is kept in `Policy.problems`, which
+become a condition, a log line and the output of `policy lint`. A rule that cannot be evaluated at all is
+`unusable` and rejects, because no answer must never mean yes. The CRD is `deploy/crds/taspolicies.yaml`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from nodewise import clock, quantity
+from nodewise.agents.telemetry.operators import OPERATORS
+from nodewise.errors import Problem, shown
+
+STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
+_METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
+_RULE_FIELDS: Final = {"metricname", "operator", "target", "labels", "when_missing", "max_age", "query"}
+
+
+class PolicyMetadata(msgspec.Struct, frozen=True):
+    """The metadata that is read of a TASPolicy."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+
+
+class PolicyObject(msgspec.Struct, frozen=True):
+    """A TASPolicy as the API server gives it; the spec is read later, so that no policy stops the others."""
+
+    metadata: PolicyMetadata = PolicyMetadata()
+    spec: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One rule: broken where `metric operator target` is true."""
+
+    metric: str
+    operator: str
+    target: int = 0
+    """Nano-units."""
+    labels: tuple[str, ...] = ()
+    when_missing: Literal["", "pass", "reject"] = ""
+    """Empty: as the agent's options say."""
+    max_age_s: float | None = None
+    """None: as the agent's options say."""
+    query: str = ""
+    """Asked of Prometheus instead of the metric's name."""
+    unusable: str = ""
+    """Why the rule cannot be evaluated; empty if it can."""
+
+
+class Strategy(msgspec.Struct, frozen=True):
+    """The rules of one purpose."""
+
+    rules: tuple[Rule, ...] = ()
+    all_of: bool = False
+    """Whether a node must break every rule, not just one."""
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """A whole policy; strategies that do not exist are in `problems` only."""
+
+    namespace: str
+    name: str
+    strategies: Mapping[str, Strategy] = {}
+    problems: tuple[Problem, ...] = ()
+
+    def rules(self, strategy: str) -> tuple[Rule, ...]:
+        """The rules of a strategy, empty if the policy does not have it."""
+        found = self.strategies.get(strategy)
+        return found.rules if found else ()
+
+
+def read(policy: PolicyObject) -> Policy:
+    """Read a policy object. Never fails: what is wrong is in the result."""
+    reader = _Reader()
+    try:
+        spec = msgspec.json.decode(policy.spec)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        reader.problem("spec", str(error), "a JSON object")
+        spec = {}
+    strategies = reader.strategies(spec)
+    reader.names(policy.metadata.name, strategies)
+    return Policy(policy.metadata.namespace, policy.metadata.name, strategies, tuple(reader.problems))
+
+
+class _Reader:
+    """Reads one policy and collects every problem on the way."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def problem(self, field: str, seen: str, wanted: str) -> str:
+        self.problems.append(Problem(field, seen, wanted))
+        return str(self.problems[-1])
+
+    def names(self, name: str, strategies: Mapping[str, Strategy]) -> None:
+        """The policy's name is also a label value, and a label key where it deschedules."""
+        if len(name) > 63:  # noqa: PLR2004 - the length of a label value
+            self.problem("metadata.name", f"{len(name)} characters", "at most 63, for it is a pod label's value")
+        for strategy in strategies.values():
+            if not strategy.rules:
+                self.problem("spec.strategies", "a strategy without rules", "at least one rule")
+
+    def strategies(self, spec: Any) -> dict[str, Strategy]:
+        mapping = self._mapping("spec", {} if spec is None else spec)
+        listed = self._mapping("spec.strategies", mapping.get("strategies") or {})
+        if not listed:
+            self.problem("spec.strategies", "none", " or ".join(STRATEGIES))
+        for name in listed.keys() - set(STRATEGIES):
+            self.problem(f"spec.strategies.{name}", "an unknown strategy", " or ".join(STRATEGIES))
+        return {name: self._strategy(name, listed[name]) for name in STRATEGIES if name in listed}
+
+    def _strategy(self, name: str, given: Any) -> Strategy:
+        path = f"spec.strategies.{name}"
+        strategy = self._mapping(path, given)
+        logical = strategy.get("logicalOperator", "")
+        if logical not in {"", "anyOf", "allOf", None}:
+            self.problem(f"{path}.logicalOperator", shown(logical), "allOf or anyOf (taken as anyOf)")
+        rules = strategy.get("rules")
+        if not isinstance(rules, Sequence) or isinstance(rules, str):
+            why = self.problem(f"{path}.rules", shown(rules), "a list of rules")
+            return Strategy((Rule("", "", unusable=why),))
+        read = tuple(self._rule(f"{path}.rules[{number}]", rule, name) for number, rule in enumerate(rules))
+        return Strategy(read, all_of=logical == "allOf")
+
+    def _rule(self, path: str, given: Any, strategy: str) -> Rule:
+        before = len(self.problems)
+        rule = self._mapping(path, given)
+        broken = len(self.problems) > before
+        metric = self._text(f"{path}.metricname", rule.get("metricname"))
+        if metric and not _METRIC_NAME.fullmatch(metric):
+            self.problem(f"{path}.metricname", shown(metric), "letters, digits, _ and -")
+        broken = broken or not metric
+        operator = self._operator(f"{path}.operator", rule.get("operator"), strategy)
+        target = self._optional(f"{path}.target", rule.get("target"), _target, 0)
+        max_age_s = self._optional(f"{path}.max_age", rule.get("max_age"), _duration, None)
+        when_missing = self._optional(f"{path}.when_missing", rule.get("when_missing"), _when_missing, "")
+        self._unknown(path, rule)
+        broken = broken or target is _BAD or max_age_s is _BAD or when_missing is _BAD
+        return Rule(
+            metric=metric,
+            operator=operator,
+            target=0 if target is _BAD else target,
+            labels=tuple(label for label in rule.get("labels") or () if isinstance(label, str)),
+            when_missing="" if when_missing is _BAD else when_missing,
+            max_age_s=None if max_age_s is _BAD else max_age_s,
+            query=str(rule.get("query") or ""),
+            unusable=str(self.problems[before]) if broken else "",
+        )
+
+    def _unknown(self, path: str, rule: Mapping[str, Any]) -> None:
+        for field in sorted(rule.keys() - _RULE_FIELDS):
+            self.problem(f"{path}.{field}", "an unknown field", ", ".join(sorted(_RULE_FIELDS)))
+
+    def _operator(self, path: str, given: Any, strategy: str) -> str:
+        operator = given if isinstance(given, str) else ""
+        if operator not in OPERATORS:
+            self.problem(path, shown(given), " or ".join(OPERATORS))
+        elif strategy == "scheduleonmetric" and OPERATORS[operator].order == 0:
+            self.problem(path, shown(given), "LessThan or GreaterThan, for this one gives no order")
+        return operator
+
+    def _mapping(self, path: str, given: Any) -> Mapping[str, Any]:
+        if isinstance(given, Mapping):
+            return given
+        self.problem(path, shown(given), "an object")
+        return {}
+
+    def _text(self, path: str, given: Any) -> str:
+        if isinstance(given, str) and given:
+            return given
+        self.problem(path, shown(given), "a name")
+        return ""
+
+    def _optional(self, path: str, given: Any, parse: Callable[[Any], Any], default: Any) -> Any:
+        """The parsed field, the default if it is absent, or `_BAD`."""
+        if given is None or given == "":
+            return default
+        try:
+            return parse(given)
+        except ValueError as error:
+            self.problem(path, shown(given), str(error))
+            return _BAD
+
+
+_BAD: Final = object()
+
+
+def _target(given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        raise ValueError(quantity.WANTED)  # noqa: TRY004 - one kind for the caller
+    try:
+        return quantity.parse(str(given))
+    except ValueError:
+        raise ValueError(quantity.WANTED) from None
+
+
+def _duration(given: Any) -> float:
+    try:
+        seconds = clock.parse_duration(str(given))
+    except ValueError:
+        seconds = -1.0
+    if seconds <= 0:
+        raise ValueError("a duration such as 30s or 5m")
+    return seconds
+
+
+def _when_missing(given: Any) -> str:
+    if given not in {"pass", "reject"}:
+        raise ValueError("pass or reject")
+    return str(given)

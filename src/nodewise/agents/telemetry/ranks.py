@@ -1,0 +1,49 @@
+"""From values to scores: dense ranks once per refresh, competition ranks among the candidates of a request.
+
+Equal values get equal scores; nodes without a fresh value get 0. With n measured candidates and rank r from 0
+(1, 1, 3 counted from 0: 0, 0, 2) the score is `10 - r` up to eleven candidates and `round(10 (n-1-r) / (n-1))`
+beyond, so the whole scale is used and no score leaves 0..10.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import MAX_SCORE
+from nodewise.agents.telemetry import operators
+from nodewise.metrics.column import Column, States
+from nodewise.metrics.series import State
+
+_STEPWISE: Final = MAX_SCORE + 1
+"""Up to so many candidates each rank costs one point."""
+
+Ranks = NDArray[np.int64]
+
+
+def dense(operator: str, column: Column, states: States) -> Ranks:
+    """The place of each node among all nodes, by node number: 0 is best, equal values share it, -1 unmeasured."""
+    ranks = np.full(len(states), -1, np.int64)
+    fresh = np.flatnonzero(states == State.FRESH)
+    if not len(fresh):
+        return ranks
+    direction = operators.order(operator)
+    _, place = np.unique(column.values[fresh], return_inverse=True)
+    ranks[fresh] = 0 if direction == 0 else place if direction > 0 else place.max() - place
+    return ranks
+
+
+def points(ranks: Ranks) -> NDArray[np.int64]:
+    """Scores 0..10 of the candidates, given their dense ranks in the order of the request."""
+    measured = ranks >= 0
+    count = int(measured.sum())
+    if not count:
+        return np.zeros(len(ranks), np.int64)
+    shares = np.bincount(ranks[measured])
+    better = np.cumsum(shares) - shares  # how many measured candidates have a better value
+    rank = np.where(measured, better[ranks], 0)
+    if count <= _STEPWISE:
+        scores = MAX_SCORE - rank
+    else:
+        scores = np.rint(MAX_SCORE * (count - 1 - rank) / (count - 1)).astype(np.int64)
+    return np.where(measured, scores, 0)

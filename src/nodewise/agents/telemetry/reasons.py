@@ -1,0 +1,88 @@
+"""Why a node is rejected, put into words. These texts stand in pod events, so they are short and few:
+they never carry a node's own name or value (that is in the decision, for `explain`).
+"""
+
+from typing import NamedTuple
+
+from nodewise import quantity
+from nodewise.agents.telemetry.policy import Rule
+
+
+def rule_text(rule: Rule) -> str:
+    """A rule as an operator reads it: `cpu_temp GreaterThan 80`."""
+    return f"{rule.metric} {rule.operator} {quantity.to_text(rule.target)}"
+
+
+class RuleBroken(NamedTuple):
+    """The node breaks one rule, the first of the policy that it breaks."""
+
+    policy: str
+    rule: Rule
+
+    def text(self) -> str:
+        return f"telemetry policy {self.policy}: {rule_text(self.rule)}"
+
+
+class AllBroken(NamedTuple):
+    """The node breaks every rule of an `allOf` strategy."""
+
+    policy: str
+    rules: tuple[Rule, ...]
+
+    def text(self) -> str:
+        return f"telemetry policy {self.policy}: {' and '.join(map(rule_text, self.rules))}"
+
+
+class NoValue(NamedTuple):
+    """The node has no fresh value, and the rule asks to reject such nodes."""
+
+    policy: str
+    rule: Rule
+
+    def text(self) -> str:
+        return f"telemetry policy {self.policy}: no fresh value of {self.rule.metric}"
+
+
+class NeverFetched(NamedTuple):
+    """No source ever gave the metric, so nobody knows whether any node breaks the rule."""
+
+    policy: str
+    metric: str
+
+    def text(self) -> str:
+        return f"telemetry policy {self.policy}: metric {self.metric} was never fetched"
+
+
+class RuleUnusable(NamedTuple):
+    """The rule cannot be evaluated."""
+
+    policy: str
+    why: str
+
+    def text(self) -> str:
+        return f"telemetry policy {self.policy}: {self.why}"
+
+
+class PolicyMissing(NamedTuple):
+    """The pod names a policy that its namespace does not have."""
+
+    policy: str
+
+    def text(self) -> str:
+        return f"nodewise: policy {self.policy} does not exist"
+
+
+class LabelEmpty(NamedTuple):
+    """The pod has the label, and it names nothing."""
+
+    label: str
+
+    def text(self) -> str:
+        return f"nodewise: pod label {self.label} is empty, it must name a policy"
+
+
+class NotReady(NamedTuple):
+    """The pod names a policy, and policies or nodes are not read yet."""
+
+    def text(self) -> str:
+        return "nodewise: starting, policies are not read yet"

@@ -1,0 +1,90 @@
+"""Which nodes break which rules. Computed once per change of data; a request only looks up.
+
+Source of the meaning of `anyOf` and `allOf`: Telemetry Aware Scheduling 0.7, `pkg/strategies/dontschedule`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import Candidates, Evidence, Reason
+from nodewise.agents.telemetry import operators, reasons
+from nodewise.agents.telemetry.policy import Rule
+from nodewise.metrics.column import Column, States
+from nodewise.metrics.series import State
+
+Codes = NDArray[np.int16]
+
+
+class Measured(NamedTuple):
+    """A rule over all nodes, by node number."""
+
+    rule: Rule
+    column: Column
+    states: States
+    ages_s: NDArray[np.float64]
+    broken: NDArray[np.bool_]
+    lacking: NDArray[np.bool_]
+    """Where there is no fresh value and the rule rejects such nodes."""
+
+    def evidence(self, candidates: Candidates, *, ranks_only: bool = False) -> Evidence:
+        """The values of some candidates, kept with the decision."""
+        numbers = candidates.numbers
+        target = None if ranks_only else self.rule.target
+        return Evidence(
+            self.rule.metric,
+            self.rule.operator,
+            target,
+            self.column.values[numbers],
+            self.states[numbers],
+            self.ages_s[numbers],
+        )
+
+
+def measure(rule: Rule, column: Column, now: float, max_age_s: float, *, reject_missing: bool) -> Measured:
+    """Apply a rule to all nodes."""
+    states = column.states(now, max_age_s if rule.max_age_s is None else rule.max_age_s)
+    fresh = states == State.FRESH
+    broken = fresh & operators.holds(rule.operator, column.values, rule.target)
+    rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
+    lacking = ~fresh if rejects else np.zeros(len(fresh), bool)
+    return Measured(rule, column, states, column.ages_s(now), broken, lacking)
+
+
+class Judged(NamedTuple):
+    """All nodes judged by a strategy: codes by node number, 0 passes, k is rejected for `reasons[k - 1]`."""
+
+    codes: Codes
+    reasons: tuple[Reason, ...]
+
+
+def any_of(policy: str, measured: Sequence[Measured]) -> Judged:
+    """A node is rejected by the first rule that it breaks, else by the first that lacks its value."""
+    size = len(measured[0].states)
+    found: list[Reason] = []
+    codes = np.zeros(size, np.int16)
+    for item in measured:
+        found.append(reasons.RuleBroken(policy, item.rule))
+        codes[item.broken & (codes == 0)] = len(found)
+    for item in measured:
+        found.append(reasons.NoValue(policy, item.rule))
+        codes[item.lacking & (codes == 0)] = len(found)
+    return Judged(codes, tuple(found))
+
+
+def all_of(policy: str, measured: Sequence[Measured]) -> Judged:
+    """A node is rejected if every rule rejects it; one that lacks its value is named first."""
+    rejected = np.logical_and.reduce([item.broken | item.lacking for item in measured])
+    found: list[Reason] = [reasons.AllBroken(policy, tuple(item.rule for item in measured))]
+    codes = np.where(rejected, np.int16(1), np.int16(0))
+    for item in measured:
+        found.append(reasons.NoValue(policy, item.rule))
+        codes[rejected & item.lacking & (codes == 1)] = len(found)
+    return Judged(codes, tuple(found))
+
+
+def reject_all(size: int, reason: Reason) -> Judged:
+    """Every node is rejected for one reason; `size` counts the unknown node as well."""
+    return Judged(np.ones(size, np.int16), (reason,))

@@ -1,0 +1,55 @@
+"""`nodewise agents`: what agents there are and what they can be told."""
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from nodewise import agents
+from nodewise.cli.settings import settings
+
+
+@click.group()
+def command() -> None:
+    """What agents there are, and their options."""
+
+
+@command.command("list")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def list_agents(output: str) -> None:
+    """List the agents that `--agents` takes."""
+    rows = [{"name": kind.name, "summary": kind.summary} for kind in map(agents.load, agents.names())]
+    if output == "json":
+        click.echo(msgspec.json.encode({"agents": rows}))
+        return
+    table = Table("NAME", "WHAT IT DOES", box=None, header_style="")
+    for row in rows:
+        table.add_row(row["name"], row["summary"])
+    Console(highlight=False).print(table)
+
+
+@command.command("show")
+@click.argument("name")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def show_agent(name: str, output: str) -> None:
+    """Show one agent: its options, and the objects that it reads.
+
+    \b
+    Example:  nodewise agents show telemetry
+    """
+    kind = agents.load(name)
+    rows = [
+        {"flag": s.flag, "environment": s.variable, "default": s.shown_default(), "help": s.help}
+        for s in settings(kind.options)
+    ]
+    reads = [f"{w.resource.plural}.{w.resource.group}".rstrip(".") for w in kind.watched]
+    if output == "json":
+        click.echo(msgspec.json.encode({"name": name, "summary": kind.summary, "reads": reads, "options": rows}))
+        return
+    console = Console(highlight=False)
+    console.print(f"{kind.name}: {kind.summary}\nreads: {', '.join(reads)}")
+    table = Table("OPTION", "DEFAULT", "MEANING", box=box.SIMPLE, header_style="")
+    for row in rows:
+        table.add_row(row["flag"], row["default"], row["help"])
+    console.print(table)

@@ -1,0 +1,78 @@
+"""The table of commands. A command's module is imported only when it is called, so that `--help` is quick."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, NoReturn
+
+import click
+
+import nodewise
+from nodewise.errors import BadSettings, NodewiseError
+
+COMMANDS: Final = {
+    "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize and preempt."),
+    "decide": ("nodewise.cli.decide", "Decide offline: which nodes pods may go to, and why."),
+    "demo": ("nodewise.cli.demo", "See the whole thing work on this machine, with nothing installed."),
+    "policy": ("nodewise.cli.policy", "Check policies."),
+    "agents": ("nodewise.cli.agents", "What agents there are, and their options."),
+}
+
+
+class _Commands(click.Group):
+    """Looks commands up in the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Shell completion: eval \"$(_NODEWISE_COMPLETE=bash_source nodewise)\" (or zsh_source, fish_source).",
+)
+@click.version_option(nodewise.__version__, prog_name="nodewise", message="%(prog)s %(version)s")
+def command() -> None:
+    """Platform-aware scheduling for Kubernetes: a stock kube-scheduler that sees live node telemetry.
+
+    \b
+    Try:  nodewise demo
+          nodewise decide examples/health-metric
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line; errors become one line on stderr and an exit code."""
+    try:
+        code = command.main(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    except BadSettings as error:
+        code = _told(error, 2)
+    except NodewiseError as error:
+        code = _told(error, 1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _told(error: NodewiseError, code: int) -> int:
+    click.echo(f"nodewise: {error}", err=True)
+    return code

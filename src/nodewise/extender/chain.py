@@ -1,0 +1,97 @@
+"""The chain: asks each agent in turn about one pod, with one frozen View of the world."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nodewise.agent import Agent, Candidates, Scores, Verdict, View
+from nodewise.extender.decision import Decision, PodRef, Verb
+from nodewise.observe import logs
+
+
+class AgentFailed(NamedTuple):
+    """A defect of an agent. Its pods wait, because no answer must never mean yes; other pods go on."""
+
+    agent: str
+
+    def text(self) -> str:
+        return f"nodewise: agent {self.agent} failed, see the log of nodewise"
+
+
+class Chain:
+    """Some agents in the order in which they are asked."""
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        self.agents = tuple(agents)
+
+    def filter(self, pod: Any, names: Sequence[str], view: View, now: float) -> Decision:
+        """Which of the named nodes the pod may go to."""
+        candidates = Candidates(names, view.nodes.numbers(names))
+        verdicts = self._verdicts(candidates, lambda agent: agent.filter(pod, candidates, view))
+        return _decision("filter", pod, candidates, view, now, verdicts)
+
+    def preempt(self, pod: Any, names: Sequence[str], view: View, now: float) -> Decision:
+        """On which of the named nodes the pod could run once its victims are gone."""
+        candidates = Candidates(names, view.nodes.numbers(names))
+        verdicts = self._verdicts(candidates, lambda agent: agent.preempt(pod, candidates, view))
+        return _decision("preempt", pod, candidates, view, now, verdicts)
+
+    def prioritize(self, pod: Any, names: Sequence[str], view: View, now: float) -> Decision:
+        """How much the named nodes are liked. A node that is named twice counts once."""
+        candidates = _distinct(names, view)
+        scores = self._scores(lambda agent: agent.score(pod, candidates, view))
+        return _decision("prioritize", pod, candidates, view, now, scores=scores)
+
+    def _verdicts(
+        self, candidates: Candidates, ask: Callable[[Agent], Verdict | None]
+    ) -> tuple[tuple[str, Verdict], ...]:
+        verdicts: list[tuple[str, Verdict]] = []
+        for agent in self.agents:
+            try:
+                verdict = ask(agent)
+            except Exception as error:  # noqa: BLE001 - a defect of one agent must not place its pods anywhere
+                logs.emit("agent_failed", agent=agent.name, exc_info=error)
+                verdict = Verdict(np.ones(len(candidates.names), np.int16), (AgentFailed(agent.name),))
+            if verdict is not None:
+                verdicts.append((agent.name, verdict))
+        return tuple(verdicts)
+
+    def _scores(self, ask: Callable[[Agent], Scores | None]) -> tuple[tuple[str, Scores], ...]:
+        scores: list[tuple[str, Scores]] = []
+        for agent in self.agents:
+            try:
+                given = ask(agent)
+            except Exception as error:  # noqa: BLE001 - without its score the pod is placed all the same
+                logs.emit("agent_failed", agent=agent.name, exc_info=error)
+                continue
+            if given is not None:
+                scores.append((agent.name, given))
+        return tuple(scores)
+
+
+def _distinct(names: Sequence[str], view: View) -> Candidates:
+    """The candidates, each once. kube-scheduler never repeats one, so the look is cheap and the work rare."""
+    numbers = view.nodes.numbers(names)
+    if len(numbers) and np.bincount(numbers).max() > 1:
+        names = list(dict.fromkeys(names))
+        numbers = view.nodes.numbers(names)
+    return Candidates(names, numbers)
+
+
+def _decision(
+    verb: Verb,
+    pod: Any,
+    candidates: Candidates,
+    view: View,
+    now: float,
+    verdicts: tuple[tuple[str, Verdict], ...] = (),
+    scores: tuple[tuple[str, Scores], ...] = (),
+) -> Decision:
+    # The index's own strings are kept, not the request's: a ring of decisions then shares them.
+    names = view.nodes.names[candidates.numbers]
+    for position in np.flatnonzero(candidates.numbers == len(view.nodes)).tolist():
+        names[position] = candidates.names[position]
+    metadata = pod.metadata
+    ref = PodRef(metadata.namespace, metadata.name, metadata.uid)
+    return Decision(verb, ref, now, view.generation, names, verdicts, scores)

@@ -1,0 +1,98 @@
+"""Decisions: what each agent said of each candidate, kept as values in a ring that is bounded by bytes."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import Evidence, Scores, Verdict
+
+Verb = Literal["filter", "prioritize", "preempt"]
+_FIXED_BYTES = 1500
+"""What a decision costs besides its arrays: the structs, the pod's names, the reasons."""
+
+
+class PodRef(NamedTuple):
+    """Which pod."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """One answer. All arrays are by candidate, in the order of the request."""
+
+    verb: Verb
+    pod: PodRef
+    at: float
+    """Seconds since 1970."""
+    generation: int
+    """Of the View that it was made from."""
+    names: NDArray[np.object_]
+    """The candidates' names."""
+    verdicts: tuple[tuple[str, Verdict], ...] = ()
+    """By agent, those that had something to say."""
+    scores: tuple[tuple[str, Scores], ...] = ()
+
+    def kept(self) -> NDArray[np.bool_]:
+        """Which candidates no agent rejects."""
+        kept = np.ones(len(self.names), bool)
+        for _, verdict in self.verdicts:
+            kept &= verdict.codes == 0
+        return kept
+
+    def points(self) -> NDArray[np.int64]:
+        """Each candidate's score: the mean of the agents' that gave one, rounded; 0 where none did."""
+        if not self.scores:
+            return np.zeros(len(self.names), np.int64)
+        total = np.sum([scores.points for _, scores in self.scores], axis=0)
+        return np.rint(total / len(self.scores)).astype(np.int64)
+
+    def evidence(self) -> Iterator[Evidence]:
+        """All values that the decision rests on."""
+        for _, verdict in self.verdicts:
+            yield from verdict.evidence
+        for _, scores in self.scores:
+            yield from scores.evidence
+
+    def size_bytes(self) -> int:
+        """What keeping this decision costs, near enough."""
+        arrays = self.names.nbytes
+        arrays += sum(verdict.codes.nbytes for _, verdict in self.verdicts)
+        arrays += sum(scores.points.nbytes for _, scores in self.scores)
+        arrays += sum(e.values.nbytes + e.states.nbytes + e.ages_s.nbytes for e in self.evidence())
+        return arrays + _FIXED_BYTES
+
+
+class DecisionRing:
+    """The newest decisions, as many as fit into `max_bytes`."""
+
+    def __init__(self, max_bytes: int = 64 * 2**20) -> None:
+        self._max_bytes = max_bytes
+        self._kept: deque[tuple[Decision, int]] = deque()
+        self.size_bytes = 0
+
+    def add(self, decision: Decision) -> None:
+        """Keep a decision; the oldest make room."""
+        size = decision.size_bytes()
+        self._kept.append((decision, size))
+        self.size_bytes += size
+        while self.size_bytes > self._max_bytes and self._kept:
+            self.size_bytes -= self._kept.popleft()[1]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def newest(self, namespace: str = "", name: str = "", limit: int = 20) -> list[Decision]:
+        """The newest first; an empty namespace or name means any."""
+        found: list[Decision] = []
+        for decision, _ in reversed(self._kept):
+            if namespace in {"", decision.pod.namespace} and name in {"", decision.pod.name}:
+                found.append(decision)
+                if len(found) == limit:
+                    break
+        return found

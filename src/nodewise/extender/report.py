@@ -1,0 +1,87 @@
+"""A decision as a document: what `decide -o json` prints and `/decisions` answers. Words are made here."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from nodewise import quantity
+from nodewise.agent import Evidence, ValueState
+from nodewise.clock import format_rfc3339
+from nodewise.extender.decision import Decision
+
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+_HAS_VALUE = (ValueState.FRESH, ValueState.STALE)
+
+
+def encode(document: Any) -> bytes:
+    """JSON with exact numbers."""
+    return _ENCODER.encode(document)
+
+
+def pod(filtered: Decision, scored: Decision, agents: list[str], error: str | None = None) -> dict[str, Any]:
+    """One pod decided from end to end: the nodes that are left in the order of the input, with their scores."""
+    feasible = filtered.names[filtered.kept()].tolist()
+    return {
+        "pod": f"{filtered.pod.namespace}/{filtered.pod.name}",
+        "agents": agents,
+        "feasible": feasible,
+        "scores": dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True)),
+        "rejected": rejected(filtered),
+        "values": [*values(filtered), *values(scored)],
+        "error": error,
+    }
+
+
+def decision(given: Decision) -> dict[str, Any]:
+    """One answer to kube-scheduler."""
+    document: dict[str, Any] = {
+        "time": format_rfc3339(given.at),
+        "verb": given.verb,
+        "pod": f"{given.pod.namespace}/{given.pod.name}",
+        "uid": given.pod.uid,
+        "view": given.generation,
+    }
+    if given.verb == "prioritize":
+        document["scores"] = dict(zip(given.names.tolist(), given.points().tolist(), strict=True))
+    else:
+        document["feasible"] = given.names[given.kept()].tolist()
+        document["rejected"] = rejected(given)
+    return {**document, "values": values(given)}
+
+
+def rejected(given: Decision) -> dict[str, list[dict[str, str]]]:
+    """Each rejected node with every agent's reason, in the order in which the agents were asked."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for position in np.flatnonzero(~given.kept()).tolist():
+        reasons = found.setdefault(given.names[position], [])
+        for agent, verdict in given.verdicts:
+            code = int(verdict.codes[position])
+            if code:
+                reasons.append({"agent": agent, "reason": verdict.reasons[code - 1].text()})
+    return found
+
+
+def values(given: Decision) -> list[dict[str, Any]]:
+    """What was measured: for each candidate, each rule's value, state and age in seconds (null where unknown)."""
+    evidence = list(given.evidence())
+    return [
+        _value(str(name), measured, position)
+        for position, name in enumerate(given.names)
+        for measured in evidence
+    ]
+
+
+def _value(node: str, measured: Evidence, position: int) -> dict[str, Any]:
+    state = ValueState(int(measured.states[position]))
+    age_s = float(measured.ages_s[position])
+    value = quantity.to_decimal(int(measured.values[position])) if state in _HAS_VALUE else None
+    return {
+        "node": node,
+        "metric": measured.metric,
+        "value": value,
+        "target": None if measured.target is None else quantity.to_decimal(measured.target),
+        "operator": measured.operator,
+        "state": state.name.lower(),
+        "age_s": None if np.isnan(age_s) or value is None else round(age_s, 3),
+    }

@@ -1,0 +1,271 @@
+"""Bytes to values and back: the scheduler extender protocol, v1.
+
+Source: k8s.io/kube-scheduler v0.36 `extender/v1/types.go`. The structs there carry no JSON tags, so keys are Go
+names. Node objects are kept as the bytes that they came as and passed back as they are.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import MAX_SCORE
+from nodewise.errors import BadInput, Problem
+from nodewise.extender.decision import Decision
+
+PodT = TypeVar("PodT", bound=msgspec.Struct)
+
+
+class PodIdentity(msgspec.Struct, frozen=True):
+    """What the chain itself reads of a pod's metadata."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+
+
+class PodBase(msgspec.Struct, frozen=True):
+    """Merged with the fields that agents declare."""
+
+    metadata: PodIdentity = PodIdentity()
+
+
+class NodeList(msgspec.Struct):
+    """Whole nodes, each as its bytes."""
+
+    items: list[msgspec.Raw] | None = None
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+
+
+class _Node(msgspec.Struct):
+    metadata: _Metadata
+
+
+class ExtenderArgs(msgspec.Struct, Generic[PodT], rename="pascal"):
+    """The request of filter and prioritize: the pod, and whole nodes or names."""
+
+    pod: PodT | None = None
+    nodes: NodeList | None = None
+    node_names: list[str] | None = None
+
+
+class _MetaPod(msgspec.Struct):
+    UID: str = ""
+
+
+class MetaVictims(msgspec.Struct, rename="pascal"):
+    """The pods that would be evicted from a node, by uid."""
+
+    pods: list[_MetaPod] | None = None
+    num_PDB_violations: int = msgspec.field(default=0, name="NumPDBViolations")  # noqa: N815
+
+
+class _VictimPod(msgspec.Struct):
+    metadata: PodIdentity = PodIdentity()
+
+
+class Victims(msgspec.Struct, rename="pascal"):
+    """The same with whole pods, from a scheduler whose extender entry is not nodeCacheCapable."""
+
+    pods: list[_VictimPod] | None = None
+    num_PDB_violations: int = msgspec.field(default=0, name="NumPDBViolations")  # noqa: N815
+
+
+class PreemptionArgs(msgspec.Struct, Generic[PodT], rename="pascal"):
+    """The request of preempt: for each node that could be freed, who would have to go."""
+
+    pod: PodT | None = None
+    node_name_to_victims: dict[str, Victims | None] | None = None
+    node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
+
+
+class Candidacy(msgspec.Struct, Generic[PodT], frozen=True):
+    """A filter or prioritize request, read."""
+
+    pod: PodT
+    names: list[str]
+    nodes: list[msgspec.Raw] | None
+    """The whole nodes in the same order, if they came whole."""
+
+
+class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
+    """A preempt request, read."""
+
+    pod: PodT
+    victims: Mapping[str, MetaVictims]
+    """By node name."""
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_read_node: Final = msgspec.json.Decoder(_Node).decode
+_KEYS: Final = frozenset(
+    ["Pod", "Nodes", "NodeNames", "NodeNameToVictims", "NodeNameToMetaVictims", "Pods", "NumPDBViolations", "UID"]
+)
+_ARGS: Final = "an ExtenderArgs object"
+
+
+class Reader(Generic[PodT]):
+    """Reads requests whose pod is decoded as `pod_type`, the merged fields of all agents."""
+
+    def __init__(self, pod_type: type[PodT]) -> None:
+        self._args = msgspec.json.Decoder(ExtenderArgs[pod_type])  # type: ignore[valid-type]
+        self._preemption = msgspec.json.Decoder(PreemptionArgs[pod_type])  # type: ignore[valid-type]
+
+    def candidacy(self, body: bytes) -> Candidacy[PodT]:
+        """A filter or prioritize request. `BadInput` names the field that is wrong."""
+        args: ExtenderArgs[PodT] = _decode(self._args, body, lambda a: a.pod is None)
+        pod = _required(args.pod, "Pod", "a Pod")
+        if args.nodes is not None:
+            raw = args.nodes.items or []
+            return Candidacy(pod, [_node_name(number, node) for number, node in enumerate(raw)], raw)
+        return Candidacy(pod, _required(args.node_names, "Nodes", "Nodes or NodeNames"), None)
+
+    def preemption(self, body: bytes) -> Preemption[PodT]:
+        """A preempt request. `BadInput` names the field that is wrong."""
+        args: PreemptionArgs[PodT] = _decode(self._preemption, body, lambda a: a.pod is None)
+        pod = _required(args.pod, "Pod", "a Pod")
+        if args.node_name_to_meta_victims is not None:
+            named = {node: found or MetaVictims() for node, found in args.node_name_to_meta_victims.items()}
+            return Preemption(pod, named)
+        whole = _required(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
+        return Preemption(pod, {node: _meta(found or Victims()) for node, found in whole.items()})
+
+
+def _meta(victims: Victims) -> MetaVictims:
+    pods = [_MetaPod(pod.metadata.uid) for pod in victims.pods or []]
+    return MetaVictims(pods, victims.num_PDB_violations)
+
+
+def _required(value: Any, field: str, wanted: str) -> Any:
+    if value is None:
+        raise BadInput("request", [Problem(field, "null or absent", wanted)])
+    return value
+
+
+def _node_name(number: int, raw: msgspec.Raw) -> str:
+    try:
+        return _read_node(raw).metadata.name
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
+
+
+def _problem(error: Exception, at: str, wanted: str) -> Problem:
+    """msgspec's words end in `- at `$.path``; the path becomes part of the field."""
+    text, _, path = str(error).partition(" - at `$")
+    steps = path.rstrip("`").replace("[...]", "[*]")
+    return Problem((at + steps).lstrip(".") or "body", text, wanted)
+
+
+def _decode(decoder: Any, body: bytes, incomplete: Any) -> Any:
+    """Decode fast; what only Go's laxer reading accepts (keys in other case, trailing bytes) is read again."""
+    try:
+        args = decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        again = _second_reading(body)
+        if again is None:
+            raise BadInput("request", [_problem(error, "", _ARGS)]) from error
+    else:
+        if not incomplete(args):
+            return args
+        again = _second_reading(body)
+        if again is None:
+            return args
+    try:
+        return decoder.decode(again)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadInput("request", [_problem(error, "", _ARGS)]) from error
+
+
+def _second_reading(body: bytes) -> bytes | None:
+    """The first JSON value of the body with its keys as Go matches them, or None if that changes nothing."""
+    if len(body) > _SECOND_READING_BYTES:
+        return None
+    try:
+        text = body.decode()
+        value, _ = json.JSONDecoder().raw_decode(text.lstrip())
+        again = json.dumps(_recased(value), ensure_ascii=False, separators=(",", ":")).encode()
+    except (ValueError, RecursionError):
+        return None
+    return None if again == body else again
+
+
+_SECOND_READING_BYTES: Final = 2**20
+"""The slow reading builds every object in Python; larger bodies come from kube-scheduler, whose keys are right."""
+_RECASED: Final = {key.lower(): key for key in _KEYS} | {
+    key: key for key in ("items", "metadata", "name", "namespace", "labels", "uid", "annotations", "spec")
+}
+_VERBATIM: Final = frozenset(["labels", "annotations"])
+
+
+def _recased(value: Any) -> Any:
+    """Top-level keys and those of the objects on the way to names, as Go would match them."""
+    if isinstance(value, list):
+        return [_recased(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    recased: dict[str, Any] = {}
+    for key, inner in value.items():
+        known = _RECASED.get(key.lower(), key)
+        recased[known] = inner if known in _VERBATIM or known.startswith("NodeNameTo") else _recased(inner)
+    return recased
+
+
+def filter_answer(request: Candidacy[Any], decision: Decision) -> bytes:
+    """ExtenderFilterResult: names for names, whole nodes (their own bytes) for whole nodes.
+
+    `FailedNodes` is null where no agent had anything to say.
+    """
+    kept = decision.kept()
+    failed = _failed(decision, kept) if decision.verdicts else b"null"
+    tail = b',"FailedNodes":' + failed + b',"FailedAndUnresolvableNodes":null,"Error":""}\n'
+    if request.nodes is None:
+        return b'{"Nodes":null,"NodeNames":' + _encode(decision.names[kept].tolist()) + tail
+    chosen = [request.nodes[position] for position in np.flatnonzero(kept).tolist()]
+    items = b",".join(chosen)
+    return b"".join((b'{"Nodes":{"metadata":{},"items":[', items, b']},"NodeNames":null', tail))
+
+
+def _failed(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
+    """Each rejected node with the reason of the first agent that rejects it."""
+    rejected = ~kept
+    tails = np.empty(int(rejected.sum()), object)
+    for _, verdict in reversed(decision.verdicts):
+        texts = np.array([None, *(b'":' + _encode(reason.text()) for reason in verdict.reasons)], object)
+        codes = verdict.codes[rejected]
+        tails[codes > 0] = texts[codes[codes > 0]]
+    return _joined(b'{"', decision.names[rejected].tolist(), tails.tolist(), b',"', b"}")
+
+
+def prioritize_answer(decision: Decision) -> bytes:
+    """HostPriorityList: every candidate, with 0 where nobody has an opinion."""
+    tails = _SCORES[decision.points()].tolist()
+    return _joined(b'[{"Host":"', decision.names.tolist(), tails, b',{"Host":"', b"]\n")
+
+
+_SCORES: Final = np.array([b'","Score":%d}' % score for score in range(MAX_SCORE + 1)], object)
+
+
+def _joined(opening: bytes, names: list[str], tails: list[bytes], between: bytes, closing: bytes) -> bytes:
+    """Each name as the inside of a JSON string, followed by its tail.
+
+    All names are encoded in one call and cut apart again, several times faster than one by one: inside a JSON
+    string every quote is escaped, so `","` stands between two names and nowhere else.
+    """
+    if not names:
+        return opening[:1] + closing
+    parts = [between] * (3 * len(names) - 1)
+    parts[0::3] = _encode(names)[2:-2].split(b'","')
+    parts[1::3] = tails
+    return b"".join((opening, *parts, closing))
+
+
+def preempt_answer(request: Preemption[Any], decision: Decision) -> bytes:
+    """ExtenderPreemptionResult: the nodes on which evicting somebody would help, with their victims."""
+    left = {name: request.victims[name] for name in decision.names[decision.kept()].tolist()}
+    return _encode({"NodeNameToMetaVictims": left}) + b"\n"

@@ -1,0 +1,106 @@
+"""Keeps the View: whatever changes, the agents' slots are computed anew and published by one swap.
+
+A request takes `keeper.view` once and keeps it. Nothing is computed while the scheduler waits.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from nodewise import clock as clocks
+from nodewise.agent import AgentState, NodeIndex, ObjectKey, View, World
+from nodewise.clock import Clock
+from nodewise.metrics.refresher import Refresher
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+_SETTLE_S = 0.02
+"""Changes come in bursts; this long is waited for the rest of one before the slots are computed."""
+
+
+class Objects(Protocol):
+    """A store of objects, as the keeper needs it."""
+
+    @property
+    def synced(self) -> bool: ...
+
+    def by_key(self) -> Mapping[ObjectKey, Any]: ...
+
+
+class WorldKeeper:
+    """Holds the newest View and makes the next one."""
+
+    def __init__(
+        self,
+        states: Mapping[str, AgentState],
+        nodes: Objects,
+        objects: Mapping[str, Objects],
+        refresher: Refresher,
+        clock: Clock,
+        meters: Meters,
+    ) -> None:
+        self.view = View(NodeIndex(), {}, clock.now())
+        self._states = states
+        self._nodes = nodes
+        self._objects = objects
+        self._refresher = refresher
+        self._clock = clock
+        self._meters = meters
+        self._changed = asyncio.Event()
+        self._was_ready = False
+
+    def touch(self) -> None:
+        """Something changed; the next View follows soon."""
+        self._changed.set()
+
+    def waiting_for(self) -> Sequence[str]:
+        """What is still missing before requests can be answered; empty when ready."""
+        stores = {"nodes": self._nodes, **self._objects}
+        waiting = [f"the list of {name}" for name, store in stores.items() if not store.synced]
+        if not waiting and not self.view.generation:
+            waiting = ["the first view of the world"]
+        return waiting + [f"a first answer about metric {name}" for name in self._refresher.waiting_for()]
+
+    async def run(self, period_s: float) -> None:
+        """Publish a View after every change, and at least once a period: values grow old by themselves."""
+        while True:
+            try:
+                async with asyncio.timeout(period_s):
+                    await self._changed.wait()
+                await self._clock.sleep(_SETTLE_S)
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            await self.publish()
+            self._report_readiness()
+
+    async def publish(self) -> None:
+        """Compute all slots from the world as it is now, and swap the View. Nothing before the stores are full."""
+        if not (self._nodes.synced and all(store.synced for store in self._objects.values())):
+            return
+        objects = {name: store.by_key() for name, store in self._objects.items()}
+        self._refresher.want(frozenset().union(*(state.wants(objects) for state in self._states.values())))
+        world = World(self._index(), objects, self._refresher.snapshot, self._clock.now())
+        slots: dict[str, Any] = {}
+        for name, state in self._states.items():
+            began = self._clock.monotonic()
+            slots[name] = await clocks.paced_result(state.slot(world))
+            self._meters.observe("view_seconds", self._clock.monotonic() - began, agent=name)
+        self.view = View(world.nodes, slots, world.now, self.view.generation + 1)
+        self._meters.set("view_generation", self.view.generation)
+
+    def _index(self) -> NodeIndex:
+        """The same index while the set of nodes is the same, so that nothing is laid out again."""
+        names = tuple(name for _, name in self._nodes.by_key())
+        return self.view.nodes if names == self.view.nodes.known else NodeIndex(names)
+
+    def _report_readiness(self) -> None:
+        waiting = self.waiting_for()
+        ready = not waiting
+        self._meters.set("ready", float(ready))
+        if ready != self._was_ready:
+            if ready:
+                logs.emit("ready", nodes=len(self.view.nodes))
+            else:
+                logs.emit("not_ready", waiting_for=list(waiting))
+        self._was_ready = ready

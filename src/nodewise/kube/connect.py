@@ -1,0 +1,102 @@
+"""From settings to an `Api`: which API server, trusted by what, as whom. Nothing is sent yet.
+
+What is wrong with a kubeconfig and its files is `BadSettings` here. What only a server can tell comes
+with the first call: `Unavailable` where none answers, `Refused` for credentials that are not accepted.
+"""
+
+import os
+import socket
+import ssl
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx2
+
+from nodewise.clock import Clock, SystemClock
+from nodewise.errors import BadSettings, Problem, shown
+from nodewise.kube import credentials, kubeconfig, proxy, trust
+from nodewise.kube.client import Account, HttpApi
+from nodewise.kube.kubeconfig import Chosen
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.pace import Bucket
+from nodewise.observe.meters import Meters
+
+KEPT_S: Final = 60.0
+"""Idle connections are closed before the API server's 90 s do it, so that no call meets a closing one."""
+
+_KEEPALIVE: Final = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), seconds)
+        for name, seconds in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    ),
+]
+"""A server that is gone without a word is noticed in half a minute; client-go does it by HTTP/2 pings."""
+
+_HEADERS: Final = {
+    # the server would spend more time on gzip than the network on the bytes (kubernetes issue 112296), and we
+    # would unpack them on the event loop
+    "Accept-Encoding": "identity",
+    "Accept": "application/json",
+    "User-Agent": "nodewise",
+}
+
+
+def connect(options: KubeOptions, meters: Meters, clock: Clock | None = None) -> HttpApi:
+    """The API server that the settings name. `BadSettings` says what of them cannot be used."""
+    clock = clock or SystemClock()
+    chosen = _chosen(options)
+    context = trust.context(chosen)
+    http = _http(chosen, context, credentials.auth(chosen, context, clock))
+    account = Account(
+        server=chosen.cluster["server"],
+        namespace=options.namespace or chosen.context.get("namespace") or "default",
+        extensions=_extensions(chosen),
+        hint=lambda: trust.expiry(chosen, clock.now()),
+    )
+    return HttpApi(http, account, Bucket(options.kube_qps, options.kube_burst), clock, meters)
+
+
+def _chosen(options: KubeOptions) -> Chosen:
+    if not options.kubeconfig and kubeconfig.is_inside(os.environ):
+        return kubeconfig.inside(os.environ)
+    return kubeconfig.choose(options.kubeconfig, options.context, os.environ)
+
+
+def _http(chosen: Chosen, context: ssl.SSLContext, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
+    server = chosen.cluster["server"]
+    url = urlsplit(server)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise _bad(chosen, "cluster: server", shown(server), "https://host:port")
+    way = chosen.cluster.get("proxy-url") or proxy.of(server, os.environ)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S)
+    try:
+        transport = httpx2.AsyncHTTPTransport(
+            verify=context, limits=limits, proxy=way or None, socket_options=_KEEPALIVE, trust_env=False
+        )
+        # no timeout here: every call has its own deadline
+        headers = _HEADERS | _impersonation(chosen)
+        return httpx2.AsyncClient(
+            base_url=server, auth=auth, headers=headers, transport=transport, timeout=None, trust_env=False
+        )
+    except (ValueError, ImportError, httpx2.InvalidURL) as error:
+        raise _bad(chosen, "cluster: server, proxy-url", str(error), "URLs that can be used") from error
+
+
+def _extensions(chosen: Chosen) -> dict[str, str]:
+    """For httpcore: the name that the server's certificate must carry, where it is not the address's."""
+    name = chosen.cluster.get("tls-server-name")
+    return {"sni_hostname": name} if name else {}
+
+
+def _impersonation(chosen: Chosen) -> dict[str, str]:
+    """The headers of `kubectl --as`. Groups and extras need repeated headers and are refused, not dropped."""
+    if chosen.user.get("as-groups") or chosen.user.get("as-user-extra"):
+        raise _bad(chosen, "user: as-groups, as-user-extra", "set", "a user that needs no impersonation")
+    pairs = (("Impersonate-User", chosen.user.get("as")), ("Impersonate-Uid", chosen.user.get("as-uid")))
+    return {header: value for header, value in pairs if value}
+
+
+def _bad(chosen: Chosen, field: str, seen: str, wanted: str) -> BadSettings:
+    return BadSettings(f"kubeconfig {chosen.source}, context {chosen.name}", [Problem(field, seen, wanted)])

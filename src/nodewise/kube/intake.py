@@ -1,0 +1,78 @@
+"""From an object's JSON into a store, decoded as the slim type that somebody declared.
+
+An object that cannot be decoded counts as absent, is logged and counted, and stops nobody else: what the store
+holds is so a function of what the server holds, whatever the order in which we learnt of it.
+"""
+
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from nodewise.kube import watching
+from nodewise.kube.store import Key, Named, Store, Writer
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+T = TypeVar("T", bound=Named)
+
+_MOST_NAMED: Final = 100
+"""So many bad objects are named in the log; the rest are only counted."""
+
+
+class Intake(Generic[T]):
+    """Holds the writer of a store of `kind`."""
+
+    def __init__(self, kind: str, type_: type[T], meters: Meters) -> None:
+        self._kind = kind
+        self._decoder = msgspec.json.Decoder(type_)
+        self._meters = meters
+        self._writer: Writer[T] = Writer()
+        self._named: set[Key] = set()
+
+    @property
+    def store(self) -> Store[T]:
+        return self._writer.store
+
+    def restart(self) -> None:
+        """A list begins."""
+        self._writer.restart()
+
+    def add(self, data: msgspec.Raw) -> None:
+        """An object of the list."""
+        item = self._decoded(data)
+        if item is not None:
+            self._writer.add(item)
+
+    def swap(self) -> dict[Key, T]:
+        """The list is whole. The answer are the objects of before (`Writer.swap`)."""
+        before = self._writer.swap()
+        self._count()
+        return before
+
+    def take(self, frame: watching.Frame) -> None:
+        """A line of the watch."""
+        if frame.kind == "bookmark":
+            return
+        item = self._decoded(frame.object) if frame.kind == "put" else None
+        if item is None:
+            self._writer.remove(frame.key)
+        else:
+            self._writer.apply(item)
+        self._count()
+
+    def _count(self) -> None:
+        self._meters.set("kube_objects", len(self.store), kind=self._kind)
+
+    def _decoded(self, data: msgspec.Raw) -> T | None:
+        try:
+            return self._decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            self._note(watching.key_of(data), str(error))
+            return None
+
+    def _note(self, key: Key, error: str) -> None:
+        self._meters.count("kube_unreadable_total", kind=self._kind)
+        if key not in self._named and len(self._named) < _MOST_NAMED:
+            self._named.add(key)
+            namespace, name = key
+            logs.emit("object_unreadable", kind=self._kind, namespace=namespace, name=name, error=error)

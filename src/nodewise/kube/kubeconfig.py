@@ -1,0 +1,153 @@
+"""Kubeconfig files: which ones count, merged as kubectl does, and checked. Connects to nothing."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from nodewise.errors import BadSettings, Problem, shown
+
+ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a kubelet mounts a pod's service account."""
+
+_HOME: Final = "~/.kube/config"
+_NAMED: Final = {"clusters": "cluster", "contexts": "context", "users": "user"}
+_FILES: Final = {
+    "cluster": ("certificate-authority",),
+    "user": ("client-certificate", "client-key", "tokenFile"),
+}
+_REMEDY: Final = "give a kubeconfig with --kubeconfig, or set KUBECONFIG"
+
+
+class Chosen(NamedTuple):
+    """One context with its parts, as the file has them; `source` names the files, for messages."""
+
+    source: str
+    name: str
+    context: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    user: Mapping[str, Any]
+
+
+def is_inside(environ: Mapping[str, str], account: Path = ACCOUNT) -> bool:
+    """Whether this process runs in a pod with a service account."""
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (account / "token").is_file()
+
+
+def inside(environ: Mapping[str, str], account: Path = ACCOUNT) -> Chosen:
+    """The configuration of a pod: its service account, and the API server that the kubelet names."""
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    space = account / "namespace"
+    namespace = space.read_text().strip() if space.is_file() else ""
+    cluster = {"server": server, "certificate-authority": str(account / "ca.crt")}
+    user = {"tokenFile": str(account / "token")}
+    return Chosen("the service account", "in-cluster", {"namespace": namespace}, cluster, user)
+
+
+def choose(kubeconfig: str, context: str, environ: Mapping[str, str]) -> Chosen:
+    """The context to use; an empty name is the current-context. `BadSettings` names all that is wrong."""
+    paths = _paths(kubeconfig, environ)
+    source = os.pathsep.join(map(str, paths))
+    document = _merged(_read(path) for path in paths)
+    name = context or document.get("current-context") or ""
+    what = f"kubeconfig {source}"
+    if not name:
+        known = _known(document, "contexts")
+        raise BadSettings(
+            what, [Problem("current-context", "not set", known)], remedy="give one with --context"
+        )
+    found = _named(document, "contexts", name, what)
+    cluster = _named(document, "clusters", found.get("cluster") or "", what)
+    user = _named(document, "users", found["user"], what) if found.get("user") else {}
+    if not cluster.get("server"):
+        raise BadSettings(
+            what, [Problem(f"cluster {found['cluster']}: server", "not set", "https://host:port")]
+        )
+    return Chosen(source, name, found, cluster, user)
+
+
+def _paths(kubeconfig: str, environ: Mapping[str, str]) -> list[Path]:
+    """The files that count. Of $KUBECONFIG those that exist, as for kubectl; a file named outright must."""
+    if kubeconfig:
+        return [_existing(kubeconfig, "--kubeconfig")]
+    if listed := [part for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]:
+        there = [Path(part) for part in listed if Path(part).is_file()]
+        return there or [_existing(listed[0], "KUBECONFIG")]
+    return [_existing(_HOME, "kubeconfig")]
+
+
+def _existing(path: str, field: str) -> Path:
+    full = Path(path).expanduser()
+    if full.is_file():
+        return full
+    seen = f"{full} is a folder" if full.is_dir() else f"there is no file {full}"
+    raise BadSettings("no way to an API server", [Problem(field, seen, "a kubeconfig file")], remedy=_REMEDY)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """One file, with its relative paths made absolute: they are meant from the file's own folder."""
+    what = f"kubeconfig {path}"
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        seen = " ".join(str(error).split())
+        raise BadSettings(what, [Problem("", seen, "YAML of kind Config")], remedy=_REMEDY) from error
+    if not isinstance(document, dict):
+        raise BadSettings(what, [Problem("", shown(document), "YAML of kind Config")], remedy=_REMEDY)
+    for section, key in _NAMED.items():
+        document[section] = [
+            _entry(entry, key, what, path.parent) for entry in _list(document, section, what)
+        ]
+    return document
+
+
+def _list(document: Mapping[str, Any], section: str, what: str) -> list[Any]:
+    entries = document.get(section) or []
+    if isinstance(entries, list):
+        return entries
+    raise BadSettings(what, [Problem(section, shown(entries), "a list")])
+
+
+def _entry(entry: Any, key: str, what: str, folder: Path) -> dict[str, Any]:
+    """One named cluster, context or user, checked for its shape."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise BadSettings(what, [Problem(f"{key}s", shown(entry), "entries with a name")])
+    body = entry.get(key) or {}
+    if not isinstance(body, dict):
+        raise BadSettings(what, [Problem(f"{key} {entry['name']}", shown(body), "a mapping")])
+    changed: dict[str, Any] = {
+        field: str(folder / body[field]) for field in _FILES.get(key, ()) if body.get(field)
+    }
+    plugin = body.get("exec") if key == "user" else None
+    if isinstance(plugin, dict) and os.sep in str(plugin.get("command", "")):
+        # a bare name is looked for on the PATH, one with a slash beside the file (client-go v0.36 clientcmd)
+        changed["exec"] = {**plugin, "command": str(folder / plugin["command"])}
+    return {"name": entry["name"], key: {**body, **changed}}
+
+
+def _merged(documents: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Of several files the first to name a thing counts (client-go v0.36 clientcmd, the loading rules)."""
+    merged: dict[str, Any] = {section: [] for section in _NAMED} | {"current-context": ""}
+    for document in documents:
+        merged["current-context"] = merged["current-context"] or document.get("current-context")
+        for section in _NAMED:
+            known = {entry["name"] for entry in merged[section]}
+            merged[section] += [entry for entry in document[section] if entry["name"] not in known]
+    return merged
+
+
+def _named(document: Mapping[str, Any], section: str, name: str, what: str) -> Mapping[str, Any]:
+    key = _NAMED[section]
+    for entry in document[section]:
+        if entry["name"] == name:
+            found: Mapping[str, Any] = entry[key]
+            return found
+    raise BadSettings(what, [Problem(key, f"there is none named {name!r}", _known(document, section))])
+
+
+def _known(document: Mapping[str, Any], section: str) -> str:
+    names = [repr(entry["name"]) for entry in document[section]]
+    return f"one of {', '.join(names)}" if names else f"{section}, but the file has none"

@@ -1,0 +1,161 @@
+"""Keeps a store equal to what the API server holds of one kind: the runner around `watching`'s pure step."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from nodewise import clock as clocks
+from nodewise.clock import Clock
+from nodewise.errors import NodewiseError, Problem, Unavailable
+from nodewise.kube import watching
+from nodewise.kube.api import Api
+from nodewise.kube.intake import Intake
+from nodewise.kube.pace import Backoff
+from nodewise.kube.resources import Resource
+from nodewise.kube.store import Named, Store
+from nodewise.kube.watching import Listing, State, Watching
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+T = TypeVar("T", bound=Named)
+
+PAGE_S: Final = 60.0
+"""A page's deadline. A cold API server under load takes its time, and asking again would make it worse."""
+
+_AT_ONCE_S: Final = 1.0
+"""A watch that ends so soon and without a word was refused in all but name (client-go: VeryShortWatchError)."""
+
+
+class Target(NamedTuple, Generic[T]):
+    """What to reflect: a kind, as which slim type, of which namespace (empty: all), by which selectors."""
+
+    resource: Resource
+    type: type[T]
+    namespace: str = ""
+    selectors: Mapping[str, str] = {}
+    """`fieldSelector` and `labelSelector`, as the API takes them."""
+
+
+class Reflector(Generic[T]):
+    """Run one a kind, as a task that is cancelled at the end. It ends by itself only by a defect."""
+
+    def __init__(
+        self,
+        api: Api,
+        target: Target[T],
+        clock: Clock,
+        meters: Meters,
+        random: Callable[[], float],
+        backoff: Backoff = Backoff(),  # noqa: B008 - a value
+    ) -> None:
+        self._api = api
+        self._target = target
+        self._clock = clock
+        self._meters = meters
+        self._random = random
+        self._backoff = backoff
+        self._kind = target.resource.kind
+        self._path = target.resource.path(target.namespace)
+        self._intake = Intake(self._kind, target.type, meters)
+        self._state: State = Listing()
+        self._limit = watching.FIRST_LIMIT
+        self._failures = 0
+        self._failed_at_s = float("-inf")
+        self._contact_at_s = float("-inf")
+        self._trouble = ""
+        self._synced = asyncio.Event()
+
+    @property
+    def store(self) -> Store[T]:
+        return self._intake.store
+
+    @property
+    def synced(self) -> bool:
+        return self.store.synced
+
+    @property
+    def trouble(self) -> str:
+        """Why the store ages; empty while all is well."""
+        return self._trouble
+
+    def age_s(self) -> float:
+        """Since the server last said anything; infinite before. A quiet watch says something every minute."""
+        return self._clock.monotonic() - self._contact_at_s
+
+    async def until_synced(self) -> None:
+        """Wait for the first whole list."""
+        await self._synced.wait()
+
+    async def run(self) -> None:
+        """List, then watch, for ever; after a failure, from where it was."""
+        while True:
+            try:
+                await self._advance(self._state)
+            except NodewiseError as error:
+                self._state = watching.failed(self._state, error)
+                await self._wait(error)
+
+    async def _advance(self, state: State) -> None:
+        """One request: a page, or a watch till it ends."""
+        params = {**self._target.selectors, **watching.request(state, self._limit, self._random)}
+        if isinstance(state, Listing):
+            await self._list(state, params)
+        else:
+            await self._watch(params)
+
+    async def _list(self, state: Listing, params: Mapping[str, str]) -> None:
+        if not state.token:
+            self._meters.count("kube_lists_total", kind=self._kind, reason=state.reason)
+        body = await self._api.get(self._path, params, timeout_s=PAGE_S)
+        self._heard()
+        after, page = watching.page(state, body)
+        self._limit = watching.next_limit(self._limit, len(page.items), len(body))
+        if page.is_first:
+            self._intake.restart()
+        async for item in clocks.paced(page.items):
+            self._intake.add(item)
+        self._state = after
+        if page.is_last:
+            before = self._intake.swap()
+            self._synced.set()
+            async for _ in clocks.paced(range(len(before))):
+                before.popitem()
+
+    async def _watch(self, params: Mapping[str, str]) -> None:
+        began_s = self._clock.monotonic()
+        said_nothing = True
+        async with aclosing(self._api.watch(self._path, params)) as lines:
+            async for line in lines:
+                said_nothing = False
+                self._heard()
+                self._step(line)
+        if said_nothing and self._clock.monotonic() - began_s < _AT_ONCE_S:
+            raise Unavailable(f"watch {self._path}", [Problem("", "it ended at once", "")])
+        self._heard()
+
+    def _step(self, line: bytes) -> None:
+        if isinstance(self._state, Watching):
+            self._state, frame = watching.line(self._state, line)
+            self._intake.take(frame)
+
+    def _heard(self) -> None:
+        """The server said something."""
+        self._contact_at_s = self._clock.monotonic()
+        self._meters.set("kube_contact_timestamp_seconds", self._clock.now(), kind=self._kind)
+        if self._trouble:
+            self._trouble = ""
+            logs.emit("kube_back", kind=self._kind)
+
+    async def _wait(self, error: NodewiseError) -> None:
+        """Before another try: longer with each failure, as long as the server asks; told once."""
+        now_s = self._clock.monotonic()
+        recent = now_s - self._failed_at_s < self._backoff.reset_s
+        self._failures = self._failures + 1 if recent else 1
+        asked_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
+        delay_s = self._backoff.delay_s(self._failures, self._random, asked_s)
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            logs.emit("kube_lost", kind=self._kind, error=self._trouble, again_in_s=round(delay_s, 1))
+        await self._clock.sleep(delay_s)
+        self._failed_at_s = self._clock.monotonic()

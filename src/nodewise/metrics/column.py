@@ -1,0 +1,59 @@
+"""A series laid out by node number, for arithmetic over all nodes at once."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.metrics.index import NodeIndex
+from nodewise.metrics.series import Series, State
+
+_INT64: Final = 2**63 - 1
+
+Values = NDArray[np.int64] | NDArray[np.object_]
+States = NDArray[np.uint8]
+
+
+class Column(NamedTuple):
+    """Arrays by node number, one entry longer than the index (see `metrics.index`)."""
+
+    values: Values
+    """Nano-units; int64 where every value fits, else Python integers, so comparisons are always exact."""
+    times: NDArray[np.float64]
+    """Seconds since 1970; NaN where the age is unknown, -inf where there is no value."""
+    given: States
+    """`State` before any question of age: FRESH, MISSING or INVALID."""
+
+    def states(self, now: float, max_age_s: float) -> States:
+        """The state of each value at `now`: one older than `max_age_s` is STALE. An unknown age is fresh."""
+        old = now - self.times > max_age_s
+        return np.where(old & (self.given == State.FRESH), np.uint8(State.STALE), self.given)
+
+    def ages_s(self, now: float) -> NDArray[np.float64]:
+        """Seconds since each value was measured, never negative; NaN where unknown."""
+        ages: NDArray[np.float64] = np.where(np.isfinite(self.times), np.maximum(now - self.times, 0.0), np.nan)
+        return ages
+
+
+def empty(index: NodeIndex) -> Column:
+    """The column of a metric nobody has values of: every node is MISSING."""
+    size = len(index) + 1
+    return Column(
+        np.zeros(size, np.int64), np.full(size, -np.inf), np.full(size, np.uint8(State.MISSING), np.uint8)
+    )
+
+
+def lay_out(series: Series, index: NodeIndex) -> Column:
+    """The column of a series. Samples of nodes that the index does not have are left out."""
+    known = [(node, sample) for node, sample in series.samples.items() if node in index]
+    column = empty(index)
+    numbers = index.numbers([node for node, _ in known])
+    exact = [sample.value for _, sample in known]
+    fits = all(-_INT64 <= value <= _INT64 for value in exact)
+    values: Values = column.values if fits else column.values.astype(object)
+    values[numbers] = np.array(exact, np.int64 if fits else object)
+    column.times[numbers] = [np.nan if sample.at is None else sample.at for _, sample in known]
+    column.given[numbers] = State.FRESH
+    bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
+    column.given[bad] = State.INVALID
+    return column._replace(values=values)

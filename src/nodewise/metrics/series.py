@@ -1,0 +1,56 @@
+"""One metric as a source gave it: a value for each node, with its time, window and origin."""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+
+class State(IntEnum):
+    """What a value is worth. Only FRESH values break or keep a rule."""
+
+    FRESH = 0
+    STALE = 1
+    """Older than the rule's max age."""
+    MISSING = 2
+    """The source gave no value for this node."""
+    INVALID = 3
+    """The source gave something that is no quantity."""
+
+
+class Sample(NamedTuple):
+    """One node's value: exact nano-units, when it was measured, and over which window."""
+
+    value: int
+    at: float | None
+    """Seconds since 1970; None where the source cannot tell, which counts as just measured."""
+    window_s: float = 60.0
+
+
+class Series(msgspec.Struct, frozen=True):
+    """One metric from one source."""
+
+    metric: str
+    source: str
+    fetched_at: float
+    """Seconds since 1970 by our own clock."""
+    samples: dict[str, Sample]
+    """By node name."""
+    invalid: dict[str, str] = {}
+    """Node name -> what the source gave instead of a quantity, as an error shows it."""
+
+
+def newer(old: Series | None, new: Series) -> Series:
+    """The series to keep: exactly the nodes of `new`, each with the newer of its two samples.
+
+    A node that the new answer lacks is gone. A source with several replicas may answer with an older sample
+    than it gave before; the newer one stays.
+    """
+    if old is None or old.source != new.source:
+        return new
+    late = {
+        node: old.samples[node]
+        for node, sample in new.samples.items()
+        if node in old.samples and (old.samples[node].at or 0.0) > (sample.at or float("inf"))
+    }
+    return msgspec.structs.replace(new, samples=new.samples | late) if late else new

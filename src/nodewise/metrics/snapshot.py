@@ -1,0 +1,37 @@
+"""All metrics as they are known at one moment. Immutable: a refresh makes a new one."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from nodewise.metrics.series import Series, newer
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The newest series of each metric, and what came of asking."""
+
+    series: Mapping[str, Series] = {}
+    """By metric name; a metric that was never fetched with success is not in here."""
+    failures: Mapping[str, str] = {}
+    """By metric name: why the last fetch failed. The last good series, if any, stays and grows old."""
+
+    def was_asked(self, metric: str) -> bool:
+        """Whether a source answered about the metric at all, be it with an error."""
+        return metric in self.series or metric in self.failures
+
+    def with_series(self, series: Series) -> "Snapshot":
+        kept = newer(self.series.get(series.metric), series)
+        failures = {name: why for name, why in self.failures.items() if name != series.metric}
+        return Snapshot({**self.series, series.metric: kept}, failures)
+
+    def with_failure(self, metric: str, why: str) -> "Snapshot":
+        return Snapshot(self.series, {**self.failures, metric: why})
+
+    def only(self, metrics: frozenset[str]) -> "Snapshot":
+        """Without the metrics that nobody names any more."""
+        if metrics >= self.series.keys() | self.failures.keys():
+            return self
+        return Snapshot(
+            {name: series for name, series in self.series.items() if name in metrics},
+            {name: why for name, why in self.failures.items() if name in metrics},
+        )

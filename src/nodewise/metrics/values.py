@@ -1,0 +1,101 @@
+"""MetricValueList, the wire form of custom.metrics.k8s.io (v1beta1 and v1beta2), read into a series.
+
+One bad value spoils its own node only. Sources: k8s.io/metrics v0.36 `pkg/apis/custom_metrics`.
+"""
+
+from collections.abc import Generator, Iterable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from nodewise import clock, quantity
+from nodewise.errors import BadInput, Problem, shown
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.source import Want
+
+
+class _Object(msgspec.Struct):
+    name: str = ""
+    kind: str = ""
+
+
+class _Metric(msgspec.Struct):
+    name: str = ""
+
+
+class Item(msgspec.Struct):
+    """One measured object. v1beta1 has `metricName` and `window`, v1beta2 `metric.name` and `windowSeconds`."""
+
+    describedObject: _Object = _Object()  # noqa: N815
+    value: Any = None
+    timestamp: str | None = None
+    metricName: str = ""  # noqa: N815
+    metric: _Metric = _Metric()
+    windowSeconds: float | None = None  # noqa: N815
+    window: float | None = None
+
+    @property
+    def metric_name(self) -> str:
+        return self.metric.name or self.metricName
+
+
+class _List(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
+_decode_list = msgspec.json.Decoder(_List).decode
+_decode_item = msgspec.json.Decoder(Item).decode
+
+
+def items(body: bytes) -> Generator[Item | Problem, None, None]:
+    """The items of a MetricValueList, one at a time; a Problem in place of one that cannot be read.
+
+    `BadInput` if the body is no such list.
+    """
+    try:
+        listed = _decode_list(body).items or ()
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadInput("metric answer", [Problem("", str(error), "a MetricValueList")]) from error
+    for number, raw in enumerate(listed):
+        try:
+            yield _decode_item(raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            yield Problem(f"items[{number}]", str(error), "a MetricValue")
+
+
+Entry = tuple[str, Sample | str]
+"""A node's name with its sample, or with what the source gave instead of one."""
+
+
+def entries(found: Iterable[Item | Problem]) -> Generator[Entry, None, None]:
+    """What each item says of its node. An item that cannot be read at all names no node and says nothing."""
+    for item in found:
+        if isinstance(item, Problem):
+            continue
+        try:
+            yield item.describedObject.name, read_sample(item)
+        except ValueError as error:
+            yield item.describedObject.name, str(error)
+
+
+def collect(want: Want, source: str, fetched_at: float, found: Iterable[Entry]) -> Series:
+    """The series of these entries. Of two for one node the last wins, as in the older system."""
+    last = dict(found)
+    samples = {node: sample for node, sample in last.items() if isinstance(sample, Sample)}
+    invalid = {node: why for node, why in last.items() if isinstance(why, str)}
+    return Series(want.metric, source, fetched_at, samples, invalid)
+
+
+def read_sample(item: Item) -> Sample:
+    """The sample of an item. ValueError if its value is no quantity; a value of null is none, never zero."""
+    value = item.value
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{shown(value)} is not {quantity.WANTED}")  # noqa: TRY004 - one kind for the caller
+    window_s = item.windowSeconds if item.windowSeconds is not None else item.window
+    return Sample(quantity.parse(str(value)), _time(item.timestamp), 60.0 if window_s is None else window_s)
+
+
+@lru_cache(maxsize=4096)
+def _time(text: str | None) -> float | None:
+    return clock.parse_rfc3339(text) if text else None

@@ -1,0 +1,42 @@
+"""The admin port: is the process alive, is it ready, what does it count. Plain HTTP, loopback unless told."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from nodewise.observe.meters import CONTENT_TYPE, Meters
+from nodewise.serve.answers import Asgi
+from nodewise.serve.application import Request, Response, Route
+from nodewise.serve.options import AdminOptions, ServeOptions
+from nodewise.serve.server import Server
+
+
+def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: Meters) -> list[Route]:
+    """/healthz, /readyz and /metrics. `waiting_for` names what is missing for readiness; empty means ready."""
+
+    def healthz(_request: Request) -> Response:
+        return Response(200, b'{"alive": true}\n')
+
+    def readyz(_request: Request) -> Response:
+        missing = list(waiting_for())
+        body = {"ready": not missing, "waiting_for": missing}
+        return Response(503 if missing else 200, msgspec.json.encode(body) + b"\n")
+
+    def metrics(_request: Request) -> Response:
+        return Response(200, meters.exposition(), CONTENT_TYPE)
+
+    return [
+        Route("GET", "/healthz", healthz),
+        Route("GET", "/readyz", readyz),
+        Route("GET", "/metrics", metrics),
+    ]
+
+
+def admin_server(app: Asgi, options: AdminOptions, meters: Meters) -> Server:
+    """A server of its own for these routes. Whoever names an address beyond loopback has chosen it: a kubelet's
+    probes come from outside the pod, and nothing here shows more than counts."""
+    address = options.health_address
+    served = ServeOptions(
+        address=address, port=options.health_port, unsafe=True, unsafe_address=address, max_body_bytes=65536
+    )
+    return Server(app, served, meters)

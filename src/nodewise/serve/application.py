@@ -1,0 +1,219 @@
+"""Routes made into one ASGI callable: which handler, which limits, what happens when it fails.
+
+The hot path is short on purpose: a table look-up, the body as one `bytes`, a plain function call, one answer.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl
+
+from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable, shown
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+from nodewise.serve import answers
+from nodewise.serve.answers import Receive, Response, Scope, Send, TooLarge, problem
+
+__all__ = ["Application", "Handler", "Request", "Response", "Route", "problem"]
+
+_NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
+_JSON: Final = "application/json"
+
+
+class Request(NamedTuple):
+    """What a handler gets. `path` is decoded, `query` keeps the last of equal names, `peer` is host:port."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: bytes
+    content_type: str
+    peer: str
+
+
+Handler = Callable[[Request], Response | Awaitable[Response]]
+
+
+class Route(NamedTuple):
+    """One method of one path.
+
+    At most `max_concurrent` requests whose body has `large_bytes` or more are under way at once, from their header
+    to the end of their answer; a further one is answered 503 before its body is read. None: any number.
+    A GET route answers HEAD as well.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    max_concurrent: int | None = None
+    large_bytes: int = 0
+
+
+class _Gone(Exception):  # noqa: N818 - no error: the client left in the middle of its own request
+    pass
+
+
+class _Place:
+    """A route, and how many of its large requests are under way."""
+
+    __slots__ = ("large", "route")
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self.large = 0
+
+
+class _Visit:
+    """One request at its place; `weigh` counts it in as soon as it is known to be large."""
+
+    __slots__ = ("_counted", "_place")
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+        self._counted = False
+
+    def weigh(self, body_bytes: int) -> None:
+        route = self._place.route
+        if self._counted or route.max_concurrent is None or body_bytes < route.large_bytes:
+            return
+        if self._place.large >= route.max_concurrent:
+            raise Unavailable(f"{route.path} is busy with {self._place.large} requests", retry_after_s=1.0)
+        self._place.large += 1
+        self._counted = True
+
+    def end(self) -> None:
+        if self._counted:
+            self._place.large -= 1
+
+
+class _Head(NamedTuple):
+    length: int | None  # None: a chunked body
+    content_type: str | None
+
+
+def _head(scope: Scope) -> _Head:
+    length = content_type = None
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            length = int(value)
+        elif name == b"content-type":
+            content_type = value.decode("latin-1")
+    return _Head(length, content_type)
+
+
+def _peer(scope: Scope) -> str:
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client else ""
+
+
+def _check_json(content_type: str | None) -> None:
+    """BadInput unless it is JSON; parameters such as charset do not matter."""
+    if content_type is None:
+        raise BadInput("the request cannot be read", [Problem("Content-Type", "missing", _JSON)])
+    if content_type.partition(";")[0].strip().lower() != _JSON:
+        raise BadInput("the request cannot be read", [Problem("Content-Type", shown(content_type), _JSON)])
+
+
+class Application:
+    """A raw ASGI callable around routes.
+
+    404 for an unknown path, 405 for a wrong method, 400 for a POST that is not JSON, 413 for a body over
+    `max_body_bytes` (before it is read where its length is declared), 503 over a route's limit, the kind's status
+    for a NodewiseError of the handler, 500 for any other exception; each with a JSON body, and the connection goes
+    on. ValueError for two routes of one path and method.
+    """
+
+    def __init__(self, routes: Sequence[Route], meters: Meters, *, max_body_bytes: int) -> None:
+        self._meters = meters
+        self._max_body_bytes = max_body_bytes
+        self._places: dict[str, dict[str, _Place]] = {}
+        for route in routes:
+            methods = self._places.setdefault(route.path, {})
+            if route.method in methods:
+                raise ValueError(f"two routes for {route.method} {route.path}")
+            methods[route.method] = _Place(route)
+        for methods in self._places.values():
+            if "GET" in methods:
+                methods.setdefault("HEAD", methods["GET"])
+
+    async def __call__(self, scope: Scope, receive: Receive, to: Send) -> None:
+        methods = self._places.get(scope["path"])
+        place = methods.get(scope["method"]) if methods else None
+        if place is None:
+            response = self._misdirected(scope)
+            await answers.send(response, to)
+            route = scope["path"] if methods else "other"
+        else:
+            visit = _Visit(place)
+            try:
+                response = await self._answer(visit, place.route, scope, receive)
+                await answers.send(response, to)
+            except _Gone:
+                return
+            finally:
+                visit.end()
+            route = place.route.path
+        self._meters.count("requests_total", route=route, status=str(response.status))
+
+    def _misdirected(self, scope: Scope) -> Response:
+        methods = self._places.get(scope["path"])
+        if methods is None:
+            served = ", ".join(sorted(self._places))
+            return answers.refusal(404, Problem("path", shown(scope["path"]), f"one of {served}"))
+        allowed = ", ".join(sorted(methods))
+        return answers.refusal(405, Problem("method", scope["method"], allowed), [("Allow", allowed)])
+
+    async def _answer(self, visit: _Visit, route: Route, scope: Scope, receive: Receive) -> Response:
+        try:
+            request = await self._read(visit, scope, receive)
+            began = time.perf_counter()
+            response = route.handler(request)
+            if not isinstance(response, Response):
+                response = await response
+        except NodewiseError as error:
+            return problem(error)
+        except _Gone:
+            raise
+        except Exception:  # noqa: BLE001 - whatever a handler does, the client gets an answer and the rest lives
+            logs.emit("request_failed", route=route.path, peer=_peer(scope), exc_info=True)
+            return problem(NodewiseError("this is a defect of ours; the server's log says more"))
+        self._meters.observe("request_seconds", time.perf_counter() - began, route=route.path)
+        return response
+
+    async def _read(self, visit: _Visit, scope: Scope, receive: Receive) -> Request:
+        head = _head(scope)
+        if scope["method"] == "POST":
+            _check_json(head.content_type)
+        if head.length is not None:
+            self._check_length("Content-Length", head.length)
+        visit.weigh(head.length or 0)
+        query = scope["query_string"]
+        return Request(
+            scope["method"],
+            scope["path"],
+            dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else _NO_QUERY,
+            await self._body(visit, receive),
+            head.content_type or "",
+            _peer(scope),
+        )
+
+    def _check_length(self, field: str, length: int) -> None:
+        if length > self._max_body_bytes:
+            found = Problem(field, f"{length} bytes", f"at most {self._max_body_bytes}")
+            raise TooLarge("the body is too large", [found])
+
+    async def _body(self, visit: _Visit, receive: Receive) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message["body"]
+            size += len(part)
+            self._check_length("body", size)
+            visit.weigh(size)
+            if not message["more_body"]:
+                return b"".join((*parts, part)) if parts else part
+            parts.append(part)

@@ -1,0 +1,100 @@
+"""Why a connection was refused, or ended by us before its time: the table, the count, the log line.
+
+A client whose handshake fails sees little more than a closed connection, so the reason has to stand on our side.
+"""
+
+import ssl
+from typing import Final
+
+from nodewise.clock import Clock
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+REASONS: Final[dict[str, str]] = {
+    # between accept and the end of the handshake
+    "no_certificate": "The client sent no certificate: give kube-scheduler tlsConfig.certFile and keyFile.",
+    "unknown_ca": "The client's certificate does not come from the client CA.",
+    "expired": "The client's certificate, or its CA's, is expired or not valid yet.",
+    "purpose": "The client's certificate is not for client authentication (extended key usage clientAuth).",
+    "protocol_version": "The client offers no TLS 1.2 or later.",
+    "cipher": "The client offers no cipher suite that we serve (AES-256-GCM with ECDHE).",
+    "alpn": "The client offers protocols, but not http/1.1.",
+    "distrusted": "The client refused our certificate: its CA or the name in it is not what the client expects.",
+    "plain_http": "The client speaks HTTP to a port that serves HTTPS: write https:// in its configuration.",
+    "handshake_deadline": "The client did not finish the TLS handshake in time.",
+    "handshake": "The TLS handshake failed.",
+    "closed_early": "The client left before the handshake was over; a TCP probe does that.",
+    "too_many": "More connections than max_connections or max_handshakes.",
+    # the certificate is genuine, but
+    "client_name": "The client's certificate bears no name of client_names.",
+    "ca_certificate": "The client presents a CA certificate and refuse_ca_client is set.",
+    "client_ca_changed": "The client's certificate does not come from the new client CA.",
+    # after it
+    "bad_request": "What the client sent is not HTTP/1.1.",
+    "header_size": "The request header is longer than header_bytes.",
+    "header_deadline": "The request header was not complete within header_s.",
+    "body_deadline": "The request body stopped for body_idle_s, or took longer than body_s.",
+    "answer_deadline": "The client did not read its answer within answer_s.",
+    "pipelined": "The client sent more requests ahead than max_pipelined.",
+}
+
+# What anybody's port scan or health probe does all day is counted, not logged.
+_SILENT: Final = frozenset({"closed_early"})
+
+_SSL_REASONS: Final[dict[str, str]] = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
+    "UNSUPPORTED_PROTOCOL": "protocol_version",
+    "VERSION_TOO_LOW": "protocol_version",
+    "NO_SHARED_CIPHER": "cipher",
+    "NO_APPLICATION_PROTOCOL": "alpn",
+}
+
+# X509_V_ERR_… of OpenSSL; what is not here is an unknown issuer in one of its many forms.
+_VERIFY_CODES: Final[dict[int, str]] = {9: "expired", 10: "expired", 26: "purpose"}
+
+LOG_EVERY_S: Final = 10.0
+
+
+class NotOffered(ssl.SSLError):
+    """The client offers application protocols, and http/1.1 is not among them."""
+
+
+def reason_of(error: OSError) -> str:
+    """The row of REASONS for what a handshake ended with."""
+    if isinstance(error, NotOffered):
+        return "alpn"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _VERIFY_CODES.get(error.verify_code, "unknown_ca")
+    if isinstance(error, ssl.SSLError):
+        text = error.reason or ""
+        return _SSL_REASONS.get(text, "distrusted" if "_ALERT_" in text else "handshake")
+    return (
+        "handshake_deadline" if isinstance(error, (ConnectionAbortedError, TimeoutError)) else "closed_early"
+    )
+
+
+class Endings:
+    """Counts each ending; logs the first of a reason at once, then one line a reason in `LOG_EVERY_S`."""
+
+    def __init__(self, meters: Meters, clock: Clock) -> None:
+        self._meters = meters
+        self._clock = clock
+        self._next_s: dict[str, float] = {}
+        self._unlogged: dict[str, int] = {}
+
+    def note(self, reason: str, peer: str, detail: str = "") -> None:
+        """`peer` is host:port. KeyError for a reason that is not in REASONS."""
+        remedy = REASONS[reason]
+        self._meters.count("connections_ended_total", reason=reason)
+        if reason in _SILENT:
+            return
+        now_s = self._clock.monotonic()
+        if now_s < self._next_s.get(reason, now_s):
+            self._unlogged[reason] += 1
+            return
+        self._next_s[reason] = now_s + LOG_EVERY_S
+        unlogged = self._unlogged.get(reason, 0)
+        self._unlogged[reason] = 0
+        logs.emit(
+            "connection_ended", reason=reason, peer=peer, detail=detail, remedy=remedy, unlogged=unlogged
+        )

@@ -1,0 +1,207 @@
+"""Our own listening socket: accepts, looks at the first byte, and starts TLS or answers plain HTTP.
+
+uvicorn would leave all of this to the event loop, which has no deadline for a client that sends nothing, tells
+nobody why a handshake failed, and uses one TLS context for ever.
+"""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from nodewise.errors import BadSettings, Problem
+from nodewise.observe import logs
+from nodewise.serve import endings, hello
+from nodewise.serve.endings import Endings
+from nodewise.serve.options import ServeOptions
+from nodewise.serve.tls import Tls
+
+_BACKLOG: Final = 1024
+_AT_ONCE: Final = 64  # accepted in one step of the event loop
+_TLS_HANDSHAKE: Final = b"\x16"  # first byte of a TLS connection; no HTTP method begins with it
+_OUT_OF: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_REST_S: Final = 0.2  # pause of accepting while the machine has no file descriptor to give
+_PLAIN: Final = (
+    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
+    b"Client sent an HTTP request to an HTTPS server.\n"
+)
+
+
+async def bound(options: ServeOptions) -> socket.socket:
+    """A listening socket. BadSettings names the port or the address that cannot be used."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, OverflowError) as error:
+        problem = Problem("address", f"{options.host}: {error}", "an address of this machine")
+        raise BadSettings("the port cannot be opened", [problem]) from error
+    family, kind, protocol, _, where = found[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listening.bind(where)
+        listening.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise BadSettings("the port cannot be opened", [_unusable(options, error)]) from error
+    return listening
+
+
+def _unusable(options: ServeOptions, error: Exception) -> Problem:
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        return Problem("port", f"{options.port} is in use on {options.host}", "a free port, or 0 for any")
+    if number == errno.EADDRNOTAVAIL:
+        return Problem(
+            "address", f"{options.host} is not an address of this machine", "one that is, or 0.0.0.0"
+        )
+    if number == errno.EACCES:
+        return Problem("port", f"{options.port} needs privileges", "a port from 1024 on")
+    return Problem("port", f"{options.port}: {error}", "0 to 65535")
+
+
+class Listener:
+    """Accepts on a socket and makes a protocol of each connection that gets through its handshake.
+
+    `tls` None serves plain HTTP. `established` says how many connections are past the handshake. The socket is
+    the listener's: `stop` closes it.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        options: ServeOptions,
+        tls: Tls | None,
+        noted: Endings,
+        established: Callable[[], int],
+    ) -> None:
+        self._socket = listening
+        self._protocol = protocol
+        self._options = options
+        self._tls = tls
+        self._noted = noted
+        self._established = established
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._resting: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Accept from now on."""
+        self._resting = None
+        self._loop.add_reader(self._socket, self._accept)
+
+    async def stop(self) -> None:
+        """Accept no more, give up handshakes under way."""
+        if self._resting is not None:
+            self._resting.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        handshakes = list(self._handshakes)
+        for task in handshakes:
+            task.cancel()
+        await asyncio.gather(*handshakes, return_exceptions=True)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, where = self._socket.accept()
+            except OSError as error:
+                if error.errno in _OUT_OF:
+                    self._rest(error)
+                return  # nobody else waits, or the client left already
+            peer = f"{where[0]}:{where[1]}"
+            if self._is_full():
+                accepted.close()
+                self._noted.note("too_many", peer)
+                continue
+            task = self._loop.create_task(self._welcome(accepted, peer))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    def _is_full(self) -> bool:
+        waiting = len(self._handshakes)
+        return (
+            waiting >= self._options.max_handshakes
+            or waiting + self._established() >= self._options.max_connections
+        )
+
+    def _rest(self, error: OSError) -> None:
+        """Without a pause the loop would spin: the socket stays readable."""
+        logs.emit("accept_failed", error=str(error))
+        self._loop.remove_reader(self._socket)
+        self._resting = self._loop.call_later(_REST_S, self.start)
+
+    async def _welcome(self, accepted: socket.socket, peer: str) -> None:
+        """One connection, up to where its protocol takes over. Never raises but when cancelled."""
+        accepted.setblocking(False)
+        try:
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._protocol, accepted)
+            else:
+                await self._secure(accepted, peer, self._tls)
+        except OSError as error:
+            self._noted.note(endings.reason_of(error), peer, str(error))
+
+    async def _secure(self, accepted: socket.socket, peer: str, tls: Tls) -> None:
+        deadline = self._loop.time() + self._options.handshake_s
+        if not await self._speaks_tls(accepted, peer):
+            return
+        # The transport closes its socket when the handshake fails, before we hear of it; the copy still can speak.
+        with accepted.dup() as copy:
+            try:
+                await self._loop.connect_accepted_socket(
+                    self._protocol,
+                    accepted,
+                    ssl=tls.context,
+                    ssl_handshake_timeout=max(0.001, deadline - self._loop.time()),
+                    ssl_shutdown_timeout=self._options.answer_s,
+                )
+            except hello.Failed as failed:
+                self._noted.note(endings.reason_of(failed.cause), peer, str(failed.cause))
+                _tell(copy, failed.alert)
+
+    async def _speaks_tls(self, accepted: socket.socket, peer: str) -> bool:
+        """Whether the first byte begins a handshake; if not, the connection is answered and closed."""
+        speaks = False
+        try:
+            first = await self._first_byte(accepted)
+            speaks = first[:1] == _TLS_HANDSHAKE
+            if not first:
+                self._noted.note("closed_early", peer)
+            elif not speaks:
+                self._noted.note("plain_http", peer)
+                _tell(accepted, _PLAIN)
+        finally:
+            if not speaks:
+                accepted.close()
+        return speaks
+
+    async def _first_byte(self, accepted: socket.socket) -> bytes:
+        """Look at the first byte without taking it: TimeoutError when there is none within the deadline."""
+        with contextlib.suppress(BlockingIOError):
+            return accepted.recv(1, socket.MSG_PEEK)
+        readable = self._loop.create_future()
+        self._loop.add_reader(accepted, lambda: readable.done() or readable.set_result(None))
+        try:
+            async with asyncio.timeout(self._options.handshake_s):
+                await readable
+        finally:
+            self._loop.remove_reader(accepted)
+        return accepted.recv(1, socket.MSG_PEEK)
+
+
+def _tell(connection: socket.socket, last_words: bytes) -> None:
+    """Send a few bytes and end our side; what the client sent is taken first, or the close would cut them off."""
+    with contextlib.suppress(OSError):
+        connection.recv(65536)
+    with contextlib.suppress(OSError):
+        connection.send(last_words)
+        connection.shutdown(socket.SHUT_WR)

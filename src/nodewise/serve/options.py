@@ -1,0 +1,112 @@
+"""The settings of a server. They hold for every port that we open."""
+
+import ipaddress
+
+import msgspec
+
+
+def is_loopback(address: str) -> bool:
+    """Is only this machine able to reach the address?"""
+    if address == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how requests are served."""
+
+    address: str = ""
+    """Address or host name to listen on. Empty, the default: every IPv4 address (0.0.0.0) with TLS, loopback
+    (127.0.0.1) without, so that leaving TLS off never opens a port to the network by itself. `::` listens on
+    every address of both families."""
+
+    port: int = 9001
+    """TCP port; 0 picks a free one. 9001 is what Telemetry Aware Scheduling's deployments name."""
+
+    cert: str = ""
+    """Path of the serving certificate, PEM, the chain after it. Read again within `reload_s` of a change."""
+
+    key: str = ""
+    """Path of the certificate's private key, PEM, without a pass phrase. Read again with the certificate."""
+
+    client_ca: str = ""
+    """Path of the PEM bundle that client certificates must come from. A certificate in it is trusted as it is,
+    self-signed or not, as the Go programs do. Read again on a change; open connections whose certificate does
+    not come from the new bundle are closed."""
+
+    client_names: tuple[str, ...] = ()
+    """Who may call: common names or subject alternative names, compared exactly, one match is enough. Empty, the
+    default: any certificate of the client CA, because kube-scheduler's name differs from cluster to cluster."""
+
+    refuse_ca_client: bool = False
+    """Refuse a client whose certificate is a CA's. Off by default, because Telemetry Aware Scheduling's guide
+    had kube-scheduler present the cluster CA itself; then such a client is served with a warning."""
+
+    unsafe: bool = False
+    """Serve plain HTTP: anybody who reaches the port is obeyed. Off by default."""
+
+    unsafe_address: str = ""
+    """The address that plain HTTP may be served on beyond loopback; must name `address` exactly. Empty: none."""
+
+    max_body_bytes: int = 256 * 2**20
+    """Longest request body, bytes. 256 MiB is five times a filter call with 5,000 whole nodes."""
+
+    handshake_s: float = 5.0
+    """From the accepted connection to the end of the TLS handshake, seconds; also for a client that sends nothing.
+    5 s as Telemetry Aware Scheduling had it."""
+
+    header_s: float = 5.0
+    """From the open connection, or from the first byte of a following request, to the end of the header, seconds."""
+
+    header_bytes: int = 8192
+    """Longest request line and header together, bytes. kube-scheduler sends less than 300."""
+
+    body_idle_s: float = 10.0
+    """Longest silence in the middle of a body, seconds. A sender that is alive sends something within it even
+    after a lost packet or two."""
+
+    body_s: float = 60.0
+    """Longest time for a body in all, seconds. It bounds those who drip a byte now and then, and nobody waits for
+    the answer that long: kube-scheduler's own limit for a call is 5 s unless somebody raised it."""
+
+    answer_s: float = 30.0
+    """Longest time for a client to take what we have written, seconds, while the buffer is full: an answer that
+    nobody reads is not kept in memory."""
+
+    keep_alive_s: float = 120.0
+    """How long an idle connection stays open, seconds. Above the 90 s after which Go's client closes it, so that
+    the client is the one who closes and no request meets a connection that is going away."""
+
+    max_connections: int = 512
+    """Most connections served at once; a newer one is closed. With `max_handshakes` it stays below 1024, the usual
+    limit of open files."""
+
+    max_handshakes: int = 256
+    """Most connections between accept and the end of the handshake; a newer one is closed. Counted apart, so that
+    who has no certificate cannot take the place of those who have."""
+
+    max_pipelined: int = 16
+    """Most requests sent ahead on a connection before the one under way is answered. Go's client sends none."""
+
+    reload_s: float = 1.0
+    """How often the certificate files are looked at, seconds. Mounted Secrets change by a swapped symbolic link,
+    which file watches of the kernel miss."""
+
+    @property
+    def host(self) -> str:
+        """The address to bind."""
+        return self.address or ("127.0.0.1" if self.unsafe else "0.0.0.0")  # noqa: S104 - the default is to serve
+
+
+class AdminOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where health, readiness and metrics are served, in plain HTTP."""
+
+    health_address: str = "127.0.0.1"
+    """Address to listen on. Loopback by default; a kubelet that probes the pod needs the pod's address or
+    0.0.0.0."""
+
+    health_port: int = 9002
+    """TCP port; 0 picks a free one and logs it."""

@@ -1,0 +1,267 @@
+"""One connection: uvicorn's HTTP/1.1 on httptools, with the limits and deadlines that it leaves out.
+
+A connection is always in one of three phases. HEADER: something of a request came in, not all of its header.
+BODY: the header is complete, the body is not. QUIET: between requests, or one is being answered. HEADER and BODY
+have a deadline; between requests uvicorn's keep-alive holds. A request that comes in with one read, as
+kube-scheduler's do, never arms a timer.
+"""
+
+import asyncio
+import enum
+import logging
+from typing import Final, Protocol, cast
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from nodewise.errors import Problem, shown
+from nodewise.serve import answers
+from nodewise.serve.answers import Response
+from nodewise.serve.endings import Endings
+from nodewise.serve.options import ServeOptions
+
+_LINGER_S: Final = 1.0  # for a client to say goodbye when we close; then its connection is dropped
+_OVERHEAD_BYTES: Final = 65536  # of chunk extensions and trailers between two pieces of a body
+
+# What uvicorn would log here is answered, counted and logged by us; only a cancelled answer would be left.
+_MUTE: Final = logging.getLogger("nodewise.serve.protocol")
+_MUTE.disabled = True
+
+
+class Phase(enum.Enum):
+    """What of a request is still to come."""
+
+    HEADER = "header"
+    BODY = "body"
+    QUIET = "quiet"
+
+
+class Examiner(Protocol):
+    """Decides on a connection when it opens: None to serve it, else what to answer it."""
+
+    def examine(self, transport: asyncio.BaseTransport, der: bytes, peer: str) -> Response | None: ...
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection. `certificate` is its certificate, DER, empty without TLS."""
+
+    def __init__(
+        self,
+        config: Config,
+        state: ServerState,
+        options: ServeOptions,
+        noted: Endings,
+        gate: Examiner | None,
+    ) -> None:
+        super().__init__(config, state, {})
+        self.logger = _MUTE
+        self.access_log = False
+        self.certificate = b""
+        self.peer = ""
+        self._options = options
+        self._noted = noted
+        self._gate = gate
+        self._phase = Phase.HEADER
+        self._requests = 0
+        self._header_bytes = 0
+        self._overhead_bytes = 0
+        self._began_s = 0.0
+        self._heard_s = 0.0
+        self._watched: tuple[Phase, int] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+        self._deaf = False
+
+    # what the event loop calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.peer = f"{self.client[0]}:{self.client[1]}" if self.client else ""
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None and self._gate is not None:
+            self.certificate = secured.getpeercert(binary_form=True) or b""
+            refusal = self._gate.examine(transport, self.certificate, self.peer)
+            if refusal is not None:
+                self.app = cast("ASGI3Application", answers.always(refusal))
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deaf = True
+        for timer in (self._deadline, self._write_deadline):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._write_deadline = None
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        # A closing transport may still hand out what was on its way; nothing of it may be acted upon.
+        if self._deaf or self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        before = self._phase
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._deaf:
+                self._unreadable(error)
+            return
+        if not self._deaf:
+            self._measure(before, len(data))
+            self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_deadline is None:
+            self._write_deadline = self.loop.call_later(self._options.answer_s, self._unread)
+
+    def resume_writing(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+        super().resume_writing()
+
+    # what the parser calls
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._requests += 1
+        self._phase = Phase.HEADER
+        self._header_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        if self._deaf:
+            return
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self._options.header_bytes:
+            self._refuse_header(size)
+        elif len(self.pipeline) >= self._options.max_pipelined:
+            self._end("pipelined")
+        elif self.parser.should_upgrade():
+            found = Problem("Upgrade", "another protocol", "HTTP/1.1")
+            self._end("bad_request", "an upgrade", answers.refusal(400, found))
+        else:
+            super().on_headers_complete()
+            self._phase = Phase.BODY
+            self._overhead_bytes = 0
+
+    def on_body(self, body: bytes) -> None:
+        if not self._deaf:
+            self._overhead_bytes = 0
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._deaf:
+            self._phase = Phase.QUIET
+            super().on_message_complete()
+
+    # what the server calls
+
+    def retire(self) -> None:
+        """Close: at once when idle, after the answer when one is under way."""
+        if self._is_busy():
+            self.cycle.keep_alive = False
+        else:
+            self._close()
+
+    # limits
+
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _measure(self, before: Phase, size: int) -> None:
+        """Count what came in beside bodies; a header that began within this read is counted when complete."""
+        if self._phase is Phase.HEADER and before is not Phase.BODY:
+            self._header_bytes += size
+            if self._header_bytes > self._options.header_bytes:
+                self._refuse_header(self._header_bytes)
+        elif self._phase is Phase.BODY and before is Phase.BODY:
+            # on_body has put it to 0 if there was any body in what came
+            self._overhead_bytes += size
+            if self._overhead_bytes > _OVERHEAD_BYTES:
+                found = Problem("body", "chunk extensions or trailers without end", "a body")
+                self._end("bad_request", found.seen, answers.refusal(400, found))
+
+    def _refuse_header(self, size: int) -> None:
+        found = Problem("header", f"{size} bytes or more", f"at most {self._options.header_bytes}")
+        self._end("header_size", found.seen, answers.refusal(431, found))
+
+    def _unreadable(self, error: Exception) -> None:
+        seen = shown(str(error))
+        found = Problem("request", seen, "HTTP/1.1")
+        if self._is_busy() and self._phase is Phase.QUIET and not self.pipeline:
+            # the request before the rubbish is good: it is answered, then the connection ends
+            self._deaf = True
+            self.cycle.keep_alive = False
+            self._noted.note("bad_request", self.peer, seen)
+        else:
+            self._end("bad_request", seen, answers.refusal(400, found))
+
+    # deadlines
+
+    def _watch(self) -> None:
+        """Have the timer that the phase needs, and no other."""
+        phase = self._phase
+        if phase is Phase.QUIET and not self._is_busy():
+            phase = Phase.HEADER  # empty lines between requests: the next one has begun in a way
+        watched = None if phase is Phase.QUIET else (phase, self._requests)
+        if watched is not None:
+            self._heard_s = self.loop.time()
+        if watched == self._watched:
+            return
+        self._watched = watched
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if watched is not None:
+            self._began_s = self._heard_s
+            wait_s = self._options.header_s if phase is Phase.HEADER else self._options.body_idle_s
+            self._deadline = self.loop.call_later(wait_s, self._late)
+
+    def _late(self) -> None:
+        self._deadline = None
+        if self._phase is not Phase.BODY:
+            found = Problem("header", "not complete", f"all of it within {self._options.header_s:g} s")
+            said_anything = self._header_bytes > 0
+            self._end("header_deadline", response=answers.refusal(408, found) if said_anything else None)
+            return
+        left_s = self._body_left_s()
+        if left_s > 0:
+            self._deadline = self.loop.call_later(left_s, self._late)
+        else:
+            wanted = (
+                f"all of it within {self._options.body_s:g} s, no pause over {self._options.body_idle_s:g} s"
+            )
+            self._end("body_deadline", response=answers.refusal(408, Problem("body", "not complete", wanted)))
+
+    def _body_left_s(self) -> float:
+        """Seconds until the body is late, as things stand."""
+        now_s = self.loop.time()
+        if self.flow.read_paused:
+            self._heard_s = now_s  # it is we who do not listen
+        return min(self._heard_s + self._options.body_idle_s, self._began_s + self._options.body_s) - now_s
+
+    def _unread(self) -> None:
+        self._write_deadline = None
+        self._deaf = True
+        self._noted.note("answer_deadline", self.peer)
+        self.transport.abort()
+
+    # ending
+
+    def _end(self, reason: str, detail: str = "", response: Response | None = None) -> None:
+        """Note why, say so where an answer would not land in the middle of another, and close."""
+        self._deaf = True
+        self._noted.note(reason, self.peer, detail)
+        begun = self._is_busy() and (self.cycle.response_started or self._phase is not Phase.BODY)
+        if response is not None and not begun and not self.pipeline and not self.transport.is_closing():
+            self.transport.write(answers.wire(response))
+        self._close()
+
+    def _close(self) -> None:
+        self._deaf = True
+        self.transport.close()
+        self.loop.call_later(_LINGER_S, self.transport.abort)

@@ -1,0 +1,62 @@
+"""Reading a TASPolicy: laxly, and with every problem named."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
+from tests.unit.agents.telemetry.worlds import policy, rule
+
+
+def problems(spec: Any, name: str = "pol") -> list[str]:
+    given = PolicyObject(PolicyMetadata(name, "d"), msgspec.Raw(msgspec.json.encode(spec)))
+    return [str(problem) for problem in policies.read(given).problems]
+
+
+def one_rule(**fields: Any) -> dict[str, Any]:
+    return {"strategies": {"dontschedule": {"rules": [{"metricname": "m", "operator": "Equals"} | fields]}}}
+
+
+RULE = "spec.strategies.dontschedule.rules[0]"
+PROBLEMS = {
+    "an operator": (one_rule(operator="Above"), f"{RULE}.operator: 'Above'; wanted LessThan or GreaterThan or Equals"),
+    "a target": (one_rule(target="warm"), f"{RULE}.target: 'warm'; wanted a Kubernetes quantity such as 3, 0.5, 250m or 64Mi"),
+    "a boolean target": (one_rule(target=True), f"{RULE}.target: True; wanted a Kubernetes quantity"),
+    "a metric's name": (one_rule(metricname="a:b"), f"{RULE}.metricname: 'a:b'; wanted letters, digits, _ and -"),
+    "no metric": (one_rule(metricname=""), f"{RULE}.metricname: ''; wanted a name"),
+    "when_missing": (one_rule(when_missing="keep"), f"{RULE}.when_missing: 'keep'; wanted pass or reject"),
+    "max_age": (one_rule(max_age="0s"), f"{RULE}.max_age: '0s'; wanted a duration such as 30s or 5m"),
+    "an unknown field": (one_rule(treshold=3), f"{RULE}.treshold: an unknown field; wanted labels"),
+    "a strategy": ({"strategies": {"dontSchedule": {"rules": []}}}, "spec.strategies.dontSchedule: an unknown strategy; wanted dontschedule"),
+    "a strategy that is a list": ({"strategies": {"dontschedule": []}}, "spec.strategies.dontschedule: []; wanted an object"),
+    "strategies that are text": ({"strategies": "x"}, "spec.strategies: 'x'; wanted an object"),
+    "no strategies": ({}, "spec.strategies: none; wanted dontschedule or"),
+    "a spec that is a number": (7, "spec: 7; wanted an object"),
+    "allOf in other case": ({"strategies": {"dontschedule": {"logicalOperator": "ALLOF", "rules": [rule("m")]}}}, "logicalOperator: 'ALLOF'; wanted allOf or anyOf"),
+    "Equals as a preference": ({"strategies": {"scheduleonmetric": {"rules": [rule("m", "Equals")]}}}, "gives no order"),
+    "no rules": ({"strategies": {"dontschedule": {"rules": []}}}, "a strategy without rules"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "said"), PROBLEMS.values(), ids=PROBLEMS)
+def test_a_problem_names_field_seen_and_wanted(spec: Any, said: str) -> None:
+    assert any(said in problem for problem in problems(spec)), problems(spec)
+
+
+def test_all_problems_are_named_together() -> None:
+    assert len(problems(one_rule(operator="x", target="y", when_missing="z"), name="n" * 64)) == 4
+
+
+def test_a_good_policy_has_none() -> None:
+    given = policy(dontschedule=[rule("m", target=3, labels=["a=b"], query="up", max_age="90s", when_missing="reject")])
+    read = policies.read(given)
+    assert read.problems == ()
+    assert read.rules("dontschedule")[0].max_age_s == 90
+    assert read.rules("labeling") == ()
+
+
+def test_deep_nesting_is_a_problem_not_a_crash() -> None:
+    given = PolicyObject(PolicyMetadata("deep", "d"), msgspec.Raw(b'{"strategies":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
+    assert policies.read(given).problems

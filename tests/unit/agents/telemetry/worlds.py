@@ -1,0 +1,77 @@
+"""Small worlds in the notation of the specification: `metrics("m", n1=5)`, `policy(dontschedule=[...])`."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from nodewise import clock, quantity
+from nodewise.agent import Candidates, NodeIndex, View, World
+from nodewise.agents.telemetry.agent import PodFields, PodMetadata, TelemetryAgent
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.snapshot import Snapshot
+
+NOW = 1000.0
+
+
+def series(metric: str, at: float | None = NOW, **values: object) -> Series:
+    """A metric with a quantity for each node; None for a value that cannot be read."""
+    good = {n: Sample(quantity.parse(str(v)), at) for n, v in values.items() if v is not None}
+    return Series(metric, "test", NOW, good, {n: "bad" for n, v in values.items() if v is None})
+
+
+def snapshot(*found: Series) -> Snapshot:
+    return Snapshot({one.metric: one for one in found})
+
+
+def rule(metric: str, operator: str = "GreaterThan", target: Any = None, **more: Any) -> dict[str, Any]:
+    return {"metricname": metric, "operator": operator} | ({} if target is None else {"target": target}) | more
+
+
+def policy(name: str = "pol", namespace: str = "d", **strategies: Any) -> PolicyObject:
+    """Strategies are lists of rules, or whole strategy objects."""
+    listed = {key: given if isinstance(given, dict) else {"rules": given} for key, given in strategies.items()}
+    return PolicyObject(
+        PolicyMetadata(name, namespace), msgspec.Raw(msgspec.json.encode({"strategies": listed}))
+    )
+
+
+def world(policies: list[PolicyObject], metrics: Snapshot, nodes: str = "n1 n2 n3") -> World:
+    by_key = {(one.metadata.namespace, one.metadata.name): one for one in policies}
+    return World(NodeIndex(nodes.split()), {POLICIES: by_key}, metrics, NOW)
+
+
+def view(given: World, options: TelemetryOptions | None = None, max_age_s: float = 60.0) -> View:
+    state = TelemetryState(options or TelemetryOptions(), max_age_s)
+    return View(given.nodes, {"telemetry": clock.result(state.slot(given))}, given.now, 1)
+
+
+def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:
+    labels = {"app": "x"} if label is None else {"telemetry-policy": label}
+    return PodFields(PodMetadata("p", namespace, labels))
+
+
+def candidates(given: View, names: str) -> Candidates:
+    return Candidates(names.split(), given.nodes.numbers(names.split()))
+
+
+def rejected(given: View, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, str] | None:
+    """Rejected nodes with their reasons, or None where the agent has nothing to say."""
+    verdict = TelemetryAgent().filter(of or pod(), candidates(given, names), given)
+    if verdict is None:
+        return None
+    return {
+        name: verdict.reasons[code - 1].text()
+        for name, code in zip(names.split(), verdict.codes.tolist(), strict=True)
+        if code
+    }
+
+
+def scores(given: View, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, int] | None:
+    found = TelemetryAgent().score(of or pod(), candidates(given, names), given)
+    return (
+        None if found is None else dict(zip(names.split(), np.asarray(found.points).tolist(), strict=True))
+    )

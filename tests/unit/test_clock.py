@@ -1,0 +1,59 @@
+import asyncio
+from collections.abc import Generator
+
+import pytest
+
+from nodewise import clock
+
+GOOD = {"5s": 5, "500ms": 0.5, "1m30s": 90, "1.5h": 5400, "0": 0, "0s": 0, "-1s": -1, "2us": 2e-6}
+
+
+@pytest.mark.parametrize(("text", "seconds"), GOOD.items())
+def test_duration(text: str, seconds: float) -> None:
+    assert clock.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["5", "", "abc", "s", "-", "5 s", "1..5s", "5sm"])
+def test_what_is_no_duration_is_said(text: str) -> None:
+    with pytest.raises(ValueError, match="no duration such as 5s"):
+        clock.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5, "5s"), (90, "1m30s"), (0.25, "250ms"), (3600, "1h"), (60, "1m")]
+)
+def test_duration_text(seconds: float, text: str) -> None:
+    assert clock.format_duration(seconds) == text
+
+
+def test_rfc3339_round_trip() -> None:
+    assert clock.format_rfc3339(clock.parse_rfc3339("2026-11-21T00:43:47Z")) == "2026-11-21T00:43:47Z"
+    assert clock.parse_rfc3339("2026-11-21T01:43:47+01:00") == clock.parse_rfc3339("2026-11-21T00:43:47")
+
+
+def test_long_work_lets_the_loop_go_on() -> None:
+    async def scenario() -> list[str]:
+        seen: list[str] = []
+
+        async def work() -> None:
+            async for item in clock.paced(range(2000)):
+                sum(range(500))
+                if item in {0, 1999}:
+                    seen.append(f"work {item}")
+
+        async def other() -> None:
+            seen.append("other")
+
+        await asyncio.gather(work(), other())
+        return seen
+
+    assert asyncio.run(scenario()) == ["work 0", "other", "work 1999"]
+
+
+def test_a_stepwise_computation_gives_the_same_at_once_and_in_slices() -> None:
+    def work() -> Generator[None, None, int]:
+        yield
+        yield
+        return 7
+
+    assert clock.result(work()) == asyncio.run(clock.paced_result(work(), budget_s=0)) == 7
