@@ -62,12 +62,12 @@ EVENTS: Final[dict[str, Event]] = {
     "accept_failed": Event("error", "No connection can be accepted for now: raise the limit of open files."),
     "connection_ended": Event(
         "warning",
-        "A connection was refused, or ended by us; `remedy` says what to do. One line a reason in ten seconds,"
-        " `unlogged` counts the others.",
+        "A connection was refused, or ended by us; `remedy` says what to do. One line a reason in ten"
+        " seconds, `unlogged` counts the others.",
     ),
     "ca_client": Event(
         "warning",
-        "A client presents a CA's certificate: whoever holds that key can sign itself in. Give it one of its own.",
+        "A client presents a CA's certificate, with whose key anybody can be let in. Give it one of its own.",
     ),
     "tls_reloaded": Event("info", "The certificate files changed and the new ones are in use."),
     "tls_reload_failed": Event(

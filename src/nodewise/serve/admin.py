@@ -12,7 +12,9 @@ from nodewise.serve.server import Server
 
 
 def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: Meters) -> list[Route]:
-    """/healthz, /readyz and /metrics. `waiting_for` names what is missing for readiness; empty means ready."""
+    """/healthz, /readyz and /metrics. `waiting_for` names what is missing for readiness; empty means
+    ready.
+    """
 
     def healthz(_request: Request) -> Response:
         return Response(200, b'{"alive": true}\n')
@@ -33,8 +35,9 @@ def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: Meters) -> li
 
 
 def admin_server(app: Asgi, options: AdminOptions, meters: Meters) -> Server:
-    """A server of its own for these routes. Whoever names an address beyond loopback has chosen it: a kubelet's
-    probes come from outside the pod, and nothing here shows more than counts."""
+    """A server of its own for these routes. Whoever names an address beyond loopback has chosen it: a
+    kubelet's probes come from outside the pod, and nothing here shows more than counts.
+    """
     address = options.health_address
     served = ServeOptions(
         address=address, port=options.health_port, unsafe=True, unsafe_address=address, max_body_bytes=65536

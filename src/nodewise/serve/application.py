@@ -38,9 +38,9 @@ Handler = Callable[[Request], Response | Awaitable[Response]]
 class Route(NamedTuple):
     """One method of one path.
 
-    At most `max_concurrent` requests whose body has `large_bytes` or more are under way at once, from their header
-    to the end of their answer; a further one is answered 503 before its body is read. None: any number.
-    A GET route answers HEAD as well.
+    At most `max_concurrent` requests whose body has `large_bytes` or more are under way at once, from their
+    header to the end of their answer; a further one is answered 503 before its body is read. None: any
+    number. A GET route answers HEAD as well.
     """
 
     method: str
@@ -119,9 +119,9 @@ class Application:
     """A raw ASGI callable around routes.
 
     404 for an unknown path, 405 for a wrong method, 400 for a POST that is not JSON, 413 for a body over
-    `max_body_bytes` (before it is read where its length is declared), 503 over a route's limit, the kind's status
-    for a NodewiseError of the handler, 500 for any other exception; each with a JSON body, and the connection goes
-    on. ValueError for two routes of one path and method.
+    `max_body_bytes` (before it is read where its length is declared), 503 over a route's limit, the kind's
+    status for a NodewiseError of the handler, 500 for any other exception; each with a JSON body, and the
+    connection goes on. ValueError for two routes of one path and method.
     """
 
     def __init__(self, routes: Sequence[Route], meters: Meters, *, max_body_bytes: int) -> None:

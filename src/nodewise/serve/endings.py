@@ -1,6 +1,7 @@
 """Why a connection was refused, or ended by us before its time: the table, the count, the log line.
 
-A client whose handshake fails sees little more than a closed connection, so the reason has to stand on our side.
+A client whose handshake fails sees little more than a closed connection, so the reason has to stand on our
+side.
 """
 
 import ssl
@@ -19,7 +20,7 @@ REASONS: Final[dict[str, str]] = {
     "protocol_version": "The client offers no TLS 1.2 or later.",
     "cipher": "The client offers no cipher suite that we serve (AES-256-GCM with ECDHE).",
     "alpn": "The client offers protocols, but not http/1.1.",
-    "distrusted": "The client refused our certificate: its CA or the name in it is not what the client expects.",
+    "distrusted": "The client refused our certificate: the CA or the name in it is not what it expects.",
     "plain_http": "The client speaks HTTP to a port that serves HTTPS: write https:// in its configuration.",
     "handshake_deadline": "The client did not finish the TLS handshake in time.",
     "handshake": "The TLS handshake failed.",

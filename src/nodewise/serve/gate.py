@@ -44,8 +44,8 @@ def client_of(der: bytes) -> Client:
 class Gate:
     """Looks at each new connection once.
 
-    Who is refused gets 403 and the reason for whatever it asks, and is closed after it: kube-scheduler logs the
-    status of an answer, and curl shows its text, where a closed connection would show neither.
+    Who is refused gets 403 and the reason for whatever it asks, and is closed after it: kube-scheduler logs
+    the status of an answer, and curl shows its text, where a closed connection would show neither.
     """
 
     def __init__(self, options: ServeOptions, tls: Tls, endings: Endings, meters: Meters) -> None:

@@ -1,8 +1,8 @@
 """The two parts of a server's handshake that Python leaves out.
 
 Python goes on without a protocol where client and server have none in common; RFC 7301 wants the handshake
-refused. And asyncio and uvloop drop the TLS alert of a failed handshake, so that the client would see a closed
-connection and no reason: here the alert is kept for the listener to send.
+refused. And asyncio and uvloop drop the TLS alert of a failed handshake, so that the client would see a
+closed connection and no reason: here the alert is kept for the listener to send.
 """
 
 import ssl
@@ -14,6 +14,7 @@ from nodewise.serve.endings import NotOffered
 PROTOCOL: Final = "http/1.1"
 
 _RECORD: Final = 5  # bytes of a record's header
+_MESSAGE: Final = 4  # bytes of a handshake message's header
 _HANDSHAKE: Final = 22
 _CLIENT_HELLO: Final = 1
 _ALPN: Final = 16
@@ -37,8 +38,9 @@ def _message(data: bytes) -> bytes | None:
         end = _RECORD + int.from_bytes(data[3:5], "big")
         message += data[_RECORD:end]
         data = data[end:]
-        if len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big"):
-            return message[: 4 + int.from_bytes(message[1:4], "big")]
+        length = _MESSAGE + int.from_bytes(message[1:_MESSAGE], "big")
+        if len(message) >= max(_MESSAGE, length):
+            return message[:length]
     return None
 
 
@@ -49,7 +51,7 @@ def _cut(data: bytes, width: int) -> tuple[bytes, bytes]:
 
 
 def _extensions(message: bytes) -> Iterator[tuple[int, bytes]]:
-    rest = message[4 + 2 + 32 :]  # after the message's header, the version and the random
+    rest = message[_MESSAGE + 2 + 32 :]  # after the message's header, the version and the random
     for width in (1, 2, 1):  # session id, cipher suites, compression methods
         _, rest = _cut(rest, width)
     extensions, _ = _cut(rest, 2)

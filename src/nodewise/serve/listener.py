@@ -1,7 +1,7 @@
 """Our own listening socket: accepts, looks at the first byte, and starts TLS or answers plain HTTP.
 
-uvicorn would leave all of this to the event loop, which has no deadline for a client that sends nothing, tells
-nobody why a handshake failed, and uses one TLS context for ever.
+uvicorn would leave all of this to the event loop, which has no deadline for a client that sends nothing,
+tells nobody why a handshake failed, and uses one TLS context for ever.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ def _unusable(options: ServeOptions, error: Exception) -> Problem:
 class Listener:
     """Accepts on a socket and makes a protocol of each connection that gets through its handshake.
 
-    `tls` None serves plain HTTP. `established` says how many connections are past the handshake. The socket is
-    the listener's: `stop` closes it.
+    `tls` None serves plain HTTP. `established` says how many connections are past the handshake. The socket
+    is the listener's: `stop` closes it.
     """
 
     def __init__(
@@ -154,7 +154,8 @@ class Listener:
         deadline = self._loop.time() + self._options.handshake_s
         if not await self._speaks_tls(accepted, peer):
             return
-        # The transport closes its socket when the handshake fails, before we hear of it; the copy still can speak.
+        # The transport closes its socket when the handshake fails, before we hear of it; the copy still can
+        # speak.
         with accepted.dup() as copy:
             try:
                 await self._loop.connect_accepted_socket(
@@ -189,7 +190,7 @@ class Listener:
         with contextlib.suppress(BlockingIOError):
             return accepted.recv(1, socket.MSG_PEEK)
         readable = self._loop.create_future()
-        self._loop.add_reader(accepted, lambda: readable.done() or readable.set_result(None))
+        self._loop.add_reader(accepted, _set, readable)
         try:
             async with asyncio.timeout(self._options.handshake_s):
                 await readable
@@ -199,9 +200,16 @@ class Listener:
 
 
 def _tell(connection: socket.socket, last_words: bytes) -> None:
-    """Send a few bytes and end our side; what the client sent is taken first, or the close would cut them off."""
+    """Send a few bytes and end our side; what the client sent is taken first, or the close would cut them
+    off.
+    """
     with contextlib.suppress(OSError):
         connection.recv(65536)
     with contextlib.suppress(OSError):
         connection.send(last_words)
         connection.shutdown(socket.SHUT_WR)
+
+
+def _set(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)

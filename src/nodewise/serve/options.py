@@ -33,13 +33,14 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the certificate's private key, PEM, without a pass phrase. Read again with the certificate."""
 
     client_ca: str = ""
-    """Path of the PEM bundle that client certificates must come from. A certificate in it is trusted as it is,
-    self-signed or not, as the Go programs do. Read again on a change; open connections whose certificate does
-    not come from the new bundle are closed."""
+    """Path of the PEM bundle that client certificates must come from. A certificate in it is trusted as it
+    is, self-signed or not, as the Go programs do. Read again on a change; open connections whose
+    certificate does not come from the new bundle are closed."""
 
     client_names: tuple[str, ...] = ()
-    """Who may call: common names or subject alternative names, compared exactly, one match is enough. Empty, the
-    default: any certificate of the client CA, because kube-scheduler's name differs from cluster to cluster."""
+    """Who may call: common names or subject alternative names, compared exactly, one match is enough.
+    Empty, the default: any certificate of the client CA, because kube-scheduler's name differs from cluster
+    to cluster."""
 
     refuse_ca_client: bool = False
     """Refuse a client whose certificate is a CA's. Off by default, because Telemetry Aware Scheduling's guide
@@ -49,17 +50,19 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Serve plain HTTP: anybody who reaches the port is obeyed. Off by default."""
 
     unsafe_address: str = ""
-    """The address that plain HTTP may be served on beyond loopback; must name `address` exactly. Empty: none."""
+    """The address that plain HTTP may be served on beyond loopback; must name `address` exactly. Empty:
+    none."""
 
     max_body_bytes: int = 256 * 2**20
     """Longest request body, bytes. 256 MiB is five times a filter call with 5,000 whole nodes."""
 
     handshake_s: float = 5.0
-    """From the accepted connection to the end of the TLS handshake, seconds; also for a client that sends nothing.
-    5 s as Telemetry Aware Scheduling had it."""
+    """From the accepted connection to the end of the TLS handshake, seconds; also for a client that sends
+    nothing. 5 s as Telemetry Aware Scheduling had it."""
 
     header_s: float = 5.0
-    """From the open connection, or from the first byte of a following request, to the end of the header, seconds."""
+    """From the open connection, or from the first byte of a following request, to the end of the header,
+    seconds."""
 
     header_bytes: int = 8192
     """Longest request line and header together, bytes. kube-scheduler sends less than 300."""
@@ -69,31 +72,33 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     after a lost packet or two."""
 
     body_s: float = 60.0
-    """Longest time for a body in all, seconds. It bounds those who drip a byte now and then, and nobody waits for
-    the answer that long: kube-scheduler's own limit for a call is 5 s unless somebody raised it."""
+    """Longest time for a body in all, seconds. It bounds those who drip a byte now and then, and nobody
+    waits for the answer that long: kube-scheduler's own limit for a call is 5 s unless somebody raised
+    it."""
 
     answer_s: float = 30.0
-    """Longest time for a client to take what we have written, seconds, while the buffer is full: an answer that
-    nobody reads is not kept in memory."""
+    """Longest time for a client to take what we have written, seconds, while the buffer is full: an answer
+    that nobody reads is not kept in memory."""
 
     keep_alive_s: float = 120.0
-    """How long an idle connection stays open, seconds. Above the 90 s after which Go's client closes it, so that
-    the client is the one who closes and no request meets a connection that is going away."""
+    """How long an idle connection stays open, seconds. Above the 90 s after which Go's client closes it, so
+    that the client is the one who closes and no request meets a connection that is going away."""
 
     max_connections: int = 512
-    """Most connections served at once; a newer one is closed. With `max_handshakes` it stays below 1024, the usual
-    limit of open files."""
+    """Most connections served at once; a newer one is closed. With `max_handshakes` it stays below 1024,
+    the usual limit of open files."""
 
     max_handshakes: int = 256
-    """Most connections between accept and the end of the handshake; a newer one is closed. Counted apart, so that
-    who has no certificate cannot take the place of those who have."""
+    """Most connections between accept and the end of the handshake; a newer one is closed. Counted apart,
+    so that who has no certificate cannot take the place of those who have."""
 
     max_pipelined: int = 16
-    """Most requests sent ahead on a connection before the one under way is answered. Go's client sends none."""
+    """Most requests sent ahead on a connection before the one under way is answered. Go's client sends
+    none."""
 
     reload_s: float = 1.0
-    """How often the certificate files are looked at, seconds. Mounted Secrets change by a swapped symbolic link,
-    which file watches of the kernel miss."""
+    """How often the certificate files are looked at, seconds. Mounted Secrets change by a swapped symbolic
+    link, which file watches of the kernel miss."""
 
     @property
     def host(self) -> str:

@@ -1,18 +1,17 @@
 """One connection: uvicorn's HTTP/1.1 on httptools, with the limits and deadlines that it leaves out.
 
-A connection is always in one of three phases. HEADER: something of a request came in, not all of its header.
-BODY: the header is complete, the body is not. QUIET: between requests, or one is being answered. HEADER and BODY
-have a deadline; between requests uvicorn's keep-alive holds. A request that comes in with one read, as
-kube-scheduler's do, never arms a timer.
+A connection is always in one of three phases. HEADER: something of a request came in, not all of its
+header. BODY: the header is complete, the body is not. QUIET: between requests, or one is being answered.
+HEADER and BODY have a deadline; between requests uvicorn's keep-alive holds. A request that comes in with
+one read, as kube-scheduler's do, never arms a timer.
 """
 
 import asyncio
 import enum
 import logging
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
-from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -22,6 +21,9 @@ from nodewise.serve import answers
 from nodewise.serve.answers import Response
 from nodewise.serve.endings import Endings
 from nodewise.serve.options import ServeOptions
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 _LINGER_S: Final = 1.0  # for a client to say goodbye when we close; then its connection is dropped
 _OVERHEAD_BYTES: Final = 65536  # of chunk extensions and trailers between two pieces of a body

@@ -7,9 +7,8 @@ import asyncio
 import contextlib
 from email.utils import formatdate
 from functools import partial
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -26,6 +25,9 @@ from nodewise.serve.options import ServeOptions, is_loopback
 from nodewise.serve.protocol import Connection
 from nodewise.serve.tls import Tls
 
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
+
 _SYSTEM: Final = SystemClock()
 _LOOK_S: Final = 0.01  # how often an ending server looks whether the last answer is out
 
@@ -38,7 +40,9 @@ def _check_unsafe(options: ServeOptions) -> list[Problem]:
 
 
 class Server:
-    """Serves an ASGI callable: mutual TLS, or plain HTTP with `unsafe`. `port` and `url` hold after `start`."""
+    """Serves an ASGI callable: mutual TLS, or plain HTTP with `unsafe`. `port` and `url` hold after
+    `start`.
+    """
 
     def __init__(self, app: Asgi, options: ServeOptions, meters: Meters, clock: Clock = _SYSTEM) -> None:
         self.port = options.port
@@ -87,7 +91,9 @@ class Server:
         logs.emit("listening", url=self.url)
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """Accept no more, answer what is under way within `grace_s`, close. Does nothing where nothing runs."""
+        """Accept no more, answer what is under way within `grace_s`, close. Does nothing where nothing
+        runs.
+        """
         if self._listener is None or self._ticking is None:
             return
         await self._listener.stop()
@@ -107,7 +113,7 @@ class Server:
         return [cast("Connection", connection) for connection in self._state.connections]
 
     async def _emptied(self) -> None:
-        while self._state.connections or self._state.tasks:
+        while self._state.connections or self._state.tasks:  # noqa: ASYNC110 - both sets are uvicorn's
             await asyncio.sleep(_LOOK_S)
 
     async def _cut_off(self) -> None:
@@ -144,7 +150,7 @@ class Server:
 
 
 def _config(app: Asgi, options: ServeOptions) -> Config:
-    """uvicorn's configuration with everything off that we do ourselves or do not want."""
+    """The configuration of uvicorn, with everything off that we do ourselves or do not want."""
     return Config(
         cast("ASGI3Application", app),
         loop="none",

@@ -1,9 +1,9 @@
 """What the certificate files hold: read, checked, made into one TLS context, and read again when they change.
 
-Each reading that can be used makes a new context; one in use is never changed. `load_cert_chain` on a live context
-would take the new certificate and then stumble over the old key, in the middle of a rotation. The listener asks for
-`context` at each connection, so a client that sends no server name gets the new one like any other, and sessions
-of an old context cannot be resumed in a new one.
+Each reading that can be used makes a new context; one in use is never changed. `load_cert_chain` on a live
+context would take the new certificate and then stumble over the old key, in the middle of a rotation. The
+listener asks for `context` at each connection, so a client that sends no server name gets the new one like
+any other, and sessions of an old context cannot be resumed in a new one.
 """
 
 import ssl
@@ -42,7 +42,9 @@ class Reading(NamedTuple):
 
 
 def _contents(options: ServeOptions) -> _Contents:
-    """What each file holds. The files are small, and a swap may keep name, size and time: so all of it is compared."""
+    """What each file holds. The files are small, and a swap may keep name, size and time: so all of it is
+    compared.
+    """
     found: list[bytes | _Unreadable] = []
     for field in _FIELDS:
         try:
@@ -130,8 +132,8 @@ def _read(options: ServeOptions, contents: _Contents) -> Reading:
 def admits(authorities: tuple[x509.Certificate, ...], der: bytes) -> bool:
     """Does a client certificate come from these authorities directly, and is it valid now?
 
-    Stricter than the handshake in corners (no intermediates, no Ed25519), never laxer in who signed: whoever is
-    turned away here wrongly connects again and is judged by OpenSSL.
+    Stricter than the handshake in corners (no intermediates, no Ed25519), never laxer in who signed:
+    whoever is turned away here wrongly connects again and is judged by OpenSSL.
     """
     anything = verification.ExtensionPolicy.permit_all()
     authority = anything.require_present(x509.BasicConstraints, verification.Criticality.AGNOSTIC, None)
@@ -167,9 +169,9 @@ class Tls:
     def poll(self) -> bool:
         """Read the files again where they changed; True when the client CA is another one now.
 
-        What cannot be used (a certificate whose new key is not written yet) leaves everything as it was, and is
-        tried again at the next change. A file that changes between our reading and OpenSSL's differs from what
-        we have seen at the next call, and so is read once more.
+        What cannot be used (a certificate whose new key is not written yet) leaves everything as it was,
+        and is tried again at the next change. A file that changes between our reading and OpenSSL's differs
+        from what we have seen at the next call, and so is read once more.
         """
         contents = _contents(self._options)
         if contents == self._tried:
