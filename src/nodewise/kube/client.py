@@ -139,7 +139,9 @@ class HttpApi:
             self._meters.count("kube_requests_total", verb=verb, outcome="held_back")
             seen = f"our own limit would hold it back for more than {timeout_s:g} s"
             problem = Problem("", seen, "")
-            raise Unavailable(f"{verb} {request.url}", [problem], remedy="raise --kube-qps and --kube-burst")
+            raise Unavailable(
+                str(_call(verb, request)), [problem], remedy="raise --kube-qps and --kube-burst"
+            )
         if wait_s:
             await self._clock.sleep(wait_s)
         return await self._answer(verb, request, timeout_s - wait_s)
@@ -156,7 +158,7 @@ class HttpApi:
                         await response.aclose()
             except TimeoutError as error:
                 problem = Problem("", f"no answer within {timeout_s:g} s", "")
-                raise Unavailable(f"{verb} {request.url}", [problem]) from error
+                raise Unavailable(str(_call(verb, request)), [problem]) from error
 
     async def _checked(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an answer that is no success."""
@@ -164,7 +166,7 @@ class HttpApi:
             return
         status = answers.status_of(await _whole(response))
         retry_after = response.headers.get("retry-after", "")
-        call = Call(verb, str(request.url))
+        call = _call(verb, request)
         hint = self._account.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
         raise answers.error(call, response.status_code, status, retry_after, hint)
 
@@ -178,7 +180,7 @@ class HttpApi:
             outcome = type(error).__name__.lower()
             raise
         except tuple(TRANSLATED) as error:
-            ours = translated(error, Call(verb, str(request.url)), self.server)
+            ours = translated(error, _call(verb, request), self.server)
             outcome = type(ours).__name__.lower()
             raise ours from error
         finally:
@@ -196,6 +198,11 @@ def translated(error: Exception, call: Call, server: str) -> NodewiseError:
     seen = str(error) or type(error).__name__
     remedy = f"is the API server at {server} up, and is this its address?"
     return kind(str(call), [Problem("", seen, "")], remedy=remedy)
+
+
+def _call(verb: str, request: httpx2.Request) -> Call:
+    """For messages: without the query, whose tokens and times would make each failure look like a new one."""
+    return Call(verb, str(request.url.copy_with(query=None)))
 
 
 async def _whole(response: httpx2.Response) -> bytes:

@@ -1,7 +1,7 @@
 """From an object's JSON into a store, decoded as the slim type that somebody declared.
 
-An object that cannot be decoded counts as absent, is logged and counted, and stops nobody else: what the store
-holds is so a function of what the server holds, whatever the order in which we learnt of it.
+An object that cannot be decoded counts as absent, is logged and counted, and stops nobody else. So what the
+store holds is a function of what the server holds, in whatever order we learnt of it.
 """
 
 from typing import Final, Generic, TypeVar

@@ -9,7 +9,7 @@ from nodewise import clock as clocks
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.kube import watching
-from nodewise.kube.api import Api
+from nodewise.kube.api import Api, Expired
 from nodewise.kube.intake import Intake
 from nodewise.kube.pace import Backoff
 from nodewise.kube.resources import Resource
@@ -24,7 +24,7 @@ PAGE_S: Final = 60.0
 """A page's deadline. A cold API server under load takes its time, and asking again would make it worse."""
 
 _AT_ONCE_S: Final = 1.0
-"""A watch that ends so soon and without a word was refused in all but name (client-go: VeryShortWatchError)."""
+"""A watch that ends so soon and without a word was as good as refused (client-go: VeryShortWatchError)."""
 
 
 class Target(NamedTuple, Generic[T]):
@@ -154,7 +154,7 @@ class Reflector(Generic[T]):
         self._failures = self._failures + 1 if recent else 1
         asked_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
         delay_s = self._backoff.delay_s(self._failures, self._random, asked_s)
-        if str(error) != self._trouble:
+        if str(error) != self._trouble and not isinstance(error, Expired):
             self._trouble = str(error)
             logs.emit("kube_lost", kind=self._kind, error=self._trouble, again_in_s=round(delay_s, 1))
         await self._clock.sleep(delay_s)
