@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Self
 
 LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
-"""Below the range from which Linux takes ports for outgoing connections, which could take ours between look and use."""
+"""Below the range of outgoing connections, which could take a port between our look and its use."""
 
 
-class NotReady(Exception):
+class NotReadyError(Exception):
     """A program ended, or did not get ready in time; the message closes with the tail of its log."""
 
 
@@ -32,7 +32,9 @@ def free_port() -> int:
 class Process:
     """A program that runs until `stop`, or until the interpreter that started it is gone."""
 
-    def __init__(self, arguments: Sequence[str | Path], log: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str | Path], log: Path, environment: dict[str, str] | None = None
+    ) -> None:
         self.name = Path(arguments[0]).name
         self.log = log
         with log.open("ab") as out:
@@ -53,21 +55,21 @@ class Process:
         return self._child.poll() is None
 
     def wait_ready(self, is_ready: Callable[[], bool], deadline_s: float = 60) -> None:
-        """Asks `is_ready` again and again; raises NotReady when the program ends or the deadline passes."""
+        """Asks `is_ready` again and again; NotReadyError when the program ends or time is up."""
         end = time.monotonic() + deadline_s
         while not is_ready():
             if not self.is_running:
-                raise NotReady(f"{self.name} ended with code {self._child.returncode}:\n{self.tail()}")
+                raise NotReadyError(f"{self.name} ended with code {self._child.returncode}:\n{self.tail()}")
             if time.monotonic() > end:
-                raise NotReady(f"{self.name} was not ready after {deadline_s:g} s:\n{self.tail()}")
+                raise NotReadyError(f"{self.name} was not ready after {deadline_s:g} s:\n{self.tail()}")
             time.sleep(0.05)
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines of the log, for an error."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """The last lines of the log, long ones cut, for an error."""
+        return "\n".join(line[:300] for line in self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self, grace_s: float = 5) -> None:
-        """Asks the program to end, and ends it when it has not after `grace_s` seconds; twice does no harm."""
+        """Asks the program to end, and ends it if it has not after `grace_s` seconds; twice is fine."""
         if self.is_running:
             self._child.terminate()
         try:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tests.cluster import toolchain
-from tests.cluster.toolchain import Missing
+from tests.cluster.toolchain import MissingError
 
 VERSION = "v1.36.3"
 MODULE = Path(__file__).parent / "bin"
@@ -41,7 +41,7 @@ SET_UP = "make controlplane"
 
 
 def folder() -> Path:
-    """The folder that holds every program of PROGRAMS; builds them where it must. Raises Missing."""
+    """The folder that holds every program of PROGRAMS; builds them where it must. Raises MissingError."""
     return find() or build()
 
 
@@ -65,10 +65,10 @@ def key() -> str:
 
 
 def build() -> Path:
-    """Builds every program, about five minutes on two cores, and returns their folder. Raises Missing.
+    """Builds every program, about five minutes on two cores, and returns their folder. Raises MissingError.
 
-    They appear in one step, by a rename, so that an interrupted build is never taken for a whole one; of two runs
-    at the same time the second waits for the first.
+    They appear in one step, by a rename, so that an interrupted build is never taken for a whole one; of two
+    runs at the same time the second waits for the first.
     """
     home = _home()
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -98,15 +98,25 @@ def _build_into(home: Path) -> None:
 
 
 def _build_one(go: str, name: str, out: Path) -> None:
-    command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", LDFLAGS, "-o", str(out), PROGRAMS[name]]
+    command = [
+        go,
+        "build",
+        "-trimpath",
+        "-buildvcs=false",
+        "-ldflags",
+        LDFLAGS,
+        "-o",
+        str(out),
+        PROGRAMS[name],
+    ]
     said = subprocess.run(
         command, cwd=MODULE, env=toolchain.environment(), stderr=subprocess.PIPE, text=True, check=False
     )
     if said.returncode:
         last = "\n".join(said.stderr.strip().splitlines()[-15:])
-        raise Missing(
+        raise MissingError(
             f"building {name} failed:\n{last}\n",
-            f"mend that and run `{SET_UP}`, or name a folder with {', '.join(PROGRAMS)} in KUBEBUILDER_ASSETS",
+            f"mend that, or have KUBEBUILDER_ASSETS name a folder with {', '.join(PROGRAMS)}",
         )
 
 
@@ -142,7 +152,7 @@ def main() -> int:
     """Prints the folder on stdout, progress on stderr."""
     try:
         print(folder())
-    except Missing as missing:
+    except MissingError as missing:
         _say(f"not run: {missing}")
         return 1
     return 0

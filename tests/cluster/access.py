@@ -1,0 +1,99 @@
+"""Who may ask the API server, and for what: kubeconfigs with a client certificate or a token, and rules."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster.api import Api, Object
+from tests.cluster.certificates import Authority, Pair
+
+RBAC = "rbac.authorization.k8s.io"
+
+ADMIN_GROUP = "system:masters"
+"""The group that may do everything, whatever the rules say."""
+
+
+def rule(verbs: str, resources: str, group: str = "") -> Object:
+    """One RBAC rule, its lists as words: `rule("get list", "nodes pods")`."""
+    return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+
+
+class Server(NamedTuple):
+    """An API server as a client has to know it."""
+
+    url: str
+    authority: Authority
+    folder: Path
+
+    def user(self, name: str, group: str = "") -> "User":
+        """A user by client certificate; what he may do is another matter (`grant`)."""
+        return User(self, name, pair=self.authority.issue(name, group=group))
+
+    def bearer(self, name: str, token: str) -> "User":
+        """A user by token."""
+        return User(self, name, token=token)
+
+
+class User:
+    """A name with its credentials, as a kubeconfig file for a program and as an Api for a test."""
+
+    def __init__(self, server: Server, name: str, pair: Pair | None = None, token: str = "") -> None:
+        self.name = name
+        self.pair = pair
+        self.token = token
+        self.kubeconfig = server.folder / f"{name.replace(':', '-')}.kubeconfig"
+        self.kubeconfig.write_text(json.dumps(self._config(server), indent=1))
+        self.kubeconfig.chmod(0o600)
+        self.api = Api(server.url, server.authority.client_context(pair), token)
+
+    def _config(self, server: Server) -> Object:
+        cluster = {"server": server.url, "certificate-authority": str(server.authority.ca_file)}
+        user = {"token": self.token} if self.token else {}
+        if self.pair:
+            user = {"client-certificate": str(self.pair.cert), "client-key": str(self.pair.key)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": self.name, "user": user}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": self.name}}],
+            "current-context": "test",
+        }
+
+
+def grant(api: Api, user: str, rules: Sequence[Object], namespace: str = "") -> None:
+    """Lets a user do what the rules say, in one namespace or, without, everywhere.
+
+    A service account's user name is `system:serviceaccount:<namespace>:<name>`.
+    """
+    kind = "Role" if namespace else "ClusterRole"
+    name = f"test-{user.replace(':', '-')}"
+    metadata = {"name": name, "namespace": namespace} if namespace else {"name": name}
+    role = {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, "rules": list(rules)}
+    binding = {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": f"{kind}Binding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
+        "subjects": [{"apiGroup": RBAC, "kind": "User", "name": user}],
+    }
+    api.create(role)
+    api.create(binding)
+
+
+def service_account_token(api: Api, name: str, namespace: str, lifetime_s: int = 3600) -> str:
+    """A token of a service account, made where there is none; `lifetime_s` is at least 600."""
+    account: Object = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": name, "namespace": namespace},
+    }
+    api.ensure(account)
+    wanted = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": lifetime_s},
+    }
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+    return str(api.request("POST", path, json=wanted).json()["status"]["token"])

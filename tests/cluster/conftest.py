@@ -1,0 +1,70 @@
+"""Fixtures: one control plane for the whole session, a clean corner of it for each test.
+
+What cannot be set up on this machine is reported by `availability.not_run`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import availability, controlplane, custom_metrics, extender_double, programs, sandbox
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.extender_double import Double
+from tests.cluster.sandbox import Sandbox
+from tests.cluster.schedulers import RealScheduler, Scheduler
+from tests.cluster.toolchain import MissingError
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test that asks for the programs is of the tier `cluster`."""
+    for item in items:
+        if "control_plane_programs" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def control_plane_programs(request: pytest.FixtureRequest) -> Path:
+    """The folder with the programs; built now where they are not, with its progress shown."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    try:
+        with capture.global_and_fixture_disabled():
+            return programs.folder()
+    except MissingError as missing:
+        availability.not_run(f"{missing}; then `{programs.SET_UP}`")
+
+
+@pytest.fixture(scope="session")
+def plane(control_plane_programs: Path) -> Iterator[ControlPlane]:
+    """The control plane that all tests of the session share."""
+    with controlplane.running(control_plane_programs) as running:
+        yield running
+
+
+@pytest.fixture
+def corner(plane: ControlPlane) -> Iterator[Sandbox]:
+    """A namespace of the test's own; nodes and all else made through it are gone afterwards."""
+    with sandbox.sandbox(plane) as own:
+        yield own
+
+
+@pytest.fixture
+def metrics(corner: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
+    """The custom metrics API of the control plane, served by a test's own server."""
+    with custom_metrics.behind(corner, tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture
+def double() -> Iterator[Double]:
+    """An extender that does nothing until it is told to do otherwise."""
+    with extender_double.serving() as serving:
+        yield serving
+
+
+@pytest.fixture(params=["kube-scheduler"])
+def scheduler(request: pytest.FixtureRequest) -> Scheduler:
+    """Each scheduler that the rules are held against."""
+    plane: ControlPlane = request.getfixturevalue("plane")
+    return RealScheduler(plane)

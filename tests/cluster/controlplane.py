@@ -1,0 +1,221 @@
+"""A control plane of its own on loopback: etcd, kube-apiserver, and what else a test starts.
+
+Every process writes its log into the control plane's folder, is waited for with a deadline, and is ended by
+its own pid when the control plane is left, also when a test fails. Start them from the main thread: the
+kernel ends a child when the thread that started it is gone.
+"""
+
+import contextlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster import access, certificates, processes
+from tests.cluster.access import Server, User
+from tests.cluster.api import Api, Object
+from tests.cluster.processes import Process
+
+CONTROLLERS = "*,-node-lifecycle-controller,-taint-eviction-controller"
+"""Without the controllers that would call nodes lost which no kubelet speaks for."""
+
+SCHEDULER = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
+
+
+class Scheduler:
+    """A running kube-scheduler: its process, and the port of its own metrics and health."""
+
+    def __init__(self, process: Process, port: int) -> None:
+        self.process = process
+        self.metrics_url = f"https://127.0.0.1:{port}/metrics"
+
+    @property
+    def log(self) -> Path:
+        return self.process.log
+
+    def stop(self) -> None:
+        self.process.stop()
+
+
+class ControlPlane:
+    """etcd and kube-apiserver, from `start` to `stop`; `with running(...)` does both."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self.folder = folder
+        self._programs = programs
+        self.authority = certificates.Authority(folder, "cluster-ca")
+        self._accounts = certificates.signing_key(folder, "service-accounts")
+        self._server = Server(f"https://127.0.0.1:{processes.free_port()}", self.authority, folder)
+        self._stack = contextlib.ExitStack()
+        self.processes: list[Process] = []
+        self.admin: User = self._server.user("admin", access.ADMIN_GROUP)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def api(self) -> Api:
+        """The API server, asked as the administrator."""
+        return self.admin.api
+
+    @property
+    def ca_file(self) -> Path:
+        return self.authority.ca_file
+
+    def start(self, flags: Mapping[str, str] | None = None) -> None:
+        """Starts etcd and kube-apiserver; `flags` are the API server's, over ours. Raises NotReadyError."""
+        self._stack.callback(self.api.close)
+        etcd = self._start_etcd()
+        process = self.start_program("kube-apiserver", self._api_flags(etcd) | dict(flags or {}))
+        process.wait_ready(lambda: self.api.answers("/readyz"))
+
+    def stop(self) -> None:
+        """Ends every process, the last one started first."""
+        self._stack.close()
+
+    def start_program(self, name: str, flags: Mapping[str, str]) -> Process:
+        """Starts one of the programs, `flags` without their dashes; it ends with the control plane."""
+        arguments = [str(self._programs / name), *(f"--{flag}={value}" for flag, value in flags.items())]
+        process = Process(arguments, self.folder / f"{name}-{len(self.processes) + 1}.log")
+        self.processes.append(process)
+        self._stack.callback(process.stop)
+        return process
+
+    def start_scheduler(self, config: Mapping[str, Any] | str, verbosity: int = 2) -> Scheduler:
+        """Starts a kube-scheduler with a KubeSchedulerConfiguration, as values or YAML, extenders and all.
+
+        Who it is to the API server is filled in, and leader election is off unless the configuration names
+        it.
+        """
+        port = processes.free_port()
+        user = self.user("system:kube-scheduler")
+        given = yaml.safe_load(config) if isinstance(config, str) else dict(config)
+        connection = given.get("clientConnection", {}) | {"kubeconfig": str(user.kubeconfig)}
+        whole = (
+            SCHEDULER | {"leaderElection": {"leaderElect": False}} | given | {"clientConnection": connection}
+        )
+        file = self.folder / f"scheduler-{port}.json"
+        file.write_text(json.dumps(whole))
+        flags = self._component_flags(port) | {"config": str(file), "v": str(verbosity)}
+        process = self.start_program("kube-scheduler", flags)
+        process.wait_ready(lambda: self.api.answers(f"https://127.0.0.1:{port}/readyz"))
+        return Scheduler(process, port)
+
+    def start_controller_manager(self, controllers: str = CONTROLLERS) -> Process:
+        """Starts kube-controller-manager: namespaces that go, owners, replicas, service accounts."""
+        port = processes.free_port()
+        user = self.user("system:kube-controller-manager")
+        flags = self._component_flags(port) | {
+            "kubeconfig": str(user.kubeconfig),
+            "leader-elect": "false",
+            "controllers": controllers,
+            "use-service-account-credentials": "true",  # each controller has the rights of its own role
+            "service-account-private-key-file": str(self._accounts.key),
+            "root-ca-file": str(self.ca_file),
+        }
+        process = self.start_program("kube-controller-manager", flags)
+        process.wait_ready(lambda: self.api.answers(f"https://127.0.0.1:{port}/healthz"))
+        return process
+
+    def user(self, name: str, rules: Sequence[Object] = (), namespace: str = "", group: str = "") -> User:
+        """A user by client certificate, who may do what `rules` say, everywhere or in one namespace."""
+        if rules:
+            access.grant(self.api, name, rules, namespace)
+        return self._kept(self._server.user(name, group))
+
+    def service_account(
+        self, name: str, namespace: str, rules: Sequence[Object] = (), lifetime_s: int = 3600
+    ) -> User:
+        """A service account and its token (of 600 s at least), which may do everywhere what `rules` say."""
+        token = access.service_account_token(self.api, name, namespace, lifetime_s)
+        if rules:
+            access.grant(self.api, f"system:serviceaccount:{namespace}:{name}", rules)
+        return self._kept(self._server.bearer(name, token))
+
+    def kubectl(self, *arguments: str) -> str:
+        """What kubectl prints, asked as the administrator."""
+        command = [str(self._programs / "kubectl"), f"--kubeconfig={self.admin.kubeconfig}", *arguments]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert said.returncode == 0, f"kubectl {' '.join(arguments)}: {said.stderr}"
+        return said.stdout
+
+    def _kept(self, user: User) -> User:
+        self._stack.callback(user.api.close)
+        return user
+
+    def _start_etcd(self) -> str:
+        client, peer = (f"http://127.0.0.1:{processes.free_port()}" for _ in range(2))
+        flags = {
+            "data-dir": str(self.folder / "etcd"),
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"default={peer}",
+            "unsafe-no-fsync": "true",
+            "log-level": "warn",
+        }
+        self.start_program("etcd", flags).wait_ready(lambda: self.api.answers(f"{client}/health"))
+        return client
+
+    def _api_flags(self, etcd: str) -> dict[str, str]:
+        serving = self.authority.issue("kube-apiserver", "127.0.0.1", "localhost")
+        return {
+            "etcd-servers": etcd,
+            "bind-address": "127.0.0.1",
+            "advertise-address": "127.0.0.1",
+            "secure-port": self.url.rpartition(":")[2],
+            "endpoint-reconciler-type": "none",  # it takes no loopback address
+            "service-cluster-ip-range": "10.0.0.0/24",
+            "tls-cert-file": str(serving.cert),
+            "tls-private-key-file": str(serving.key),
+            "client-ca-file": str(self.ca_file),
+            "authorization-mode": "Node,RBAC",
+            "disable-admission-plugins": "TaintNodesByCondition,ServiceAccount",
+            "allow-privileged": "true",
+            "kubelet-preferred-address-types": "InternalIP",
+            "service-account-issuer": "https://kubernetes.default.svc",
+            "service-account-key-file": str(self._accounts.cert),
+            "service-account-signing-key-file": str(self._accounts.key),
+            **self._aggregation_flags(),
+        }
+
+    def _aggregation_flags(self) -> dict[str, str]:
+        front = certificates.Authority(self.folder, "front-proxy-ca")
+        proxy = front.issue("front-proxy-client")
+        return {
+            "requestheader-client-ca-file": str(front.ca_file),
+            "requestheader-allowed-names": "front-proxy-client",
+            "requestheader-username-headers": "X-Remote-User",
+            "requestheader-group-headers": "X-Remote-Group",
+            "requestheader-extra-headers-prefix": "X-Remote-Extra-",
+            "proxy-client-cert-file": str(proxy.cert),
+            "proxy-client-key-file": str(proxy.key),
+        }
+
+    def _component_flags(self, port: int) -> dict[str, str]:
+        serving = self.authority.issue("component", "127.0.0.1")
+        return {
+            "bind-address": "127.0.0.1",
+            "secure-port": str(port),
+            "tls-cert-file": str(serving.cert),
+            "tls-private-key-file": str(serving.key),
+            "authorization-always-allow-paths": "/healthz,/readyz,/livez,/metrics",
+        }
+
+
+@contextlib.contextmanager
+def running(programs: Path, flags: Mapping[str, str] | None = None) -> Iterator[ControlPlane]:
+    """A control plane in a folder of its own, both gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="nodewise-cluster-") as folder:
+        plane = ControlPlane(programs, Path(folder))
+        try:
+            plane.start(flags)
+            yield plane
+        finally:
+            plane.stop()

@@ -1,0 +1,213 @@
+"""A custom.metrics.k8s.io server with settable values and faults, and its place behind the API server.
+
+It speaks v1beta1 and v1beta2, for node metrics. What it is given it says as it is: a quantity that is none,
+NaN and a node that does not exist go out like any other value.
+"""
+
+import asyncio
+import contextlib
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.cluster import api, loopback
+from tests.cluster.api import Object
+from tests.cluster.certificates import Authority
+from tests.cluster.loopback import Receive, Scope, Send, Tls
+from tests.cluster.sandbox import Sandbox, wait
+
+GROUP = "custom.metrics.k8s.io"
+VERSIONS = ("v1beta1", "v1beta2")
+SERVICE = "custom-metrics"
+
+PATH = re.compile(
+    rf"/apis/{re.escape(GROUP)}/(?P<version>v1beta[12])(?:/nodes/(?P<node>[^/]+)/(?P<metric>[^/]+))?/?"
+)
+
+
+class Sample(NamedTuple):
+    """One node's value as it goes over the wire; `time` is RFC 3339, or None for now."""
+
+    value: str
+    time: str | None = None
+    window_s: int | None = None
+
+
+class CustomMetrics:
+    """What the server knows; a test changes it at any time."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: list[str] = []
+        self._samples: dict[str, dict[str, Sample]] = {}
+        self._status: dict[str, int] = {}
+        self._hung: set[str] = set()
+        self._raw: dict[str, bytes] = {}
+
+    def set(
+        self,
+        metric: str,
+        values: Mapping[str, str | int | Sample],
+        time: str | None = None,
+        window_s: int | None = None,
+    ) -> None:
+        """The values of a metric from now on, by node; it is well again if it had been told to fail."""
+        self.heal(metric)
+        self._samples[metric] = {
+            node: given if isinstance(given, Sample) else Sample(str(given), time, window_s)
+            for node, given in values.items()
+        }
+
+    def fail(self, metric: str, status: int = 503) -> None:
+        """Answers for this metric with a status."""
+        self._status[metric] = status
+
+    def hang(self, metric: str) -> None:
+        """Answers nothing for this metric until `heal`."""
+        self._hung.add(metric)
+
+    def say(self, metric: str, body: bytes) -> None:
+        """Answers for this metric with these very bytes."""
+        self._raw[metric] = body
+
+    def heal(self, metric: str) -> None:
+        """Back to answering with the values."""
+        self._status.pop(metric, None)
+        self._raw.pop(metric, None)
+        self._hung.discard(metric)
+
+    def forget(self, metric: str) -> None:
+        """As if this metric had never been: 404."""
+        self.heal(metric)
+        self._samples.pop(metric, None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request (ASGI)."""
+        await loopback.body_of(receive)
+        found = PATH.fullmatch(scope["path"])
+        if not found:
+            return await loopback.answer(
+                send, 404, _status(404, "the server could not find the requested resource")
+            )
+        if not found["metric"]:
+            return await loopback.answer(send, 200, self._discovery(found["version"]))
+        self.asked.append(found["metric"])
+        while found["metric"] in self._hung:
+            await asyncio.sleep(0.02)
+        return await loopback.answer(send, *self._answer(found["version"], found["node"], found["metric"]))
+
+    def _answer(self, version: str, node: str, metric: str) -> tuple[int, Any]:
+        if metric in self._status:
+            status = self._status[metric]
+            return status, _status(status, f"told to fail with {status}")
+        if metric in self._raw:
+            return 200, self._raw[metric]
+        if metric not in self._samples:
+            return 404, _status(404, f"the server could not find the metric {metric} for nodes")
+        samples = self._samples[metric]
+        chosen = samples if node == "*" else {node: samples[node]} if node in samples else {}
+        items = [_item(version, name, metric, sample) for name, sample in chosen.items()]
+        kind = {"kind": "MetricValueList", "apiVersion": f"{GROUP}/{version}"}
+        return 200, kind | {"metadata": {}, "items": items}
+
+    def _discovery(self, version: str) -> Object:
+        resources = [
+            {
+                "name": f"nodes/{m}",
+                "singularName": "",
+                "namespaced": False,
+                "kind": "MetricValueList",
+                "verbs": ["get"],
+            }
+            for m in sorted(self._samples)
+        ]
+        group = f"{GROUP}/{version}"
+        return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": resources}
+
+
+def _item(version: str, node: str, metric: str, sample: Sample) -> Object:
+    named = {"metricName": metric} if version == "v1beta1" else {"metric": {"name": metric, "selector": None}}
+    window = {} if sample.window_s is None else {"windowSeconds": sample.window_s}
+    return {
+        "describedObject": {"kind": "Node", "name": node, "apiVersion": "/v1"},
+        **named,
+        "timestamp": sample.time or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **window,
+        "value": sample.value,
+    }
+
+
+def _status(code: int, message: str) -> Object:
+    status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+    return status | {"message": message, "code": code}
+
+
+@contextlib.contextmanager
+def serving(folder: Path, namespace: str = "default") -> Iterator[tuple[CustomMetrics, Authority]]:
+    """A server at its `url` until the block is left, and the CA that it is verified with.
+
+    Its certificate is for `localhost` and for the name by which the API server calls a Service of
+    `namespace`.
+    """
+    authority = Authority(folder, "metrics-ca")
+    pair = authority.issue("metrics", "localhost", "127.0.0.1", f"{SERVICE}.{namespace}.svc")
+    metrics = CustomMetrics()
+    with loopback.serving(metrics, Tls(pair)) as metrics.url:
+        yield metrics, authority
+        metrics._hung.clear()  # or the server would wait for who hangs
+
+
+@contextlib.contextmanager
+def behind(sandbox: Sandbox, folder: Path, versions: tuple[str, ...] = VERSIONS) -> Iterator[CustomMetrics]:
+    """A server that the sandbox's API server hands on to, under /apis/custom.metrics.k8s.io."""
+    with serving(folder, sandbox.namespace) as (metrics, authority):
+        service = _service(int(metrics.url.rpartition(":")[2]))
+        sandbox.put(service)
+        registered = [_api_service(version, sandbox.namespace, service, authority) for version in versions]
+        try:
+            for one in registered:
+                sandbox.api.create(one)
+            for one in registered:
+                _wait_available(sandbox, api.path_of(one))
+            yield metrics
+        finally:
+            for one in registered:
+                sandbox.api.delete(api.path_of(one))
+
+
+def _service(port: int) -> Object:
+    """Without endpoint routing the API server sends what is for this Service to localhost itself."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": SERVICE},
+        "spec": {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port}]},
+    }
+
+
+def _api_service(version: str, namespace: str, service: Object, authority: Authority) -> Object:
+    port = service["spec"]["ports"][0]["port"]
+    return {
+        "apiVersion": "apiregistration.k8s.io/v1",
+        "kind": "APIService",
+        "metadata": {"name": f"{version}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "version": version,
+            "service": {"name": SERVICE, "namespace": namespace, "port": port},
+            "caBundle": b64encode(authority.ca_pem).decode(),
+            "groupPriorityMinimum": 100,
+            "versionPriority": 100 + int(version[-1]),
+        },
+    }
+
+
+def _wait_available(sandbox: Sandbox, path: str) -> None:
+    def available() -> bool | None:
+        conditions = sandbox.api.get(path).get("status", {}).get("conditions", [])
+        return True if any(c["type"] == "Available" and c["status"] == "True" for c in conditions) else None
+
+    wait(f"{path} is available", available, 30, lambda: sandbox.api.get(path).get("status"))

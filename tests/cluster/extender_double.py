@@ -1,0 +1,208 @@
+"""A scheduler extender that does nothing, or what a test tells it to: reject, fail, hang, spare victims.
+
+The real scheduler is watched against it, and it is the floor that nodewise is measured against: the same
+server stack, the same bytes in and as many out. `python -m tests.cluster.extender_double --port 9100` serves
+one alone.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tests.cluster import loopback
+from tests.cluster.api import Object
+from tests.cluster.loopback import Receive, Scope, Send, Tls
+
+ALL = ("filter", "prioritize", "preempt")
+
+
+class NodeList(msgspec.Struct):
+    items: list[msgspec.Raw] | None = None
+
+
+class Arguments(msgspec.Struct):
+    """What kube-scheduler sends to filter and prioritize: names, or whole nodes."""
+
+    pod: msgspec.Raw = msgspec.field(name="Pod")
+    nodes: NodeList | None = msgspec.field(name="Nodes", default=None)
+    names: list[str] | None = msgspec.field(name="NodeNames", default=None)
+
+
+class PreemptionArguments(msgspec.Struct):
+    """What kube-scheduler sends to preempt: by node, the victims' uids, or whole victims."""
+
+    pod: msgspec.Raw = msgspec.field(name="Pod")
+    victims: dict[str, Any] | None = msgspec.field(name="NodeNameToVictims", default=None)
+    uids: dict[str, Any] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
+
+
+class Metadata(msgspec.Struct):
+    name: str
+
+
+class Named(msgspec.Struct):
+    metadata: Metadata
+
+
+class Call(NamedTuple):
+    """One request as it came; `whole` says whether nodes came as objects."""
+
+    verb: str
+    pod: str
+    nodes: tuple[str, ...]
+    whole: bool
+
+
+class Double:
+    """What the extender answers; a test changes the fields at any time.
+
+    `reject` and `reject_for_good` map nodes to reasons (the latter also rules out preemption), `lose` names
+    nodes that filter forgets altogether, `scores` are given as they are, `spare` names nodes that preempt
+    takes out of the victims, `error` is filter's own error text. `records` off is for measuring.
+    """
+
+    def __init__(self, *, records: bool = True) -> None:
+        self.records = records
+        self.url = ""
+        self.calm()
+
+    def calm(self) -> None:
+        """Back to doing nothing, everything forgotten."""
+        self.reject: dict[str, str] = {}
+        self.reject_for_good: dict[str, str] = {}
+        self.lose: set[str] = set()
+        self.scores: dict[str, int] = {}
+        self.spare: set[str] = set()
+        self.error = ""
+        self.calls: list[Call] = []
+        self._status: dict[str, int] = {}
+        self._hung: dict[str, threading.Event] = {}
+
+    def fail(self, status: int = 500, *verbs: str) -> None:
+        """Answers with a status and nothing else; every verb unless some are named."""
+        self._status |= dict.fromkeys(verbs or ALL, status)
+
+    def hang(self, *verbs: str) -> None:
+        """Answers nothing until `calm`; every verb unless some are named."""
+        self._hung |= dict.fromkeys(verbs or ALL, threading.Event())
+
+    def asked(self, verb: str, pod: str = "") -> list[Call]:
+        """The calls of one verb so far, of one pod where it is named."""
+        return [call for call in self.calls if call.verb == verb and pod in ("", call.pod)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request (ASGI)."""
+        verb = scope["path"].rpartition("/")[2]
+        body = await loopback.body_of(receive)
+        if verb not in ALL:
+            return await loopback.answer(send, 404, b"{}")
+        said = self._preempted(body) if verb == "preempt" else self._decided(verb, body)
+        while verb in self._hung:
+            await asyncio.sleep(0.02)
+        status = self._status.get(verb, 200)
+        return await loopback.answer(send, status, said if status == 200 else b"")
+
+    def _decided(self, verb: str, body: bytes) -> Any:
+        arguments = _ARGUMENTS.decode(body)
+        names = _names(arguments)
+        self._record(verb, arguments.pod, names, whole=arguments.names is None)
+        if verb == "prioritize":
+            return [{"Host": name, "Score": self.scores.get(name, 0)} for name in names]
+        return self._filtered(arguments, names)
+
+    def _filtered(self, arguments: Arguments, names: list[str]) -> Object:
+        out = {*self.reject, *self.reject_for_good, *self.lose}
+        answer: Object = {
+            "FailedNodes": {name: text for name, text in self.reject.items() if name in names},
+            "FailedAndUnresolvableNodes": {n: text for n, text in self.reject_for_good.items() if n in names},
+            "Error": self.error,
+        }
+        if arguments.names is not None:
+            return answer | {"NodeNames": [name for name in names if name not in out]}
+        items = (arguments.nodes.items if arguments.nodes else None) or []
+        kept = [item for item, name in zip(items, names, strict=True) if name not in out]
+        return answer | {"Nodes": {"items": kept}}
+
+    def _preempted(self, body: bytes) -> Object:
+        arguments = _PREEMPTION.decode(body)
+        given = arguments.uids if arguments.uids is not None else _uids(arguments.victims or {})
+        self._record("preempt", arguments.pod, list(given), whole=arguments.uids is None)
+        return {"NodeNameToMetaVictims": {node: v for node, v in given.items() if node not in self.spare}}
+
+    def _record(self, verb: str, pod: msgspec.Raw, nodes: list[str], *, whole: bool) -> None:
+        if self.records:
+            self.calls.append(Call(verb, _NAMED.decode(pod).metadata.name, tuple(nodes), whole))
+
+
+_ARGUMENTS = msgspec.json.Decoder(Arguments)
+_PREEMPTION = msgspec.json.Decoder(PreemptionArguments)
+_NAMED = msgspec.json.Decoder(Named)
+
+
+def _names(arguments: Arguments) -> list[str]:
+    if arguments.names is not None:
+        return arguments.names
+    items = (arguments.nodes.items if arguments.nodes else None) or []
+    return [_NAMED.decode(item).metadata.name for item in items]
+
+
+def _uids(victims: dict[str, Any]) -> Object:
+    """Victims as kube-scheduler wants them back: always by uid, also when it sent whole pods."""
+    return {
+        node: {
+            "Pods": [{"UID": pod["metadata"]["uid"]} for pod in found.get("Pods") or []],
+            "NumPDBViolations": found.get("NumPDBViolations", 0),
+        }
+        for node, found in victims.items()
+    }
+
+
+def entry(url: str, **fields: Any) -> Object:
+    """An extender as a KubeSchedulerConfiguration lists it: names, one second, and `fields` on top."""
+    return {
+        "urlPrefix": url,
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "weight": 1,
+        "nodeCacheCapable": True,
+        "httpTimeout": "1s",
+        **fields,
+    }
+
+
+def tls_fields(ca_file: str, cert_file: str, key_file: str) -> Object:
+    """The fields of an entry whose server is verified, and asks for a certificate."""
+    files = {"caFile": ca_file, "certFile": cert_file, "keyFile": key_file}
+    return {"enableHTTPS": True, "tlsConfig": files}
+
+
+@contextlib.contextmanager
+def serving(tls: Tls | None = None, port: int = 0, *, records: bool = True) -> Iterator[Double]:
+    """A double that answers at its `url` until the block is left."""
+    double = Double(records=records)
+    with loopback.serving(double, tls, port) as url:
+        double.url = url
+        yield double
+        double._hung.clear()  # or the server would wait for who hangs
+
+
+def main() -> None:
+    """Serves a double that records nothing, until it is interrupted."""
+    parser = argparse.ArgumentParser(description="a scheduler extender that does nothing")
+    parser.add_argument("--port", type=int, default=9100)
+    with (
+        serving(port=parser.parse_args().port, records=False) as double,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        print(double.url, flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A test's own corner of the shared control plane, and the words in which it says what it waits for."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from tests.cluster import objects
+from tests.cluster.api import Api, Object, path_of
+from tests.cluster.controlplane import ControlPlane
+
+Seen = TypeVar("Seen")
+
+_numbers = itertools.count(1)
+
+
+def wait(
+    what: str, see: Callable[[], Seen | None], deadline_s: float = 15, show: Callable[[], Any] = str
+) -> Seen:
+    """The first thing other than None that `see` returns; AssertionError with `show()` when there is none."""
+    end = time.monotonic() + deadline_s
+    while (seen := see()) is None:
+        assert time.monotonic() < end, f"{what}: not so after {deadline_s:g} s; {show()}"
+        time.sleep(0.03)
+    return seen
+
+
+class Sandbox:
+    """A namespace, and everything made through it; `clean` takes all of that away again."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.namespace = f"test-{next(_numbers)}"
+        self.api: Api = plane.api
+        self._made: list[str] = []
+        self.api.create(objects.namespace(self.namespace))
+
+    def create(self, obj: Object) -> Object:
+        """Makes any object; one without a namespace, of a kind that wants it, belongs into `self.put`."""
+        made = self.api.create(obj)
+        self._made.append(path_of(made))
+        return made
+
+    def put(self, obj: Object) -> Object:
+        """Makes an object in this namespace."""
+        return self.create(obj | {"metadata": obj["metadata"] | {"namespace": self.namespace}})
+
+    def nodes(self, *nodes: Object) -> None:
+        """Makes nodes; see `objects.node`."""
+        for node in nodes:
+            self.create(node)
+
+    def pods(self, *pods: Object) -> None:
+        """Makes pods in this namespace, with the priority classes that they name; see `objects.pod`."""
+        for value in objects.priorities(pods):
+            self.api.ensure(objects.priority_class(value))
+        for pod in pods:
+            self.put(pod)
+
+    def pod(self, name: str) -> Object | None:
+        """A pod as it is now, or None when it is gone."""
+        return self.api.find(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
+
+    def annotate(self, node: str, key: str, value: str) -> None:
+        """Changes one annotation of a node, a change that no scheduling rule looks at."""
+        self.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {key: value}}})
+
+    def expect_bound(self, pod: str, deadline_s: float = 15) -> str:
+        """Waits until a pod is on a node; the node's name."""
+        return wait(f"pod {pod} is bound", lambda: node_of(self.pod(pod)), deadline_s, lambda: self.pod(pod))
+
+    def expect_rejected(self, pod: str, deadline_s: float = 15) -> str:
+        """Waits until the scheduler has found no node; the text of the PodScheduled condition."""
+
+        def said() -> str | None:
+            return (scheduled(self.pod(pod)) or {}).get("message")
+
+        return wait(f"pod {pod} is rejected", said, deadline_s, lambda: self.pod(pod))
+
+    def expect_event(self, pod: str, reason: str = "FailedScheduling", deadline_s: float = 15) -> str:
+        """Waits for an event about a pod; its text, as `kubectl describe` shows it."""
+
+        def said() -> str | None:
+            return next(iter(self.events(pod, reason)), None)
+
+        return wait(f"pod {pod} has an event {reason}", said, deadline_s, lambda: self.events(pod))
+
+    def expect_gone(self, pod: str, deadline_s: float = 15) -> None:
+        """Waits until a pod is no more, or is on its way out."""
+        wait(f"pod {pod} is gone", lambda: True if is_leaving(self.pod(pod)) else None, deadline_s)
+
+    def expect_stays_unbound(self, pod: str, for_s: float = 2) -> None:
+        """Looks for a while, and fails if the pod is bound in that time."""
+        end = time.monotonic() + for_s
+        while time.monotonic() < end:
+            assert node_of(self.pod(pod)) is None, f"pod {pod} was bound to {node_of(self.pod(pod))}"
+            time.sleep(0.1)
+
+    def events(self, pod: str, reason: str = "") -> list[str]:
+        """The texts of the events about a pod, oldest first."""
+        about = f"involvedObject.name={pod}" + (f",reason={reason}" if reason else "")
+        found = self.api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=about)["items"]
+        return [event["message"] for event in found]
+
+    def clean(self) -> None:
+        """Takes away all pods of the namespace and all that was made, the last first."""
+        self.api.delete(f"/api/v1/namespaces/{self.namespace}/pods")
+        for path in reversed(self._made):
+            self.api.delete(path)
+        self.api.delete(f"/api/v1/namespaces/{self.namespace}")
+
+
+@contextlib.contextmanager
+def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
+    """A corner that is clean again at the end."""
+    corner = Sandbox(plane)
+    try:
+        yield corner
+    finally:
+        corner.clean()
+
+
+def node_of(pod: Object | None) -> str | None:
+    """The node that a pod is bound to."""
+    return pod["spec"].get("nodeName") if pod else None
+
+
+def scheduled(pod: Object | None) -> Object | None:
+    """The PodScheduled condition, once the scheduler has said anything."""
+    conditions = (pod or {}).get("status", {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] == "PodScheduled"), None)
+
+
+def is_leaving(pod: Object | None) -> bool:
+    """Whether a pod is gone or marked to go."""
+    return pod is None or "deletionTimestamp" in pod["metadata"]

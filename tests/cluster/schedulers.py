@@ -1,0 +1,129 @@
+"""What a scheduler is to the tests of its rules, and the real one."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from tests.cluster import sandbox
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import Sandbox
+
+
+class Outcome(NamedTuple):
+    """What became of a pod: a node, or the reason and text of its PodScheduled condition.
+
+    `reason` is Unschedulable where no node was found, SchedulerError where the attempt itself failed.
+    """
+
+    node: str | None
+    reason: str = ""
+    message: str = ""
+
+
+class Cluster(Protocol):
+    """A cluster with a scheduler at work."""
+
+    def submit(self, *pods: Object) -> dict[str, Outcome]:
+        """Makes pods, each when the one before is settled; what became of them, by name."""
+
+    def outcome(self, pod: str) -> Outcome:
+        """What has become of a pod now; a node once it has one, else the scheduler's last word."""
+
+    def retried(self, pod: str, deadline_s: float) -> Outcome:
+        """Waits, at most `deadline_s`, for a pod that was rejected to be bound."""
+
+    def event(self, pod: str) -> str:
+        """The text that `kubectl describe` shows under the events of a pod that was rejected."""
+
+    def pass_time(self, seconds: float) -> None:
+        """Lets that much of the scheduler's time go by."""
+
+    def touch(self, node: str) -> None:
+        """Changes a node in a way that no rule looks at: one cluster event."""
+
+    def is_gone(self, pod: str) -> bool:
+        """Whether a pod was evicted."""
+
+
+class Scheduler(Protocol):
+    """Something that schedules by kube-scheduler's rules."""
+
+    def cluster(
+        self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
+    ) -> AbstractContextManager[Cluster]:
+        """A cluster of nodes, with `running` pods on them, and extenders as a configuration lists them."""
+
+
+class RealScheduler:
+    """kube-scheduler itself, on a control plane that others use as well."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+
+    @contextlib.contextmanager
+    def cluster(
+        self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
+    ) -> Iterator[Cluster]:
+        with sandbox.sandbox(self._plane) as corner:
+            corner.nodes(*nodes)
+            corner.pods(*running)
+            scheduler = self._plane.start_scheduler({"extenders": list(extenders)})
+            try:
+                yield RealCluster(corner)
+            finally:
+                scheduler.stop()
+
+
+class RealCluster:
+    """A sandbox whose scheduler is at work."""
+
+    def __init__(self, corner: Sandbox) -> None:
+        self._corner = corner
+        self._touched = 0
+
+    def submit(self, *pods: Object) -> dict[str, Outcome]:
+        outcomes = {}
+        for pod in pods:
+            self._corner.pods(pod)
+            outcomes[pod["metadata"]["name"]] = self._settled(pod["metadata"]["name"])
+        return outcomes
+
+    def outcome(self, pod: str) -> Outcome:
+        return _outcome(self._corner.pod(pod))
+
+    def retried(self, pod: str, deadline_s: float) -> Outcome:
+        self._corner.expect_bound(pod, deadline_s)
+        return self.outcome(pod)
+
+    def event(self, pod: str) -> str:
+        return self._corner.expect_event(pod)
+
+    def pass_time(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def touch(self, node: str) -> None:
+        self._touched += 1
+        self._corner.annotate(node, "nodewise.io/touched", str(self._touched))
+
+    def is_gone(self, pod: str) -> bool:
+        return sandbox.is_leaving(self._corner.pod(pod))
+
+    def _settled(self, name: str) -> Outcome:
+        """Bound, or rejected for the time being; a pod that waits for its victims to go is neither."""
+
+        def see() -> Outcome | None:
+            pod = self._corner.pod(name)
+            nominated = (pod or {}).get("status", {}).get("nominatedNodeName")
+            found = _outcome(pod)
+            return found if found.node or (found.reason and not nominated) else None
+
+        return sandbox.wait(f"pod {name} is settled", see, 15, lambda: self._corner.pod(name))
+
+
+def _outcome(pod: Object | None) -> Outcome:
+    said = sandbox.scheduled(pod) or {}
+    node = sandbox.node_of(pod)
+    return Outcome(node) if node else Outcome(None, said.get("reason", ""), said.get("message", ""))

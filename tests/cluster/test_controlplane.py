@@ -1,0 +1,106 @@
+"""The control plane that the other tests stand on."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import access, controlplane, objects
+from tests.cluster.access import rule
+from tests.cluster.api import ApiError
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.processes import NotReadyError, Process
+from tests.cluster.sandbox import Sandbox, wait
+
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
+
+
+def test_the_version_is_one_that_clients_can_parse(plane: ControlPlane) -> None:
+    assert plane.api.get("/version")["gitVersion"] == "v1.36.3"
+
+
+def test_kubectl_sees_a_ready_node_without_taints(plane: ControlPlane, corner: Sandbox) -> None:
+    corner.nodes(objects.node("a"))
+    assert "Ready" in plane.kubectl("get", "nodes", "a").split()
+    assert "taints" not in corner.api.get(f"{NODES}/a")["spec"]
+
+
+def test_a_user_may_do_what_the_rules_say_and_nothing_else(plane: ControlPlane) -> None:
+    reader = plane.user("reader", [rule("get list watch", "nodes")])
+    assert reader.api.get(NODES)["kind"] == "NodeList"
+    with pytest.raises(ApiError, match='403: pods is forbidden: User "reader" cannot list'):
+        reader.api.get(PODS)
+
+
+def test_rights_can_end_at_a_namespace(plane: ControlPlane, corner: Sandbox) -> None:
+    reader = plane.user("local-reader", [rule("list", "pods")], namespace=corner.namespace)
+    assert reader.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"] == []
+    with pytest.raises(ApiError, match="403"):
+        reader.api.get(PODS)
+
+
+def test_a_service_account_comes_in_by_token(plane: ControlPlane, corner: Sandbox) -> None:
+    robot = plane.service_account("robot", corner.namespace, [rule("list", "nodes")])
+    assert robot.token in robot.kubeconfig.read_text()
+    assert robot.api.get(NODES)["kind"] == "NodeList"
+
+
+def test_a_stranger_is_not_let_in(plane: ControlPlane, tmp_path: Path) -> None:
+    server = access.Server(plane.url, plane.authority, tmp_path)
+    with pytest.raises(ApiError, match="401"):
+        server.bearer("stranger", "no token of ours").api.get(NODES)
+
+
+def test_a_scheduler_takes_its_configuration_as_yaml(plane: ControlPlane, corner: Sandbox) -> None:
+    corner.nodes(objects.node("a"))
+    scheduler = plane.start_scheduler("profiles: [{schedulerName: mine}]")
+    corner.pods(objects.pod("others"), _scheduled_by("mine", objects.pod("ours")))
+    assert corner.expect_bound("ours") == "a"
+    corner.expect_stays_unbound("others", for_s=0.5)
+    scheduler.stop()
+    assert not scheduler.process.is_running
+
+
+def test_a_scheduler_that_cannot_start_says_why(plane: ControlPlane) -> None:
+    with pytest.raises(
+        NotReadyError, match=r"(?s)kube-scheduler ended with code 1:.*percentageOfNodesToScore"
+    ):
+        plane.start_scheduler({"percentageOfNodesToScore": 200})
+
+
+def test_a_program_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+    with (
+        Process(["sh", "-c", "echo so far; exec sleep 60"], tmp_path / "log") as process,
+        pytest.raises(NotReadyError, match=r"sh was not ready after 0.5 s:\nso far"),
+    ):
+        process.wait_ready(lambda: False, deadline_s=0.5)
+    assert not process.is_running
+
+
+def test_the_controller_manager_clears_a_namespace(plane: ControlPlane) -> None:
+    plane.api.create(objects.namespace("doomed"))
+    manager = plane.start_controller_manager("namespace-controller")
+    plane.api.delete("/api/v1/namespaces/doomed")
+    wait("doomed is gone", lambda: plane.api.find("/api/v1/namespaces/doomed") is None or None)
+    manager.stop()
+
+
+def test_nothing_is_left_of_a_control_plane(control_plane_programs: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="the test failed"),
+        controlplane.running(control_plane_programs) as own,
+    ):
+        folder, pids = own.folder, [process.pid for process in own.processes]
+        assert len(pids) == 2
+        raise RuntimeError("the test failed")
+    assert not folder.exists()
+    assert not any(_is_alive(pid) for pid in pids)
+
+
+def _scheduled_by(name: str, pod: dict) -> dict:
+    return pod | {"spec": pod["spec"] | {"schedulerName": name}}
+
+
+def _is_alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")  # noqa: PTH110

@@ -1,0 +1,92 @@
+"""The custom metrics double, asked through the real API server's aggregation layer."""
+
+import time
+
+import httpx2
+import pytest
+
+from tests.cluster.access import rule
+from tests.cluster.api import ApiError, Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import GROUP, CustomMetrics, Sample
+
+ROOT = f"/apis/{GROUP}"
+
+
+def asked(plane: ControlPlane, metric: str, version: str = "v1beta1", nodes: str = "*") -> Object:
+    return plane.api.get(f"{ROOT}/{version}/nodes/{nodes}/{metric}")
+
+
+def test_the_api_server_lists_the_group(plane: ControlPlane, metrics: CustomMetrics) -> None:
+    group = plane.api.get(ROOT)
+    assert group["preferredVersion"]["version"] == "v1beta2"
+    assert {one["version"] for one in group["versions"]} == {"v1beta1", "v1beta2"}
+
+
+def test_values_of_all_nodes(plane: ControlPlane, metrics: CustomMetrics) -> None:
+    metrics.set("temp", {"a": "81500m", "b": 40}, time="2026-07-01T12:00:00Z", window_s=60)
+    found = asked(plane, "temp")
+    assert (found["kind"], found["apiVersion"]) == ("MetricValueList", f"{GROUP}/v1beta1")
+    assert [(item["describedObject"]["name"], item["value"]) for item in found["items"]] == [
+        ("a", "81500m"),
+        ("b", "40"),
+    ]
+    assert found["items"][0] == {
+        "describedObject": {"kind": "Node", "name": "a", "apiVersion": "/v1"},
+        "metricName": "temp",
+        "timestamp": "2026-07-01T12:00:00Z",
+        "windowSeconds": 60,
+        "value": "81500m",
+    }
+
+
+def test_the_newer_version_names_the_metric_in_its_own_way(
+    plane: ControlPlane, metrics: CustomMetrics
+) -> None:
+    metrics.set("temp", {"a": 1})
+    [item] = asked(plane, "temp", "v1beta2", "%2A")["items"]
+    assert item["metric"] == {"name": "temp", "selector": None}
+
+
+def test_one_node_by_name(plane: ControlPlane, metrics: CustomMetrics) -> None:
+    metrics.set("temp", {"a": 1, "b": Sample("2", window_s=30)})
+    [item] = asked(plane, "temp", nodes="b")["items"]
+    assert (item["value"], item["windowSeconds"]) == ("2", 30)
+
+
+def test_a_metric_that_nobody_set_is_not_found(plane: ControlPlane, metrics: CustomMetrics) -> None:
+    with pytest.raises(ApiError, match="404: the server could not find the metric none for nodes"):
+        asked(plane, "none")
+
+
+def test_faults_come_through_and_heal(plane: ControlPlane, metrics: CustomMetrics) -> None:
+    metrics.set("temp", {"a": "NaN", "b": "12 apples"})
+    assert [item["value"] for item in asked(plane, "temp")["items"]] == ["NaN", "12 apples"]
+    metrics.say("temp", b'{"kind": "MetricValueList", "items"')
+    with pytest.raises(ValueError, match="Expecting"):
+        asked(plane, "temp")
+    metrics.fail("temp", 500)
+    with pytest.raises(ApiError, match="500: told to fail with 500"):
+        asked(plane, "temp")
+    metrics.heal("temp")
+    assert len(asked(plane, "temp")["items"]) == 2
+
+
+def test_a_hanging_metric_delays_no_other(plane: ControlPlane, metrics: CustomMetrics) -> None:
+    metrics.set("slow", {"a": 1})
+    metrics.set("quick", {"a": 1})
+    metrics.hang("slow")
+    with pytest.raises(httpx2.ReadTimeout):
+        plane.api.request("GET", f"{ROOT}/v1beta1/nodes/*/slow", timeout=0.5)
+    start_s = time.monotonic()
+    assert asked(plane, "quick")["items"]
+    assert time.monotonic() - start_s < 1
+
+
+def test_a_user_needs_the_right_to_each_metric(plane: ControlPlane, metrics: CustomMetrics) -> None:
+    metrics.set("temp", {"a": 1})
+    metrics.set("secret", {"a": 1})
+    user = plane.user("metrics-reader", [rule("get", "nodes/temp", GROUP)])
+    assert user.api.get(f"{ROOT}/v1beta1/nodes/*/temp")["items"]
+    with pytest.raises(ApiError, match='403: .*User "metrics-reader" cannot get resource "nodes/secret"'):
+        user.api.get(f"{ROOT}/v1beta1/nodes/*/secret")

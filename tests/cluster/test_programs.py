@@ -1,0 +1,117 @@
+"""Finding and building the programs, with a stand-in for go that takes no time."""
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import availability, programs, toolchain
+from tests.cluster.toolchain import MissingError
+
+GO = """#!/bin/sh
+case "$1" in
+  env) echo go{version} ;;
+  build)
+    while [ "$1" != -o ]; do shift; done
+    echo "$2" >> {built}
+    case "$2" in *{broken}*) echo "cannot compile" >&2; exit 1 ;; esac
+    printf '#!/bin/sh\\n' > "$2"; /bin/chmod +x "$2" ;;
+esac
+"""
+
+
+class Machine:
+    """A machine with an empty cache and, where it is given one, a go of its own."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._built, self._bin = folder / "built", folder / "bin"
+        self._bin.mkdir()
+        monkeypatch.setenv("PATH", str(self._bin))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+        monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+
+    def install_go(self, version: str = "1.26.8", broken: str = "nothing") -> None:
+        go = self._bin / "go"
+        go.write_text(GO.format(version=version, broken=broken, built=self._built))
+        go.chmod(go.stat().st_mode | stat.S_IXUSR)
+
+    @property
+    def built(self) -> list[str]:
+        """The programs that go was asked to build, in order."""
+        return [Path(line).name for line in self._built.read_text().split()] if self._built.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_programs_are_built_once(machine: Machine) -> None:
+    machine.install_go()
+    assert programs.find() is None
+    assert programs.folder() == programs.folder() == programs.find()
+    assert machine.built == list(programs.PROGRAMS)
+
+
+def test_a_folder_that_has_them_all_is_taken(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.install_go()
+    whole = programs.folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(whole))
+    assert programs.find() == whole
+
+
+def test_a_folder_that_lacks_one_is_not(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine.install_go()
+    (tmp_path / "etcd").touch(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    assert programs.folder() != tmp_path
+
+
+def test_a_build_that_breaks_off_is_not_taken_for_a_whole_one(machine: Machine) -> None:
+    machine.install_go(broken="kubectl")
+    with pytest.raises(MissingError, match="building kubectl failed:\ncannot compile"):
+        programs.folder()
+    assert programs.find() is None
+    machine.install_go()
+    assert programs.folder() == programs.find()
+
+
+def test_two_runs_do_not_build_twice(machine: Machine) -> None:
+    machine.install_go()
+    runs = [threading.Thread(target=programs.folder) for _ in range(2)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert machine.built == list(programs.PROGRAMS)
+
+
+@pytest.mark.parametrize("version", ["1.21.1", None], ids=["an old go", "no go"])
+def test_without_a_go_the_error_says_what_to_install(machine: Machine, version: str | None) -> None:
+    if version:
+        machine.install_go(version)
+    with pytest.raises(MissingError, match=r"install Go 1\.26\.0 or later .* put it on the PATH"):
+        programs.folder()
+
+
+def test_the_package_of_go_is_new_enough() -> None:
+    packaged = tuple(int(n) for n in toolchain.PACKAGE.partition("==")[2].split("."))
+    assert packaged >= toolchain.wanted(programs.MODULE)
+
+
+def test_what_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NODEWISE_REQUIRE", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="^not run: no Go; `make controlplane`$"):
+        availability.not_run("no Go; `make controlplane`")
+
+
+def test_what_cannot_run_fails_where_all_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODEWISE_REQUIRE", "all")
+    with pytest.raises(pytest.fail.Exception, match="^not run: no Go"):
+        availability.not_run("no Go; `make controlplane`")

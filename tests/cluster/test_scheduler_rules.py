@@ -1,0 +1,181 @@
+"""Whom kube-scheduler asks, what it makes of the answers, and of no answer.
+
+Every rule is held against each scheduler that the fixture `scheduler` knows.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from tests.cluster import extender_double, objects
+from tests.cluster.extender_double import Double
+from tests.cluster.schedulers import Cluster, Outcome, Scheduler
+
+MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
+FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
+
+
+def plain(
+    scheduler: Scheduler, double: Double, names: str = "a b c", **fields: object
+) -> AbstractContextManager[Cluster]:
+    """Empty nodes, and the double as the only extender, with these fields of its entry."""
+    return scheduler.cluster(objects.nodes(names), [extender_double.entry(double.url, **fields)])
+
+
+@FORMS
+def test_filter_and_then_prioritize_are_asked_of_all_nodes(
+    scheduler: Scheduler, double: Double, *, cached: bool
+) -> None:
+    with plain(scheduler, double, nodeCacheCapable=cached) as cluster:
+        assert cluster.submit(objects.pod("web"))["web"].node in {"a", "b", "c"}
+    assert [call.verb for call in double.calls] == ["filter", "prioritize"]
+    assert all(sorted(call.nodes) == ["a", "b", "c"] for call in double.calls)
+    assert all(call.whole is not cached for call in double.calls)
+
+
+def test_only_nodes_that_every_plugin_passes_are_asked_about(scheduler: Scheduler, double: Double) -> None:
+    mixed = [objects.node("a", cpu="1"), *objects.nodes("b c", cpu="8")]
+    with scheduler.cluster(mixed, [extender_double.entry(double.url)]) as cluster:
+        cluster.submit(objects.pod("web", cpu="2"))
+    assert [sorted(call.nodes) for call in double.asked("filter")] == [["b", "c"]]
+
+
+def test_no_extender_is_asked_when_no_node_fits(scheduler: Scheduler, double: Double) -> None:
+    with plain(scheduler, double) as cluster:
+        assert cluster.submit(objects.pod("web", cpu="99"))["web"].node is None
+    assert double.calls == []
+
+
+def test_one_node_that_is_left_is_not_scored(scheduler: Scheduler, double: Double) -> None:
+    double.reject = {"a": "hot", "b": "hot"}
+    with plain(scheduler, double) as cluster:
+        assert cluster.submit(objects.pod("web"))["web"].node == "c"
+    assert double.asked("prioritize") == []
+
+
+def test_of_more_than_100_nodes_a_sample_is_asked_about(scheduler: Scheduler, double: Double) -> None:
+    """50 % less a percent for each 125 nodes, at least 100: of 250 it is 48 %."""
+    with plain(scheduler, double, " ".join(f"n{i}" for i in range(250))) as cluster:
+        assert cluster.submit(objects.pod("web"))["web"].node
+    assert [len(call.nodes) for call in double.calls] == [120, 120]
+
+
+def test_a_pod_without_a_managed_resource_passes_by(scheduler: Scheduler, double: Double) -> None:
+    double.reject = dict.fromkeys("abc", "hot")
+    with plain(scheduler, double, managedResources=MANAGED) as cluster:
+        outcomes = cluster.submit(
+            objects.pod("plain"), objects.pod("web", limits={"telemetry/scheduling": "1"})
+        )
+    assert outcomes["plain"].node
+    assert outcomes["web"].node is None
+    assert {call.pod for call in double.calls} == {"web"}
+
+
+def test_a_later_extender_sees_what_an_earlier_one_left(scheduler: Scheduler, double: Double) -> None:
+    double.reject = {"a": "hot"}
+    with extender_double.serving() as second:
+        entries = [extender_double.entry(double.url), extender_double.entry(second.url)]
+        with scheduler.cluster(objects.nodes("a b c"), entries) as cluster:
+            cluster.submit(objects.pod("web"))
+        assert [sorted(call.nodes) for call in second.asked("filter")] == [["b", "c"]]
+
+
+@FORMS
+def test_scores_decide_the_node(scheduler: Scheduler, double: Double, *, cached: bool) -> None:
+    with plain(scheduler, double, nodeCacheCapable=cached) as cluster:
+        for best in ("c", "a", "b"):
+            double.scores = {"a": 1, "b": 1, "c": 1, best: 10}
+            assert cluster.submit(objects.pod(f"likes-{best}"))[f"likes-{best}"].node == best
+
+
+def test_scores_are_multiplied_by_the_weight_and_not_clamped(scheduler: Scheduler, double: Double) -> None:
+    double.scores = {"a": 10}
+    with extender_double.serving() as second:
+        second.scores = {"b": 100, "c": -100}
+        entries = [extender_double.entry(double.url, weight=5), extender_double.entry(second.url)]
+        with scheduler.cluster(objects.nodes("a b c"), entries) as cluster:
+            assert cluster.submit(objects.pod("web"))["web"].node == "b"
+
+
+@pytest.mark.parametrize(("cached", "chosen"), [(True, "empty"), (False, "large")], ids=["names", "whole"])
+def test_with_whole_nodes_the_default_scores_take_every_node_for_empty(
+    scheduler: Scheduler, double: Double, *, cached: bool, chosen: str
+) -> None:
+    large, empty = objects.node("large", cpu="100", memory="1000Gi"), objects.node("empty", cpu="4")
+    load = objects.running_on("large", objects.pod("load", cpu="90", memory="900Gi"))
+    entry = extender_double.entry(double.url, nodeCacheCapable=cached)
+    with scheduler.cluster([large, empty], [entry], [load]) as cluster:
+        assert cluster.submit(objects.pod("web", cpu="1", memory="4Gi"))["web"].node == chosen
+
+
+def test_an_ignorable_extender_that_fails_is_as_good_as_none(scheduler: Scheduler, double: Double) -> None:
+    double.fail(500)
+    with plain(scheduler, double, ignorable=True) as cluster:
+        assert cluster.submit(objects.pod("web"))["web"].node
+    assert [call.verb for call in double.calls] == ["filter", "prioritize"]
+
+
+def test_an_ignorable_extender_that_nobody_serves_is_as_good_as_none(
+    scheduler: Scheduler, double: Double
+) -> None:
+    with plain(scheduler, double, urlPrefix="http://127.0.0.1:9", ignorable=True) as cluster:
+        assert cluster.submit(objects.pod("web"))["web"].node
+
+
+FAILURES: dict[str, tuple[Callable[[Double], None], str]] = {
+    "a status": (
+        lambda double: double.fail(503, "filter"),
+        "failed filter with extender at URL {url}/filter, code 503",
+    ),
+    "an error in the answer": (
+        lambda double: setattr(double, "error", "cannot read the pod"),
+        "cannot read the pod",
+    ),
+    "no answer in time": (
+        lambda double: double.hang("filter"),
+        'Post "{url}/filter": context deadline exceeded (Client.Timeout exceeded while awaiting headers)',
+    ),
+}
+
+
+@pytest.mark.parametrize(("fail", "said"), FAILURES.values(), ids=FAILURES)
+def test_without_ignorable_a_filter_that_fails_ends_the_attempt(
+    scheduler: Scheduler, double: Double, fail: Callable[[Double], None], said: str
+) -> None:
+    fail(double)
+    with plain(scheduler, double, httpTimeout="300ms") as cluster:
+        outcome = cluster.submit(objects.pod("web"))["web"]
+    assert outcome == Outcome(None, "SchedulerError", said.format(url=double.url))
+
+
+def test_a_prioritize_that_fails_costs_the_scores_and_nothing_else(
+    scheduler: Scheduler, double: Double
+) -> None:
+    double.fail(500, "prioritize")
+    with plain(scheduler, double) as cluster:
+        assert cluster.submit(objects.pod("web"))["web"].node
+
+
+def test_a_hang_costs_each_pod_http_timeout_twice(scheduler: Scheduler, double: Double) -> None:
+    """Once in filter, once in prioritize; and pods are decided one after the other, so everybody waits."""
+    double.hang()
+    with plain(scheduler, double, httpTimeout="500ms", ignorable=True) as cluster:
+        start_s = time.monotonic()
+        outcomes = cluster.submit(objects.pod("one"), objects.pod("two"))
+        assert 2 <= time.monotonic() - start_s < 6
+    assert all(outcome.node for outcome in outcomes.values())
+
+
+def test_a_rejected_pod_is_tried_again_at_any_cluster_event_and_not_before(
+    scheduler: Scheduler, double: Double
+) -> None:
+    double.reject = dict.fromkeys("abc", "hot")
+    with plain(scheduler, double) as cluster:
+        cluster.submit(objects.pod("web"))
+        double.reject = {}
+        cluster.pass_time(3)
+        assert cluster.outcome("web").node is None
+        cluster.touch("a")
+        assert cluster.retried("web", deadline_s=3).node
