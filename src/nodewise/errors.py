@@ -12,7 +12,12 @@ A node that an agent rejects is no error, it is a verdict (`nodewise.agent`).
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
+
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, ValueError)
+"""All that msgspec raises on bytes that it cannot decode: of a wrong form, nested too deep, no UTF-8."""
 
 
 class Problem(NamedTuple):

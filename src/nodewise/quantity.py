@@ -46,10 +46,10 @@ def parse(text: str) -> int:
 def _scaled(digits: int, exponent: int) -> int:
     """Digits times ten to the exponent, rounded away from zero."""
     if exponent >= 0:
-        return digits * 10**exponent if digits else 0
+        return digits * int(10**exponent) if digits else 0
     if -exponent > 2 * _LONGEST:
         return 1 if digits else 0
-    return -(-digits // 10**-exponent)
+    return -(-digits // int(10**-exponent))
 
 
 def to_text(nano: int) -> str:

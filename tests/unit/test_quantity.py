@@ -37,7 +37,24 @@ def test_parse(text: str, nano: int) -> None:
     assert quantity.parse(text) == nano
 
 
-BAD = ["", " ", ".", "-", "abc", "1kk", "NaN", "Inf", "1e", "1i", "--1", "1e99999", "1e9999", "1 2", "٣", "9" * 300]
+BAD = [
+    "",
+    " ",
+    ".",
+    "-",
+    "abc",
+    "1kk",
+    "NaN",
+    "Inf",
+    "1e",
+    "1i",
+    "--1",
+    "1e99999",
+    "1e9999",
+    "1 2",
+    "٣",
+    "9" * 300,
+]
 
 
 @pytest.mark.parametrize("text", BAD)

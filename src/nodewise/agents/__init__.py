@@ -17,15 +17,18 @@ REGISTRY: Final[dict[str, str]] = {
 
 def names() -> list[str]:
     """All agents there are, our own first."""
-    return [*REGISTRY, *sorted(e.name for e in entry_points(group="nodewise.agents") if e.name not in REGISTRY)]
+    return [
+        *REGISTRY,
+        *sorted(e.name for e in entry_points(group="nodewise.agents") if e.name not in REGISTRY),
+    ]
 
 
 def load(name: str) -> AgentKind:
     """An agent by its name; only what is asked for is imported. `BadSettings` if there is none."""
     if name in REGISTRY:
         module, _, attribute = REGISTRY[name].partition(":")
-        return cast(AgentKind, getattr(import_module(module), attribute))
+        return cast("AgentKind", getattr(import_module(module), attribute))
     for entry in entry_points(group="nodewise.agents", name=name):
         found: Any = entry.load()
-        return cast(AgentKind, found)
+        return cast("AgentKind", found)
     raise BadSettings("agents", [Problem("--agents", repr(name), "one of " + ", ".join(names()))])

@@ -45,7 +45,9 @@ def show_agent(name: str, output: str) -> None:
     ]
     reads = [f"{w.resource.plural}.{w.resource.group}".rstrip(".") for w in kind.watched]
     if output == "json":
-        click.echo(msgspec.json.encode({"name": name, "summary": kind.summary, "reads": reads, "options": rows}))
+        click.echo(
+            msgspec.json.encode({"name": name, "summary": kind.summary, "reads": reads, "options": rows})
+        )
         return
     console = Console(highlight=False)
     console.print(f"{kind.name}: {kind.summary}\nreads: {', '.join(reads)}")

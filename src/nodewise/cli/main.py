@@ -40,7 +40,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Shell completion: eval \"$(_NODEWISE_COMPLETE=bash_source nodewise)\" (or zsh_source, fish_source).",
+    epilog='Shell completion: eval "$(_NODEWISE_COMPLETE=bash_source nodewise)" (or zsh_source, fish_source).',
 )
 @click.version_option(nodewise.__version__, prog_name="nodewise", message="%(prog)s %(version)s")
 def command() -> None:

@@ -9,8 +9,9 @@ import difflib
 import inspect
 import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import click
 import msgspec
@@ -24,7 +25,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _SUFFIXES: Final = ("_s", "_bytes")
 
 
-class _Duration(click.ParamType):
+class _Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -36,7 +37,7 @@ class _Duration(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class _Size(click.ParamType):
+class _Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -101,7 +102,7 @@ def _docstrings(group: type) -> dict[str, str]:
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
     return {
         field.target.id: " ".join(text.value.value.split())
-        for field, text in zip(body, body[1:], strict=False)
+        for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr)
@@ -150,8 +151,8 @@ def _type(setting: Setting) -> Any:
         return _Size()
     if get_origin(setting.type) is Literal:
         return click.Choice(get_args(setting.type))
+    inner = get_args(setting.type)[0] if get_origin(setting.type) is Annotated else setting.type
     plain = {int: click.INT, float: click.FLOAT, bool: click.BOOL}
-    inner = getattr(setting.type, "__origin__", setting.type)
     return plain.get(inner, click.STRING)
 
 

@@ -7,7 +7,6 @@ reason, in a regular answer: to kube-scheduler an error means "place it without 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-
 from nodewise.agent import View
 from nodewise.clock import Clock
 from nodewise.errors import BadInput, Problem
@@ -45,7 +44,7 @@ class Extender:
         """`/scheduler/<verb>` asks all agents, `/agents/<name>/<verb>` that one."""
         verbs = {"filter": self._filter, "prioritize": self._prioritize, "preempt": self._preempt}
         return [
-            Route("POST", f"{prefix}/{verb}", _bound(handler, chain))
+            Route("POST", f"{prefix}/{verb}", _bound(handler, chain), WHOLE_NODES_AT_ONCE, LARGE_BYTES)
             for prefix, chain in self._chains.items()
             for verb, handler in verbs.items()
         ]
@@ -81,9 +80,7 @@ class Extender:
         found = self._ring.newest(
             request.query.get("namespace", ""), request.query.get("pod", ""), limit=int(limit)
         )
-        return Response(
-            200, report.encode({"decisions": [report.decision(one) for one in found]}) + b"\n"
-        )
+        return Response(200, report.encode({"decisions": [report.decision(one) for one in found]}) + b"\n")
 
     def _keep(self, decision: Decision) -> None:
         self._ring.add(decision)

@@ -50,7 +50,8 @@ class Decision(msgspec.Struct, frozen=True):
         if not self.scores:
             return np.zeros(len(self.names), np.int64)
         total = np.sum([scores.points for _, scores in self.scores], axis=0)
-        return np.rint(total / len(self.scores)).astype(np.int64)
+        mean: NDArray[np.int64] = np.rint(total / len(self.scores)).astype(np.int64)
+        return mean
 
     def evidence(self) -> Iterator[Evidence]:
         """All values that the decision rests on."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import MAX_SCORE
-from nodewise.errors import BadInput, Problem
+from nodewise.errors import UNREADABLE, BadInput, Problem
 from nodewise.extender.decision import Decision
 
 PodT = TypeVar("PodT", bound=msgspec.Struct)
@@ -105,7 +105,16 @@ class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
 _encode: Final = msgspec.json.Encoder().encode
 _read_node: Final = msgspec.json.Decoder(_Node).decode
 _KEYS: Final = frozenset(
-    ["Pod", "Nodes", "NodeNames", "NodeNameToVictims", "NodeNameToMetaVictims", "Pods", "NumPDBViolations", "UID"]
+    [
+        "Pod",
+        "Nodes",
+        "NodeNames",
+        "NodeNameToVictims",
+        "NodeNameToMetaVictims",
+        "Pods",
+        "NumPDBViolations",
+        "UID",
+    ]
 )
 _ARGS: Final = "an ExtenderArgs object"
 
@@ -151,7 +160,7 @@ def _required(value: Any, field: str, wanted: str) -> Any:
 def _node_name(number: int, raw: msgspec.Raw) -> str:
     try:
         return _read_node(raw).metadata.name
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
 
 
@@ -166,7 +175,7 @@ def _decode(decoder: Any, body: bytes, incomplete: Any) -> Any:
     """Decode fast; what only Go's laxer reading accepts (keys in other case, trailing bytes) is read again."""
     try:
         args = decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         again = _second_reading(body)
         if again is None:
             raise BadInput("request", [_problem(error, "", _ARGS)]) from error
@@ -178,7 +187,7 @@ def _decode(decoder: Any, body: bytes, incomplete: Any) -> Any:
             return args
     try:
         return decoder.decode(again)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadInput("request", [_problem(error, "", _ARGS)]) from error
 
 
@@ -197,7 +206,7 @@ def _second_reading(body: bytes) -> bytes | None:
 
 _SECOND_READING_BYTES: Final = 2**20
 """The slow reading builds every object in Python; larger bodies come from kube-scheduler, whose keys are right."""
-_RECASED: Final = {key.lower(): key for key in _KEYS} | {
+_RECASED: Final[dict[str, str]] = {key.lower(): key for key in _KEYS} | {
     key: key for key in ("items", "metadata", "name", "namespace", "labels", "uid", "annotations", "spec")
 }
 _VERBATIM: Final = frozenset(["labels", "annotations"])
@@ -211,7 +220,7 @@ def _recased(value: Any) -> Any:
         return value
     recased: dict[str, Any] = {}
     for key, inner in value.items():
-        known = _RECASED.get(key.lower(), key)
+        known = _RECASED.get(key.lower()) or key
         recased[known] = inner if known in _VERBATIM or known.startswith("NodeNameTo") else _recased(inner)
     return recased
 

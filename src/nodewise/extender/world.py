@@ -5,11 +5,12 @@ A request takes `keeper.view` once and keeps it. Nothing is computed while the s
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from nodewise import clock as clocks
-from nodewise.agent import AgentState, NodeIndex, ObjectKey, View, World
+from nodewise.agent import AgentState, NodeIndex, View, World
 from nodewise.clock import Clock
+from nodewise.kube.store import Store
 from nodewise.metrics.refresher import Refresher
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
@@ -18,23 +19,14 @@ _SETTLE_S = 0.02
 """Changes come in bursts; this long is waited for the rest of one before the slots are computed."""
 
 
-class Objects(Protocol):
-    """A store of objects, as the keeper needs it."""
-
-    @property
-    def synced(self) -> bool: ...
-
-    def by_key(self) -> Mapping[ObjectKey, Any]: ...
-
-
 class WorldKeeper:
     """Holds the newest View and makes the next one."""
 
     def __init__(
         self,
         states: Mapping[str, AgentState],
-        nodes: Objects,
-        objects: Mapping[str, Objects],
+        nodes: Store[Any],
+        objects: Mapping[str, Store[Any]],
         refresher: Refresher,
         clock: Clock,
         meters: Meters,
@@ -78,7 +70,7 @@ class WorldKeeper:
         """Compute all slots from the world as it is now, and swap the View. Nothing before the stores are full."""
         if not (self._nodes.synced and all(store.synced for store in self._objects.values())):
             return
-        objects = {name: store.by_key() for name, store in self._objects.items()}
+        objects = {name: store.snapshot() for name, store in self._objects.items()}
         self._refresher.want(frozenset().union(*(state.wants(objects) for state in self._states.values())))
         world = World(self._index(), objects, self._refresher.snapshot, self._clock.now())
         slots: dict[str, Any] = {}
@@ -91,7 +83,7 @@ class WorldKeeper:
 
     def _index(self) -> NodeIndex:
         """The same index while the set of nodes is the same, so that nothing is laid out again."""
-        names = tuple(name for _, name in self._nodes.by_key())
+        names = tuple(name for _, name in self._nodes.snapshot())
         return self.view.nodes if names == self.view.nodes.known else NodeIndex(names)
 
     def _report_readiness(self) -> None:

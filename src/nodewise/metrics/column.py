@@ -31,7 +31,9 @@ class Column(NamedTuple):
 
     def ages_s(self, now: float) -> NDArray[np.float64]:
         """Seconds since each value was measured, never negative; NaN where unknown."""
-        ages: NDArray[np.float64] = np.where(np.isfinite(self.times), np.maximum(now - self.times, 0.0), np.nan)
+        ages: NDArray[np.float64] = np.where(
+            np.isfinite(self.times), np.maximum(now - self.times, 0.0), np.nan
+        )
         return ages
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from nodewise import clock
-from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube.api import Api
 from nodewise.metrics import values
 from nodewise.metrics.series import Series
@@ -17,7 +17,9 @@ from nodewise.metrics.source import Want
 
 GROUP: Final = "custom.metrics.k8s.io"
 _READABLE: Final = ("v1beta1", "v1beta2")
-_REMEDY: Final = "install prometheus-adapter or another server of this API, or use another source of --metrics"
+_REMEDY: Final = (
+    "install prometheus-adapter or another server of this API, or use another source of --metrics"
+)
 
 
 class _Version(msgspec.Struct):
@@ -43,7 +45,7 @@ class CustomMetrics:
         """All nodes' values of a metric. `Unavailable` where the API or the metric is not there."""
         if not self._version:
             self._version = await self._find_version()
-        path = f"/apis/{GROUP}/{self._version}/nodes/%2A/{quote(want.metric, safe="")}"
+        path = f"/apis/{GROUP}/{self._version}/nodes/%2A/{quote(want.metric, safe='')}"
         try:
             body = await self._api.get(path, timeout_s=self._timeout_s)
         except NodewiseError:
@@ -52,7 +54,9 @@ class CustomMetrics:
         found = values.entries(values.items(body))
         series = values.collect(want, self.name, now, [entry async for entry in clock.paced(found)])
         if not series.samples and not series.invalid:
-            raise Unavailable(f"metric {want.metric}", [Problem("items", "an empty list", "a value of a node")])
+            raise Unavailable(
+                f"metric {want.metric}", [Problem("items", "an empty list", "a value of a node")]
+            )
         return series
 
     async def _find_version(self) -> str:
@@ -69,10 +73,12 @@ def chosen_version(body: bytes) -> str:
     """The version to speak, from the API group's discovery document: the preferred one, else the first we read."""
     try:
         group = msgspec.json.decode(body, type=_Group)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BadInput(f"discovery of {GROUP}", [Problem("", str(error), "an APIGroup")]) from error
     offered = [group.preferredVersion.version, *(version.version for version in group.versions)]
     for version in offered:
         if version in _READABLE:
             return version
-    raise Unavailable(f"{GROUP} offers only {', '.join(offered)}", remedy=f"nodewise reads {', '.join(_READABLE)}")
+    raise Unavailable(
+        f"{GROUP} offers only {', '.join(offered)}", remedy=f"nodewise reads {', '.join(_READABLE)}"
+    )

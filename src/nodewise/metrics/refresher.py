@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated
 
 import msgspec
 
@@ -17,16 +19,18 @@ from nodewise.observe.meters import Meters
 class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How often and how patiently metrics are asked for."""
 
-    sync_period_s: float = 5.0
-    """Seconds between two rounds; the older system's default."""
-    metrics_timeout_s: float = 5.0
-    """Seconds one metric may take before it counts as failed in this round."""
-    metrics_concurrency: int = 64
+    sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """How often metrics are asked for and verdicts are renewed. The older system's default."""
+
+    metrics_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """How long one metric may take before it counts as failed in this round."""
+
+    metrics_concurrency: Annotated[int, msgspec.Meta(ge=1)] = 64
     """Calls under way at once, so that thousands of metric names do not become thousands of connections."""
 
 
 class Refresher:
-    """Keeps `snapshot` as new as the sources allow and calls `changed` after each outcome."""
+    """Keeps `snapshot` as new as the sources allow."""
 
     def __init__(
         self,
@@ -34,17 +38,20 @@ class Refresher:
         options: RefreshOptions,
         clock: Clock,
         meters: Meters,
-        changed: Callable[[], None],
     ) -> None:
         self.snapshot = Snapshot()
         self._sources = sources
         self._options = options
         self._clock = clock
         self._meters = meters
-        self._changed = changed
+        self._subscribers: list[Callable[[], None]] = []
         self._wants: frozenset[Want] = frozenset()
         self._under_way: dict[Want, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(options.metrics_concurrency)
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """Have each outcome told, after it is in the snapshot."""
+        self._subscribers.append(changed)
 
     def want(self, wants: frozenset[Want]) -> None:
         """Set what is needed. A metric that is new is asked for at once; one that nobody names is forgotten."""
@@ -85,7 +92,14 @@ class Refresher:
         for want in wants - self._under_way.keys():
             task = asyncio.create_task(self._refresh(want))
             self._under_way[want] = task
-            task.add_done_callback(lambda _, want=want: self._under_way.pop(want, None))
+            task.add_done_callback(partial(self._end, want))
+
+    def _end(self, want: Want, _: asyncio.Task[None]) -> None:
+        self._under_way.pop(want, None)
+
+    def _changed(self) -> None:
+        for changed in self._subscribers:
+            changed()
 
     async def _refresh(self, want: Want) -> None:
         failures: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from nodewise import clock, quantity
-from nodewise.errors import BadInput, Problem, shown
+from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import Want
 
@@ -55,12 +55,12 @@ def items(body: bytes) -> Generator[Item | Problem, None, None]:
     """
     try:
         listed = _decode_list(body).items or ()
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadInput("metric answer", [Problem("", str(error), "a MetricValueList")]) from error
     for number, raw in enumerate(listed):
         try:
             yield _decode_item(raw)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             yield Problem(f"items[{number}]", str(error), "a MetricValue")
 
 

@@ -1,6 +1,6 @@
 """Settings of the telemetry agent."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -8,7 +8,7 @@ import msgspec
 class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the agent treats values that are old or not there. A policy's rule may say otherwise for itself."""
 
-    max_age_s: float = 0.0
+    max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Seconds after which a value counts as missing; 0 means five refresh periods, but at least 60 s: a scrape or
     two may fail without a node changing its verdict."""
     when_missing: Literal["pass", "reject"] = "pass"

@@ -13,7 +13,7 @@ import msgspec
 
 from nodewise import clock, quantity
 from nodewise.agents.telemetry.operators import OPERATORS
-from nodewise.errors import Problem, shown
+from nodewise.errors import UNREADABLE, Problem, shown
 
 STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
@@ -81,7 +81,7 @@ def read(policy: PolicyObject) -> Policy:
     reader = _Reader()
     try:
         spec = msgspec.json.decode(policy.spec)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         reader.problem("spec", str(error), "a JSON object")
         spec = {}
     strategies = reader.strategies(spec)
@@ -102,7 +102,9 @@ class _Reader:
     def names(self, name: str, strategies: Mapping[str, Strategy]) -> None:
         """The policy's name is also a label value, and a label key where it deschedules."""
         if len(name) > 63:  # noqa: PLR2004 - the length of a label value
-            self.problem("metadata.name", f"{len(name)} characters", "at most 63, for it is a pod label's value")
+            self.problem(
+                "metadata.name", f"{len(name)} characters", "at most 63, for it is a pod label's value"
+            )
         for strategy in strategies.values():
             if not strategy.rules:
                 self.problem("spec.strategies", "a strategy without rules", "at least one rule")

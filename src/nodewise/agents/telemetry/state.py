@@ -67,7 +67,9 @@ class TelemetryState:
         for key, policy in self.policies(world.objects).items():
             slot[key] = self._decide(policy, world, memo)
             yield
-        self._columns = {metric: kept for metric, kept in self._columns.items() if metric in world.metrics.series}
+        self._columns = {
+            metric: kept for metric, kept in self._columns.items() if metric in world.metrics.series
+        }
         return slot
 
     def _decide(self, policy: Policy, world: World, memo: dict[Rule, rules.Measured]) -> PolicySlot:
@@ -75,10 +77,16 @@ class TelemetryState:
         # Only the first rule of scheduleonmetric counts, as in the older system.
         first = next(iter(policy.rules("scheduleonmetric")), None)
         preferring = self._measured(first, world, memo) if first and not first.unusable else None
-        ranked = ranks.dense(preferring.rule.operator, preferring.column, preferring.states) if preferring else None
+        ranked = (
+            ranks.dense(preferring.rule.operator, preferring.column, preferring.states)
+            if preferring
+            else None
+        )
         return PolicySlot(self._judge(policy, filtering, world), filtering, ranked, preferring)
 
-    def _judge(self, policy: Policy, filtering: tuple[rules.Measured, ...], world: World) -> rules.Judged | None:
+    def _judge(
+        self, policy: Policy, filtering: tuple[rules.Measured, ...], world: World
+    ) -> rules.Judged | None:
         """The verdicts of `dontschedule`; a rule that cannot be answered rejects every node."""
         if not filtering:
             return None

@@ -1,6 +1,6 @@
 """What `dontschedule` says of nodes: the table of the specification (section 29.4) and what goes beyond it."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -79,7 +79,9 @@ def test_of_several_broken_rules_the_first_is_the_reason() -> None:
 def test_all_of_names_every_rule() -> None:
     strategy = {"logicalOperator": "allOf", "rules": [rule("m", target=1), rule("m", "LessThan", 10)]}
     given = world([policy(dontschedule=strategy)], snapshot(series("m", n1=5, n2=50)))
-    assert rejected(view(given), "n1 n2") == {"n1": "telemetry policy d/pol: m GreaterThan 1 and m LessThan 10"}
+    assert rejected(view(given), "n1 n2") == {
+        "n1": "telemetry policy d/pol: m GreaterThan 1 and m LessThan 10"
+    }
 
 
 class TestValuesThatAreNotThere:
@@ -158,7 +160,7 @@ class TestPodsAndPolicies:
     def test_a_policy_that_filters_nothing_passes_untouched(self, strategies: dict[str, Any]) -> None:
         assert rejected(view(world([policy(**strategies)], snapshot(series("m", n1=1))))) is None
 
-    UNUSABLE = {
+    UNUSABLE: ClassVar[dict[str, Any]] = {
         "a target that is no quantity": [rule("m", target="warm")],
         "no metric": [{"operator": "Equals"}],
         "a rule that is no object": ["m > 3"],

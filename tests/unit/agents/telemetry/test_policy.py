@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - the rows of a table
 """Reading a TASPolicy: laxly, and with every problem named."""
 
 from typing import Any
@@ -50,7 +51,9 @@ def test_all_problems_are_named_together() -> None:
 
 
 def test_a_good_policy_has_none() -> None:
-    given = policy(dontschedule=[rule("m", target=3, labels=["a=b"], query="up", max_age="90s", when_missing="reject")])
+    given = policy(
+        dontschedule=[rule("m", target=3, labels=["a=b"], query="up", max_age="90s", when_missing="reject")]
+    )
     read = policies.read(given)
     assert read.problems == ()
     assert read.rules("dontschedule")[0].max_age_s == 90
@@ -58,5 +61,7 @@ def test_a_good_policy_has_none() -> None:
 
 
 def test_deep_nesting_is_a_problem_not_a_crash() -> None:
-    given = PolicyObject(PolicyMetadata("deep", "d"), msgspec.Raw(b'{"strategies":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
+    given = PolicyObject(
+        PolicyMetadata("deep", "d"), msgspec.Raw(b'{"strategies":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    )
     assert policies.read(given).problems

@@ -49,7 +49,13 @@ def test_more_than_eleven_share_the_scale() -> None:
 
 
 def test_exact_quantities_are_compared_not_floats() -> None:
-    values = dict(zip("abcdefghij", "0.1 1e3 1Ki -3 41020m 41 100u 9223372036854775808 12E 1.5Gi".split(), strict=True))
+    values = dict(
+        zip(
+            "abcdefghij",
+            ["0.1", "1e3", "1Ki", "-3", "41020m", "41", "100u", "9223372036854775808", "12E", "1.5Gi"],
+            strict=True,
+        )
+    )
     found = ranked("GreaterThan", **values)
     assert found is not None
     assert sorted(found, key=lambda name: -found[name]) == list("ihjcbefagd")

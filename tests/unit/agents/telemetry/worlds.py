@@ -28,12 +28,16 @@ def snapshot(*found: Series) -> Snapshot:
 
 
 def rule(metric: str, operator: str = "GreaterThan", target: Any = None, **more: Any) -> dict[str, Any]:
-    return {"metricname": metric, "operator": operator} | ({} if target is None else {"target": target}) | more
+    return (
+        {"metricname": metric, "operator": operator} | ({} if target is None else {"target": target}) | more
+    )
 
 
 def policy(name: str = "pol", namespace: str = "d", **strategies: Any) -> PolicyObject:
     """Strategies are lists of rules, or whole strategy objects."""
-    listed = {key: given if isinstance(given, dict) else {"rules": given} for key, given in strategies.items()}
+    listed = {
+        key: given if isinstance(given, dict) else {"rules": given} for key, given in strategies.items()
+    }
     return PolicyObject(
         PolicyMetadata(name, namespace), msgspec.Raw(msgspec.json.encode({"strategies": listed}))
     )
@@ -72,6 +76,4 @@ def rejected(given: View, names: str = "n1 n2 n3", of: PodFields | None = None) 
 
 def scores(given: View, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, int] | None:
     found = TelemetryAgent().score(of or pod(), candidates(given, names), given)
-    return (
-        None if found is None else dict(zip(names.split(), np.asarray(found.points).tolist(), strict=True))
-    )
+    return None if found is None else dict(zip(names.split(), np.asarray(found.points).tolist(), strict=True))

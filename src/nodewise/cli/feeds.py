@@ -1,0 +1,101 @@
+"""Where the extender's objects and metrics come from: a cluster, or files. Both fill the same stores."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from nodewise.agent import Watched
+from nodewise.clock import Clock
+from nodewise.errors import BadSettings, NodewiseError, Problem
+from nodewise.kube import files
+from nodewise.kube.api import Api
+from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.resources import NODES
+from nodewise.kube.store import Store, Writer
+from nodewise.metrics.custom import CustomMetrics
+from nodewise.metrics.file import FileMetrics
+from nodewise.metrics.source import Source
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+
+class NodeMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+
+
+class NodeFields(msgspec.Struct, frozen=True):
+    """What is kept of a node: at 5,000 nodes of 10 kB each, next to nothing."""
+
+    metadata: NodeMetadata = NodeMetadata()
+
+
+class Feed(NamedTuple):
+    """Stores that are kept up to date while `tasks` run."""
+
+    nodes: Store[Any]
+    objects: dict[str, Store[Any]]
+    """By the name in `Watched`."""
+    tasks: list[Callable[[], Coroutine[Any, Any, None]]]
+
+
+def from_cluster(api: Api, watched: Sequence[Watched], clock: Clock, meters: Meters) -> Feed:
+    """Reflect nodes and what the agents watch."""
+
+    def reflector(target: Target[Any]) -> Reflector[Any]:
+        return Reflector(api, target, clock, meters, random.random)
+
+    nodes = reflector(Target(NODES, NodeFields))
+    others = {one.name: reflector(Target(one.resource, one.type)) for one in watched}
+    return Feed(
+        nodes.store,
+        {name: reflecting.store for name, reflecting in others.items()},
+        [nodes.run, *(reflecting.run for reflecting in others.values())],
+    )
+
+
+def from_files(paths: Sequence[str], watched: Sequence[Watched], period_s: float) -> Feed:
+    """Read nodes and what the agents watch from files, and again whenever these change."""
+    kinds = {"nodes": (NODES, NodeFields), **{one.name: (one.resource, one.type) for one in watched}}
+    writers: dict[str, Writer[Any]] = {name: Writer() for name in kinds}
+
+    def fill() -> None:
+        found = files.read(paths)
+        for name, (resource, kind) in kinds.items():
+            writers[name].replace(found.decoded(resource, kind))
+
+    async def follow() -> None:
+        before = files.fingerprint(paths)
+        while True:
+            await asyncio.sleep(period_s)
+            now = files.fingerprint(paths)
+            if now == before:
+                continue
+            before = now
+            try:
+                fill()
+                logs.emit("objects_reread", paths=list(paths))
+            except NodewiseError as error:
+                logs.emit("objects_unreadable", error=str(error))
+
+    fill()
+    stores = {name: writer.store for name, writer in writers.items()}
+    return Feed(stores.pop("nodes"), stores, [follow])
+
+
+def sources(names: Sequence[str], objects_from: Sequence[str], api: Api | None) -> list[Source]:
+    """The sources that `--metrics` names, in that order. Files that objects come from are a source as well."""
+    found: list[Source] = [FileMetrics(tuple(objects_from))] if objects_from else []
+    for name in names:
+        kind, _, path = name.partition(":")
+        if kind == "file" and path:
+            found.append(FileMetrics((path,)))
+        elif kind in {"auto", "custom"} and not path:
+            if api is not None:
+                found.append(CustomMetrics(api))
+        else:
+            raise BadSettings("settings", [Problem("--metrics", repr(name), "auto, custom or file:PATH")])
+    return found

@@ -1,0 +1,111 @@
+"""What holds for every policy and every set of values."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
+from tests.unit.agents.telemetry.worlds import policy, rejected, rule, scores, series, snapshot, view, world
+
+NODES = [f"n{i}" for i in range(14)]
+NAMES = " ".join(NODES)
+VALUES = st.dictionaries(st.sampled_from(NODES), st.integers(-20, 20) | st.just(10**25), max_size=14)
+OPERATORS = st.sampled_from(["LessThan", "GreaterThan", "Equals"])
+RULES = st.lists(
+    st.builds(rule, st.sampled_from(["a", "b"]), OPERATORS, st.integers(-20, 20)), min_size=1, max_size=3
+)
+
+
+def judged(rules: list[Any], logical: str, a: dict[str, int], b: dict[str, int]) -> set[str]:
+    strategy = {"rules": rules, "logicalOperator": logical}
+    given_world = world(
+        [policy(dontschedule=strategy)], snapshot(series("a", **a), series("b", **b)), " ".join(NODES)
+    )
+    return set(rejected(view(given_world), NAMES) or ())
+
+
+def breaks(one: dict[str, Any], value: int | None) -> bool:
+    if value is None:
+        return False
+    target = one["target"]
+    return {"LessThan": value < target, "GreaterThan": value > target, "Equals": value == target}[
+        one["operator"]
+    ]
+
+
+@given(RULES, VALUES, VALUES)
+def test_any_of_rejects_who_breaks_one_rule_and_all_of_who_breaks_all(
+    rules: list[Any], a: dict[str, int], b: dict[str, int]
+) -> None:
+    values = {"a": a, "b": b}
+    broken = {node: [breaks(one, values[one["metricname"]].get(node)) for one in rules] for node in NODES}
+    assert judged(rules, "anyOf", a, b) == {node for node in NODES if any(broken[node])}
+    assert judged(rules, "allOf", a, b) == {node for node in NODES if all(broken[node])}
+
+
+@given(VALUES, st.integers(-20, 20), st.integers(0, 10))
+def test_raising_a_greater_than_target_rejects_no_more_nodes(
+    a: dict[str, int], target: int, more: int
+) -> None:
+    low = judged([rule("a", target=target)], "anyOf", a, {})
+    assert judged([rule("a", target=target + more)], "anyOf", a, {}) <= low
+
+
+@given(RULES, VALUES, VALUES)
+def test_rejecting_the_unmeasured_rejects_no_fewer_nodes(
+    rules: list[Any], a: dict[str, int], b: dict[str, int]
+) -> None:
+    given_world = world(
+        [policy(dontschedule=rules)], snapshot(series("a", **a), series("b", **b)), " ".join(NODES)
+    )
+    lax = rejected(view(given_world), NAMES) or {}
+    strict = rejected(view(given_world, TelemetryOptions(when_missing="reject")), NAMES) or {}
+    assert lax.keys() <= strict.keys()
+
+
+@given(VALUES, OPERATORS, st.lists(st.sampled_from([*NODES, "nX"]), unique=True))
+def test_scores_lie_in_0_to_10_and_keep_the_order_of_the_values(
+    a: dict[str, int], operator: str, asked: list[str]
+) -> None:
+    given_world = world(
+        [policy(scheduleonmetric=[rule("a", operator)])], snapshot(series("a", **a)), " ".join(NODES)
+    )
+    found = scores(view(given_world), " ".join(asked)) or {}
+    measured = [node for node in asked if node in a]
+    assert all(0 <= score <= 10 for score in found.values())
+    assert all(found[node] == 0 for node in asked if node not in a)
+    assert not measured or max(found[node] for node in measured) == 10
+    sign = {"LessThan": -1, "GreaterThan": 1, "Equals": 0}[operator]
+    for one in measured:
+        for other in measured:
+            if sign * a[one] >= sign * a[other]:
+                assert found[one] >= found[other]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["strategies", "dontschedule", "scheduleonmetric", "labeling", "rules", "metricname", "operator", "target",
+             "labels", "max_age", "when_missing", "logicalOperator", "query", "x"]
+        ),
+        inner,
+        max_size=4,
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(JSON)
+def test_any_spec_is_read_and_judged_without_an_error(spec: Any) -> None:
+    given_policy = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
+    read = policies.read(given_policy)
+    assert all(rule.unusable or rule.metric for one in read.strategies.values() for rule in one.rules)
+    given_view = view(world([given_policy], snapshot(series("m", n1=1))))
+    rejected(given_view)
+    scores(given_view)

@@ -1,0 +1,179 @@
+# ruff: noqa: E501 - the rows of a table
+"""Requests and answers, byte for byte where kube-scheduler looks."""
+
+import json
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise.agent import Scores, Verdict
+from nodewise.errors import BadInput
+from nodewise.extender import wire
+from nodewise.extender.decision import Decision, PodRef
+from nodewise.extender.wire import Candidacy, MetaVictims, PodBase, Preemption
+
+READER = wire.Reader(PodBase)
+POD = {"metadata": {"name": "p", "namespace": "d", "uid": "u1"}}
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"Pod": POD} | fields).encode()
+
+
+def node(name: str, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}} | more
+
+
+class TestReading:
+    def test_names(self) -> None:
+        read = READER.candidacy(body(Nodes=None, NodeNames=["a", "b"]))
+        assert (read.names, read.nodes, read.pod.metadata.name) == (["a", "b"], None, "p")
+
+    def test_whole_nodes_keep_their_bytes(self) -> None:
+        raw = b'{"metadata": {"name":"a", "x": "<&>"},  "spec":{"unknownField":1}}'
+        read = READER.candidacy(b'{"Pod":{},"Nodes":{"items":[' + raw + b"]}}")
+        assert read.names == ["a"]
+        assert read.nodes is not None
+        assert bytes(read.nodes[0]) == raw
+
+    @pytest.mark.parametrize("items", [[], None])
+    def test_no_nodes_are_no_error(self, items: Any) -> None:
+        assert READER.candidacy(body(Nodes={"items": items})).names == []
+
+    def test_keys_in_other_case_are_read_as_go_reads_them(self) -> None:
+        text = json.dumps({"pod": POD, "nodes": {"ITEMS": [node("a")]}}).encode()
+        assert READER.candidacy(text).names == ["a"]
+
+    def test_bytes_after_the_value_are_not_read(self) -> None:
+        assert READER.candidacy(body(NodeNames=["a"]) + b" trailing").names == ["a"]
+
+    def test_of_two_equal_keys_the_last_counts(self) -> None:
+        assert READER.candidacy(b'{"Pod":{},"NodeNames":["a"],"NodeNames":["b"]}').names == ["b"]
+
+    def test_victims_by_uid(self) -> None:
+        victims = {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}
+        read = READER.preemption(body(NodeNameToVictims=None, NodeNameToMetaVictims=victims))
+        assert msgspec.to_builtins(read.victims) == victims
+
+    def test_whole_victims_become_uids(self) -> None:
+        victims = {"a": {"Pods": [{"metadata": {"uid": "v"}, "spec": {}}]}, "b": None}
+        read = READER.preemption(body(NodeNameToVictims=victims))
+        assert msgspec.to_builtins(read.victims) == {
+            "a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 0},
+            "b": {"Pods": [], "NumPDBViolations": 0},
+        }
+
+
+DEEP = b"[" * 200_000
+BAD = {
+    "no JSON": (b"garbage", "body"),
+    "nothing": (b"", "body"),
+    "cut off": (body(NodeNames=["a"])[:-4], "body"),
+    "an array": (b"[]", "body"),
+    "null": (b"null", "body"),
+    "an empty object": (b"{}", "Pod"),
+    "no pod": (json.dumps({"Pod": None, "NodeNames": ["a"]}).encode(), "Pod"),
+    "a pod that is text": (json.dumps({"Pod": "p", "NodeNames": []}).encode(), "Pod"),
+    "a name that is a number": (body(NodeNames=["a", 3]), "NodeNames[1]"),
+    "neither nodes nor names": (body(), "Nodes"),
+    "both null": (body(Nodes=None, NodeNames=None), "Nodes"),
+    "a node without a name": (body(Nodes={"items": [node("a"), {"metadata": {}}]}), "Nodes.items[1].metadata"),
+    "a node that is text": (body(Nodes={"items": ["a"]}), "Nodes.items[0]"),
+    "labels that are a list": (json.dumps({"Pod": {"metadata": {"name": 7}}, "NodeNames": []}).encode(), "Pod.metadata.name"),
+    "deep nesting": (b'{"Pod":' + DEEP, "Pod"),
+    "deep nesting in what nobody reads": (b'{"Pod":{"spec":' + DEEP + b"]" * 200_000 + b'},"NodeNames":[]}', "body"),
+    "bytes that are no UTF-8": (b'{"Pod":{"metadata":{"name":"\xff"}},"NodeNames":[]}', "body"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "field"), BAD.values(), ids=BAD)
+def test_bad_input_names_the_field(given: bytes, field: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        READER.candidacy(given)
+    assert [problem.field for problem in caught.value.problems] == [field], str(caught.value)
+
+
+def test_a_preemption_without_victims_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="NodeNameToVictims: null or absent"):
+        READER.preemption(body())
+
+
+class Because(NamedTuple):
+    why: str
+
+    def text(self) -> str:
+        return self.why
+
+
+def decision(names: str, verdicts: Any = (), scores: Any = ()) -> Decision:
+    listed = np.array([*names.split(), None], object)[:-1]
+    return Decision(
+        "filter",
+        PodRef("d", "p"),
+        0.0,
+        1,
+        listed,
+        tuple(
+            (agent, Verdict(np.array(codes, np.int16), tuple(map(Because, whys))))
+            for agent, codes, whys in verdicts
+        ),
+        tuple((agent, Scores(np.array(points))) for agent, points in scores),
+    )
+
+
+NAMES: Any = Candidacy(PodBase(), [], None)
+
+
+class TestAnswers:
+    def test_names_for_names(self) -> None:
+        found = wire.filter_answer(NAMES, decision("a b", [("t", [0, 1], ["too hot"])]))
+        assert found == (
+            b'{"Nodes":null,"NodeNames":["a"],"FailedNodes":{"b":"too hot"},'
+            b'"FailedAndUnresolvableNodes":null,"Error":""}\n'
+        )
+
+    def test_nobody_had_anything_to_say(self) -> None:
+        found = wire.filter_answer(NAMES, decision("a b"))
+        assert json.loads(found)["NodeNames"] == ["a", "b"]
+        assert json.loads(found)["FailedNodes"] is None
+
+    def test_all_are_rejected(self) -> None:
+        found = json.loads(wire.filter_answer(NAMES, decision("a b", [("t", [2, 1], ["x", 'y "z"'])])))
+        assert found["NodeNames"] == []
+        assert found["FailedNodes"] == {"a": 'y "z"', "b": "x"}
+
+    def test_whole_nodes_for_whole_nodes(self) -> None:
+        raws = [msgspec.Raw(json.dumps(node(name)).encode()) for name in "abc"]
+        request = Candidacy(PodBase(), list("abc"), raws)
+        found = wire.filter_answer(request, decision("a b c", [("t", [0, 1, 0], ["x"])]))
+        assert json.loads(found)["Nodes"]["items"] == [node("a"), node("c")]
+        assert json.loads(found)["NodeNames"] is None
+        assert bytes(raws[0]) in found
+
+    def test_the_first_agent_that_rejects_gives_the_reason(self) -> None:
+        found = wire.filter_answer(NAMES, decision("a b", [("t", [1, 0], ["hot"]), ("g", [1, 1], ["full"])]))
+        assert json.loads(found)["FailedNodes"] == {"a": "hot", "b": "full"}
+
+    def test_scores(self) -> None:
+        found = wire.prioritize_answer(decision("a b", scores=[("t", [10, 0])]))
+        assert found == b'[{"Host":"a","Score":10},{"Host":"b","Score":0}]\n'
+
+    def test_scores_of_several_agents_are_averaged(self) -> None:
+        found = wire.prioritize_answer(decision("a b", scores=[("t", [10, 0]), ("g", [5, 1])]))
+        assert [one["Score"] for one in json.loads(found)] == [8, 0]
+
+    def test_no_candidates(self) -> None:
+        assert wire.prioritize_answer(decision("")) == b"[]\n"
+        assert json.loads(wire.filter_answer(NAMES, decision("", [("t", [], ["x"])])))["FailedNodes"] == {}
+
+    def test_strange_names_survive(self) -> None:
+        strange = ['a","b', "\\", '"', "ü\u2028", ""]
+        given = Decision("prioritize", PodRef("", ""), 0.0, 1, np.array(strange, object))
+        assert [one["Host"] for one in json.loads(wire.prioritize_answer(given))] == strange
+
+    def test_preempt_leaves_the_nodes_that_are_kept(self) -> None:
+        request: Any = Preemption(PodBase(), {"a": MetaVictims([], 1), "b": MetaVictims()})
+        found = wire.preempt_answer(request, decision("a b", [("t", [0, 1], ["x"])]))
+        assert json.loads(found) == {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 1}}}
