@@ -1,7 +1,7 @@
 """What a test run could not set up is said, never skipped in silence.
 
-`make test` collects every reason that begins with `not run: ` into the list it closes with; REQUIRE=all, which comes
-here as NODEWISE_REQUIRE=all, makes each of them a failure.
+`make test` collects every reason that begins with `not run: ` into the list it closes with; REQUIRE=all,
+which comes here as NODEWISE_REQUIRE=all, makes each of them a failure.
 """
 
 import os

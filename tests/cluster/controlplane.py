@@ -26,21 +26,6 @@ CONTROLLERS = "*,-node-lifecycle-controller,-taint-eviction-controller"
 SCHEDULER = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
 
 
-class Scheduler:
-    """A running kube-scheduler: its process, and the port of its own metrics and health."""
-
-    def __init__(self, process: Process, port: int) -> None:
-        self.process = process
-        self.metrics_url = f"https://127.0.0.1:{port}/metrics"
-
-    @property
-    def log(self) -> Path:
-        return self.process.log
-
-    def stop(self) -> None:
-        self.process.stop()
-
-
 class ControlPlane:
     """etcd and kube-apiserver, from `start` to `stop`; `with running(...)` does both."""
 
@@ -86,7 +71,7 @@ class ControlPlane:
         self._stack.callback(process.stop)
         return process
 
-    def start_scheduler(self, config: Mapping[str, Any] | str, verbosity: int = 2) -> Scheduler:
+    def start_scheduler(self, config: Mapping[str, Any] | str, verbosity: int = 2) -> Process:
         """Starts a kube-scheduler with a KubeSchedulerConfiguration, as values or YAML, extenders and all.
 
         Who it is to the API server is filled in, and leader election is off unless the configuration names
@@ -104,7 +89,7 @@ class ControlPlane:
         flags = self._component_flags(port) | {"config": str(file), "v": str(verbosity)}
         process = self.start_program("kube-scheduler", flags)
         process.wait_ready(lambda: self.api.answers(f"https://127.0.0.1:{port}/readyz"))
-        return Scheduler(process, port)
+        return process
 
     def start_controller_manager(self, controllers: str = CONTROLLERS) -> Process:
         """Starts kube-controller-manager: namespaces that go, owners, replicas, service accounts."""

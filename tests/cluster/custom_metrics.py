@@ -156,8 +156,10 @@ def serving(folder: Path, namespace: str = "default") -> Iterator[tuple[CustomMe
     pair = authority.issue("metrics", "localhost", "127.0.0.1", f"{SERVICE}.{namespace}.svc")
     metrics = CustomMetrics()
     with loopback.serving(metrics, Tls(pair)) as metrics.url:
-        yield metrics, authority
-        metrics._hung.clear()  # or the server would wait for who hangs
+        try:
+            yield metrics, authority
+        finally:
+            metrics._hung.clear()  # the server would wait for who hangs
 
 
 @contextlib.contextmanager

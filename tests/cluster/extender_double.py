@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tests.cluster import loopback
 from tests.cluster.api import Object
+from tests.cluster.certificates import Pair
 from tests.cluster.loopback import Receive, Scope, Send, Tls
 
 ALL = ("filter", "prioritize", "preempt")
@@ -69,19 +71,19 @@ class Double:
     def __init__(self, *, records: bool = True) -> None:
         self.records = records
         self.url = ""
+        self.calls: list[Call] = []
         self.calm()
 
     def calm(self) -> None:
-        """Back to doing nothing, everything forgotten."""
+        """Back to doing nothing; the calls so far are kept."""
         self.reject: dict[str, str] = {}
         self.reject_for_good: dict[str, str] = {}
         self.lose: set[str] = set()
         self.scores: dict[str, int] = {}
         self.spare: set[str] = set()
         self.error = ""
-        self.calls: list[Call] = []
         self._status: dict[str, int] = {}
-        self._hung: dict[str, threading.Event] = {}
+        self._hung: set[str] = set()
 
     def fail(self, status: int = 500, *verbs: str) -> None:
         """Answers with a status and nothing else; every verb unless some are named."""
@@ -89,7 +91,7 @@ class Double:
 
     def hang(self, *verbs: str) -> None:
         """Answers nothing until `calm`; every verb unless some are named."""
-        self._hung |= dict.fromkeys(verbs or ALL, threading.Event())
+        self._hung |= set(verbs or ALL)
 
     def asked(self, verb: str, pod: str = "") -> list[Call]:
         """The calls of one verb so far, of one pod where it is named."""
@@ -176,9 +178,11 @@ def entry(url: str, **fields: Any) -> Object:
     }
 
 
-def tls_fields(ca_file: str, cert_file: str, key_file: str) -> Object:
-    """The fields of an entry whose server is verified, and asks for a certificate."""
-    files = {"caFile": ca_file, "certFile": cert_file, "keyFile": key_file}
+def tls_fields(ca_file: Path | None, pair: Pair) -> Object:
+    """The fields of an entry that shows a certificate, to a server that is verified where there is a CA file."""
+    files = {"certFile": str(pair.cert), "keyFile": str(pair.key)}
+    if ca_file:
+        files["caFile"] = str(ca_file)
     return {"enableHTTPS": True, "tlsConfig": files}
 
 
@@ -188,18 +192,21 @@ def serving(tls: Tls | None = None, port: int = 0, *, records: bool = True) -> I
     double = Double(records=records)
     with loopback.serving(double, tls, port) as url:
         double.url = url
-        yield double
-        double._hung.clear()  # or the server would wait for who hangs
+        try:
+            yield double
+        finally:
+            double.calm()  # the server would wait for who hangs
 
 
 def main() -> None:
     """Serves a double that records nothing, until it is interrupted."""
     parser = argparse.ArgumentParser(description="a scheduler extender that does nothing")
     parser.add_argument("--port", type=int, default=9100)
-    with (
-        serving(port=parser.parse_args().port, records=False) as double,
-        contextlib.suppress(KeyboardInterrupt),
-    ):
+    for name in ("--cert", "--key", "--cacert"):
+        parser.add_argument(name, type=Path, help="with all three it serves mutual TLS")
+    given = parser.parse_args()
+    tls = Tls(Pair(given.cert, given.key), given.cacert) if given.cert else None
+    with serving(tls, given.port, records=False) as double, contextlib.suppress(KeyboardInterrupt):
         print(double.url, flush=True)
         threading.Event().wait()
 

@@ -37,7 +37,7 @@ class Sandbox:
         self.api.create(objects.namespace(self.namespace))
 
     def create(self, obj: Object) -> Object:
-        """Makes any object; one without a namespace, of a kind that wants it, belongs into `self.put`."""
+        """Makes an object that belongs to no namespace, or that names its own."""
         made = self.api.create(obj)
         self._made.append(path_of(made))
         return made

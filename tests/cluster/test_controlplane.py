@@ -1,13 +1,13 @@
 """The control plane that the other tests stand on."""
 
-import os
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import access, controlplane, objects
 from tests.cluster.access import rule
-from tests.cluster.api import ApiError
+from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import NotReadyError, Process
 from tests.cluster.sandbox import Sandbox, wait
@@ -59,7 +59,21 @@ def test_a_scheduler_takes_its_configuration_as_yaml(plane: ControlPlane, corner
     assert corner.expect_bound("ours") == "a"
     corner.expect_stays_unbound("others", for_s=0.5)
     scheduler.stop()
-    assert not scheduler.process.is_running
+    assert not scheduler.is_running
+
+
+def test_the_words_of_a_sandbox(plane: ControlPlane, corner: Sandbox) -> None:
+    corner.nodes(*objects.nodes("a b"))
+    with plane.start_scheduler({}):
+        corner.pods(objects.pod("small"), objects.pod("large", cpu="99"))
+        assert corner.expect_bound("small") in {"a", "b"}
+        assert corner.expect_rejected("large").startswith("0/2 nodes are available: 2 Insufficient cpu.")
+        assert corner.expect_event("large") == corner.expect_rejected("large")
+        assert corner.expect_event("small", "Scheduled").startswith("Successfully assigned ")
+    corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods/small")
+    corner.expect_gone("small")
+    with pytest.raises(AssertionError, match=r"pod small is bound: not so after 0.1 s; None"):
+        corner.expect_bound("small", deadline_s=0.1)
 
 
 def test_a_scheduler_that_cannot_start_says_why(plane: ControlPlane) -> None:
@@ -87,20 +101,12 @@ def test_the_controller_manager_clears_a_namespace(plane: ControlPlane) -> None:
 
 
 def test_nothing_is_left_of_a_control_plane(control_plane_programs: Path) -> None:
-    with (
-        pytest.raises(RuntimeError, match="the test failed"),
-        controlplane.running(control_plane_programs) as own,
-    ):
-        folder, pids = own.folder, [process.pid for process in own.processes]
-        assert len(pids) == 2
-        raise RuntimeError("the test failed")
-    assert not folder.exists()
-    assert not any(_is_alive(pid) for pid in pids)
+    with contextlib.suppress(RuntimeError), controlplane.running(control_plane_programs) as own:
+        raise RuntimeError("a test that fails")
+    assert [process.name for process in own.processes] == ["etcd", "kube-apiserver"]
+    assert not any(process.is_running for process in own.processes)
+    assert not own.folder.exists()
 
 
-def _scheduled_by(name: str, pod: dict) -> dict:
+def _scheduled_by(name: str, pod: Object) -> Object:
     return pod | {"spec": pod["spec"] | {"schedulerName": name}}
-
-
-def _is_alive(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")  # noqa: PTH110

@@ -88,5 +88,5 @@ def test_a_user_needs_the_right_to_each_metric(plane: ControlPlane, metrics: Cus
     metrics.set("secret", {"a": 1})
     user = plane.user("metrics-reader", [rule("get", "nodes/temp", GROUP)])
     assert user.api.get(f"{ROOT}/v1beta1/nodes/*/temp")["items"]
-    with pytest.raises(ApiError, match='403: .*User "metrics-reader" cannot get resource "nodes/secret"'):
+    with pytest.raises(ApiError, match=r'403: .*User "metrics-reader" cannot get resource "nodes/secret"'):
         user.api.get(f"{ROOT}/v1beta1/nodes/*/secret")

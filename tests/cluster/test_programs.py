@@ -107,11 +107,11 @@ def test_the_package_of_go_is_new_enough() -> None:
 
 def test_what_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NODEWISE_REQUIRE", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="^not run: no Go; `make controlplane`$"):
+    with pytest.raises(pytest.skip.Exception, match=r"^not run: no Go; `make controlplane`$"):
         availability.not_run("no Go; `make controlplane`")
 
 
 def test_what_cannot_run_fails_where_all_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODEWISE_REQUIRE", "all")
-    with pytest.raises(pytest.fail.Exception, match="^not run: no Go"):
+    with pytest.raises(pytest.fail.Exception, match=r"^not run: no Go"):
         availability.not_run("no Go; `make controlplane`")

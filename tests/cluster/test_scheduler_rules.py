@@ -6,11 +6,14 @@ Every rule is held against each scheduler that the fixture `scheduler` knows.
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
 from tests.cluster import extender_double, objects
+from tests.cluster.certificates import Authority
 from tests.cluster.extender_double import Double
+from tests.cluster.loopback import Tls
 from tests.cluster.schedulers import Cluster, Outcome, Scheduler
 
 MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
@@ -166,6 +169,29 @@ def test_a_hang_costs_each_pod_http_timeout_twice(scheduler: Scheduler, double: 
         outcomes = cluster.submit(objects.pod("one"), objects.pod("two"))
         assert 2 <= time.monotonic() - start_s < 6
     assert all(outcome.node for outcome in outcomes.values())
+
+
+def test_mutual_tls(scheduler: Scheduler, tmp_path: Path) -> None:
+    ours = Authority(tmp_path)
+    tls = Tls(ours.issue("server", "127.0.0.1"), clients=ours.ca_file)
+    with extender_double.serving(tls) as double:
+        fields = extender_double.tls_fields(ours.ca_file, ours.issue("client"))
+        with plain(scheduler, double, **fields) as cluster:
+            assert cluster.submit(objects.pod("web"))["web"].node
+        assert [call.verb for call in double.calls] == ["filter", "prioritize"]
+
+
+@pytest.mark.parametrize("verified", [True, False], ids=["with a CA file", "without one"])
+def test_a_server_is_verified_only_where_a_ca_file_is_named(
+    scheduler: Scheduler, tmp_path: Path, *, verified: bool
+) -> None:
+    ours, theirs = Authority(tmp_path), Authority(tmp_path, "theirs")
+    with extender_double.serving(Tls(theirs.issue("server", "127.0.0.1"))) as double:
+        fields = extender_double.tls_fields(ours.ca_file if verified else None, ours.issue("client"))
+        with plain(scheduler, double, **fields) as cluster:
+            outcome = cluster.submit(objects.pod("web"))["web"]
+    assert outcome.message.endswith("x509: certificate signed by unknown authority" if verified else "")
+    assert bool(outcome.node) is not verified
 
 
 def test_a_rejected_pod_is_tried_again_at_any_cluster_event_and_not_before(
