@@ -114,6 +114,10 @@ class HttpApi:
             finally:
                 await response.aclose()
 
+    def lane(self, qps: float, burst: int) -> "HttpApi":
+        """The same server and connections with a limit on writes of its own, for what must not queue up."""
+        return HttpApi(self._http, self._account, Bucket(qps, burst), self._clock, self._meters)
+
     async def close(self) -> None:
         """End all connections; watches under way end with them."""
         await self._http.aclose()

@@ -1,0 +1,149 @@
+"""Text into JSON documents: from JSON, or from YAML as Kubernetes reads it. Knows nothing of kinds.
+
+Kubernetes turns YAML into JSON (sigs.k8s.io/yaml v1.6 on go.yaml.in/yaml v2). So here too `y` and `on` are true,
+times, base-60 numbers and keys are texts, and a key that stands twice is an error, not a silent loss of the first.
+"""
+
+import json
+import re
+from collections.abc import Hashable, Iterator
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from nodewise.errors import BadInput, Problem, shown
+
+_SAFE: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_TYPES: Final = (
+    ("null", r"(~|null|Null|NULL|)", "~nN\0"),
+    (
+        "bool",
+        r"([yY]|yes|Yes|YES|true|True|TRUE|on|On|ON|[nN]|no|No|NO|false|False|FALSE|off|Off|OFF)",
+        "yYnNtTfFoO",
+    ),
+    ("int", r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("merge", r"<<", "<"),
+)
+"""Plain texts that are more than text, by what they look like and may begin with (yaml v2, resolve.go)."""
+
+_LARGEST: Final = 20_000_000
+"""Values in one document once its aliases are written out: above any cluster, below a bomb of aliases."""
+_DEEPEST: Final = 200
+_MANY: Final = 5000
+_STAIRS: Final = re.compile(rb"(?:[-?][ \t]+){500}|\n {2000}")
+_JSON_START: Final = (b"{", b"[")
+
+
+class _Loader(_SAFE):  # type: ignore[misc]  # the base is chosen when the program starts
+    """The safe loader, with Kubernetes' reading of plain texts and keys."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's way; its own would be PyYAML's types
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key that is no text", key.start_mark)
+            if key.value in seen and key.value != "<<":
+                text = f"the key {key.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
+            seen.add(key.value)
+            if key.tag != "tag:yaml.org,2002:merge":
+                key.tag = "tag:yaml.org,2002:str"  # JSON has no other keys
+        made: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return made
+
+
+for _name, _form, _starts in _TYPES:
+    _starts_list = ["" if start == "\0" else start for start in _starts]
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"{_form}\Z"), _starts_list)
+_Loader.add_constructor(
+    "tag:yaml.org,2002:bool", lambda _, node: node.value.lower() in ("y", "yes", "true", "on")
+)
+
+
+def documents(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
+    """The documents of a text as JSON, each with its number from 1; empty ones are left out.
+
+    `BadInput` names `source`, and line and column.
+    """
+    if text.lstrip()[:1] not in _JSON_START or b"\n---" in text:
+        yield from _from_yaml(text, source)
+        return
+    try:
+        whole = bytes(msgspec.json.decode(text, type=msgspec.Raw))
+    except (msgspec.MsgspecError, RecursionError):
+        yield from _from_several(text, source)
+    else:
+        yield 1, whole
+
+
+def _from_several(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
+    """JSON documents one after another, as two runs of `kubectl get -o json` write them into one pipe."""
+    decoder = json.JSONDecoder()
+    number = at = 0
+    try:
+        rest = text.decode().strip()
+        while at < len(rest):
+            number += 1
+            _, end = decoder.raw_decode(rest, at)
+            yield number, rest[at:end].encode()
+            at = end + len(rest[end:]) - len(rest[end:].lstrip())
+    except (ValueError, RecursionError) as error:
+        raise BadInput(source, [Problem(f"document {max(number, 1)}", str(error), "JSON or YAML")]) from error
+
+
+def _from_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    try:
+        if _is_suspect(text):
+            _depth_checked(text)
+        for number, document in enumerate(yaml.load_all(text, Loader=_Loader), 1):
+            if document is not None:
+                _measured(document, {}, 0)
+                yield number, msgspec.json.encode(document)
+    except yaml.YAMLError as error:
+        seen = " ".join(str(error).split())
+        raise BadInput(source, [Problem(f"document {number + 1}", seen, "YAML")]) from error
+    except (ValueError, TypeError, RecursionError, UnicodeDecodeError) as error:
+        problem = Problem(f"document {max(number, 1)}", shown(str(error)), "YAML that JSON can express")
+        raise BadInput(source, [problem]) from error
+
+
+def _measured(value: Any, sizes: dict[int, int], depth: int) -> int:
+    """How many values a document has with its aliases written out. ValueError if that is beyond reason.
+
+    `sizes` keeps what was counted, so an alias costs nothing the second time; -1 marks what is being counted.
+    """
+    if not isinstance(value, dict | list):
+        return 1
+    size = sizes.get(id(value))
+    if size is None:
+        if depth > _DEEPEST:
+            raise ValueError(f"nested deeper than {_DEEPEST} levels")
+        sizes[id(value)] = -1
+        parts = value.values() if isinstance(value, dict) else value
+        size = sizes[id(value)] = 1 + sum(_measured(part, sizes, depth + 1) for part in parts)
+    if size < 0 or size > _LARGEST:
+        raise ValueError("aliases that contain themselves, or multiply beyond reason")
+    return size
+
+
+def _is_suspect(text: bytes) -> bool:
+    """Whether this may be nested so deeply that libyaml's recursion ends the process."""
+    return text.count(b"[") + text.count(b"{") > _MANY or _STAIRS.search(text) is not None
+
+
+def _depth_checked(text: bytes) -> None:
+    """ValueError for what is nested too deeply; reading by events needs no recursion, but half as much time again."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_SAFE):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _DEEPEST:
+            raise ValueError(f"nested deeper than {_DEEPEST} levels")

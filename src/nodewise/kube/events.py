@@ -1,0 +1,243 @@
+"""Kubernetes events, for `kubectl describe`: told by anybody at any time, written by one task, never in the way.
+
+Repeats of an event become one with a count, and each object and reason has a limit of its own, as in client-go
+(v0.36 tools/events and tools/record). What does not fit is counted and dropped: an event is a courtesy.
+"""
+
+import asyncio
+import heapq
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple
+
+from nodewise.clock import Clock
+from nodewise.errors import NodewiseError, Unavailable
+from nodewise.kube.api import Api, NotFound
+from nodewise.kube.pace import Bucket
+from nodewise.kube.resources import EVENTS, Resource
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+Type = Literal["Normal", "Warning"]
+
+MOST_WAITING: Final = 1000
+"""client-go's queue has the same length."""
+MOST_KNOWN: Final = 4096
+"""Objects and series remembered; client-go's cache has the same size."""
+BURST: Final = 5
+REFILL_S: Final = 60.0
+"""An object gets five events of one reason at once and then one a minute, with the count of all."""
+PATIENCE_S: Final = 600.0
+"""What would wait longer for its turn is dropped."""
+FORGET_S: Final = 1800.0
+"""A series that rested longer begins anew: the API server keeps an event for an hour."""
+TRIES: Final = 3
+
+_LONGEST: Final = {"note": 1024, "reason": 128, "action": 128}
+"""Bytes that the API server accepts (kubernetes v1.36 pkg/apis/core/validation/events.go)."""
+
+
+class Reporter(NamedTuple):
+    """Who tells: the program's name (`nodewise.io/telemetry`) and which replica of it."""
+
+    controller: str
+    instance: str
+
+
+class About(NamedTuple):
+    """The object that an event is about; `uid` ties it to this very object, not to its successor."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    uid: str = ""
+
+
+class Event(NamedTuple):
+    """What happened. Equal events are repeats of each other."""
+
+    about: About
+    type: Type
+    reason: str
+    note: str
+    action: str
+
+
+class _Series:
+    """An event and how often it happened; `name` is empty until it has been written."""
+
+    def __init__(self, first_s: float) -> None:
+        self.first_s = first_s
+        self.last_s = first_s
+        self.count = 0
+        self.name = ""
+        self.waiting = False
+        self.tries = 0
+
+
+class Recorder:
+    """Give it to whoever has something to tell, and run it as a task."""
+
+    def __init__(self, api: Api, reporter: Reporter, clock: Clock, meters: Meters) -> None:
+        self._api = api
+        self._reporter = reporter
+        self._clock = clock
+        self._meters = meters
+        self._known: OrderedDict[Event, _Series] = OrderedDict()
+        self._buckets: OrderedDict[tuple[About, str], Bucket] = OrderedDict()
+        self._queue: list[tuple[float, int, Event]] = []
+        self._turn = 0
+        self._more = asyncio.Event()
+
+    def record(self, about: About, type_: Type, reason: str, note: str, action: str = "Scheduling") -> None:
+        """Note an event. Never blocks, never fails; `action` says what we were doing, in a word."""
+        event = Event(about, type_, _cut("reason", reason), _cut("note", note), _cut("action", action))
+        series = self._series(event)
+        series.count += 1
+        series.last_s = self._clock.now()
+        if not series.waiting:
+            self._enqueue(event, series)
+
+    async def run(self) -> None:
+        """Write what is noted, when its turn comes, until cancelled."""
+        while True:
+            if not self._queue:
+                self._more.clear()
+                await self._more.wait()
+            due_s = self._queue[0][0]
+            delay_s = due_s - self._clock.monotonic()
+            if delay_s > 0:
+                await self._pause(delay_s)
+            else:
+                await self._write(heapq.heappop(self._queue)[2])
+
+    async def flush(self) -> None:
+        """Write what is due now; for the end of the program."""
+        while self._queue and self._queue[0][0] <= self._clock.monotonic():
+            await self._write(heapq.heappop(self._queue)[2])
+
+    async def _pause(self, delay_s: float) -> None:
+        """Until the next is due, or an earlier one comes in."""
+        self._more.clear()
+        sleeping = asyncio.ensure_future(self._clock.sleep(delay_s))
+        waking = asyncio.ensure_future(self._more.wait())
+        try:
+            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeping.cancel()
+            waking.cancel()
+
+    def _series(self, event: Event) -> _Series:
+        now_s = self._clock.now()
+        series = self._known.get(event)
+        if series is None or now_s - series.last_s > FORGET_S:
+            series = self._known[event] = _Series(now_s)
+        self._known.move_to_end(event)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        return series
+
+    def _enqueue(self, event: Event, series: _Series) -> None:
+        now_s = self._clock.monotonic()
+        bucket = self._bucket(event)
+        wait_s = None if len(self._queue) >= MOST_WAITING else bucket.take(now_s, PATIENCE_S)
+        if wait_s is None:
+            self._meters.count("events_total", outcome="dropped")
+            return
+        self._push(now_s + wait_s, event)
+        series.waiting = True
+
+    def _bucket(self, event: Event) -> Bucket:
+        key = (event.about, event.reason)
+        if key not in self._buckets:
+            self._buckets[key] = Bucket(1.0 / REFILL_S, BURST)
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > MOST_KNOWN:
+            self._buckets.popitem(last=False)
+        return self._buckets[key]
+
+    def _push(self, due_s: float, event: Event) -> None:
+        self._turn += 1
+        heapq.heappush(self._queue, (due_s, self._turn, event))
+        self._more.set()
+
+    async def _write(self, event: Event) -> None:
+        series = self._known.get(event)
+        if series is None:  # pushed out by newer ones while it waited
+            return
+        series.waiting = False
+        try:
+            await self._send(event, series)
+        except NodewiseError as error:
+            self._failed(event, series, error)
+        else:
+            series.tries = 0
+
+    async def _send(self, event: Event, series: _Series) -> None:
+        """The first time the event, after that its count; an event that the server has dropped, anew."""
+        folder = EVENTS.path(event.about.namespace or "default")
+        if series.name:
+            try:
+                await self._api.patch(f"{folder}/{series.name}", {"series": _count(series)}, "merge")
+            except NotFound:
+                series.name, series.first_s, series.count = "", series.last_s, 1
+            else:
+                self._meters.count("events_total", outcome="repeated")
+                return
+        body = self._body(event, series)
+        await self._api.create(folder, body)
+        series.name = body["metadata"]["name"]
+        self._meters.count("events_total", outcome="recorded")
+
+    def _failed(self, event: Event, series: _Series, error: NodewiseError) -> None:
+        series.tries += 1
+        if isinstance(error, Unavailable) and series.tries < TRIES:
+            series.waiting = True
+            self._push(self._clock.monotonic() + error.retry_after_s, event)
+            return
+        series.tries = 0
+        self._meters.count("events_total", outcome="failed")
+        logs.emit("event_lost", reason=event.reason, object=event.about.name, error=str(error))
+
+    def _body(self, event: Event, series: _Series) -> dict[str, Any]:
+        about = event.about
+        namespace = about.namespace or "default"
+        # the name as client-go makes it: the object's, and a number that no other event of it has
+        name = f"{about.name[:200].rstrip('.-')}.{int(series.first_s * 1e6):x}{self._turn:x}"
+        regarding = {
+            "apiVersion": about.resource.api_version,
+            "kind": about.resource.kind,
+            "name": about.name,
+            "namespace": about.namespace,
+            "uid": about.uid,
+        }
+        return {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"name": name, "namespace": namespace},
+            "eventTime": _micro(series.first_s),
+            "reportingController": self._reporter.controller,
+            "reportingInstance": self._reporter.instance[:128],
+            "action": event.action,
+            "reason": event.reason,
+            "regarding": {field: text for field, text in regarding.items() if text},
+            "note": event.note,
+            "type": event.type,
+        } | ({"series": _count(series)} if series.count > 1 else {})
+
+
+def _count(series: _Series) -> dict[str, Any]:
+    return {"count": max(series.count, 2), "lastObservedTime": _micro(series.last_s)}
+
+
+def _micro(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _cut(field: str, text: str) -> str:
+    """The text as far as the API server takes it, in bytes of UTF-8, as whole characters."""
+    most = _LONGEST[field]
+    data = text.encode()
+    if len(data) <= most:
+        return text
+    return data[: most - 3].decode(errors="ignore") + "…"

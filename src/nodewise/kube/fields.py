@@ -1,0 +1,139 @@
+"""One type out of many: each agent declares the fields of nodes and pods that it reads, and the reflector decodes
+the union. A new field is so a change of one folder, and a field that nobody reads costs nothing.
+"""
+
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin
+
+import msgspec
+from msgspec import NODEFAULT, UNSET
+from msgspec.structs import FieldInfo
+
+Declared = type[msgspec.Struct]
+
+
+class ObjectMeta(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
+    """What every merged type has of `metadata`."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
+class Object(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The least that a store needs of an object (`store.Named`)."""
+
+    metadata: ObjectMeta
+
+
+_OURS: Final = (Object, ObjectMeta)
+"""What they require is there in every object, so it does not matter that an agent has a default for it."""
+
+_OPTIONS: Final[Mapping[str, Any]] = {"frozen": True, "gc": False, "kw_only": True}
+"""`gc=False`: 50,000 pods that the garbage collector walks through would stop the event loop. Declare tuples, not
+lists, for the same reason: the collector lets go of a tuple that holds nothing of its business.
+"""
+
+
+def merge(base_name: str, *declared: Declared) -> type[Any]:
+    """A frozen struct named `base_name` with the fields of `Object` and of all `declared`, nested structs merged.
+
+    Fields are the same if their names on the wire are; then their types and defaults must agree too.
+    TypeError names the field and both declarations if they do not.
+    """
+    return _merged(base_name, base_name, (Object, *declared))
+
+
+def _merged(type_name: str, path: str, declared: tuple[Declared, ...]) -> type[Any]:
+    """The union of some structs; `path` is where they stand, for messages: `Node.status`."""
+    unique = tuple(dict.fromkeys(declared))
+    found: dict[str, list[tuple[Declared, FieldInfo]]] = {}
+    for struct in unique:
+        for field in msgspec.structs.fields(struct):
+            found.setdefault(field.encode_name, []).append((struct, field))
+    fields = [_field(f"{path}.{wire}", wire, owners) for wire, owners in found.items()]
+    return msgspec.defstruct(type_name, fields, **_OPTIONS)
+
+
+def _field(path: str, wire: str, owners: list[tuple[Declared, FieldInfo]]) -> tuple[str, Any, Any]:
+    """One field: its name in Python, its type and its default, each agreed on by all that declare it."""
+    first, field = owners[0]
+    type_, default = field.type, _default(field)
+    for struct, other in owners[1:]:
+        if other.name != field.name:
+            raise _disagree(path, first, field.name, struct, other.name)
+        both = _agreed(path, (first, type_), (struct, other.type))
+        if first not in _OURS and _default(other) != default:
+            raise _disagree(path, first, _shown(default), struct, _shown(_default(other)))
+        type_ = both
+    return field.name, type_, _spec(wire, type_, default)
+
+
+Side = tuple[Declared, Any]
+
+
+def _agreed(path: str, left: Side, right: Side) -> Any:
+    """The type that serves both sides: structs are merged, at any depth; anything else must be equal."""
+    (first, a), (second, b) = left, right
+    if a == b:
+        return a
+    if _is_struct(a) and _is_struct(b):
+        return _merged(_type_name(path), path, (a, b))
+    origin: Any = get_origin(a)
+    parts, others = get_args(a), get_args(b)
+    if origin is None or origin != get_origin(b) or len(parts) != len(others):
+        raise _disagree(path, first, _shown(a), second, _shown(b))
+    agreed = [_agreed(path, (first, x), (second, y)) for x, y in zip(_sorted(a), _sorted(b), strict=True)]
+    return Union[tuple(agreed)] if origin in (Union, UnionType) else origin[tuple(agreed)]  # noqa: UP007
+
+
+def _sorted(type_: Any) -> list[Any]:
+    """The parts of a type; those of `X | None` with the struct first, as their order means nothing."""
+    parts = list(get_args(type_))
+    if get_origin(type_) in (Union, UnionType):
+        parts.sort(key=lambda part: (part is NoneType, not _is_struct(part), _shown(part)))
+    return parts
+
+
+def _is_struct(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, msgspec.Struct)
+
+
+_EMPTY: Final = "a struct of defaults"
+"""Stands for a default such as `status: Status = Status()`: its merged type has such a default as well."""
+
+
+def _default(field: FieldInfo) -> Any:
+    """A field's default as something that can be compared; NODEFAULT for a field that must be there."""
+    factory = field.default_factory
+    default = field.default if factory is NODEFAULT else factory
+    struct = default if _is_struct(default) else type(default)
+    if _is_struct(struct) and (default is struct or default == struct()):
+        return _EMPTY
+    return default
+
+
+def _spec(wire: str, type_: Any, default: Any) -> Any:
+    if default is _EMPTY:
+        struct = type_ if _is_struct(type_) else next(part for part in get_args(type_) if _is_struct(part))
+        return msgspec.field(default=struct(), name=wire)
+    if callable(default):
+        return msgspec.field(default_factory=default, name=wire)
+    return msgspec.field(name=wire) if default is NODEFAULT else msgspec.field(default=default, name=wire)
+
+
+def _type_name(path: str) -> str:
+    """`Node.status.nodeInfo` -> `NodeStatusNodeInfo`."""
+    return "".join(part[:1].upper() + part[1:] for part in path.split("."))
+
+
+def _shown(value: Any) -> str:
+    if value is NODEFAULT or value is UNSET:
+        return "no default"
+    return getattr(value, "__qualname__", "") if isinstance(value, type) else repr(value)
+
+
+def _disagree(path: str, first: Declared, seen: str, second: Declared, other: str) -> TypeError:
+    a, b = (f"{struct.__module__}.{struct.__qualname__}" for struct in (first, second))
+    return TypeError(f"{path}: {a} declares {seen}, {b} declares {other}; they must agree")

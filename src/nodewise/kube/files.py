@@ -1,0 +1,159 @@
+"""Objects from files, folders and standard input, for commands without a cluster and for serving from files.
+
+They go into the very stores that a reflector fills: `Writer.replace(objects.of(NODES, Node))`.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from nodewise.errors import BadInput, NodewiseError, Problem, shown
+from nodewise.kube import documents
+from nodewise.kube.resources import Resource
+from nodewise.kube.store import Key, Named
+
+T = TypeVar("T", bound=Named)
+
+Kind = tuple[str, str]
+"""API group, without the version, and kind: `("", "Node")`, `("telemetry.intel.com", "TASPolicy")`."""
+
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+DEFAULT_NAMESPACE: Final = "default"
+
+
+class Entry(NamedTuple):
+    """An object as JSON, and where it stands: `nodes.yaml, document 2, items[3]`."""
+
+    where: str
+    data: bytes
+
+
+class _Head(msgspec.Struct, frozen=True, rename={"api_version": "apiVersion"}):
+    api_version: str = ""
+    kind: str = ""
+    items: list[msgspec.Raw] | None = None
+
+
+class Objects:
+    """What was read, by kind, in the order in which it was read."""
+
+    def __init__(self, entries: Mapping[Kind, list[Entry]]) -> None:
+        self._entries = entries
+
+    def kinds(self) -> list[Kind]:
+        return list(self._entries)
+
+    def entries(self, group: str, kind: str) -> list[Entry]:
+        """All objects of a kind, undecoded; none is the empty list."""
+        return list(self._entries.get((group, kind), ()))
+
+    def of(self, resource: Resource, type_: type[T]) -> list[T]:
+        """All objects of a kind, decoded. `BadInput` names every object that cannot be, and every one there twice.
+
+        A namespaced object without a namespace is in `default`, as for kubectl.
+        """
+        decoder = msgspec.json.Decoder(type_)
+        found: dict[Key, T] = {}
+        problems = []
+        for entry in self._entries.get((resource.group, resource.kind), ()):
+            try:
+                item = _placed(decoder.decode(entry.data), resource)
+            except msgspec.MsgspecError as error:
+                problems.append(_problem(entry.where, error))
+                continue
+            key = (item.metadata.namespace, item.metadata.name)
+            if key in found:
+                problems.append(Problem(entry.where, f"{resource.kind} {key[1]} stands twice", "one of each"))
+            found[key] = item
+        if problems:
+            raise BadInput(f"objects of kind {resource.kind}", problems)
+        return list(found.values())
+
+
+def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> Objects:
+    """Everything in these files and folders (their *.yaml, *.yml and *.json) and, for `-`, standard input.
+
+    `BadInput` names each file and document that cannot be read, all together.
+    """
+    entries: dict[Kind, list[Entry]] = {}
+    problems: list[Problem] = []
+    for source, text in _texts(paths, stdin, problems):
+        try:
+            for kind, entry in _objects(text, source):
+                entries.setdefault(kind, []).append(entry)
+        except NodewiseError as error:
+            problems += [
+                Problem(f"{source}, {problem.field}".rstrip(", "), problem.seen, problem.wanted)
+                for problem in error.problems
+            ]
+    if problems:
+        raise BadInput("objects from files", problems)
+    return Objects(entries)
+
+
+def _texts(
+    paths: Iterable[str | Path], stdin: BinaryIO | None, problems: list[Problem]
+) -> Iterator[tuple[str, bytes]]:
+    for path in paths:
+        if str(path) == "-":
+            yield "standard input", (stdin or sys.stdin.buffer).read()
+            continue
+        for file in _files(Path(path), problems):
+            try:
+                yield str(file), file.read_bytes()
+            except OSError as error:
+                problems.append(Problem(str(file), error.strerror or str(error), "a file that can be read"))
+
+
+def _files(path: Path, problems: list[Problem]) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
+    if not found:
+        problems.append(Problem(str(path), "a folder without such files", f"files in {', '.join(SUFFIXES)}"))
+    return found
+
+
+def _objects(text: bytes, source: str) -> Iterator[tuple[Kind, Entry]]:
+    for number, data in documents.documents(text, source):
+        yield from _unrolled(Entry(f"document {number}", data), _Head(), source)
+
+
+def _unrolled(entry: Entry, around: _Head, source: str) -> Iterator[tuple[Kind, Entry]]:
+    """The object, or the objects of a list. Items of a `NodeList` may leave out that they are Nodes."""
+    try:
+        head = msgspec.json.decode(entry.data, type=_Head)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadInput(source, [_problem(entry.where, error)]) from error
+    api_version = head.api_version or around.api_version
+    kind = head.kind or around.kind.removesuffix("List")
+    if not api_version or not kind:
+        seen = shown(entry.data[:60].decode(errors="replace"))
+        raise BadInput(source, [Problem(entry.where, seen, "an object with apiVersion and kind")])
+    if kind.endswith("List") and head.items is not None:
+        whole = msgspec.structs.replace(head, api_version=api_version, kind=kind)
+        for position, item in enumerate(head.items):
+            yield from _unrolled(Entry(f"{entry.where}, items[{position}]", bytes(item)), whole, source)
+        return
+    group = api_version.rpartition("/")[0]
+    yield (group, kind), Entry(f"{source}, {entry.where}", entry.data)
+
+
+def _placed(item: T, resource: Resource) -> T:
+    """In `default`, if it is in no namespace and its kind needs one."""
+    if not resource.namespaced or item.metadata.namespace:
+        return item
+    inside: Any = msgspec.structs.replace(item.metadata, namespace=DEFAULT_NAMESPACE)  # type: ignore[type-var]
+    return msgspec.structs.replace(item, metadata=inside)  # type: ignore[type-var]
+
+
+def _problem(where: str, error: Exception) -> Problem:
+    """msgspec's words `Expected X, got Y - at $.path`, taken apart."""
+    text, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".")
+    wanted, _, seen = text.removeprefix("Expected ").partition(", got ")
+    at = f"{where}: {field}" if field else where
+    return Problem(at, seen, wanted) if seen else Problem(at, text, "")
