@@ -50,8 +50,8 @@ class Route(NamedTuple):
     large_bytes: int = 0
 
 
-class _Gone(Exception):  # noqa: N818 - no error: the client left in the middle of its own request
-    pass
+class _Gone(Exception):
+    """The client left in the middle of its own request."""
 
 
 class _Place:

@@ -24,7 +24,8 @@ REASONS: Final[dict[str, str]] = {
     "plain_http": "The client speaks HTTP to a port that serves HTTPS: write https:// in its configuration.",
     "handshake_deadline": "The client did not finish the TLS handshake in time.",
     "handshake": "The TLS handshake failed.",
-    "closed_early": "The client left before the handshake was over; a TCP probe does that.",
+    "abandoned": "The client left in the middle of the handshake; some do so where they distrust a certificate.",
+    "closed_early": "The client left without a word; a TCP probe does that.",
     "too_many": "More connections than max_connections or max_handshakes.",
     # the certificate is genuine, but
     "client_name": "The client's certificate bears no name of client_names.",
@@ -67,11 +68,9 @@ def reason_of(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _VERIFY_CODES.get(error.verify_code, "unknown_ca")
     if isinstance(error, ssl.SSLError):
-        text = error.reason or ""
+        text = getattr(error, "reason", None) or ""  # one that Python code raised has none
         return _SSL_REASONS.get(text, "distrusted" if "_ALERT_" in text else "handshake")
-    return (
-        "handshake_deadline" if isinstance(error, (ConnectionAbortedError, TimeoutError)) else "closed_early"
-    )
+    return "handshake_deadline" if isinstance(error, (ConnectionAbortedError, TimeoutError)) else "abandoned"
 
 
 class Endings:

@@ -18,6 +18,7 @@ from nodewise.serve.endings import Endings
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.tls import Tls
 
+_LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
 _AT_ONCE: Final = 64  # accepted in one step of the event loop
 _TLS_HANDSHAKE: Final = b"\x16"  # first byte of a TLS connection; no HTTP method begins with it
@@ -31,12 +32,16 @@ _PLAIN: Final = (
 
 async def bound(options: ServeOptions) -> socket.socket:
     """A listening socket. BadSettings names the port or the address that cannot be used."""
+    if not 0 <= options.port <= _LAST_PORT:
+        # the resolver would take it modulo 65536
+        problem = Problem("port", str(options.port), f"0 to {_LAST_PORT}")
+        raise BadSettings("the port cannot be opened", [problem])
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         problem = Problem("address", f"{options.host}: {error}", "an address of this machine")
         raise BadSettings("the port cannot be opened", [problem]) from error
     family, kind, protocol, _, where = found[0]
@@ -48,23 +53,22 @@ async def bound(options: ServeOptions) -> socket.socket:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.bind(where)
         listening.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listening.close()
         raise BadSettings("the port cannot be opened", [_unusable(options, error)]) from error
     return listening
 
 
-def _unusable(options: ServeOptions, error: Exception) -> Problem:
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.EADDRINUSE:
+def _unusable(options: ServeOptions, error: OSError) -> Problem:
+    if error.errno == errno.EADDRINUSE:
         return Problem("port", f"{options.port} is in use on {options.host}", "a free port, or 0 for any")
-    if number == errno.EADDRNOTAVAIL:
+    if error.errno == errno.EADDRNOTAVAIL:
         return Problem(
             "address", f"{options.host} is not an address of this machine", "one that is, or 0.0.0.0"
         )
-    if number == errno.EACCES:
+    if error.errno == errno.EACCES:
         return Problem("port", f"{options.port} needs privileges", "a port from 1024 on")
-    return Problem("port", f"{options.port}: {error}", "0 to 65535")
+    return Problem("port", f"{options.port}: {error}", "a port that can be opened")
 
 
 class Listener:
@@ -127,10 +131,9 @@ class Listener:
             task.add_done_callback(self._handshakes.discard)
 
     def _is_full(self) -> bool:
-        waiting = len(self._handshakes)
         return (
-            waiting >= self._options.max_handshakes
-            or waiting + self._established() >= self._options.max_connections
+            len(self._handshakes) >= self._options.max_handshakes
+            or self._established() >= self._options.max_connections
         )
 
     def _rest(self, error: OSError) -> None:

@@ -9,9 +9,10 @@ one read, as kube-scheduler's do, never arms a timer.
 import asyncio
 import enum
 import logging
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -22,11 +23,10 @@ from nodewise.serve.answers import Response
 from nodewise.serve.endings import Endings
 from nodewise.serve.options import ServeOptions
 
-if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
-
 _LINGER_S: Final = 1.0  # for a client to say goodbye when we close; then its connection is dropped
-_OVERHEAD_BYTES: Final = 65536  # of chunk extensions and trailers between two pieces of a body
+_OVERHEAD_BYTES: Final = (
+    65536  # of chunk extensions and trailers without any body among them; a header before it counts, too
+)
 
 # What uvicorn would log here is answered, counted and logged by us; only a cancelled answer would be left.
 _MUTE: Final = logging.getLogger("nodewise.serve.protocol")
@@ -70,6 +70,7 @@ class Connection(HttpToolsProtocol):
         self._requests = 0
         self._header_bytes = 0
         self._overhead_bytes = 0
+        self._had_body = False
         self._began_s = 0.0
         self._heard_s = 0.0
         self._watched: tuple[Phase, int] | None = None
@@ -82,12 +83,16 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.peer = f"{self.client[0]}:{self.client[1]}" if self.client else ""
+        if len(self.connections) > self._options.max_connections:
+            # the listener refuses at this number; several handshakes may end at once
+            self._end("too_many")
+            return
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and self._gate is not None:
             self.certificate = secured.getpeercert(binary_form=True) or b""
             refusal = self._gate.examine(transport, self.certificate, self.peer)
             if refusal is not None:
-                self.app = cast("ASGI3Application", answers.always(refusal))
+                self.app = cast(ASGI3Application, answers.always(refusal))
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -152,7 +157,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         if not self._deaf:
-            self._overhead_bytes = 0
+            self._had_body = True
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -180,9 +185,9 @@ class Connection(HttpToolsProtocol):
             self._header_bytes += size
             if self._header_bytes > self._options.header_bytes:
                 self._refuse_header(self._header_bytes)
-        elif self._phase is Phase.BODY and before is Phase.BODY:
-            # on_body has put it to 0 if there was any body in what came
-            self._overhead_bytes += size
+        elif self._phase is Phase.BODY:
+            self._overhead_bytes = 0 if self._had_body else self._overhead_bytes + size
+            self._had_body = False
             if self._overhead_bytes > _OVERHEAD_BYTES:
                 found = Problem("body", "chunk extensions or trailers without end", "a body")
                 self._end("bad_request", found.seen, answers.refusal(400, found))
@@ -193,14 +198,7 @@ class Connection(HttpToolsProtocol):
 
     def _unreadable(self, error: Exception) -> None:
         seen = shown(str(error))
-        found = Problem("request", seen, "HTTP/1.1")
-        if self._is_busy() and self._phase is Phase.QUIET and not self.pipeline:
-            # the request before the rubbish is good: it is answered, then the connection ends
-            self._deaf = True
-            self.cycle.keep_alive = False
-            self._noted.note("bad_request", self.peer, seen)
-        else:
-            self._end("bad_request", seen, answers.refusal(400, found))
+        self._end("bad_request", seen, answers.refusal(400, Problem("request", seen, "HTTP/1.1")))
 
     # deadlines
 
@@ -255,11 +253,17 @@ class Connection(HttpToolsProtocol):
     # ending
 
     def _end(self, reason: str, detail: str = "", response: Response | None = None) -> None:
-        """Note why, say so where an answer would not land in the middle of another, and close."""
-        self._deaf = True
+        """Note why, say so where it does not land in the middle of another answer, and close.
+
+        What is wrong with a request that was sent ahead does not take the answer of the one before it.
+        """
         self._noted.note(reason, self.peer, detail)
-        begun = self._is_busy() and (self.cycle.response_started or self._phase is not Phase.BODY)
-        if response is not None and not begun and not self.pipeline and not self.transport.is_closing():
+        if self._is_busy() and self._phase is not Phase.BODY and not self.pipeline:
+            self._deaf = True
+            self.cycle.keep_alive = False
+            return
+        begun = self._is_busy() and (self.cycle.response_started or bool(self.pipeline))
+        if response is not None and not begun and not self.transport.is_closing():
             self.transport.write(answers.wire(response))
         self._close()
 

@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 from email.utils import formatdate
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -24,9 +25,6 @@ from nodewise.serve.listener import Listener
 from nodewise.serve.options import ServeOptions, is_loopback
 from nodewise.serve.protocol import Connection
 from nodewise.serve.tls import Tls
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application
 
 _SYSTEM: Final = SystemClock()
 _LOOK_S: Final = 0.01  # how often an ending server looks whether the last answer is out
@@ -152,7 +150,7 @@ class Server:
 def _config(app: Asgi, options: ServeOptions) -> Config:
     """The configuration of uvicorn, with everything off that we do ourselves or do not want."""
     return Config(
-        cast("ASGI3Application", app),
+        cast(ASGI3Application, app),
         loop="none",
         http=Connection,
         ws="none",

@@ -1,0 +1,88 @@
+"""Laws of the serving room: whatever bytes come in, somebody answers and nobody falls over."""
+
+import asyncio
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodewise.observe.meters import Meters
+from nodewise.serve import answers, hello
+from nodewise.serve.application import Application, Response, Route
+from nodewise.serve.options import ServeOptions
+from nodewise.serve.server import Server
+from tests.unit.serve.test_hello import client_hello
+
+HELLO = client_hello("h2", "http/1.1")
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_the_reading_of_a_hello_fail(data):
+    hello.offered(data)
+    hello.offered(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
+    hello.offered(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
+
+
+@given(st.integers(0, len(HELLO) - 1), st.integers(0, 255))
+def test_no_changed_byte_makes_the_reading_of_a_hello_fail(place, value):
+    hello.offered(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
+
+
+@given(st.lists(st.binary(max_size=3 * answers.PIECE_BYTES // 2).map(lambda part: part * 2), max_size=6))
+@settings(max_examples=30)
+def test_pieces_of_a_body_are_the_body(parts):
+    pieces = list(answers._pieces(parts))
+    assert b"".join(pieces) == b"".join(parts)
+    assert all(len(piece) < 2 * answers.PIECE_BYTES for piece in pieces)
+
+
+HEAD = b"POST /echo HTTP/1.1\r\nContent-Type: application/json\r\n"
+WHOLE = (
+    HEAD + b"Content-Length: 2\r\n\r\n{}" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+)
+
+
+def _exchange(*clients: list[bytes]) -> list[bytes]:
+    """What each client gets back, one after another; a client's bytes go out in parts."""
+
+    async def run() -> list[bytes]:
+        meters = Meters()
+        route = Route("POST", "/echo", lambda request: Response(200, request.body))
+        app = Application([route], meters, max_body_bytes=1000)
+        options = ServeOptions(unsafe=True, port=0, header_s=0.05, body_idle_s=0.05, keep_alive_s=0.05)
+        server = Server(app, options, meters)
+        await server.start()
+        got = [await _talk(server.port, parts) for parts in clients]
+        await server.stop(0.1)
+        return got
+
+    return asyncio.run(run())
+
+
+async def _talk(port: int, parts: list[bytes]) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.001)
+        return await asyncio.wait_for(reader.read(), 5)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@given(st.lists(st.integers(0, len(WHOLE)), max_size=6))
+@settings(max_examples=15, deadline=None)
+def test_how_the_bytes_of_requests_are_cut_changes_no_answer(cuts):
+    places = [0, *sorted(cuts), len(WHOLE)]
+    parts = [WHOLE[begin:end] for begin, end in itertools.pairwise(places)]
+    (got,) = _exchange(parts)
+    assert (got.count(b"HTTP/1.1 "), got.count(b"HTTP/1.1 200 OK")) == (2, 2)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=200), st.binary(max_size=50).map(HEAD.__add__)), max_size=3))
+@settings(max_examples=15, deadline=None)
+def test_after_any_bytes_the_next_client_is_served(rubbish):
+    *_, last = _exchange(*([data] for data in rubbish), [HEAD + b"Content-Length: 2\r\n\r\n{}"])
+    assert last.startswith(b"HTTP/1.1 200 OK")

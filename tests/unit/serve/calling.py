@@ -1,0 +1,162 @@
+"""A client that sends exactly the bytes it is told to, and a server for it to call."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from nodewise.observe.meters import Meters
+from nodewise.serve.application import Application, Request, Response, Route
+from nodewise.serve.options import ServeOptions
+from nodewise.serve.server import Server
+
+PATIENCE_S = 5.0
+JSON = {"Content-Type": "application/json"}
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+    def field(self) -> str:
+        """The field that a refusal names first."""
+        return self.json()["problems"][0]["field"]
+
+
+class Caller:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, *, head: bool = False) -> Answer:
+        async with asyncio.timeout(PATIENCE_S):
+            lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = {
+                name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:-2])
+            }
+            length = 0 if head else int(headers.get("content-length", 0))
+            return Answer(int(lines[0].split()[1]), headers, await self.reader.readexactly(length))
+
+    async def ask(
+        self, path: str, body: bytes = b"{}", method: str = "POST", headers: dict[str, str] | None = None
+    ) -> Answer:
+        await self.send(request(path, body, method, headers))
+        return await self.answer(head=method == "HEAD")
+
+    async def rest(self) -> bytes:
+        """What still comes until the server closes."""
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                return await self.reader.read()
+            except ConnectionError:
+                return b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+def request(
+    path: str, body: bytes = b"{}", method: str = "POST", headers: dict[str, str] | None = None
+) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: extender", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in (JSON if headers is None else headers).items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@contextlib.asynccontextmanager
+async def calling(server: Server, context: ssl.SSLContext | None = None) -> AsyncIterator[Caller]:
+    """A connection to the server; without a context in plain text."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
+    caller = Caller(reader, writer)
+    try:
+        yield caller
+    finally:
+        await caller.close()
+
+
+class RefusedError(Exception):
+    """The server ended the connection before it answered anything."""
+
+
+async def called(server: Server, context: ssl.SSLContext) -> Answer:
+    """One request on a connection of its own. RefusedError carries what the client was told."""
+    try:
+        async with calling(server, context) as caller:
+            return await caller.ask("/echo")
+    except (OSError, EOFError) as error:
+        raise RefusedError(str(error)) from error
+
+
+def echo(request: Request) -> Response:
+    return Response(200, request.body)
+
+
+ECHO = Route("POST", "/echo", echo)
+
+
+class Slow:
+    """A handler that waits to be let go."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def __call__(self, _request: Request) -> Response:
+        self.begun.set()
+        await self.go.wait()
+        return Response(200, b"at last")
+
+    @property
+    def route(self) -> Route:
+        return Route("POST", "/slow", self)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    options: ServeOptions, routes: Sequence[Route] = (ECHO,), meters: Meters | None = None
+) -> AsyncIterator[Server]:
+    meters = meters or Meters()
+    app = Application(routes, meters, max_body_bytes=options.max_body_bytes)
+    server = Server(app, options, meters)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(grace_s=0.1)
+
+
+PLAIN = ServeOptions(unsafe=True, port=0, reload_s=0.02)
+
+
+def counted(meters: Meters, name: str, **labels: str) -> float:
+    """The value of one series, 0 where it has none."""
+    value = meters._registry.get_sample_value(f"nodewise_{name}", labels)
+    return value or 0.0
+
+
+def reasons_counted(meters: Meters) -> list[str]:
+    """Why connections were ended."""
+    (family,) = (found for found in meters._registry.collect() if found.name == "nodewise_connections_ended")
+    return [found.labels["reason"] for found in family.samples if found.name.endswith("_total")]
+
+
+async def until(what, within_s: float = PATIENCE_S) -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(within_s):
+        while not what():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,21 @@
+"""Every async test of this room runs on both event loops."""
+
+import pytest
+
+from tests.unit.serve.papers import Papers
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+        pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+    ]
+)
+def anyio_backend(request):
+    return request.param
+
+
+@pytest.fixture
+def papers(tmp_path) -> Papers:
+    """A server's and a client's certificates, from a CA each, as files."""
+    return Papers(tmp_path)

@@ -1,0 +1,57 @@
+import pytest
+
+from nodewise.errors import BadSettings
+from nodewise.observe.meters import Meters
+from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.application import Application
+from nodewise.serve.options import AdminOptions
+from tests.unit.serve.calling import calling
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+async def test_health_readiness_and_metrics():
+    missing = ["nodes", "metric cpu_temp"]
+    meters = Meters()
+    app = Application(admin_routes(lambda: missing, meters), meters, max_body_bytes=1000)
+    server = admin_server(app, AdminOptions(health_port=0), meters)
+    await server.start()
+    async with calling(server) as caller:
+        assert (await caller.ask("/healthz", b"", "GET", {})).status == 200
+        assert (await caller.ask("/healthz", b"", "HEAD", {})).status == 200
+        answer = await caller.ask("/readyz", b"", "GET", {})
+        assert (answer.status, answer.json()) == (503, {"ready": False, "waiting_for": missing})
+        missing.clear()
+        answer = await caller.ask("/readyz", b"", "GET", {})
+        assert (answer.status, answer.json()) == (200, {"ready": True, "waiting_for": []})
+        answer = await caller.ask("/metrics", b"", "GET", {})
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert b'nodewise_requests_total{route="/readyz",status="503"} 1.0' in answer.body
+        assert (await caller.ask("/decisions", b"", "GET", {})).status == 404
+    await server.stop()
+
+
+async def test_an_address_beyond_loopback_is_a_choice():
+    server = admin_server(
+        Application([], Meters(), max_body_bytes=1),
+        AdminOptions(health_address="0.0.0.0", health_port=0),
+        Meters(),
+    )
+    await server.start()
+    await server.stop()
+
+
+async def test_a_port_in_use_is_named():
+    meters = Meters()
+    app = Application([], meters, max_body_bytes=1)
+    first = admin_server(app, AdminOptions(health_port=0), meters)
+    await first.start()
+    second = admin_server(app, AdminOptions(health_port=first.port), meters)
+    with pytest.raises(BadSettings, match="is in use"):
+        await second.start()
+    await first.stop()

@@ -1,0 +1,280 @@
+"""The ASGI callable by itself: no sockets, messages in and messages out."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
+from nodewise.observe.meters import Meters
+from nodewise.serve.application import Application, Request, Response, Route
+from tests.unit.serve.calling import ECHO, JSON, Answer, counted
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+class Wire:
+    """Both ends of ASGI: what the client sends, what it gets."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self.parts = list(parts)
+        self.taken = 0
+        self.sent: list[dict[str, Any]] = []
+
+    async def receive(self):
+        if self.taken == len(self.parts):
+            return {"type": "http.disconnect"}
+        self.taken += 1
+        more = self.taken < len(self.parts)
+        return {"type": "http.request", "body": self.parts[self.taken - 1], "more_body": more}
+
+    async def send(self, message):
+        self.sent.append(message)
+
+    def answer(self) -> Answer:
+        start, *bodies = self.sent
+        headers = {name.decode(): value.decode() for name, value in start["headers"]}
+        body = b"".join(message["body"] for message in bodies)
+        assert headers["content-length"] == str(len(body))
+        return Answer(start["status"], headers, body)
+
+
+def scope_of(method: str, path: str, headers: dict[str, str]) -> dict[str, Any]:
+    path, _, query = path.partition("?")
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("10.0.0.1", 4711),
+    }
+
+
+async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, wire=None) -> Answer:
+    wire = wire or Wire(*(parts or (b"{}",)))
+    await app(scope_of(method, path, JSON if headers is None else headers), wire.receive, wire.send)
+    return wire.answer()
+
+
+def app_of(*routes: Route, meters: Meters | None = None, max_body_bytes: int = 1000) -> Application:
+    return Application(routes or (ECHO,), meters or Meters(), max_body_bytes=max_body_bytes)
+
+
+# the rows of the older product's HTTP layer (spec/tas.md 29.1), with the answers of design.md section 6
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content_type", "status", "field"),
+    [
+        pytest.param("POST", "/echo", None, 400, "Content-Type", id="H1 no content type"),
+        pytest.param(
+            "POST", "/echo", "application/json; charset=utf-8", 200, "", id="H2 parameters do not matter"
+        ),
+        pytest.param("POST", "/echo", "text/plain", 400, "Content-Type", id="another content type"),
+        pytest.param("POST", "/echo", "Application/JSON", 200, "", id="media types have no case"),
+        pytest.param("GET", "/echo", "application/json", 405, "method", id="H4 GET"),
+        pytest.param("GET", "/echo", None, 405, "method", id="H5 GET without content type"),
+        pytest.param("PUT", "/echo", "application/json", 405, "method", id="H6 PUT"),
+        pytest.param("HEAD", "/echo", "application/json", 405, "method", id="H6 HEAD"),
+        pytest.param("POST", "/foo", "application/json", 404, "path", id="H7 unknown path"),
+        pytest.param("POST", "/foo", None, 404, "path", id="H8 unknown path without content type"),
+        pytest.param("GET", "/foo", "application/json", 404, "path", id="H9 GET of an unknown path"),
+        pytest.param("POST", "/echo/", "application/json", 404, "path", id="H10 trailing slash"),
+        pytest.param("POST", "//echo", "application/json", 404, "path", id="a path that needs cleaning"),
+    ],
+)
+async def test_what_is_asked_wrongly_is_told_so(method, path, content_type, status, field):
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    answer = await ask(app_of(), path, method=method, headers=headers)
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
+    if status != 200:
+        assert answer.field() == field
+        assert answer.json()["error"]
+        assert set(answer.json()["problems"][0]) == {"field", "seen", "wanted"}
+
+
+async def test_a_wrong_method_is_told_the_right_ones():
+    app = app_of(ECHO, Route("GET", "/echo", ECHO.handler))
+    answer = await ask(app, method="PUT")
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+
+
+async def test_an_unknown_path_is_told_the_known_ones():
+    assert "/echo" in (await ask(app_of(), "/foo")).json()["problems"][0]["wanted"]
+
+
+async def test_h12_h13_a_declared_length_is_checked_before_anything_is_read():
+    wire = Wire(b"{}")
+    answer = await ask(app_of(), wire=wire, headers=JSON | {"Content-Length": "1000000001"})
+    assert (answer.status, answer.field(), wire.taken) == (413, "Content-Length", 0)
+    answer = await ask(app_of(), "/echo", b"a" * 1000, headers=JSON | {"Content-Length": "1000"})
+    assert answer.status == 200
+
+
+async def test_h14_a_body_in_pieces_is_joined_and_counted_while_it_comes():
+    assert (await ask(app_of(), "/echo", b"a", b"", b"bc")).body == b"abc"
+    wire = Wire(b"a" * 600, b"a" * 600, b"a" * 600)
+    answer = await ask(app_of(), wire=wire)
+    assert (answer.status, answer.field(), wire.taken) == (413, "body", 2)
+
+
+# handlers
+
+
+async def test_a_handler_gets_all_that_was_asked():
+    asked = []
+
+    def handler(request: Request) -> Response:
+        asked.append(request)
+        return Response(204)
+
+    await ask(app_of(Route("GET", "/x", handler)), "/x?a=1&b=%20&a=2&c=", method="GET", headers={})
+    assert asked == [Request("GET", "/x", {"a": "2", "b": " ", "c": ""}, b"{}", "", "10.0.0.1:4711")]
+
+
+async def test_a_handler_may_wait():
+    async def handler(request: Request) -> Response:
+        await asyncio.sleep(0)
+        return Response(200, request.body)
+
+    assert (await ask(app_of(Route("POST", "/x", handler)), "/x", b"abc")).body == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BadInput("x", [Problem("pod", "null", "an object")]), 400),
+        (Refused("x"), 403),
+        (Conflict("x"), 409),
+        (Unavailable("x", retry_after_s=2.6), 503),
+        (NodewiseError("x"), 500),
+    ],
+)
+async def test_the_kind_of_an_error_gives_the_status(error, status):
+    def handler(_request: Request) -> Response:
+        raise error
+
+    answer = await ask(app_of(Route("POST", "/x", handler)), "/x")
+    assert answer.status == status
+    assert answer.json() == {"error": str(error), "problems": [p._asdict() for p in error.problems]}
+    assert answer.headers.get("retry-after") == ("3" if status == 503 else None)
+
+
+async def test_a_defect_is_answered_without_its_words_and_logged_with_them():
+    def handler(_request: Request) -> Response:
+        raise ZeroDivisionError("the secret")
+
+    app = app_of(Route("POST", "/x", handler), ECHO)
+    with capture_logs() as lines:
+        answer = await ask(app, "/x")
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    assert [(line["event"], line["route"], line["exc_info"]) for line in lines] == [
+        ("request_failed", "/x", True)
+    ]
+    assert (await ask(app)).status == 200
+
+
+async def test_a_client_that_leaves_is_not_answered():
+    wire = Wire()
+    meters = Meters()
+    await app_of(meters=meters)(scope_of("POST", "/echo", JSON), wire.receive, wire.send)
+    assert wire.sent == []
+
+
+async def test_many_pieces_go_out_as_few():
+    route = Route("POST", "/x", lambda _request: Response(200, [b"ab" * 500] * 1000))
+    wire = Wire(b"{}")
+    answer = await ask(app_of(route), "/x", wire=wire)
+    assert answer.body == b"ab" * 500_000
+    assert len(wire.sent) <= 6
+
+
+async def test_a_small_answer_goes_out_at_once():
+    wire = Wire(b"{}")
+    await ask(app_of(Route("POST", "/x", lambda _request: Response(200, [b"a", b"b"]))), "/x", wire=wire)
+    assert len(wire.sent) == 2
+
+
+@pytest.mark.parametrize("length", [2**18 - 1, 2**18, 2**18 + 1, 10**6])
+@pytest.mark.parametrize("form", [lambda body: body, lambda body: [body], lambda body: [body[:7], body[7:]]])
+async def test_a_large_answer_is_cut_without_loss(form, length):
+    body = bytes(range(251)) * (length // 251 + 1)
+    route = Route("POST", "/x", lambda _request: Response(200, form(body[:length])))
+    assert (await ask(app_of(route), "/x")).body == body[:length]
+
+
+# limits of a route
+
+
+class Gatekept:
+    """A handler that holds its requests until it is told to let them go."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def __call__(self, request: Request) -> Response:
+        await self.go.wait()
+        return Response(200, request.body)
+
+
+async def test_a_route_takes_only_so_many_large_requests():
+    held = Gatekept()
+    app = app_of(Route("POST", "/x", held, max_concurrent=2, large_bytes=10))
+    large = JSON | {"Content-Length": "20"}
+    under_way = [asyncio.create_task(ask(app, "/x", b"a" * 20, headers=large)) for _ in range(2)]
+    small = asyncio.create_task(ask(app, "/x", b"a"))
+    await asyncio.sleep(0)
+    wire = Wire(b"a" * 20)
+    declared = await ask(app, "/x", wire=wire, headers=large)
+    assert (declared.status, declared.headers["retry-after"], wire.taken) == (503, "1", 0)
+    assert (await ask(app, "/x", b"a" * 6, b"a" * 6)).status == 503
+    held.go.set()
+    assert [answer.status for answer in await asyncio.gather(*under_way, small)] == [200, 200, 200]
+    assert (await ask(app, "/x", b"a" * 20, headers=large)).status == 200
+
+
+async def test_a_failed_request_frees_its_place():
+    def handler(_request: Request) -> Response:
+        raise BadInput("x")
+
+    app = app_of(Route("POST", "/x", handler, max_concurrent=1))
+    assert [(await ask(app, "/x")).status for _ in range(3)] == [400] * 3
+    with pytest.raises(RuntimeError):
+        await _ask_with_broken_send(app)
+    assert (await ask(app, "/x")).status == 400
+
+
+async def _ask_with_broken_send(app) -> None:
+    async def broken(_message):
+        raise RuntimeError
+
+    await app(scope_of("POST", "/x", JSON), Wire(b"").receive, broken)
+
+
+def test_two_handlers_for_one_path_are_a_mistake():
+    with pytest.raises(ValueError, match="two routes for POST /echo"):
+        app_of(ECHO, ECHO)
+
+
+# metrics
+
+
+async def test_requests_are_counted_by_route_and_status():
+    meters = Meters()
+    app = app_of(meters=meters)
+    await ask(app)
+    await ask(app, method="PUT")
+    await ask(app, "/foo")
+    await ask(app, "/bar")
+    assert counted(meters, "requests_total", route="/echo", status="200") == 1
+    assert counted(meters, "requests_total", route="/echo", status="405") == 1
+    assert counted(meters, "requests_total", route="other", status="404") == 2
+    assert counted(meters, "request_seconds_count", route="/echo") == 1

@@ -1,0 +1,54 @@
+import ssl
+
+import pytest
+from structlog.testing import capture_logs
+
+from nodewise.clock import ManualClock
+from nodewise.observe.meters import Meters
+from nodewise.serve import endings
+from nodewise.serve.endings import Endings
+from tests.unit.serve.calling import counted
+
+
+def test_every_reason_that_is_looked_up_is_in_the_table():
+    known = {*endings._SSL_REASONS.values(), *endings._VERIFY_CODES.values(), *endings._SILENT}
+    assert known <= set(endings.REASONS)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionAbortedError("SSL handshake is taking longer than 5 seconds"), "handshake_deadline"),
+        (TimeoutError(), "handshake_deadline"),
+        (ConnectionResetError(), "abandoned"),
+        (ssl.SSLError(1, "anything"), "handshake"),
+        (endings.NotOffered(1, "h2"), "alpn"),
+    ],
+)
+def test_what_a_handshake_ends_with_has_a_reason(error, reason):
+    assert endings.reason_of(error) == reason
+
+
+def test_all_are_counted_and_one_line_a_reason_is_written_in_a_while():
+    clock, meters = ManualClock(), Meters()
+    noted = Endings(meters, clock)
+    with capture_logs() as lines:
+        for _ in range(5):
+            noted.note("unknown_ca", "10.0.0.1:1")
+        noted.note("expired", "10.0.0.2:1")
+        noted.note("closed_early", "10.0.0.2:1")
+        clock.advance(endings.LOG_EVERY_S)
+        noted.note("unknown_ca", "10.0.0.3:1", "detail")
+    assert [(line["reason"], line["peer"], line["unlogged"]) for line in lines] == [
+        ("unknown_ca", "10.0.0.1:1", 0),
+        ("expired", "10.0.0.2:1", 0),
+        ("unknown_ca", "10.0.0.3:1", 4),
+    ]
+    assert all(line["remedy"] and line["log_level"] == "warning" for line in lines)
+    assert counted(meters, "connections_ended_total", reason="unknown_ca") == 6
+    assert counted(meters, "connections_ended_total", reason="closed_early") == 1
+
+
+def test_a_reason_that_has_no_row_is_a_mistake():
+    with pytest.raises(KeyError):
+        Endings(Meters(), ManualClock()).note("whim", "10.0.0.1:1")

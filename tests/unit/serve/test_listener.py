@@ -1,0 +1,132 @@
+import asyncio
+import errno
+import socket
+
+import pytest
+from structlog.testing import capture_logs
+
+from nodewise.observe.meters import Meters
+from nodewise.serve.options import ServeOptions
+from tests.unit.serve.calling import PLAIN, called, calling, counted, reasons_counted, request, serving, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_h24_plain_http_is_told_that_this_is_https(papers):
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+        async with calling(server) as plain:
+            await plain.send(request("/echo", b"a" * 10_000))
+            words = await plain.rest()
+        assert (await called(server, papers.context())).status == 200
+    assert words.startswith(b"HTTP/1.0 400 Bad Request\r\n")
+    assert words.endswith(b"\r\n\r\nClient sent an HTTP request to an HTTPS server.\n")
+    assert reasons_counted(meters) == ["plain_http"]
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "a byte", "half a hello"]
+)
+async def test_h25_who_does_not_finish_the_handshake_is_closed(papers, said):
+    meters = Meters()
+    async with serving(papers.options(handshake_s=0.08), meters=meters) as server, calling(server) as silent:
+        began = asyncio.get_running_loop().time()
+        await silent.send(said)
+        assert await silent.rest() == b""
+        assert 0.05 < asyncio.get_running_loop().time() - began < 1
+        assert (await called(server, papers.context())).status == 200
+    assert reasons_counted(meters) == ["handshake_deadline"]
+
+
+async def test_a_handshake_that_drips_gets_no_more_time(papers):
+    async with serving(papers.options(handshake_s=0.08)) as server, calling(server) as slow:
+        rest = asyncio.create_task(slow.rest())
+        slow.writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+        for _ in range(50):
+            slow.writer.write(b"a")
+            await asyncio.sleep(0.01)
+            if rest.done():
+                break
+        assert rest.done()
+
+
+async def test_h25_a_header_over_tls_that_stops(papers):
+    async with serving(papers.options(header_s=0.05)) as server, calling(server, papers.context()) as slow:
+        await slow.send(b"POST /echo HTTP/1.1\r\n")
+        assert (await slow.answer()).status == 408
+        assert await slow.rest() == b""
+
+
+async def test_a_body_over_tls_that_stops(papers):
+    options = papers.options(body_idle_s=0.05)
+    async with serving(options) as server, calling(server, papers.context()) as slow:
+        await slow.send(request("/echo", b"a" * 1000)[:-1])
+        assert (await slow.answer()).status == 408
+        assert await slow.rest() == b""
+
+
+async def test_rubbish_in_place_of_a_handshake(papers):
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+        async with calling(server) as rubbish:
+            await rubbish.send(b"\x16" + bytes(range(200)))
+            await rubbish.rest()
+        assert (await called(server, papers.context())).status == 200
+    assert reasons_counted(meters) == ["handshake"]
+
+
+async def test_a_probe_that_connects_and_leaves_is_counted_and_not_logged(papers):
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+        with capture_logs() as lines:
+            async with calling(server):
+                pass
+            await until(lambda: reasons_counted(meters) == ["closed_early"])
+    assert lines == []
+
+
+async def test_without_file_descriptors_accepting_rests_and_goes_on():
+    async with serving(PLAIN) as server:
+        assert server._listener is not None
+        real = server._listener._socket
+        server._listener._socket = Exhausted(real, times=1)  # type: ignore[assignment]
+        with capture_logs() as lines:
+            async with calling(server) as caller:
+                assert (await caller.ask("/echo")).status == 200
+        server._listener._socket = real
+    assert [line["event"] for line in lines] == ["accept_failed"]
+
+
+class Exhausted:
+    """A listening socket on a machine that has no file descriptor left, for a while."""
+
+    def __init__(self, real: socket.socket, times: int) -> None:
+        self.real = real
+        self.times = times
+
+    def fileno(self) -> int:
+        return self.real.fileno()
+
+    def accept(self):
+        if self.times:
+            self.times -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.real.accept()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 on this machine")
+async def test_both_families_on_the_address_of_all():
+    options = ServeOptions(unsafe=True, address="::", unsafe_address="::", port=0)
+    async with serving(options) as server, calling(server) as by_v4:
+        assert server.url == f"http://[::1]:{server.port}"
+        assert (await by_v4.ask("/echo")).status == 200
+
+
+async def test_the_count_of_a_refusal_is_by_reason(papers):
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+        for _ in range(3):
+            async with calling(server) as plain:
+                await plain.send(request("/echo"))
+                await plain.rest()
+    assert counted(meters, "connections_ended_total", reason="plain_http") == 3

@@ -1,0 +1,237 @@
+import asyncio
+import gc
+import socket
+import warnings
+
+import pytest
+from structlog.testing import capture_logs
+
+from nodewise.errors import BadSettings
+from nodewise.observe.meters import Meters
+from nodewise.serve.application import Application
+from nodewise.serve.options import AdminOptions, ServeOptions
+from nodewise.serve.server import Server
+from tests.unit.serve.calling import (
+    PLAIN,
+    RefusedError,
+    Slow,
+    called,
+    calling,
+    counted,
+    request,
+    serving,
+    until,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+def idle(options: ServeOptions) -> Server:
+    return Server(Application([], Meters(), max_body_bytes=1), options, Meters())
+
+
+async def problems_of(options: ServeOptions) -> dict[str, str]:
+    """What a start complains of, by field."""
+    with pytest.raises(BadSettings) as caught:
+        await idle(options).start()
+    return {problem.field: problem.seen for problem in caught.value.problems}
+
+
+# what a server needs to start
+
+
+async def test_a_free_port_is_picked_and_named(papers):
+    with capture_logs() as lines:
+        async with serving(papers.options()) as server:
+            assert server.port > 0
+            assert server.url == f"https://127.0.0.1:{server.port}"
+            assert (await called(server, papers.context())).body == b"{}"
+    assert {"event": "listening", "url": server.url, "log_level": "info"} in lines
+
+
+async def test_all_that_is_wrong_is_said_at_once(papers):
+    papers.cert.unlink()
+    papers.ca.write_text("nothing of the kind")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = await problems_of(papers.options(port=port))
+    assert set(found) == {"cert", "client_ca", "port"}
+    assert "No such file" in found["cert"]
+    assert "holds no certificate" in found["client_ca"]
+    assert found["port"] == f"{port} is in use on 127.0.0.1"
+
+
+async def test_a_key_of_another_certificate_is_named_with_it(papers):
+    papers.key.write_bytes(papers.client.private_key_pem.bytes())
+    found = await problems_of(papers.options())
+    assert found == {"key": f"{papers.key} does not match {papers.cert}"}
+
+
+async def test_certificates_are_asked_for_when_none_is_given():
+    assert set(await problems_of(ServeOptions(port=0))) == {"cert", "key", "client_ca"}
+
+
+@pytest.mark.parametrize("port", [70000, -1])
+async def test_a_port_that_is_none(port):
+    assert set(await problems_of(ServeOptions(unsafe=True, port=port))) == {"port"}
+
+
+async def test_an_address_of_another_machine():
+    found = await problems_of(
+        ServeOptions(unsafe=True, unsafe_address="192.0.2.1", address="192.0.2.1", port=0)
+    )
+    assert found == {"address": "192.0.2.1 is not an address of this machine"}
+
+
+async def test_plain_http_leaves_the_machine_only_by_name():
+    found = await problems_of(ServeOptions(unsafe=True, address="0.0.0.0", port=0))
+    assert "0.0.0.0" in found["address"]
+    async with serving(
+        ServeOptions(unsafe=True, address="0.0.0.0", unsafe_address="0.0.0.0", port=0)
+    ) as server:
+        assert server.url == f"http://127.0.0.1:{server.port}"
+
+
+def test_without_an_address_plain_http_is_on_loopback_and_tls_everywhere():
+    assert ServeOptions(unsafe=True).host == "127.0.0.1"
+    assert ServeOptions().host == "0.0.0.0"
+    assert AdminOptions().health_address == "127.0.0.1"
+
+
+# serving
+
+
+async def test_a_hundred_connections_at_once(papers):
+    async with serving(papers.options()) as server:
+        context = papers.context()
+        answers = await asyncio.gather(*(called(server, context) for _ in range(100)))
+    assert [answer.status for answer in answers] == [200] * 100
+
+
+async def test_a_connection_is_kept_for_many_requests():
+    async with serving(PLAIN) as server, calling(server) as caller:
+        for number in range(3):
+            answer = await caller.ask("/echo", str(number).encode())
+            assert answer.body == str(number).encode()
+            assert answer.headers["content-type"] == "application/json"
+            assert "date" in answer.headers
+            assert "server" not in answer.headers
+
+
+async def test_requests_sent_ahead_are_answered_in_order():
+    async with serving(PLAIN) as server, calling(server) as caller:
+        await caller.send(b"".join(request("/echo", str(number).encode()) for number in range(10)))
+        assert [(await caller.answer()).body for _ in range(10)] == [str(n).encode() for n in range(10)]
+
+
+async def test_a_large_body_comes_back_whole(papers):
+    body = bytes(range(256)) * 20_000
+    async with serving(papers.options()) as server, calling(server, papers.context()) as caller:
+        asking = asyncio.create_task(caller.ask("/echo", body))
+        assert (await asking).body == body
+
+
+async def test_connections_are_counted():
+    meters = Meters()
+    async with serving(PLAIN, meters=meters) as server, calling(server):
+        await until(lambda: counted(meters, "connections", port=str(server.port)) == 1)
+
+
+# ending
+
+
+async def test_a_stop_answers_what_is_under_way_and_closes_what_is_idle(papers):
+    slow = Slow()
+    async with serving(papers.options(), [slow.route]) as server:
+        context = papers.context()
+        async with calling(server, context) as busy, calling(server, context) as unused:
+            asking = asyncio.create_task(busy.ask("/slow"))
+            await slow.begun.wait()
+            stopping = asyncio.create_task(server.stop(grace_s=5))
+            assert await unused.rest() == b""
+            with pytest.raises(RefusedError):
+                await called(server, context)
+            assert not stopping.done()
+            slow.go.set()
+            answer = await asking
+            assert (answer.body, answer.headers["connection"]) == (b"at last", "close")
+            assert await busy.rest() == b""
+            await busy.close()
+            await unused.close()
+            await asyncio.wait_for(stopping, 2)
+
+
+async def test_a_stop_waits_no_longer_than_its_grace(papers):
+    slow = Slow()
+    async with serving(papers.options(), [slow.route]) as server, calling(server, papers.context()) as caller:
+        await caller.send(request("/slow"))
+        await slow.begun.wait()
+        began = asyncio.get_running_loop().time()
+        await server.stop(grace_s=0.05)
+        assert asyncio.get_running_loop().time() - began < 1
+        assert await caller.rest() == b""
+
+
+async def test_a_stopped_server_stops_again_and_an_unstarted_one_too():
+    await idle(PLAIN).stop()
+    async with serving(PLAIN) as server:
+        await server.stop()
+        await server.stop()
+
+
+async def test_nothing_is_left_open(papers):
+    """No socket, transport or file is left to the garbage collector, however a connection ended."""
+    gc.collect()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        async with serving(papers.options(handshake_s=0.05)) as server:
+            await called(server, papers.context())
+            with pytest.raises(RefusedError):
+                await called(server, papers.trusting())
+            async with calling(server) as silent:
+                assert await silent.rest() == b""
+            async with calling(server) as plain:
+                await plain.send(request("/echo"))
+                assert b"HTTPS" in await plain.rest()
+            _, halfway = await asyncio.open_connection("127.0.0.1", server.port)
+            halfway.write(b"\x16\x03\x01")
+            await asyncio.sleep(0.01)
+            await server.stop()
+            halfway.close()
+        del server
+        await asyncio.sleep(0.02)
+        gc.collect()
+    assert [str(warning.message) for warning in found] == []
+
+
+async def test_more_connections_than_allowed_are_closed_at_once():
+    meters = Meters()
+    options = ServeOptions(unsafe=True, port=0, max_connections=2)
+    async with (
+        serving(options, meters=meters) as server,
+        calling(server) as first,
+        calling(server) as second,
+    ):
+        assert (await first.ask("/echo")).status == (await second.ask("/echo")).status == 200
+        async with calling(server) as third:
+            assert await third.rest() == b""
+        assert counted(meters, "connections_ended_total", reason="too_many") == 1
+        assert (await first.ask("/echo")).status == 200
+        await second.close()
+        await until(lambda: len(server._state.connections) == 1)
+        async with calling(server) as fourth:
+            assert (await fourth.ask("/echo")).status == 200
+
+
+async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_one(papers):
+    options = papers.options(max_handshakes=1, handshake_s=0.1)
+    async with serving(options) as server:
+        context = papers.context()
+        async with calling(server, context) as known:
+            assert (await known.ask("/echo")).status == 200
+            async with calling(server) as silent:
+                with pytest.raises(RefusedError):
+                    await called(server, context)
+                assert (await known.ask("/echo")).status == 200
+                assert await silent.rest() == b""
+        assert (await called(server, context)).status == 200

@@ -1,0 +1,396 @@
+import asyncio
+import socket
+import ssl
+
+import anyio.to_thread
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from structlog.testing import capture_logs
+
+from nodewise.errors import BadSettings
+from nodewise.observe.meters import Meters
+from nodewise.serve.tls import Tls
+from tests.unit.serve.calling import (
+    ECHO,
+    RefusedError,
+    Slow,
+    called,
+    calling,
+    counted,
+    reasons_counted,
+    request,
+    serving,
+    until,
+)
+from tests.unit.serve.papers import NAMES
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE_S = 5.0
+
+
+async def refused_because(papers, context: ssl.SSLContext, **changes) -> tuple[str, str]:
+    """What the server counted, and what the client was told."""
+    meters = Meters()
+    async with serving(papers.options(**changes), meters=meters) as server:
+        with pytest.raises(RefusedError) as caught:
+            await called(server, context)
+        await until(lambda: reasons_counted(meters))
+        assert (await called(server, papers.context())).status == 200
+    (reason,) = reasons_counted(meters)
+    return reason, str(caught.value)
+
+
+# who is let in
+
+
+async def test_a_certificate_of_the_client_ca_is_served(papers):
+    async with serving(papers.options()) as server:
+        assert (await called(server, papers.context())).status == 200
+
+
+async def test_no_certificate(papers):
+    reason, told = await refused_because(papers, papers.trusting())
+    assert reason == "no_certificate"
+    assert "CERTIFICATE_REQUIRED" in told
+
+
+async def test_a_certificate_of_another_ca(papers):
+    stranger = trustme.CA().issue_cert("scheduler.example")
+    reason, told = await refused_because(papers, papers.context(stranger))
+    assert reason == "unknown_ca"
+    assert "UNKNOWN_CA" in told
+
+
+async def test_a_certificate_for_servers_only(papers):
+    reason, told = await refused_because(papers, papers.odd_client(usage=ExtendedKeyUsageOID.SERVER_AUTH))
+    assert reason == "purpose"
+    assert "CERTIFICATE" in told
+
+
+async def test_an_expired_certificate(papers):
+    reason, told = await refused_because(papers, papers.odd_client(days=-1))
+    assert reason == "expired"
+    assert "EXPIRED" in told
+
+
+async def test_a_client_that_does_not_trust_our_certificate(papers):
+    context = papers.trusting(trustme.CA())
+    meters = Meters()
+
+    def call(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as raw, pytest.raises(ssl.SSLError):
+            context.wrap_socket(raw, server_hostname="localhost")
+
+    async with serving(papers.options(), meters=meters) as server:
+        await anyio.to_thread.run_sync(call, server.port)
+        await until(lambda: reasons_counted(meters) == ["distrusted"])
+
+
+async def test_a_client_that_leaves_in_the_middle_of_the_handshake(papers):
+    """As asyncio's client does when it distrusts our certificate: it says nothing of its reason."""
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+        with pytest.raises(RefusedError):
+            await called(server, papers.trusting(trustme.CA()))
+        await until(lambda: reasons_counted(meters) == ["abandoned"])
+
+
+async def test_tls_1_1(papers):
+    context = papers.context()
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    reason, told = await refused_because(papers, context)
+    assert reason == "protocol_version"
+    assert "PROTOCOL_VERSION" in told
+
+
+@pytest.mark.parametrize(
+    "cipher", ["ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-CHACHA20-POLY1305", "ECDHE-ECDSA-AES256-SHA384"]
+)
+async def test_a_tls_1_2_client_without_our_suites(papers, cipher):
+    context = papers.context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(cipher)
+    reason, _ = await refused_because(papers, context)
+    assert reason == "cipher"
+
+
+@pytest.mark.parametrize(
+    ("version", "suite"), [("TLSv1_2", "ECDHE-ECDSA-AES256-GCM-SHA384"), ("TLSv1_3", "")]
+)
+async def test_what_is_negotiated(papers, version, suite):
+    context = papers.context()
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    async with serving(papers.options()) as server, calling(server, context) as caller:
+        secured = caller.writer.get_extra_info("ssl_object")
+        assert secured.version().replace(".", "_") == version
+        assert secured.selected_alpn_protocol() == "http/1.1"
+        assert suite in secured.cipher()[0]
+        assert (await caller.ask("/echo")).status == 200
+
+
+async def test_an_rsa_certificate_is_served_with_the_rsa_suite(papers):
+    papers.write(papers.server_ca.issue_cert(*NAMES, key_type=trustme.KeyType.RSA))
+    context = papers.context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with serving(papers.options()) as server, calling(server, context) as caller:
+        cipher = caller.writer.get_extra_info("ssl_object").cipher()[0]
+        assert cipher == "ECDHE-RSA-AES256-GCM-SHA384"
+        assert (await caller.ask("/echo")).status == 200
+
+
+async def test_a_client_that_offers_only_h2(papers):
+    context = papers.context()
+    context.set_alpn_protocols(["h2"])
+    reason, told = await refused_because(papers, context)
+    assert reason == "alpn"
+    assert "no application protocol" in told
+
+
+# reading the files again
+
+
+async def serial_seen(papers, server) -> int:
+    """The serial number of the certificate that the server shows."""
+    async with calling(server, papers.context()) as caller:
+        shown = caller.writer.get_extra_info("ssl_object").getpeercert()
+        assert (await caller.ask("/echo")).status == 200
+        return int(shown["serialNumber"], 16)
+
+
+async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(papers):
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
+        before = await serial_seen(papers, server)
+        papers.write(papers.server_ca.issue_cert(*NAMES))
+        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") == 1)
+        assert await serial_seen(papers, server) != before
+        assert (await old.ask("/echo")).status == 200
+
+
+async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(papers, tmp_path):
+    """Kubernetes swaps the symbolic link `..data` to a new folder; the files' own paths stay."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        papers.folder = tmp_path / name
+        papers.write(papers.server_ca.issue_cert(*NAMES))
+        papers.write_client_ca(papers.client_ca)
+    papers.folder = tmp_path / "..data"
+    papers.folder.symlink_to(tmp_path / "first")
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+        before = await serial_seen(papers, server)
+        fresh = tmp_path / "..data_tmp"
+        fresh.symlink_to(tmp_path / "second")
+        fresh.rename(papers.folder)
+        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") == 1)
+        assert await serial_seen(papers, server) != before
+
+
+async def test_a_rotation_caught_halfway_keeps_the_old_pair_until_it_is_whole(papers):
+    meters = Meters()
+    fresh = papers.server_ca.issue_cert(*NAMES)
+    with capture_logs() as lines:
+        async with serving(papers.options(), meters=meters) as server:
+            before = await serial_seen(papers, server)
+            papers.cert.write_bytes(fresh.cert_chain_pems[0].bytes())
+            await until(lambda: counted(meters, "tls_reload_failing") == 1)
+            assert await serial_seen(papers, server) == before
+            papers.key.write_bytes(fresh.private_key_pem.bytes())
+            await until(lambda: counted(meters, "tls_reload_failing") == 0)
+            assert await serial_seen(papers, server) != before
+    failed = [line for line in lines if line["event"] == "tls_reload_failed"]
+    assert len(failed) == 1
+    assert f"{papers.key} does not match {papers.cert}" in failed[0]["error"]
+
+
+async def test_files_that_vanish_and_come_back(papers):
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+        kept = papers.ca.read_bytes()
+        papers.ca.unlink()
+        await until(lambda: counted(meters, "tls_reload_failing") == 1)
+        assert (await called(server, papers.context())).status == 200
+        papers.ca.write_bytes(kept)
+        await until(lambda: counted(meters, "tls_reload_failing") == 0)
+
+
+def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(papers):
+    key = serialization.load_pem_private_key(papers.key.read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    form = serialization.PrivateFormat.PKCS8
+    papers.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, locked))
+    with pytest.raises(BadSettings, match="is encrypted"):
+        Tls(papers.options(), Meters())
+
+
+def test_a_key_that_is_no_key(papers):
+    papers.key.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
+    with pytest.raises(BadSettings, match="holds no private key"):
+        Tls(papers.options(), Meters())
+
+
+def test_the_end_of_the_certificate_is_a_metric(papers):
+    meters = Meters()
+    Tls(papers.options(), meters)
+    assert counted(meters, "tls_certificate_expires_seconds") > 1.7e9
+
+
+# another client CA
+
+
+async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(papers):
+    meters = Meters()
+    fresh = trustme.CA()
+    newcomer = fresh.issue_cert("scheduler.example")
+    async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
+        assert (await old.ask("/echo")).status == 200
+        with pytest.raises(RefusedError):
+            await called(server, papers.context(newcomer))
+        papers.write_client_ca(fresh)
+        assert await old.rest() == b""
+        assert (await called(server, papers.context(newcomer))).status == 200
+        with pytest.raises(RefusedError):
+            await called(server, papers.context())
+    assert counted(meters, "connections_ended_total", reason="client_ca_changed") == 1
+
+
+async def test_a_ca_added_to_the_bundle_closes_nobody(papers):
+    meters = Meters()
+    fresh = trustme.CA()
+    async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
+        assert (await old.ask("/echo")).status == 200
+        papers.write_client_ca(papers.client_ca, fresh)
+        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") == 1)
+        assert (await old.ask("/echo")).status == 200
+        assert (await called(server, papers.context(fresh.issue_cert("other.example")))).status == 200
+
+
+async def test_a_connection_that_is_being_answered_is_closed_after_the_answer(papers):
+    slow = Slow()
+    meters = Meters()
+    async with (
+        serving(papers.options(), [slow.route], meters) as server,
+        calling(server, papers.context()) as busy,
+    ):
+        await busy.send(request("/slow"))
+        await slow.begun.wait()
+        papers.write_client_ca(trustme.CA())
+        await until(lambda: counted(meters, "connections_ended_total", reason="client_ca_changed") == 1)
+        slow.go.set()
+        answer = await busy.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"at last", "close")
+        assert await busy.rest() == b""
+
+
+async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(papers):
+    """The client does not read, so it does not know that we closed, and asks again."""
+    asked = []
+
+    def handler(request):
+        asked.append(request)
+        return ECHO.handler(request)
+
+    meters = Meters()
+    routes = [ECHO._replace(handler=handler)]
+    async with (
+        serving(papers.options(), routes, meters) as server,
+        calling(server, papers.context()) as caller,
+    ):
+        assert (await caller.ask("/echo")).status == 200
+        caller.writer.transport.pause_reading()
+        papers.write_client_ca(trustme.CA())
+        await until(lambda: counted(meters, "connections_ended_total", reason="client_ca_changed") == 1)
+        caller.writer.write(request("/echo"))
+        await asyncio.sleep(0.05)
+        assert len(asked) == 1
+        caller.writer.transport.resume_reading()
+        assert await caller.rest() == b""
+
+
+def _two_calls(port: int, context: ssl.SSLContext, between) -> tuple[bytes, bool, bytes]:
+    """A call, then another with the first one's session: answer, whether it was resumed, answer."""
+
+    def call(session=None):
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as raw:
+            try:
+                with context.wrap_socket(raw, server_hostname="localhost", session=session) as secured:
+                    secured.sendall(request("/echo"))
+                    return secured.recv(12), secured.session, secured.session_reused
+            except OSError:
+                return b"", None, False
+
+    first, session, _ = call()
+    between()
+    second, _, reused = call(session)
+    return first, bool(reused), second
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+@pytest.mark.parametrize("swapped", [False, True])
+async def test_a_session_is_never_resumed(papers, version, swapped):
+    context = papers.context()
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+
+        def swap():
+            if swapped:
+                papers.write_client_ca(trustme.CA())
+                while not counted(meters, "tls_reloads_total", outcome="done"):
+                    pass
+
+        first, reused, second = await anyio.to_thread.run_sync(
+            _two_calls, server.port, context, swap, abandon_on_cancel=True
+        )
+    assert first == b"HTTP/1.1 200"
+    assert not reused
+    assert second == (b"" if swapped else b"HTTP/1.1 200")
+
+
+async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_new_ca_as_well(papers):
+    fresh = trustme.CA()
+    newcomer = papers.context(fresh.issue_cert("scheduler.example"))
+    newcomer.check_hostname = False
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+        papers.write(papers.server_ca.issue_cert(*NAMES))
+        papers.write_client_ca(fresh)
+        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") >= 1)
+
+        def call() -> bytes:
+            with (
+                socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as raw,
+                newcomer.wrap_socket(raw, server_hostname=None) as secured,
+            ):
+                secured.sendall(request("/echo"))
+                return secured.recv(12)
+
+        assert await anyio.to_thread.run_sync(call) == b"HTTP/1.1 200"
+        assert (await called(server, newcomer)).status == 200
+
+
+async def test_a_handshake_begun_before_the_swap_gains_nothing(papers):
+    """Half of the handshake is done under the old CA, the rest after it was taken away."""
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = papers.context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with pytest.raises(ssl.SSLWantReadError):
+            client.do_handshake()
+        writer.write(outgoing.read())
+        incoming.write(await reader.read(65536))
+        papers.write_client_ca(trustme.CA())
+        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") == 1)
+        client.do_handshake()
+        client.write(request("/echo"))
+        writer.write(outgoing.read())
+        incoming.write(await reader.read(65536))
+        assert client.read(65536).startswith(b"HTTP/1.1 403 ")
+        writer.close()
