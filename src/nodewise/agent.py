@@ -69,6 +69,11 @@ class View(msgspec.Struct, frozen=True):
 class Reason(Protocol):
     """Why a node is rejected, as a value; its words are made when somebody asks."""
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether nobody could answer, so that every node is rejected: not the nodes' fault."""
+        ...
+
     def text(self) -> str:
         """What kube-scheduler shows on the pod. Few distinct texts: events group the nodes by it."""
         ...

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from nodewise.errors import BadInput
 from nodewise.extender import wire
 from nodewise.extender.decision import Decision, PodRef
-from nodewise.extender.wire import PodBase
+from nodewise.kube.fields import merge
 
-READER = wire.Reader(PodBase)
+READER = wire.Reader(merge("Pod"))
 KEYS = [
     "Pod",
     "pod",
@@ -59,7 +59,7 @@ def test_json_that_was_cut_and_mangled_is_read_or_refused(value: Any, at: int, p
 
 @given(st.lists(st.text(), unique=True))
 def test_names_go_through_as_they_came(names: list[str]) -> None:
-    body = json.dumps({"Pod": {}, "NodeNames": names}, ensure_ascii=True).encode()
+    body = json.dumps({"Pod": {"metadata": {"name": "p"}}, "NodeNames": names}, ensure_ascii=True).encode()
     try:
         request = READER.candidacy(body)
     except BadInput:

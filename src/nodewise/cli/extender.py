@@ -169,7 +169,7 @@ def _extender(
 ) -> Extender:
     made = [kind.agent(agent_options[kind.name]) for kind in asked]
     chains = {"/scheduler": Chain(made), **{f"/agents/{one.name}": Chain([one]) for one in made}}
-    pod_type = merge("Pod", wire.PodBase, *(kind.pod_fields for kind in asked))
+    pod_type = merge("Pod", *(kind.pod_fields for kind in asked))
     ring = DecisionRing(own.decisions_bytes)
     return Extender(chains, wire.Reader(pod_type), lambda: keeper.view, ring, clock, meters)
 

@@ -3,18 +3,18 @@
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any, Final, NamedTuple
 
 from nodewise.agent import Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
 from nodewise.kube import files
 from nodewise.kube.api import Api
+from nodewise.kube.fields import merge
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import NODES
 from nodewise.kube.store import Store, Writer
+from nodewise.metrics import file as metric_files
 from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.file import FileMetrics
 from nodewise.metrics.source import Source
@@ -22,15 +22,8 @@ from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
 
-class NodeMetadata(msgspec.Struct, frozen=True):
-    name: str = ""
-    namespace: str = ""
-
-
-class NodeFields(msgspec.Struct, frozen=True):
-    """What is kept of a node: at 5,000 nodes of 10 kB each, next to nothing."""
-
-    metadata: NodeMetadata = NodeMetadata()
+NODE_TYPE: Final[Any] = merge("Node")
+"""What is kept of a node: at 5,000 nodes of 10 kB each, next to nothing."""
 
 
 class Feed(NamedTuple):
@@ -48,7 +41,7 @@ def from_cluster(api: Api, watched: Sequence[Watched], clock: Clock, meters: Met
     def reflector(target: Target[Any]) -> Reflector[Any]:
         return Reflector(api, target, clock, meters, random.random)
 
-    nodes = reflector(Target(NODES, NodeFields))
+    nodes = reflector(Target(NODES, NODE_TYPE))
     others = {one.name: reflector(Target(one.resource, one.type)) for one in watched}
     return Feed(
         nodes.store,
@@ -59,19 +52,20 @@ def from_cluster(api: Api, watched: Sequence[Watched], clock: Clock, meters: Met
 
 def from_files(paths: Sequence[str], watched: Sequence[Watched], period_s: float) -> Feed:
     """Read nodes and what the agents watch from files, and again whenever these change."""
-    kinds = {"nodes": (NODES, NodeFields), **{one.name: (one.resource, one.type) for one in watched}}
+    kinds = {"nodes": (NODES, NODE_TYPE), **{one.name: (one.resource, one.type) for one in watched}}
     writers: dict[str, Writer[Any]] = {name: Writer() for name in kinds}
 
     def fill() -> None:
-        found = files.read(paths)
+        plain, _ = metric_files.split(paths)
+        found = files.read(plain)
         for name, (resource, kind) in kinds.items():
-            writers[name].replace(found.decoded(resource, kind))
+            writers[name].replace(found.of(resource, kind))
 
     async def follow() -> None:
-        before = files.fingerprint(paths)
+        before = metric_files.fingerprint(paths)
         while True:
             await asyncio.sleep(period_s)
-            now = files.fingerprint(paths)
+            now = metric_files.fingerprint(paths)
             if now == before:
                 continue
             before = now

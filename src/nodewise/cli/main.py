@@ -8,6 +8,7 @@ from typing import Final, NoReturn
 import click
 
 import nodewise
+from nodewise.cli import exits
 from nodewise.errors import BadSettings, NodewiseError
 
 COMMANDS: Final = {
@@ -64,9 +65,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.Abort:
         code = 130
     except BadSettings as error:
-        code = _told(error, 2)
+        code = _told(error, exits.USAGE)
     except NodewiseError as error:
-        code = _told(error, 1)
+        code = _told(error, exits.FAILED)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import click
 import msgspec
@@ -21,8 +21,6 @@ from nodewise import clock, quantity
 from nodewise.errors import BadSettings, Problem, shown
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-_SUFFIXES: Final = ("_s", "_bytes")
 
 
 class _Duration(click.ParamType[float]):
@@ -59,11 +57,8 @@ class Setting(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key in the configuration file; the unit stands in the value."""
-        for suffix in _SUFFIXES:
-            if self.field.endswith(suffix):
-                return self.field.removesuffix(suffix)
-        return self.field
+        """The key in the configuration file. Durations carry their unit in the value."""
+        return self.field.removesuffix("_s")
 
     @property
     def flag(self) -> str:
@@ -138,9 +133,8 @@ def _option(setting: Setting) -> click.Option:
         is_flag=setting.type is bool,
         multiple=many,
         default=setting.default,
-        show_default=default or False,
         envvar=setting.variable,
-        help=setting.help.replace("``", ""),
+        help=f"{setting.help} [default: {default}]" if default else setting.help,
     )
 
 

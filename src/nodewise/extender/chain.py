@@ -1,8 +1,9 @@
 """The chain: asks each agent in turn about one pod, with one frozen View of the world."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from nodewise.agent import Agent, Candidates, Scores, Verdict, View
@@ -10,10 +11,11 @@ from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.observe import logs
 
 
-class AgentFailed(NamedTuple):
+class AgentFailed(msgspec.Struct, frozen=True):
     """A defect of an agent. Its pods wait, because no answer must never mean yes; other pods go on."""
 
     agent: str
+    is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"nodewise: agent {self.agent} failed, see the log of nodewise"

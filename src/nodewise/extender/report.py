@@ -19,8 +19,11 @@ def encode(document: Any) -> bytes:
     return _ENCODER.encode(document)
 
 
-def pod(filtered: Decision, scored: Decision, agents: list[str], error: str | None = None) -> dict[str, Any]:
-    """One pod decided from end to end: the nodes that are left in the order of the input, with their scores."""
+def pod(filtered: Decision, scored: Decision, agents: list[str]) -> dict[str, Any]:
+    """One pod decided from end to end: the nodes that are left in the order of the input, with their scores.
+
+    `error` says why nobody could answer, such as a policy that does not exist; null where somebody could.
+    """
     feasible = filtered.names[filtered.kept()].tolist()
     return {
         "pod": f"{filtered.pod.namespace}/{filtered.pod.name}",
@@ -29,7 +32,7 @@ def pod(filtered: Decision, scored: Decision, agents: list[str], error: str | No
         "scores": dict(zip(scored.names.tolist(), scored.points().tolist(), strict=True)),
         "rejected": rejected(filtered),
         "values": [*values(filtered), *values(scored)],
-        "error": error,
+        "error": failure(filtered),
     }
 
 
@@ -48,6 +51,15 @@ def decision(given: Decision) -> dict[str, Any]:
         document["feasible"] = given.names[given.kept()].tolist()
         document["rejected"] = rejected(given)
     return {**document, "values": values(given)}
+
+
+def failure(given: Decision) -> str | None:
+    """Why an agent could not answer and rejected every node; None if all could."""
+    for _, verdict in given.verdicts:
+        for code in np.unique(verdict.codes[verdict.codes > 0]).tolist():
+            if verdict.reasons[code - 1].is_failure:
+                return verdict.reasons[code - 1].text()
+    return None
 
 
 def rejected(given: Decision) -> dict[str, list[dict[str, str]]]:

@@ -19,20 +19,6 @@ from nodewise.extender.decision import Decision
 PodT = TypeVar("PodT", bound=msgspec.Struct)
 
 
-class PodIdentity(msgspec.Struct, frozen=True):
-    """What the chain itself reads of a pod's metadata."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-
-
-class PodBase(msgspec.Struct, frozen=True):
-    """Merged with the fields that agents declare."""
-
-    metadata: PodIdentity = PodIdentity()
-
-
 class NodeList(msgspec.Struct):
     """Whole nodes, each as its bytes."""
 
@@ -66,8 +52,12 @@ class MetaVictims(msgspec.Struct, rename="pascal"):
     num_PDB_violations: int = msgspec.field(default=0, name="NumPDBViolations")  # noqa: N815
 
 
+class _Uid(msgspec.Struct, frozen=True):
+    uid: str = ""
+
+
 class _VictimPod(msgspec.Struct):
-    metadata: PodIdentity = PodIdentity()
+    metadata: _Uid = _Uid()
 
 
 class Victims(msgspec.Struct, rename="pascal"):

@@ -22,11 +22,11 @@ _REMEDY: Final = (
 )
 
 
-class _Version(msgspec.Struct):
+class _Version(msgspec.Struct, frozen=True):
     version: str = ""
 
 
-class _Group(msgspec.Struct):
+class _Group(msgspec.Struct, frozen=True):
     preferredVersion: _Version = _Version()  # noqa: N815
     versions: list[_Version] = []
 

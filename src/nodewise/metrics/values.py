@@ -15,16 +15,16 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import Want
 
 
-class _Object(msgspec.Struct):
+class _Object(msgspec.Struct, frozen=True):
     name: str = ""
     kind: str = ""
 
 
-class _Metric(msgspec.Struct):
+class _Metric(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class Item(msgspec.Struct):
+class Item(msgspec.Struct, frozen=True):
     """One measured object. v1beta1 has `metricName` and `window`, v1beta2 `metric.name` and `windowSeconds`."""
 
     describedObject: _Object = _Object()  # noqa: N815
@@ -40,7 +40,12 @@ class Item(msgspec.Struct):
         return self.metric.name or self.metricName
 
 
-class _List(msgspec.Struct):
+def item(node: str, metric: str, value: str, timestamp: str | None) -> Item:
+    """An item made from plain fields."""
+    return Item(_Object(node, "Node"), value, timestamp or None, metricName=metric)
+
+
+class _List(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 

@@ -12,9 +12,10 @@ from nodewise.agent import Scores, Verdict
 from nodewise.errors import BadInput
 from nodewise.extender import wire
 from nodewise.extender.decision import Decision, PodRef
-from nodewise.extender.wire import Candidacy, MetaVictims, PodBase, Preemption
+from nodewise.extender.wire import Candidacy, MetaVictims, Preemption
+from nodewise.kube.fields import merge
 
-READER = wire.Reader(PodBase)
+READER = wire.Reader(merge("Pod"))
 POD = {"metadata": {"name": "p", "namespace": "d", "uid": "u1"}}
 
 
@@ -33,7 +34,7 @@ class TestReading:
 
     def test_whole_nodes_keep_their_bytes(self) -> None:
         raw = b'{"metadata": {"name":"a", "x": "<&>"},  "spec":{"unknownField":1}}'
-        read = READER.candidacy(b'{"Pod":{},"Nodes":{"items":[' + raw + b"]}}")
+        read = READER.candidacy(b'{"Pod":{"metadata":{"name":"p"}},"Nodes":{"items":[' + raw + b"]}}")
         assert read.names == ["a"]
         assert read.nodes is not None
         assert bytes(read.nodes[0]) == raw
@@ -50,7 +51,7 @@ class TestReading:
         assert READER.candidacy(body(NodeNames=["a"]) + b" trailing").names == ["a"]
 
     def test_of_two_equal_keys_the_last_counts(self) -> None:
-        assert READER.candidacy(b'{"Pod":{},"NodeNames":["a"],"NodeNames":["b"]}').names == ["b"]
+        assert READER.candidacy(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["a"],"NodeNames":["b"]}').names == ["b"]
 
     def test_victims_by_uid(self) -> None:
         victims = {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}
@@ -102,6 +103,7 @@ def test_a_preemption_without_victims_is_bad_input() -> None:
 
 class Because(NamedTuple):
     why: str
+    is_failure = False
 
     def text(self) -> str:
         return self.why
@@ -123,7 +125,7 @@ def decision(names: str, verdicts: Any = (), scores: Any = ()) -> Decision:
     )
 
 
-NAMES: Any = Candidacy(PodBase(), [], None)
+NAMES: Any = Candidacy(None, [], None)
 
 
 class TestAnswers:
@@ -146,7 +148,7 @@ class TestAnswers:
 
     def test_whole_nodes_for_whole_nodes(self) -> None:
         raws = [msgspec.Raw(json.dumps(node(name)).encode()) for name in "abc"]
-        request = Candidacy(PodBase(), list("abc"), raws)
+        request = Candidacy(None, list("abc"), raws)
         found = wire.filter_answer(request, decision("a b c", [("t", [0, 1, 0], ["x"])]))
         assert json.loads(found)["Nodes"]["items"] == [node("a"), node("c")]
         assert json.loads(found)["NodeNames"] is None
@@ -174,6 +176,6 @@ class TestAnswers:
         assert [one["Host"] for one in json.loads(wire.prioritize_answer(given))] == strange
 
     def test_preempt_leaves_the_nodes_that_are_kept(self) -> None:
-        request: Any = Preemption(PodBase(), {"a": MetaVictims([], 1), "b": MetaVictims()})
+        request: Any = Preemption(None, {"a": MetaVictims([], 1), "b": MetaVictims()})
         found = wire.preempt_answer(request, decision("a b", [("t", [0, 1], ["x"])]))
         assert json.loads(found) == {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 1}}}

@@ -14,7 +14,6 @@ POLICY_LABEL: Final = "telemetry-policy"
 
 
 class PodMetadata(msgspec.Struct, frozen=True):
-    name: str = ""
     namespace: str = ""
     labels: dict[str, str] | None = None
 

@@ -2,7 +2,9 @@
 they never carry a node's own name or value (that is in the decision, for `explain`).
 """
 
-from typing import NamedTuple
+from typing import ClassVar
+
+import msgspec
 
 from nodewise import quantity
 from nodewise.agents.telemetry.policy import Rule
@@ -13,76 +15,85 @@ def rule_text(rule: Rule) -> str:
     return f"{rule.metric} {rule.operator} {quantity.to_text(rule.target)}"
 
 
-class RuleBroken(NamedTuple):
+class RuleBroken(msgspec.Struct, frozen=True):
     """The node breaks one rule, the first of the policy that it breaks."""
 
     policy: str
     rule: Rule
+    is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
         return f"telemetry policy {self.policy}: {rule_text(self.rule)}"
 
 
-class AllBroken(NamedTuple):
+class AllBroken(msgspec.Struct, frozen=True):
     """The node breaks every rule of an `allOf` strategy."""
 
     policy: str
     rules: tuple[Rule, ...]
+    is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
         return f"telemetry policy {self.policy}: {' and '.join(map(rule_text, self.rules))}"
 
 
-class NoValue(NamedTuple):
+class NoValue(msgspec.Struct, frozen=True):
     """The node has no fresh value, and the rule asks to reject such nodes."""
 
     policy: str
     rule: Rule
+    is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
         return f"telemetry policy {self.policy}: no fresh value of {self.rule.metric}"
 
 
-class NeverFetched(NamedTuple):
+class NeverFetched(msgspec.Struct, frozen=True):
     """No source ever gave the metric, so nobody knows whether any node breaks the rule."""
 
     policy: str
     metric: str
+    is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"telemetry policy {self.policy}: metric {self.metric} was never fetched"
 
 
-class RuleUnusable(NamedTuple):
+class RuleUnusable(msgspec.Struct, frozen=True):
     """The rule cannot be evaluated."""
 
     policy: str
     why: str
+    is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"telemetry policy {self.policy}: {self.why}"
 
 
-class PolicyMissing(NamedTuple):
+class PolicyMissing(msgspec.Struct, frozen=True):
     """The pod names a policy that its namespace does not have."""
 
     policy: str
+    is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"nodewise: policy {self.policy} does not exist"
 
 
-class LabelEmpty(NamedTuple):
+class LabelEmpty(msgspec.Struct, frozen=True):
     """The pod has the label, and it names nothing."""
 
     label: str
+    is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"nodewise: pod label {self.label} is empty, it must name a policy"
 
 
-class NotReady(NamedTuple):
+class NotReady(msgspec.Struct, frozen=True):
     """The pod names a policy, and policies or nodes are not read yet."""
+
+    is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
         return "nodewise: starting, policies are not read yet"

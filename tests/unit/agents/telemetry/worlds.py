@@ -55,7 +55,7 @@ def view(given: World, options: TelemetryOptions | None = None, max_age_s: float
 
 def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:
     labels = {"app": "x"} if label is None else {"telemetry-policy": label}
-    return PodFields(PodMetadata("p", namespace, labels))
+    return PodFields(PodMetadata(namespace, labels))
 
 
 def candidates(given: View, names: str) -> Candidates:

@@ -1,0 +1,51 @@
+"""`nodewise policy`: check policies before a cluster does."""
+
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from nodewise.agents.telemetry import TASPOLICIES
+from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry.policy import PolicyObject
+from nodewise.cli.exits import NO
+from nodewise.errors import BadInput, Problem
+from nodewise.kube import files
+
+
+@click.group()
+def command() -> None:
+    """Check policies."""
+
+
+@command.command()
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_context
+def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
+    """Name every problem of the TASPolicies in these files or folders (- is standard input).
+
+    An extender reads such policies all the same, as laxly as Telemetry Aware Scheduling did; a rule that cannot be
+    evaluated rejects every node. Exit code 0: no problem, 3: problems.
+
+    \b
+    Example:  nodewise policy lint examples/health-metric
+    """
+    read = [policies.read(one) for one in files.read(paths).of(TASPOLICIES, PolicyObject)]
+    if not read:
+        raise BadInput("policy lint", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
+    rows = [
+        {"policy": f"{one.namespace}/{one.name}", "problems": [problem._asdict() for problem in one.problems]}
+        for one in read
+    ]
+    if output == "json":
+        click.echo(msgspec.json.encode({"policies": rows}))
+    else:
+        for one in read:
+            for problem in one.problems:
+                click.echo(f"{one.namespace}/{one.name}: {problem}")
+        bad = sum(bool(one.problems) for one in read)
+        click.echo(
+            f"{len(read)} policies, {bad} with problems" if bad else f"{len(read)} policies, no problem"
+        )
+    ctx.exit(NO if any(one.problems for one in read) else 0)
