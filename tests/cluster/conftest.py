@@ -28,17 +28,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def control_plane_programs(request: pytest.FixtureRequest) -> Path:
     """The folder with the programs; built now where they are not, with its progress shown."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        folder, why = _found_or_built()
+    return folder or availability.not_run(f"{why}; then `{programs.SET_UP}`")
+
+
+def _found_or_built() -> tuple[Path | None, str]:
     try:
-        with capture.global_and_fixture_disabled():
-            return programs.folder()
+        return programs.folder(), ""
     except MissingError as missing:
-        availability.not_run(f"{missing}; then `{programs.SET_UP}`")
+        return None, str(missing)
 
 
 @pytest.fixture(scope="session")
-def plane(control_plane_programs: Path) -> Iterator[ControlPlane]:
+def plane(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The control plane that all tests of the session share."""
-    with controlplane.running(control_plane_programs) as running:
+    with controlplane.running(control_plane_programs, tmp_path_factory.getbasetemp()) as running:
         yield running
 
 

@@ -195,9 +195,11 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def running(programs: Path, flags: Mapping[str, str] | None = None) -> Iterator[ControlPlane]:
-    """A control plane in a folder of its own, both gone at the end."""
-    with tempfile.TemporaryDirectory(prefix="nodewise-cluster-") as folder:
+def running(
+    programs: Path, inside: Path | None = None, flags: Mapping[str, str] | None = None
+) -> Iterator[ControlPlane]:
+    """A control plane in a folder of its own `inside` another, or the system's; both gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="nodewise-cluster-", dir=inside) as folder:
         plane = ControlPlane(programs, Path(folder))
         try:
             plane.start(flags)

@@ -100,8 +100,8 @@ def test_the_controller_manager_clears_a_namespace(plane: ControlPlane) -> None:
     manager.stop()
 
 
-def test_nothing_is_left_of_a_control_plane(control_plane_programs: Path) -> None:
-    with contextlib.suppress(RuntimeError), controlplane.running(control_plane_programs) as own:
+def test_nothing_is_left_of_a_control_plane(control_plane_programs: Path, tmp_path: Path) -> None:
+    with contextlib.suppress(RuntimeError), controlplane.running(control_plane_programs, tmp_path) as own:
         raise RuntimeError("a test that fails")
     assert [process.name for process in own.processes] == ["etcd", "kube-apiserver"]
     assert not any(process.is_running for process in own.processes)
