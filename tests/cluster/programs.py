@@ -42,6 +42,9 @@ SET_UP = "make controlplane"
 
 def folder() -> Path:
     """The folder that holds every program of PROGRAMS; builds them where it must. Raises MissingError."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if assets and (lacking := lacks(Path(assets))):
+        _say(f"KUBEBUILDER_ASSETS={assets} lacks {', '.join(lacking)}; taking our own")
     return find() or build()
 
 
@@ -49,12 +52,12 @@ def find() -> Path | None:
     """The folder that holds every program, or None where they have yet to be built."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     places = [Path(assets)] if assets else []
-    return next((place for place in [*places, _home()] if is_whole(place)), None)
+    return next((place for place in [*places, _home()] if not lacks(place)), None)
 
 
-def is_whole(place: Path) -> bool:
-    """Whether a folder holds every program, executable."""
-    return all(os.access(place / name, os.X_OK) for name in PROGRAMS)
+def lacks(place: Path) -> list[str]:
+    """The programs that a folder does not hold, executable."""
+    return [name for name in PROGRAMS if not os.access(place / name, os.X_OK)]
 
 
 def key() -> str:
@@ -73,7 +76,7 @@ def build() -> Path:
     home = _home()
     home.parent.mkdir(parents=True, exist_ok=True)
     with _alone(home.with_suffix(".lock")):
-        if not is_whole(home):
+        if lacks(home):
             _build_into(home)
     return home
 

@@ -65,12 +65,14 @@ def test_a_folder_that_has_them_all_is_taken(machine: Machine, monkeypatch: pyte
 
 
 def test_a_folder_that_lacks_one_is_not(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.install_go()
-    (tmp_path / "etcd").touch(0o755)
+    for name in ("etcd", "kube-apiserver", "kubectl"):
+        (tmp_path / name).touch(0o755)
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     assert programs.folder() != tmp_path
+    assert "lacks kube-scheduler, kube-controller-manager; taking our own" in capsys.readouterr().err
 
 
 def test_a_build_that_breaks_off_is_not_taken_for_a_whole_one(machine: Machine) -> None:
