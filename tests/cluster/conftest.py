@@ -14,6 +14,7 @@ from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.extender_double import Double
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.schedulers import RealScheduler, Scheduler
+from tests.cluster.standin import StandIn
 from tests.cluster.toolchain import MissingError
 
 
@@ -68,10 +69,11 @@ def double() -> Iterator[Double]:
         yield serving
 
 
-@pytest.fixture(params=[pytest.param("kube-scheduler", marks=pytest.mark.cluster)])
+@pytest.fixture(params=[pytest.param("kube-scheduler", marks=pytest.mark.cluster), "stand-in"])
 def scheduler(request: pytest.FixtureRequest) -> Scheduler:
-    """Each scheduler that the rules are held against; a stand-in joins the parameters and this table."""
+    """Each scheduler that the rules are held against."""
     made: dict[str, Callable[[], Scheduler]] = {
         "kube-scheduler": lambda: RealScheduler(request.getfixturevalue("plane")),
+        "stand-in": StandIn,
     }
     return made[request.param]()

@@ -1,0 +1,179 @@
+"""Asks an extender as kube-scheduler asks it: what it sends, what it takes for an answer, and how it fails.
+
+Every failure is Unavailable, its text the one that kube-scheduler writes into the pod's condition. Source:
+kubernetes v1.36.3 pkg/scheduler/extender.go.
+"""
+
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Self
+
+import httpx2
+
+from nodewise.clock import SystemClock
+from nodewise.errors import BadInput, BadSettings, Problem, Unavailable
+from nodewise.simulate import extender_failure, extender_wire, objects
+from nodewise.simulate.extender_entry import Entry, TlsConfig
+from nodewise.simulate.extender_wire import Filtered, HostScore, MetaPod, MetaVictims, Preempted, Victims
+from nodewise.simulate.node_info import NodeInfo
+from nodewise.simulate.objects import Pod
+
+_SERVES: Final = 200
+_WATCH: Final = SystemClock()
+"""Calls take real time, whatever the time in the cluster."""
+
+
+class Left(NamedTuple):
+    """What a filter leaves of the nodes, and its reasons by node; `failed_for_good` stands above `failed`."""
+
+    nodes: list[NodeInfo]
+    failed: Mapping[str, str]
+    failed_for_good: Mapping[str, str]
+
+
+class Extender:
+    """One extender, and the connection to it. BadSettings where its certificates cannot be read."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self._managed = frozenset(one.name for one in entry.managed_resources)
+        self._server_name = entry.tls_config.server_name if entry.tls_config else ""
+        self._http = httpx2.Client(
+            verify=_context(entry),
+            timeout=entry.timeout_s,
+            limits=httpx2.Limits(keepalive_expiry=90),
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def is_interested(self, pod: Pod) -> bool:
+        """Whether a pod asks for a resource that marks it; looks at containers, not at the pod as a whole."""
+        if not self._managed:
+            return True
+        containers = (*(pod.spec.get("containers") or ()), *(pod.spec.get("initContainers") or ()))
+        asked = (container.get("resources") or {} for container in containers)
+        return any(
+            self._managed & {*(one.get("requests") or ()), *(one.get("limits") or ())} for one in asked
+        )
+
+    def filter(self, pod: Pod, nodes: Sequence[NodeInfo]) -> Left:
+        """Which nodes are left; all of them where the extender has no such verb."""
+        if not self.entry.filter_verb:
+            return Left(list(nodes), {}, {})
+        body = self._nodes_request(pod, nodes)
+        answer = extender_wire.decoded(self._post(self.entry.filter_verb, body), Filtered)
+        if answer.error:
+            raise Unavailable(answer.error)
+        for_good = answer.failed_and_unresolvable_nodes or {}
+        return Left(self._left(answer, nodes), answer.failed_nodes or {}, for_good)
+
+    def prioritize(self, pod: Pod, nodes: Sequence[NodeInfo]) -> list[tuple[str, int]]:
+        """Names and scores, as given; none where the extender has no such verb."""
+        if not self.entry.prioritize_verb:
+            return []
+        body = self._nodes_request(pod, nodes)
+        answer = extender_wire.decoded(self._post(self.entry.prioritize_verb, body), list[HostScore])
+        return [(one.host, one.score) for one in answer]
+
+    def preempt(
+        self, pod: Pod, victims: Mapping[str, Victims], nodes: Mapping[str, NodeInfo]
+    ) -> dict[str, Victims]:
+        """The candidates that are left, with whom to evict there."""
+        whole = not self.entry.node_cache_capable
+        body = extender_wire.preempt_request(pod, victims, whole=whole)
+        answer = extender_wire.decoded(self._post(self.entry.preempt_verb, body), Preempted)
+        given = answer.node_name_to_meta_victims or {}
+        return {name: self._victims(name, one or MetaVictims(), nodes) for name, one in given.items()}
+
+    def _nodes_request(self, pod: Pod, nodes: Sequence[NodeInfo]) -> bytes:
+        if self.entry.node_cache_capable:
+            return extender_wire.nodes_request(pod, None, [info.name for info in nodes])
+        return extender_wire.nodes_request(pod, [info.node.raw for info in nodes], None)
+
+    def _left(self, answer: Filtered, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
+        """Nodes that come back whole hold no pods: kube-scheduler takes them for empty from here on."""
+        if self.entry.node_cache_capable and answer.node_names is not None:
+            known = {info.name: info for info in nodes}
+            return [self._known(name, known) for name in answer.node_names]
+        items = (answer.nodes.items if answer.nodes else None) or []
+        try:
+            return [NodeInfo(objects.node(item)) for item in items]
+        except BadInput as error:
+            raise Unavailable(f"json: cannot unmarshal the answer: {error}") from error
+
+    def _known(self, name: str, known: Mapping[str, NodeInfo]) -> NodeInfo:
+        if name in known:
+            return known[name]
+        raise Unavailable(
+            f'extender "{self.entry.url_prefix}" claims a filtered node "{name}" '
+            "which is not found in the input node list"
+        )
+
+    def _victims(self, name: str, given: MetaVictims, nodes: Mapping[str, NodeInfo]) -> Victims:
+        if name not in nodes:
+            raise Unavailable(f'nodeinfo not found for node name "{name}"')
+        on_node = {pod.uid: pod for pod in nodes[name].pods}
+        pods = tuple(self._on_node(one, name, on_node) for one in given.pods or ())
+        return Victims(pods, given.violations)
+
+    def _on_node(self, given: MetaPod, node_name: str, on_node: Mapping[str, Pod]) -> Pod:
+        if given.uid in on_node:
+            return on_node[given.uid]
+        raise Unavailable(
+            f"extender: {self.entry.url_prefix} claims to preempt pod (UID: &{{{given.uid}}}) "
+            f"on node: {node_name}, but the pod is not found on that node"
+        )
+
+    def _post(self, verb: str, body: bytes) -> bytes:
+        """The body of an answer with status 200. A server that trickles is cut off at its first late piece."""
+        url = f"{self.entry.url_prefix.rstrip('/')}/{verb}"
+        headers = {"Content-Type": "application/json"}
+        names = {"sni_hostname": self._server_name} if self._server_name else {}
+        end_s = _WATCH.monotonic() + self.entry.timeout_s
+        try:
+            with self._http.stream("POST", url, content=body, headers=headers, extensions=names) as answer:
+                if answer.status_code != _SERVES:
+                    code = answer.status_code
+                    raise Unavailable(f"failed {verb} with extender at URL {url}, code {code}")
+                return _read(answer, end_s)
+        except httpx2.RequestError as error:
+            raise Unavailable(f'Post "{url}": {extender_failure.words(error, httpx2.URL(url))}') from error
+        except httpx2.InvalidURL as error:
+            raise Unavailable(f'parse "{url}": {error}') from error
+
+
+def _read(answer: httpx2.Response, end_s: float) -> bytes:
+    pieces = []
+    try:
+        for piece in answer.iter_bytes():
+            pieces.append(piece)
+            if _WATCH.monotonic() > end_s:
+                raise Unavailable(extender_failure.LATE_BODY)
+    except httpx2.TimeoutException:
+        raise Unavailable(extender_failure.LATE_BODY) from None
+    return b"".join(pieces)
+
+
+def _context(entry: Entry) -> ssl.SSLContext:
+    """Without a CA and with enableHTTPS, the server is not verified: this is what kube-scheduler does."""
+    tls = entry.tls_config or TlsConfig()
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file or None)
+        if tls.cert_file:
+            context.load_cert_chain(tls.cert_file, tls.key_file or None)
+    except (OSError, ssl.SSLError) as error:
+        files = f"{tls.ca_file} {tls.cert_file} {tls.key_file}".strip()
+        problem = Problem("tlsConfig", f"{files}: {error}", "PEM files of a CA, a certificate and its key")
+        raise BadSettings(f"the extender at {entry.url_prefix}", [problem]) from error
+    if tls.insecure or (entry.enable_https and not tls.ca_file):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,117 @@
+"""An extender as a KubeSchedulerConfiguration lists it, with the checks that kube-scheduler makes at start.
+
+Sources: k8s.io/kube-scheduler v0.36.3 config/v1/types.go (Extender), kubernetes v1.36.3
+pkg/scheduler/apis/config/validation, pkg/scheduler/extender.go (defaults).
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from nodewise import clock
+from nodewise.errors import BadSettings, Problem, shown
+
+_WHAT = "the extenders of the scheduler's configuration"
+
+
+class _Struct(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Keys as in the configuration; an unknown one is an error, as it is to kube-scheduler."""
+
+
+class ManagedResource(_Struct, frozen=True):
+    """A resource that marks the pods which concern the extender."""
+
+    name: str
+    ignored_by_scheduler: bool = False
+    """Whether the scheduler itself leaves this resource uncounted."""
+
+
+class TlsConfig(_Struct, frozen=True):
+    """Files are PEM; without `ca_file` the server is not verified."""
+
+    insecure: bool = False
+    server_name: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    ca_file: str = ""
+
+
+class Entry(_Struct, frozen=True):
+    """One extender. A verb that is empty is never asked for."""
+
+    url_prefix: str
+    filter_verb: str = ""
+    prioritize_verb: str = ""
+    preempt_verb: str = ""
+    bind_verb: str = ""
+    weight: int = 0
+    enable_https: bool = msgspec.field(name="enableHTTPS", default=False)
+    tls_config: TlsConfig | None = None
+    http_timeout: str = "0s"
+    """A Go duration; zero means five seconds, as it does upstream."""
+    node_cache_capable: bool = False
+    """Whether the extender gets names of nodes, not whole nodes."""
+    managed_resources: tuple[ManagedResource, ...] = ()
+    """Only pods that ask for one of these concern the extender; all do when there are none."""
+    ignorable: bool = False
+
+    @property
+    def timeout_s(self) -> float:
+        return clock.parse_duration(self.http_timeout) or 5.0
+
+    @property
+    def ignored(self) -> frozenset[str]:
+        """The resources that the scheduler leaves uncounted."""
+        return frozenset(one.name for one in self.managed_resources if one.ignored_by_scheduler)
+
+
+def entries(given: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+    """Reads the list `extenders`. BadSettings names every field that kube-scheduler, or the stand-in, refuses.
+
+    The ignorable ones come last, as kube-scheduler orders them.
+    """
+    problems: list[Problem] = []
+    found: list[Entry] = []
+    for index, one in enumerate(given):
+        entry, wrong = _entry(one, f"extenders[{index}]")
+        problems += wrong
+        found += [entry] if entry else []
+    problems += _repeated(found)
+    if problems:
+        raise BadSettings(_WHAT, problems)
+    return tuple(sorted(found, key=lambda entry: entry.ignorable))
+
+
+def _entry(given: Mapping[str, Any], field: str) -> tuple[Entry | None, list[Problem]]:
+    try:
+        entry = msgspec.convert(given, Entry)
+    except msgspec.ValidationError as error:
+        return None, [Problem(field, str(error), "the fields of an extender")]
+    return entry, _problems(entry, field)
+
+
+def _problems(entry: Entry, field: str) -> list[Problem]:
+    problems = []
+    if entry.prioritize_verb and entry.weight <= 0:
+        problems.append(Problem(f"{field}.weight", str(entry.weight), "a positive weight"))
+    if entry.bind_verb:
+        wanted = "none: the stand-in binds by itself"
+        problems.append(Problem(f"{field}.bindVerb", shown(entry.bind_verb), wanted))
+    try:
+        clock.parse_duration(entry.http_timeout)
+    except ValueError as error:
+        problems.append(Problem(f"{field}.httpTimeout", str(error), "a duration such as 1s"))
+    if entry.tls_config and entry.tls_config.insecure and entry.tls_config.ca_file:
+        problems.append(Problem(f"{field}.tlsConfig", "both insecure and caFile", "one of them"))
+    return problems
+
+
+def _repeated(found: Sequence[Entry]) -> list[Problem]:
+    counts = Counter(one.name for entry in found for one in entry.managed_resources)
+    return [
+        Problem("extenders", f"{name} in {count} managedResources", "each resource once")
+        for name, count in counts.items()
+        if count > 1
+    ]

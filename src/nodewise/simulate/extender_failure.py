@@ -1,0 +1,77 @@
+"""A call that failed, in the words that Go's HTTP client has for it, which end up in a pod's condition.
+
+Seen on kube-scheduler 1.36.3. What Go says of the connection's own port, of a name server's address, or of a
+certificate's dates cannot be known here and is left out.
+"""
+
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Final
+
+import httpx2
+
+_TIMEOUT: Final = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+LATE_BODY: Final = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
+"""The server answered, but not to the end, in time."""
+
+_UNKNOWN_AUTHORITY: Final = frozenset({18, 19, 20, 21})
+"""OpenSSL's codes for a certificate that no CA we trust has signed."""
+
+_TLS_WORDS: Final = {
+    "CERTIFICATE_REQUIRED": "remote error: tls: certificate required",
+    "UNKNOWN_CA": "remote error: tls: unknown certificate authority",
+    "BAD_CERTIFICATE": "remote error: tls: bad certificate",
+    "CERTIFICATE_UNKNOWN": "remote error: tls: unknown certificate",
+    "CERTIFICATE_EXPIRED": "remote error: tls: expired certificate",
+    "HANDSHAKE_FAILURE": "remote error: tls: handshake failure",
+    "PROTOCOL_VERSION": "remote error: tls: protocol version not supported",
+    "WRONG_VERSION_NUMBER": "http: server gave HTTP response to HTTPS client",
+    "RECORD_LAYER_FAILURE": "http: server gave HTTP response to HTTPS client",
+}
+
+
+def words(error: httpx2.RequestError, url: httpx2.URL) -> str:
+    """What is said after `Post "<url>": ` about a call that got no answer."""
+    if isinstance(error, httpx2.TimeoutException):
+        return _TIMEOUT
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLError):
+            return _tls(cause)
+        if isinstance(cause, socket.gaierror):
+            return f"dial tcp: lookup {url.host}: no such host"
+        if isinstance(cause, OSError) and cause.errno:
+            return _system(error, cause.errno, url)
+    return "EOF"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _system(error: httpx2.RequestError, errno: int, url: httpx2.URL) -> str:
+    said = os.strerror(errno).lower()
+    if isinstance(error, httpx2.ConnectError):
+        return f"dial tcp {_address(url)}: connect: {said}"
+    return f"{'write' if isinstance(error, httpx2.WriteError) else 'read'} tcp {_address(url)}: {said}"
+
+
+def _address(url: httpx2.URL) -> str:
+    """The address behind a name: Go shows where it dialled."""
+    port = url.port or (443 if url.scheme == "https" else 80)
+    found = socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)[0]
+    host = f"[{found[4][0]}]" if found[0] == socket.AF_INET6 else found[4][0]
+    return f"{host}:{port}"
+
+
+def _tls(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        unknown = error.verify_code in _UNKNOWN_AUTHORITY
+        why = "certificate signed by unknown authority" if unknown else error.verify_message
+        return f"tls: failed to verify certificate: x509: {why}"
+    reason = error.reason or ""
+    found = (said for name, said in _TLS_WORDS.items() if reason.endswith(name))
+    return next(found, f"tls: {reason.lower().replace('_', ' ')}")

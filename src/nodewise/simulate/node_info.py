@@ -1,0 +1,49 @@
+"""A node and the pods that it holds, those on their way to it included.
+
+A value: pods come and go by making a new one, so that an attempt under way sees one state of the cluster.
+"""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from nodewise.simulate import resources
+from nodewise.simulate.objects import Node, Pod
+from nodewise.simulate.resources import Amounts
+
+_NOTHING: Final[Amounts] = MappingProxyType({})
+
+
+class NodeInfo(NamedTuple):
+    """`requested` and `scored` (milli-cores, bytes) are the sums over `pods`."""
+
+    node: Node
+    pods: tuple[Pod, ...] = ()
+    requested: Amounts = _NOTHING
+    scored: tuple[int, int] = (0, 0)
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    def adding(self, *pods: Pod) -> "NodeInfo":
+        """With these pods as well."""
+        requested, (cpu, memory) = self.requested, self.scored
+        for pod in pods:
+            requested = resources.plus(requested, pod.requests)
+            cpu, memory = cpu + pod.scored[0], memory + pod.scored[1]
+        return self._replace(pods=(*self.pods, *pods), requested=requested, scored=(cpu, memory))
+
+    def without(self, *pods: Pod) -> "NodeInfo":
+        """Without these pods."""
+        gone = {pod.key for pod in pods}
+        return holding(self.node, [pod for pod in self.pods if pod.key not in gone])
+
+    def of(self, node: Node) -> "NodeInfo":
+        """The same pods on a node that has changed."""
+        return self._replace(node=node)
+
+
+def holding(node: Node, pods: Sequence[Pod]) -> NodeInfo:
+    """A node with pods on it."""
+    return NodeInfo(node).adding(*pods)

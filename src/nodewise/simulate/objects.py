@@ -1,0 +1,193 @@
+"""Nodes and pods, as a scheduler reads them of the objects that Kubernetes knows under these names.
+
+Values: a change makes a new one. `obj` is the whole object, for extenders that want to see it; it goes out as
+kube-scheduler sends it, without kind, version and managed fields.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+
+from nodewise import clock
+from nodewise.errors import BadInput, Problem, shown
+from nodewise.simulate import resources
+from nodewise.simulate.resources import Amounts
+
+Object = dict[str, Any]
+"""An object as its JSON."""
+
+_OF_THE_SYSTEM: Final = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+"""The two priority classes that every cluster has."""
+
+_NOT_SENT: Final = ("apiVersion", "kind")
+
+
+class Taint(msgspec.Struct, frozen=True):
+    """What keeps pods off a node that do not tolerate it."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node. `allocatable` is what pods may use of it, `is_cordoned` its `spec.unschedulable`."""
+
+    name: str
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    is_cordoned: bool
+    allocatable: Amounts
+    obj: Object
+
+    @cached_property
+    def raw(self) -> msgspec.Raw:
+        """The object as an extender gets it."""
+        return _sent(self.obj)
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod. `node` is where it runs, `nominated` where it waits for others to leave; both are empty for none.
+
+    `requests` must fit, `scored` are the milli-cores and bytes that scores count. `started_s` is Unix time,
+    infinite for a pod that has not started; `grace_s` is how long it stays when it is evicted.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    priority: int
+    requests: Amounts
+    scored: tuple[int, int]
+    node: str
+    nominated: str
+    started_s: float
+    grace_s: float
+    is_leaving: bool
+    obj: Object
+
+    @property
+    def key(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.obj.get("spec") or {}
+        return found
+
+    @cached_property
+    def raw(self) -> msgspec.Raw:
+        """The object as an extender gets it."""
+        return _sent(self.obj)
+
+
+def node(obj: Object) -> Node:
+    """Reads a Node; BadInput where it cannot be one."""
+    spec, metadata = obj.get("spec") or {}, obj.get("metadata") or {}
+    return Node(
+        name=_name(obj, "Node"),
+        labels=metadata.get("labels") or {},
+        taints=_taints(spec.get("taints") or []),
+        is_cordoned=bool(spec.get("unschedulable")),
+        allocatable=resources.allocatable(obj.get("status") or {}),
+        obj=obj,
+    )
+
+
+def pod(obj: Object) -> Pod:
+    """Reads a Pod; BadInput where it cannot be one."""
+    metadata, spec, status = obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
+    return Pod(
+        namespace=metadata.get("namespace") or "default",
+        name=_name(obj, "Pod"),
+        uid=metadata.get("uid") or "",
+        priority=_priority(spec),
+        requests=resources.requested(spec),
+        scored=resources.scored(spec),
+        node=spec.get("nodeName") or "",
+        nominated=status.get("nominatedNodeName") or "",
+        started_s=_started_s(status.get("startTime")),
+        grace_s=float(spec.get("terminationGracePeriodSeconds", 30)),
+        is_leaving="deletionTimestamp" in metadata,
+        obj=obj,
+    )
+
+
+def named(pod: Pod, uid: str, created_s: float) -> Pod:
+    """The pod as the API server keeps it: with its namespace, a uid and the time of its making (Unix time)."""
+    given = {"namespace": pod.namespace, "creationTimestamp": clock.format_rfc3339(created_s)}
+    metadata = {**given, "uid": pod.uid or uid, **pod.obj["metadata"]}
+    return replace(pod, uid=metadata["uid"], obj={**pod.obj, "metadata": metadata})
+
+
+def bound(pod: Pod, node_name: str, now_s: float) -> Pod:
+    """The pod on a node, running from now on (Unix time)."""
+    said = {"type": "PodScheduled", "status": "True"}
+    status = {"phase": "Running", "conditions": [said], "startTime": clock.format_rfc3339(now_s)}
+    obj = {**pod.obj, "spec": {**pod.spec, "nodeName": node_name}, "status": status}
+    return replace(pod, node=node_name, nominated="", started_s=now_s, obj=obj)
+
+
+def rejected(pod: Pod, reason: str, message: str, nominated: str) -> Pod:
+    """The pod with the scheduler's last word in its status."""
+    said = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    status: Object = {"phase": "Pending", "conditions": [said]}
+    if nominated:
+        status["nominatedNodeName"] = nominated
+    return replace(pod, nominated=nominated, obj={**pod.obj, "status": status})
+
+
+def leaving(pod: Pod, end_s: float) -> Pod:
+    """The pod, marked to be gone at a time (Unix time)."""
+    metadata = {**pod.obj["metadata"], "deletionTimestamp": clock.format_rfc3339(end_s)}
+    return replace(pod, is_leaving=True, obj={**pod.obj, "metadata": metadata})
+
+
+def is_over(obj: Object) -> bool:
+    """Whether a pod has ended, and holds nothing any more."""
+    return (obj.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _sent(obj: Object) -> msgspec.Raw:
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
+    kept = {key: value for key, value in obj.items() if key not in _NOT_SENT}
+    return msgspec.Raw(msgspec.json.encode({**kept, "metadata": metadata}))
+
+
+def _name(obj: Object, kind: str) -> str:
+    found = (obj.get("metadata") or {}).get("name")
+    if isinstance(found, str) and found:
+        return found
+    raise BadInput(f"a {kind} cannot be read", [Problem("metadata.name", shown(found), "a name")])
+
+
+def _started_s(given: object) -> float:
+    try:
+        return clock.parse_rfc3339(str(given)) if given else math.inf
+    except ValueError:
+        problem = Problem("status.startTime", shown(given), "a time such as 2026-11-21T00:43:47Z")
+        raise BadInput("a Pod cannot be read", [problem]) from None
+
+
+def _taints(given: object) -> tuple[Taint, ...]:
+    try:
+        return msgspec.convert(given, tuple[Taint, ...])
+    except msgspec.ValidationError as error:
+        problem = Problem("spec.taints", str(error), "taints with key and effect")
+        raise BadInput("a Node cannot be read", [problem]) from None
+
+
+def _priority(spec: Mapping[str, Any]) -> int:
+    named_class = spec.get("priorityClassName")
+    found = spec.get("priority", _OF_THE_SYSTEM.get(str(named_class), None if named_class else 0))
+    if isinstance(found, int):
+        return found
+    problem = Problem("spec.priority", shown(found), f"the number of the class {named_class!r} as well")
+    raise BadInput("a Pod cannot be read", [problem], remedy="objects of kind PriorityClass are not read")

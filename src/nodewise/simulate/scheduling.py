@@ -1,0 +1,228 @@
+"""One attempt to place one pod: a function of the pod, of the cluster as it is, and of what extenders answer.
+
+    plugins -> a sample of the nodes that pass -> extenders, one after the other -> scores -> the best node
+                                                     none is left -> preemption -> the words of the outcome
+
+Source: kubernetes v1.36.3 pkg/scheduler/schedule_one.go.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Final, NamedTuple
+
+from nodewise.errors import Unavailable
+from nodewise.simulate import diagnosis, plugins, preemption, scores
+from nodewise.simulate.diagnosis import Rejection
+from nodewise.simulate.extender_client import Extender
+from nodewise.simulate.node_info import NodeInfo
+from nodewise.simulate.objects import Pod
+from nodewise.simulate.plugins import Plugins
+
+UNSCHEDULABLE: Final = "Unschedulable"
+SCHEDULER_ERROR: Final = "SchedulerError"
+
+_LEAST_SAMPLE: Final = 100
+_EXTENDER_SCALE: Final = 10
+"""An extender's scores go from 0 to 10, a plugin's from 0 to 100. Neither is clamped to that here."""
+
+
+class Rules(NamedTuple):
+    """What holds for every attempt. `percent` is percentageOfNodesToScore; 0 lets the size of the cluster say."""
+
+    plugins: Plugins
+    extenders: Sequence[Extender]
+    random: Random
+    percent: int = 0
+
+
+class World(NamedTuple):
+    """The cluster as an attempt sees it.
+
+    `nominated` are the pods that wait for room which others make for them; `first` is the number of the node
+    where the search begins.
+    """
+
+    nodes: Mapping[str, NodeInfo]
+    nominated: Sequence[Pod] = ()
+    first: int = 0
+
+
+class Decision(NamedTuple):
+    """A node; or the reason and message of the pod's condition, and what else follows.
+
+    `rejectors` names the plugins that stood against it, `nominated` is the node that the pod waits for (empty
+    clears it, None leaves it), `looked_at` is how many nodes were looked at.
+    """
+
+    node: str | None
+    reason: str = ""
+    message: str = ""
+    rejectors: frozenset[str] = frozenset()
+    nominated: str | None = ""
+    victims: tuple[Pod, ...] = ()
+    looked_at: int = 0
+
+
+class _Found(NamedTuple):
+    feasible: list[NodeInfo]
+    rejections: dict[str, Rejection]
+    looked_at: int
+    extenders_rejected: bool = False
+    error: str = ""
+
+    @property
+    def rejectors(self) -> frozenset[str]:
+        by_plugins = {one.plugin for one in self.rejections.values() if one.plugin}
+        return frozenset(by_plugins | ({plugins.EXTENDER} if self.extenders_rejected else set()))
+
+
+def decide(pod: Pod, world: World, rules: Rules) -> Decision:
+    """Where a pod goes, or why nowhere. Nothing is bound or evicted here."""
+    if not world.nodes:
+        return Decision(None, UNSCHEDULABLE, diagnosis.NO_NODES)
+    if (alone := _nominated_node(pod, world, rules)) is not None:
+        return Decision(alone)
+    found = _find(pod, world, rules)
+    if found.error:
+        return Decision(None, SCHEDULER_ERROR, found.error, looked_at=found.looked_at)
+    if found.feasible:
+        return Decision(_best(pod, found.feasible, rules), looked_at=found.looked_at)
+    return _nowhere(pod, world, rules, found)
+
+
+def sample_size(nodes: int, percent: int = 0) -> int:
+    """How many feasible nodes are enough: all up to 100; 50 % less a percent for each 125 nodes, at least 5 %."""
+    if nodes < _LEAST_SAMPLE:
+        return nodes
+    share = percent or max(50 - nodes // 125, 5)
+    return max(nodes * share // 100, _LEAST_SAMPLE)
+
+
+def _nowhere(pod: Pod, world: World, rules: Rules, found: _Found) -> Decision:
+    def judge(info: NodeInfo) -> Rejection | None:
+        return plugins.judge(rules.plugins, pod, _with_nominated(pod, info, world))
+
+    seen = preemption.Situation(world.nodes, found.rejections, judge)
+    tried = preemption.attempt(pod, seen, rules.extenders, rules.random)
+    said = diagnosis.text(len(world.nodes), found.rejections.values(), preemption=tried.message)
+    return Decision(
+        None, UNSCHEDULABLE, said, found.rejectors, tried.nominated, tried.victims, found.looked_at
+    )
+
+
+def _nominated_node(pod: Pod, world: World, rules: Rules) -> str | None:
+    """The node that others left for this pod, if everybody passes it; it is tried before all others."""
+    waited_for = world.nodes.get(pod.nominated)
+    if waited_for is None:
+        return None
+    try:
+        feasible = _pass_plugins(pod, [waited_for], world, rules, {})
+        left = _pass_extenders(pod, feasible, rules.extenders, {})
+    except Unavailable:
+        return None
+    return left[0].name if left else None
+
+
+def _find(pod: Pod, world: World, rules: Rules) -> _Found:
+    """The nodes that everybody passes."""
+    infos = list(world.nodes.values())
+    turned = (*infos[world.first :], *infos[: world.first])
+    rejections: dict[str, Rejection] = {}
+    feasible = _pass_plugins(pod, turned, world, rules, rejections)
+    looked_at = len(feasible) + len(rejections)
+    try:
+        left = _pass_extenders(pod, feasible, rules.extenders, rejections)
+    except Unavailable as error:
+        return _Found([], rejections, looked_at, error=str(error))
+    return _Found(left, rejections, looked_at, extenders_rejected=len(left) != len(feasible))
+
+
+def _pass_plugins(
+    pod: Pod, infos: Sequence[NodeInfo], world: World, rules: Rules, rejections: dict[str, Rejection]
+) -> list[NodeInfo]:
+    """Looks until the sample is full; adds to the rejections."""
+    enough = sample_size(len(infos), rules.percent)
+    feasible: list[NodeInfo] = []
+    for info in infos:
+        if rejection := plugins.judge(rules.plugins, pod, _with_nominated(pod, info, world)):
+            rejections[info.name] = rejection
+        else:
+            feasible.append(info)
+        if len(feasible) >= enough:
+            break
+    return feasible
+
+
+def _with_nominated(pod: Pod, info: NodeInfo, world: World) -> NodeInfo:
+    """Pods of at least this priority that wait for the node count as if they were there."""
+    coming = [
+        one
+        for one in world.nominated
+        if one.nominated == info.name and one.priority >= pod.priority and one.key != pod.key
+    ]
+    return info.adding(*coming) if coming else info
+
+
+def _pass_extenders(
+    pod: Pod, feasible: list[NodeInfo], extenders: Iterable[Extender], rejections: dict[str, Rejection]
+) -> list[NodeInfo]:
+    """What is left, each extender asked about what those before it left; adds to the rejections."""
+    for extender in extenders:
+        if not feasible:
+            break
+        if not extender.is_interested(pod):
+            continue
+        try:
+            left = extender.filter(pod, feasible)
+        except Unavailable:
+            if extender.entry.ignorable:
+                continue
+            raise
+        failed = {name: Rejection((text,)) for name, text in left.failed.items()}
+        for_good = {name: Rejection((text,), for_good=True) for name, text in left.failed_for_good.items()}
+        rejections |= failed | for_good
+        feasible = left.nodes
+    return feasible
+
+
+def _best(pod: Pod, feasible: Sequence[NodeInfo], rules: Rules) -> str:
+    """The node of the highest score. One that is alone is not scored.
+
+    Among equals that an extender scored chance decides, among others the first: as upstream.
+    """
+    if len(feasible) == 1:
+        return feasible[0].name
+    from_extenders = _extenders_scores(pod, feasible, rules.extenders)
+
+    def rank(scored: tuple[NodeInfo, int]) -> tuple[int, float]:
+        name, own = scored[0].name, scored[1]
+        chance = rules.random.random() if name in from_extenders else 0.0
+        return own + from_extenders.get(name, 0), chance
+
+    pairs = zip(feasible, scores.of(pod, feasible), strict=True)
+    return max(pairs, key=rank)[0].name
+
+
+def _extenders_scores(
+    pod: Pod, feasible: Sequence[NodeInfo], extenders: Iterable[Extender]
+) -> dict[str, int]:
+    """What the extenders add to each node, all asked at once; one that fails adds nothing."""
+    asked = [one for one in extenders if one.is_interested(pod)]
+    totals: dict[str, int] = {}
+    if not asked:
+        return totals
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = list(pool.map(lambda extender: _scores(pod, feasible, extender), asked))
+    for extender, answer in zip(asked, answers, strict=True):
+        for name, score in answer:
+            added = score * extender.entry.weight * _EXTENDER_SCALE
+            totals[name] = totals.get(name, 0) + added
+    return totals
+
+
+def _scores(pod: Pod, feasible: Sequence[NodeInfo], extender: Extender) -> list[tuple[str, int]]:
+    try:
+        return extender.prioritize(pod, feasible)
+    except Unavailable:
+        return []

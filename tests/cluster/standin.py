@@ -1,0 +1,55 @@
+"""The stand-in scheduler, as the suite of kube-scheduler's rules sees a scheduler."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from nodewise.clock import ManualClock
+from nodewise.simulate import cluster
+from tests.cluster.api import Object
+from tests.cluster.schedulers import Outcome
+
+
+class StandIn:
+    """Schedules in memory; asks the extenders over HTTP, as the real one does."""
+
+    @contextlib.contextmanager
+    def cluster(
+        self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
+    ) -> Iterator["StandInCluster"]:
+        clock = ManualClock(1_700_000_000)
+        with cluster.Cluster(nodes, extenders, running, clock) as made:
+            yield StandInCluster(made, clock)
+
+
+class StandInCluster:
+    """A simulated cluster whose time is moved by hand."""
+
+    def __init__(self, made: cluster.Cluster, clock: ManualClock) -> None:
+        self._cluster = made
+        self._clock = clock
+
+    def submit(self, *pods: Object) -> dict[str, Outcome]:
+        for pod in pods:
+            self._cluster.submit(pod)
+        return {pod["metadata"]["name"]: self.outcome(pod["metadata"]["name"]) for pod in pods}
+
+    def outcome(self, pod: str) -> Outcome:
+        return Outcome(*self._cluster.outcome(pod))
+
+    def retried(self, pod: str, deadline_s: float) -> Outcome:
+        if not self.outcome(pod).node:
+            self.pass_time(deadline_s)
+        assert self.outcome(pod).node, self.outcome(pod)
+        return self.outcome(pod)
+
+    def event(self, pod: str) -> str:
+        return self._cluster.event(pod)
+
+    def pass_time(self, seconds: float) -> None:
+        cluster.pass_time(self._cluster, self._clock, seconds)
+
+    def touch(self, node: str) -> None:
+        self._cluster.touch(node)
+
+    def is_gone(self, pod: str) -> bool:
+        return self._cluster.is_gone(pod)
