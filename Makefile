@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench bench-cluster controlplane lock clean
+.PHONY: help venv demo test check format docs bench bench-cluster controlplane lock clean
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, docs
 format: $(VENV)/.dev ## format and mend what can be mended
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
+
+docs: $(VENV)/.dev ## print the reference pages anew
+	@$(BIN)/python -m tools.reference
 
 bench: $(VENV)/.dev ## measure on this machine: bench/results.json
 	@$(BIN)/python -m bench

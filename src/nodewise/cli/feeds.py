@@ -21,7 +21,6 @@ from nodewise.metrics.source import Source
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
-
 NODE_TYPE: Final[Any] = merge("Node")
 """What is kept of a node: at 5,000 nodes of 10 kB each, next to nothing."""
 

@@ -57,8 +57,9 @@ def failure(given: Decision) -> str | None:
     """Why an agent could not answer and rejected every node; None if all could."""
     for _, verdict in given.verdicts:
         for code in np.unique(verdict.codes[verdict.codes > 0]).tolist():
-            if verdict.reasons[code - 1].is_failure:
-                return verdict.reasons[code - 1].text()
+            reason = verdict.reasons[int(code) - 1]
+            if reason.is_failure:
+                return reason.text()
     return None
 
 

@@ -1,0 +1,142 @@
+"""nodewise as its users run it: the command, a kubeconfig with the shipped rights, mutual TLS."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+
+from tests.cluster import processes
+from tests.cluster.api import Object
+from tests.cluster.certificates import Authority, Pair
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.processes import Process
+
+ROOT = Path(__file__).parents[2]
+NODEWISE = Path(sys.executable).parent / "nodewise"
+MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
+LIMITS = {"telemetry/scheduling": "1"}
+"""What a pod asks for so that kube-scheduler sends it to us."""
+
+
+def manifest(name: str) -> list[Object]:
+    """The objects of a file below `deploy/`."""
+    return list(yaml.safe_load_all((ROOT / "deploy" / name).read_text()))
+
+
+def rules() -> list[Object]:
+    """The rights that ship."""
+    found: list[Object] = next(one for one in manifest("rbac.yaml") if one["kind"] == "ClusterRole")["rules"]
+    return found
+
+
+class Served:
+    """A running `nodewise extender`."""
+
+    def __init__(self, process: Process, papers: "Papers") -> None:
+        self.process = process
+        self.papers = papers
+        self.url = ""
+        self.health = ""
+
+    def events(self, name: str = "") -> list[Object]:
+        """What it logged, oldest first; of one event, or all."""
+        lines = [line for line in self.process.log.read_text().splitlines() if line.startswith("{")]
+        found = [json.loads(line) for line in lines]
+        return [one for one in found if name in {"", one["event"]}]
+
+    def find_address(self) -> bool:
+        """Whether it has said where it serves."""
+        for one in self.events("started"):
+            self.url, self.health = one["address"], one["health"]
+        return bool(self.url)
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(httpx2.TransportError):
+            return httpx2.get(f"{self.health}/readyz").status_code == httpx2.codes.OK
+        return False
+
+    def decisions(self, pod: str) -> list[Object]:
+        """The newest decisions about a pod."""
+        found: list[Object] = httpx2.get(f"{self.health}/decisions", params={"pod": pod}).json()["decisions"]
+        return found
+
+    def fetched(self, metric: str) -> bool:
+        """Whether a metric was fetched with success."""
+        return f'nodewise_metric_nodes{{metric="{metric}"}}' in httpx2.get(f"{self.health}/metrics").text
+
+    def rejects(self, namespace: str, node: str, policy: str = "pol") -> bool:
+        """What it says of a node now, asked as kube-scheduler would."""
+        pod = {"metadata": {"name": "probe", "namespace": namespace, "labels": {"telemetry-policy": policy}}}
+        context = self.papers.authority.client_context(self.papers.client)
+        with httpx2.Client(verify=context, trust_env=False) as client:
+            answer = client.post(f"{self.url}/scheduler/filter", json={"Pod": pod, "NodeNames": [node]})
+        return node in (answer.json()["FailedNodes"] or {})
+
+    def entry(self, **fields: Any) -> Object:
+        """The extender's entry of a scheduler configuration."""
+        tls = {
+            "caFile": str(self.papers.authority.ca_file),
+            "certFile": str(self.papers.client.cert),
+            "keyFile": str(self.papers.client.key),
+        }
+        return {
+            "urlPrefix": f"{self.url}/scheduler",
+            "filterVerb": "filter",
+            "prioritizeVerb": "prioritize",
+            "preemptVerb": "preempt",
+            "weight": 5,
+            "enableHTTPS": True,
+            "nodeCacheCapable": True,
+            "httpTimeout": "2s",
+            "ignorable": False,
+            "managedResources": MANAGED,
+            "tlsConfig": tls,
+        } | fields
+
+
+class Papers:
+    """The certificates of one extender and its scheduler."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder, "nodewise-ca")
+        self.server: Pair = self.authority.issue("nodewise", "127.0.0.1", "localhost")
+        self.client: Pair = self.authority.issue("kube-scheduler")
+
+
+@contextlib.contextmanager
+def started(folder: Path, arguments: Sequence[str], papers: Papers) -> Iterator[Served]:
+    """The command with these arguments, from its first line to its end."""
+    process = Process(
+        [NODEWISE, "extender", "--log-format=json", *arguments],
+        folder / f"nodewise-{processes.free_port()}.log",
+    )
+    with process:
+        served = Served(process, papers)
+        process.wait_ready(served.find_address)
+        yield served
+
+
+@contextlib.contextmanager
+def extender(plane: ControlPlane, folder: Path, *arguments: str) -> Iterator[Served]:
+    """An extender of this control plane, as a user with the rights that ship; ready when it is handed out."""
+    papers = Papers(folder)
+    user = plane.user(f"nodewise-{processes.free_port()}", rules())
+    given = [
+        f"--kubeconfig={user.kubeconfig}",
+        "--address=127.0.0.1",
+        "--port=0",
+        "--health-port=0",
+        f"--cert={papers.server.cert}",
+        f"--key={papers.server.key}",
+        f"--client-ca={papers.authority.ca_file}",
+        "--sync-period=500ms",
+        *arguments,
+    ]
+    with started(folder, given, papers) as served:
+        served.process.wait_ready(served.is_ready)
+        yield served

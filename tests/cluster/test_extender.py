@@ -1,0 +1,224 @@
+"""A real kube-scheduler obeys nodewise: policies from a real API server, metrics through its aggregation layer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import custom_metrics, objects, processes, sandbox, served
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import Served
+
+FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
+HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+
+
+@pytest.fixture
+def metrics(corner: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
+    """Node metrics behind the real aggregation layer, and the definition of TASPolicy."""
+    for definition in served.manifest("crds/taspolicies.yaml"):
+        corner.api.ensure(definition)
+    wait(
+        "TASPolicy is served",
+        lambda: corner.api.answers("/apis/telemetry.intel.com/v1alpha1/taspolicies") or None,
+    )
+    with custom_metrics.behind(corner, tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture
+def nodewise(plane: ControlPlane, metrics: CustomMetrics, tmp_path: Path) -> Iterator[Served]:
+    with served.extender(plane, tmp_path) as running:
+        yield running
+
+
+def policy(corner: Sandbox, **strategies: list[Object]) -> None:
+    """A TASPolicy `pol` in the test's namespace."""
+    corner.put(
+        {
+            "apiVersion": "telemetry.intel.com/v1alpha1",
+            "kind": "TASPolicy",
+            "metadata": {"name": "pol"},
+            "spec": {"strategies": {name: {"rules": rules} for name, rules in strategies.items()}},
+        }
+    )
+
+
+def pod(name: str, **more: Any) -> Object:
+    return objects.pod(name, labels={"telemetry-policy": "pol"}, limits=served.LIMITS, **more)
+
+
+def schedule(plane: ControlPlane, nodewise: Served, **fields: Any) -> processes.Process:
+    """kube-scheduler with nodewise as its extender."""
+    return plane.start_scheduler({"extenders": [nodewise.entry(**fields)]})
+
+
+def until_fetched(nodewise: Served, metric: str) -> None:
+    """Until nodewise knows a metric that a policy just named."""
+    wait(f"{metric} is known", lambda: (nodewise.is_ready() and nodewise.fetched(metric)) or None)
+
+
+@FORMS
+def test_pods_go_where_the_policy_says(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
+) -> None:
+    corner.nodes(*objects.nodes("a b c"))
+    metrics.set("heat", {"a": 90, "b": 30, "c": 60})
+    policy(corner, dontschedule=[HOT], scheduleonmetric=[{"metricname": "heat", "operator": "LessThan"}])
+    until_fetched(nodewise, "heat")
+    with schedule(plane, nodewise, nodeCacheCapable=cached):
+        corner.pods(*(pod(f"web-{number}") for number in range(4)))
+        assert {corner.expect_bound(f"web-{number}") for number in range(4)} == {"b"}
+        metrics.set("heat", {"a": 10, "b": 90, "c": 95})
+        wait("b is hot", lambda: nodewise.rejects(corner.namespace, "b") or None)
+        corner.pods(pod("late"))
+        assert corner.expect_bound("late") == "a"
+    rejected = nodewise.decisions("late")[-1]["rejected"]
+    assert set(rejected) == {"b", "c"}
+
+
+def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served
+) -> None:
+    corner.nodes(*objects.nodes("a b"))
+    metrics.set("heat", {"a": 90, "b": "81500m"})
+    policy(corner, dontschedule=[HOT])
+    until_fetched(nodewise, "heat")
+    with schedule(plane, nodewise):
+        corner.pods(pod("web"))
+        said = corner.expect_event("web")
+        assert f"2 telemetry policy {corner.namespace}/pol: heat GreaterThan 80" in said
+        assert said.startswith("0/2 nodes are available")
+        corner.pods(objects.pod("plain"))
+        assert corner.expect_bound("plain") in {"a", "b"}
+
+
+@pytest.mark.parametrize("case", ["no such policy", "a metric that was never fetched"])
+def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served, case: str
+) -> None:
+    corner.nodes(*objects.nodes("a b"))
+    if case == "a metric that was never fetched":
+        policy(corner, dontschedule=[HOT | {"metricname": "absent"}])
+        wait("the policy is known", lambda: nodewise.events("metric_failed") or None)
+    with schedule(plane, nodewise, ignorable=True):
+        corner.pods(pod("web"))
+        said = corner.expect_event("web")
+        corner.expect_stays_unbound("web", 1)
+    name = f"{corner.namespace}/pol"
+    assert (f"policy {name} does not exist" in said) or (
+        f"policy {name}: metric absent was never fetched" in said
+    )
+
+
+def test_before_readiness_nothing_is_placed_by_a_policy(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    """The API server refuses it the list of policies, so it never gets ready."""
+    corner.nodes(*objects.nodes("a b"))
+    metrics.set("heat", {"a": 1, "b": 1})
+    policy(corner, dontschedule=[HOT])
+    papers = served.Papers(tmp_path)
+    blind = plane.user(f"blind-{processes.free_port()}", [served.rules()[0]])
+    arguments = [
+        f"--kubeconfig={blind.kubeconfig}",
+        "--address=127.0.0.1",
+        "--port=0",
+        "--health-port=0",
+        f"--cert={papers.server.cert}",
+        f"--key={papers.server.key}",
+        f"--client-ca={papers.authority.ca_file}",
+    ]
+    with served.started(tmp_path, arguments, papers) as running:
+        with schedule(plane, running, ignorable=True):
+            corner.pods(pod("web"), objects.pod("plain", limits=served.LIMITS))
+            assert "nodewise: starting, policies are not read yet" in corner.expect_event("web")
+            corner.expect_stays_unbound("web", 1)
+            assert corner.expect_bound("plain") in {"a", "b"}
+        assert not running.is_ready()
+        assert "taspolicies" in str(running.events("kube_lost"))
+
+
+@FORMS
+def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
+) -> None:
+    corner.nodes(objects.node("a", cpu="4"))
+    corner.pods(objects.running_on("a", objects.pod("small", cpu="3")))
+    metrics.set("heat", {"a": 90})
+    policy(corner, dontschedule=[HOT])
+    until_fetched(nodewise, "heat")
+    with schedule(plane, nodewise, nodeCacheCapable=cached):
+        corner.pods(pod("large", cpu="3", priority=100))
+        corner.expect_rejected("large")
+        corner.expect_stays_unbound("large", 1)
+        assert not sandbox.is_leaving(corner.pod("small"))
+        metrics.set("heat", {"a": 10})
+        wait("a is cool", lambda: not nodewise.rejects(corner.namespace, "a") or None)
+        corner.pods(pod("later", cpu="3", priority=100))
+        assert corner.expect_bound("later") == "a"
+        corner.expect_gone("small")
+
+
+def test_one_metric_that_hangs_or_lies_delays_no_other(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served
+) -> None:
+    corner.nodes(*objects.nodes("a b"))
+    metrics.set("heat", {"a": 90, "b": 10, "ghost": 1})
+    metrics.set("dust", {"a": "NaN", "b": "12 apples"})
+    metrics.set("noise", {"a": 1})
+    metrics.hang("noise")
+    policy(
+        corner,
+        dontschedule=[HOT, {"metricname": "dust", "operator": "GreaterThan", "target": 1}],
+        scheduleonmetric=[{"metricname": "noise", "operator": "LessThan"}],
+    )
+    wait("both are known", lambda: nodewise.events("metric_values_bad") or None)
+    with schedule(plane, nodewise):
+        corner.pods(pod("web"))
+        assert corner.expect_bound("web") == "b"
+    states = {(one["node"], one["metric"]): one["state"] for one in nodewise.decisions("web")[-1]["values"]}
+    assert states[("a", "dust")] == states[("b", "dust")] == "invalid"
+    assert not nodewise.is_ready()
+
+
+def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    """Its command line, and its extender entry: whole nodes, ignorable, no CA for our certificate, no preempt verb."""
+    corner.nodes(*objects.nodes("a b"))
+    metrics.set("heat", {"a": 90, "b": 10})
+    policy(corner, dontschedule=[HOT])
+    papers = served.Papers(tmp_path)
+    user = plane.user(f"tas-{processes.free_port()}", served.rules())
+    port = processes.free_port()
+    old = ["-kubeConfig", str(user.kubeconfig), "-port", str(port), "-cert", str(papers.server.cert)]
+    old += [
+        "-key",
+        str(papers.server.key),
+        "-cacert",
+        str(papers.authority.ca_file),
+        "-syncPeriod",
+        "2s",
+        "-v=2",
+    ]
+    with served.started(tmp_path, [*old, "--health-port=0"], papers) as running:
+        running.process.wait_ready(running.is_ready)
+        tls = {"certFile": str(papers.client.cert), "keyFile": str(papers.client.key)}
+        entry = {
+            "urlPrefix": f"https://127.0.0.1:{port}",
+            "prioritizeVerb": "scheduler/prioritize",
+            "filterVerb": "scheduler/filter",
+            "weight": 1,
+            "enableHTTPS": True,
+            "managedResources": served.MANAGED,
+            "ignorable": True,
+            "tlsConfig": {"insecure": False} | tls,
+        }
+        with plane.start_scheduler({"extenders": [entry]}):
+            corner.pods(pod("web"))
+            assert corner.expect_bound("web") == "b"

@@ -1,0 +1,61 @@
+"""The pages say what is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tools import reference
+
+from nodewise.cli.main import COMMANDS
+from nodewise.observe.catalogue import EVENTS, METRICS
+
+ROOT = Path(__file__).parents[2]
+SOURCES = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+
+
+def test_every_file_that_architecture_names_exists() -> None:
+    named = re.findall(r"`((?:src|tests|docs|bench|deploy|examples)/[\w./-]*)`", (ROOT / "ARCHITECTURE.md").read_text())
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_room_is_in_architecture() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = {path.name for path in (ROOT / "src/nodewise").iterdir() if not path.name.startswith("_")} - {"py.typed"}
+    assert [room for room in sorted(rooms) if f"src/nodewise/{room}" not in text] == []
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_reference_pages_are_what_the_program_says(name: str) -> None:
+    assert (ROOT / "docs/reference" / name).read_text() == reference.PAGES[name](), "run `make docs`"
+
+
+def test_every_event_and_metric_has_a_use_and_every_use_a_row() -> None:
+    emitted = set(re.findall(r'logs\.emit\(\s*"(\w+)"', SOURCES))
+    counted = set(re.findall(r'(?:meters|_meters)\.(?:count|set|observe|forget)\(\s*"(\w+)"', SOURCES))
+    assert emitted <= EVENTS.keys()
+    assert counted <= METRICS.keys()
+    assert {name for name in EVENTS if f'"{name}"' not in SOURCES.replace(f'"{name}": Event', "")} == set()
+    assert {name for name in METRICS if f'"{name}"' not in SOURCES.replace(f'"{name}": Metric', "")} == set()
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            if not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert broken == []
+
+
+def test_the_readme_names_every_command() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in COMMANDS if f"nodewise {name}" not in text] == []
+
+
+def test_every_dependency_is_locked_and_no_address_is() -> None:
+    lock = (ROOT / "uv.lock").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    for name in re.findall(r'^  "([a-z0-9-]+)[><=]', project, re.MULTILINE):
+        assert f'name = "{name}"' in lock, f"{name}: run `make lock`"
+    assert "://" not in lock

@@ -1,0 +1,102 @@
+"""Runs every tier of tests that this machine can run, and closes with a list of what was not run and why.
+
+Called by `make test`. With `--require all` a test that cannot run is a failure. The control-plane programs are built
+(once, into a cache outside the tree) while the quick tiers run; see `tests/cluster/programs.py`.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import NamedTuple
+
+PYTEST = [sys.executable, "-m", "pytest"]
+
+
+class Tier(NamedTuple):
+    """Folders of tests that run together, and further arguments for pytest."""
+
+    name: str
+    folders: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+
+
+TIERS = (
+    Tier("unit and laws", ("tests/unit", "tests/laws"), ("-n", "2")),
+    Tier("conformance", ("tests/conformance",)),
+    Tier("cluster", ("tests/cluster",)),
+)
+
+
+class Outcome(NamedTuple):
+    """What came of a tier."""
+
+    tier: str
+    code: int
+    seconds: float
+    passed: int
+    failed: int
+    not_run: list[str]
+
+
+def run(tier: Tier, environment: dict[str, str]) -> Outcome:
+    """Run one tier; its output goes to the terminal as it comes."""
+    print(f"\n== {tier.name}", flush=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [*PYTEST, *tier.folders, *tier.arguments, f"--junitxml={report}"]
+        code = subprocess.run(command, env=environment, check=False).returncode
+        passed, failed, not_run = read(report)
+    return Outcome(tier.name, code, time.monotonic() - began, passed, failed, not_run)
+
+
+def read(report: Path) -> tuple[int, int, list[str]]:
+    """Tests passed and failed, and the reasons of those that were skipped, each once."""
+    if not report.exists():
+        return 0, 1, []
+    cases = list(ET.parse(report).iter("testcase"))
+    failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
+    skipped = [case.find("skipped") for case in cases if case.find("skipped") is not None]
+    reasons = [skip.get("message", "") for skip in skipped if skip is not None]
+    return len(cases) - failed - len(skipped), failed, sorted(set(reasons))
+
+
+def close(outcomes: list[Outcome]) -> int:
+    """The closing lines; the exit code."""
+    print()
+    for one in outcomes:
+        verdict = "passed" if one.code == 0 else "FAILED"
+        print(f"{one.tier}: {verdict}, {one.passed} tests in {one.seconds:.0f} s")
+    not_run = sorted({reason for one in outcomes for reason in one.not_run})
+    print("everything was run" if not not_run else "not run on this machine:")
+    for reason in not_run:
+        print(f"  - {reason.removeprefix('not run: ')}")
+    print(f"\n{sum(o.passed for o in outcomes)} passed, {sum(o.failed for o in outcomes)} failed", flush=True)
+    return 0 if all(one.code == 0 for one in outcomes) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--require", choices=["all"], default="", help="what cannot run is a failure")
+    require = parser.parse_args().require
+    environment = os.environ | ({"NODEWISE_REQUIRE": require} if require else {})
+    with tempfile.TemporaryFile() as log:
+        # the cluster tier asks for the programs again and says then what is wrong, so nothing is lost here
+        building = subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster.programs"], stdout=log, stderr=log, env=environment
+        )
+        outcomes = [run(tier, environment) for tier in TIERS[:-1]]
+        if building.poll() is None:
+            print("\n== waiting for the control-plane programs to be built", flush=True)
+        building.wait()
+        outcomes.append(run(TIERS[-1], environment))
+    return close(outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
