@@ -34,6 +34,7 @@ _LARGEST: Final = 20_000_000
 _DEEPEST: Final = 200
 _MANY: Final = 5000
 _STAIRS: Final = re.compile(rb"(?:[-?][ \t]+){500}|\n {2000}")
+_SPACE: Final = re.compile(r"\s*")
 _JSON_START: Final = (b"{", b"[")
 
 
@@ -91,7 +92,8 @@ def _from_several(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
             number += 1
             _, end = decoder.raw_decode(rest, at)
             yield number, rest[at:end].encode()
-            at = end + len(rest[end:]) - len(rest[end:].lstrip())
+            space = _SPACE.match(rest, end)
+            at = space.end() if space else end
     except (ValueError, RecursionError) as error:
         raise BadInput(source, [Problem(f"document {max(number, 1)}", str(error), "JSON or YAML")]) from error
 

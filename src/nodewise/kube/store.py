@@ -133,8 +133,13 @@ class Writer(Generic[N]):
         self._buffer = {}
 
     def add(self, item: N) -> None:
-        """An object of the list that is being read; nobody sees it yet."""
-        self._buffer[_key(item)] = item
+        """An object of the list that is being read; nobody sees it yet.
+
+        One that has not changed stays the object that it was, so a relist needs the memory of one list, not two.
+        """
+        key = _key(item)
+        before = self._contents.objects.get(key)
+        self._buffer[key] = before if before is not None and before == item else item
 
     def swap(self) -> dict[Key, N]:
         """The list is whole: it becomes the contents, in one step.

@@ -1,0 +1,329 @@
+"""What every `Api` does, the fake and the real one. A class that inherits `ApiSuite` gives the fixtures.
+
+`api` is the API server, `space` a namespace that is empty, `watch_s` how long to wait for a watch's event.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.clock import SystemClock
+from nodewise.errors import BadInput, Conflict
+from nodewise.kube import fields
+from nodewise.kube.api import Api, Expired, NotFound
+from nodewise.kube.elector import Elector
+from nodewise.kube.events import About, Recorder, Reporter
+from nodewise.kube.lease import Seat, Timings
+from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.resources import EVENTS, LEASES
+from nodewise.kube.store import Change, Key
+from nodewise.observe.meters import Meters
+from tests.unit.kube.fake_api import CONFIGMAPS
+
+
+class DataFields(msgspec.Struct, frozen=True):
+    data: dict[str, str] = {}
+
+
+CONFIGMAP = fields.merge("ConfigMap", DataFields)
+
+
+def item(name: str, **data: str) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "data": data}
+
+
+def decoded(body: bytes) -> Any:
+    return msgspec.json.decode(body)
+
+
+async def eventually(what: Callable[[], bool], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not what():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(work: Awaitable[None]) -> AsyncIterator[None]:
+    """A task for as long as the test needs it."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+class ApiSuite:
+    """Reads, writes and watches."""
+
+    async def test_what_is_created_can_be_read(self, api: Api, space: str) -> None:
+        made = decoded(await api.create(CONFIGMAPS.path(space), item("a", k="v")))
+        found = decoded(await api.get(CONFIGMAPS.path(space, "a")))
+        assert found["data"] == {"k": "v"}
+        assert found["metadata"]["uid"] == made["metadata"]["uid"]
+        assert found["metadata"]["namespace"] == space
+
+    async def test_creating_twice_is_a_conflict(self, api: Api, space: str) -> None:
+        await api.create(CONFIGMAPS.path(space), item("a"))
+        with pytest.raises(Conflict, match='"a" already exists'):
+            await api.create(CONFIGMAPS.path(space), item("a"))
+
+    async def test_a_body_that_is_no_json_is_bad_input(self, api: Api, space: str) -> None:
+        with pytest.raises(BadInput):
+            await api.create(CONFIGMAPS.path(space), b"{")
+
+    async def test_what_is_not_there_is_not_found(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "none")
+        for call in (
+            api.get(path),
+            api.delete(path),
+            api.replace(path, item("none")),
+            api.patch(path, {}, "merge"),
+        ):
+            with pytest.raises(NotFound, match='"none" not found'):
+                await call
+
+    async def test_a_kind_that_does_not_exist_is_not_found(self, api: Api) -> None:
+        with pytest.raises(NotFound, match="could not find the requested resource"):
+            await api.get("/api/v1/things")
+
+    async def test_a_group_that_does_not_exist_is_not_found(self, api: Api) -> None:
+        with pytest.raises(NotFound, match="404 page not found"):
+            await api.get("/apis/telemetry.example.com/v1/things")
+
+    async def test_a_write_with_an_old_version_is_a_conflict(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "a")
+        old = decoded(await api.create(CONFIGMAPS.path(space), item("a", k="1")))
+        new = decoded(await api.replace(path, old | {"data": {"k": "2"}}))
+        assert new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]
+        with pytest.raises(Conflict):
+            await api.replace(path, old | {"data": {"k": "3"}})
+
+    async def test_a_merge_patch_changes_what_it_names(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "a")
+        await api.create(CONFIGMAPS.path(space), item("a", stays="1", goes="1"))
+        new = decoded(await api.patch(path, {"data": {"goes": None, "comes": "1"}}, "merge"))
+        assert new["data"] == {"stays": "1", "comes": "1"}
+
+    async def test_a_patch_with_another_version_is_a_conflict(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "a")
+        old = decoded(await api.create(CONFIGMAPS.path(space), item("a")))
+        await api.patch(path, {"data": {"k": "1"}}, "merge")
+        with pytest.raises(Conflict):
+            await api.patch(
+                path, {"metadata": {"resourceVersion": old["metadata"]["resourceVersion"]}}, "merge"
+            )
+
+    async def test_deleting_another_object_of_the_name_is_a_conflict(self, api: Api, space: str) -> None:
+        await api.create(CONFIGMAPS.path(space), item("a"))
+        with pytest.raises(Conflict):
+            await api.delete(CONFIGMAPS.path(space, "a"), {"preconditions": {"uid": "of-its-predecessor"}})
+
+    async def test_pages_give_every_object_once(self, api: Api, space: str) -> None:
+        for name in "abcdefg":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        names, params = [], {"limit": "3"}
+        for _ in range(3):
+            page = decoded(await api.get(CONFIGMAPS.path(space), params))
+            names += [entry["metadata"]["name"] for entry in page["items"]]
+            params["continue"] = page["metadata"].get("continue", "")
+        assert names == list("abcdefg")
+        assert params["continue"] == ""
+
+    async def test_a_watch_tells_what_happened_since_a_version(self, api: Api, space: str) -> None:
+        begun = decoded(await api.get(CONFIGMAPS.path(space)))["metadata"]["resourceVersion"]
+        await api.create(CONFIGMAPS.path(space), item("a", k="1"))
+        await api.patch(CONFIGMAPS.path(space, "a"), {"data": {"k": "2"}}, "merge")
+        await api.delete(CONFIGMAPS.path(space, "a"))
+        params = {"resourceVersion": begun, "timeoutSeconds": "10"}
+        seen = []
+        async with aclosing(api.watch(CONFIGMAPS.path(space), params)) as lines:
+            async for line in lines:
+                event = decoded(line)
+                seen.append((event["type"], event["object"]["data"]["k"]))
+                if len(seen) == 3:
+                    break
+        assert seen == [("ADDED", "1"), ("MODIFIED", "2"), ("DELETED", "2")]
+
+    async def test_a_watch_keeps_to_its_selector(self, api: Api, space: str) -> None:
+        params = {"fieldSelector": "metadata.name=b", "timeoutSeconds": "10", "resourceVersion": ""}
+        params["resourceVersion"] = decoded(await api.get(CONFIGMAPS.path(space)))["metadata"][
+            "resourceVersion"
+        ]
+        for name in "abc":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        async with aclosing(api.watch(CONFIGMAPS.path(space), params)) as lines:
+            event = decoded(await anext(lines))
+        assert event["object"]["metadata"]["name"] == "b"
+
+    async def test_a_page_that_is_no_longer_kept_is_expired(self, api: Api, space: str) -> None:
+        path, token = await self.old_page(api, space)
+        with pytest.raises(Expired):
+            await api.get(path, {"limit": "1", "continue": token})
+
+    async def old_page(self, api: Api, space: str) -> tuple[str, str]:
+        """A collection, and the continue token of a page that the server has forgotten."""
+        raise NotImplementedError
+
+
+class ReflectorSuite:
+    """A store stays equal to the server."""
+
+    def reflector(self, api: Api, space: str, **selectors: str) -> Reflector[Any]:
+        target = Target(CONFIGMAPS, CONFIGMAP, space, selectors)
+        return Reflector(api, target, SystemClock(), Meters(), random.random)
+
+    async def test_a_store_has_what_was_there_and_what_comes(self, api: Api, space: str) -> None:
+        await api.create(CONFIGMAPS.path(space), item("before", k="1"))
+        reflector = self.reflector(api, space)
+        async with running(reflector.run()):
+            await reflector.until_synced()
+            assert [(i.metadata.name, i.data) for i in reflector.store.values()] == [("before", {"k": "1"})]
+            await api.create(CONFIGMAPS.path(space), item("later", k="1"))
+            await eventually(lambda: len(reflector.store) == 2)
+            await api.patch(CONFIGMAPS.path(space, "before"), {"data": {"k": "2"}}, "merge")
+            await eventually(lambda: "2" in str(reflector.store.get(space, "before")))
+            await api.delete(CONFIGMAPS.path(space, "before"))
+            await eventually(lambda: list(reflector.store.snapshot()) == [(space, "later")])
+            assert reflector.age_s() < 5
+
+    async def test_subscribers_are_told_each_change(self, api: Api, space: str) -> None:
+        reflector = self.reflector(api, space)
+        told: list[tuple[Any, Any]] = []
+
+        def note(change: Change[Any]) -> None:
+            told.append((change.old and change.old.data, change.new and change.new.data))
+
+        async with running(reflector.run()):
+            await reflector.until_synced()
+            reflector.store.subscribe(note)
+            await api.create(CONFIGMAPS.path(space), item("a", k="1"))
+            await api.patch(CONFIGMAPS.path(space, "a"), {"data": {"k": "2"}}, "merge")
+            await api.delete(CONFIGMAPS.path(space, "a"))
+            await eventually(lambda: len(told) == 3)
+        assert told == [(None, {"k": "1"}), ({"k": "1"}, {"k": "2"}), ({"k": "2"}, None)]
+
+    async def test_an_object_that_leaves_the_selection_leaves_the_store(self, api: Api, space: str) -> None:
+        reflector = self.reflector(api, space, labelSelector="on=yes")
+        labelled = {"metadata": {"name": "a", "labels": {"on": "yes"}}}
+        await api.create(CONFIGMAPS.path(space), labelled)
+        async with running(reflector.run()):
+            await reflector.until_synced()
+            assert len(reflector.store) == 1
+            await api.patch(CONFIGMAPS.path(space, "a"), {"metadata": {"labels": {"on": "no"}}}, "merge")
+            await eventually(lambda: len(reflector.store) == 0)
+
+    async def test_many_pages_make_one_store(self, api: Api, space: str) -> None:
+        names = [f"n{number:03}" for number in range(230)]
+        for name in names:
+            await api.create(CONFIGMAPS.path(space), item(name))
+        reflector = self.reflector(api, space)
+        sizes: list[int] = []
+        reflector.store.subscribe(lambda _: sizes.append(len(reflector.store)))
+        async with running(reflector.run()):
+            await reflector.until_synced()
+        found: list[Key] = list(reflector.store.snapshot())
+        assert found == [(space, name) for name in names]
+        assert sizes == [230], "readers never saw a half-filled store"
+
+
+QUICK = Timings(duration_s=1.0, renew_s=0.6, retry_s=0.05)
+
+
+class ElectionSuite:
+    """One leads, and another when that one stops."""
+
+    def elector(self, api: Api, space: str, identity: str) -> Elector:
+        seat = Seat(space, "nodewise", identity, QUICK)
+        return Elector(api, seat, SystemClock(), Meters(), random.random)
+
+    async def test_one_leads_and_the_lease_says_who(self, api: Api, space: str) -> None:
+        a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
+        async with running(a.run()):
+            await eventually(lambda: a.leading)
+            async with running(b.run()):
+                await eventually(lambda: b.holder == "a")
+                assert not b.leading
+        spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
+        assert spec["holderIdentity"] == "a"
+        assert spec["leaseDurationSeconds"] == 1
+        assert spec["leaseTransitions"] == 0
+
+    async def test_who_stops_lets_another_in_at_once(self, api: Api, space: str) -> None:
+        a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
+        async with running(a.run()):
+            await eventually(lambda: a.leading)
+        await a.stop()
+        assert not a.leading
+        async with running(b.run()):
+            await eventually(lambda: b.leading, within_s=0.9)
+        spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("b", 1)
+
+    async def test_who_dies_is_followed_when_the_lease_ends(self, api: Api, space: str) -> None:
+        a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
+        async with running(a.run()):
+            await eventually(lambda: a.leading)
+        async with running(b.run()):
+            await eventually(lambda: b.leading)
+        assert not a.leading
+
+    async def test_labels_of_others_on_the_lease_stay(self, api: Api, space: str) -> None:
+        a = self.elector(api, space, "a")
+        path = LEASES.path(space, "nodewise")
+        async with running(a.run()):
+            await eventually(lambda: a.leading)
+            await api.patch(path, {"metadata": {"labels": {"team": "x"}}}, "merge")
+            before = decoded(await api.get(path))["spec"]["renewTime"]
+
+            async def renewed() -> Any:
+                while (lease := decoded(await api.get(path)))["spec"]["renewTime"] == before:
+                    await asyncio.sleep(0.02)
+                return lease
+
+            lease = await asyncio.wait_for(renewed(), 5)
+            assert lease["metadata"]["labels"] == {"team": "x"}
+            assert a.leading
+
+
+class EventSuite:
+    """What is recorded can be read."""
+
+    async def test_repeats_become_one_event_with_a_count(self, api: Api, space: str) -> None:
+        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), Meters())
+        about = About(CONFIGMAPS, space, "a", "uid-of-a")
+        recorder.record(about, "Warning", "TooHot", "80 degrees", "Filtering")
+        await recorder.flush()
+        for _ in range(3):
+            recorder.record(about, "Warning", "TooHot", "80 degrees", "Filtering")
+        await recorder.flush()
+        (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
+        assert event["series"]["count"] == 4
+        assert (event["note"], event["reason"], event["type"]) == ("80 degrees", "TooHot", "Warning")
+        assert event["regarding"]["name"] == "a"
+        assert event["regarding"]["uid"] == "uid-of-a"
+        assert event["reportingController"] == "nodewise.io/test"
+
+    async def test_an_event_that_the_server_has_dropped_begins_anew(self, api: Api, space: str) -> None:
+        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), Meters())
+        about = About(CONFIGMAPS, space, "a")
+        for _ in range(2):
+            recorder.record(about, "Normal", "Fine", "all is well")
+            await recorder.flush()
+            (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
+            await api.delete(EVENTS.path(space, event["metadata"]["name"]))
+        assert "series" not in event
+
+    async def test_texts_are_cut_to_what_the_server_takes(self, api: Api, space: str) -> None:
+        recorder = Recorder(api, Reporter("nodewise.io/test", "r" * 300), SystemClock(), Meters())
+        recorder.record(About(CONFIGMAPS, space, "a" * 253), "Normal", "R" * 200, "ü" * 2000, "A" * 200)
+        await recorder.flush()
+        (event,) = decoded(await api.get(EVENTS.path(space)))["items"]
+        assert event["note"].startswith("üü")
+        assert event["note"].endswith("…")

@@ -1,0 +1,39 @@
+"""The fake passes what the real API server passes (tests/cluster/test_kube.py)."""
+
+import pytest
+
+from nodewise.kube.api import Api
+from tests.unit.kube.fake_api import CONFIGMAPS, FakeApi
+from tests.unit.kube.suite import ApiSuite, ElectionSuite, EventSuite, ReflectorSuite, decoded, item
+
+
+@pytest.fixture
+def space() -> str:
+    return "default"
+
+
+@pytest.fixture
+async def api() -> Api:
+    return FakeApi()
+
+
+class TestFakeApi(ApiSuite):
+    async def old_page(self, api: Api, space: str) -> tuple[str, str]:
+        assert isinstance(api, FakeApi)
+        for name in "ab":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        token = decoded(await api.get(CONFIGMAPS.path(space), {"limit": "1"}))["metadata"]["continue"]
+        api.compact()
+        return CONFIGMAPS.path(space), token
+
+
+class TestReflectorOnFake(ReflectorSuite):
+    pass
+
+
+class TestElectionOnFake(ElectionSuite):
+    pass
+
+
+class TestEventsOnFake(EventSuite):
+    pass
