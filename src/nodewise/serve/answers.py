@@ -18,7 +18,7 @@ Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Large bodies go out in pieces: each is encrypted in one step of the event loop, and the buffer stays small.
-PIECE_BYTES: Final = 256 * 2**10
+PIECE_BYTES: Final = 128 * 2**10
 
 
 class Response(NamedTuple):

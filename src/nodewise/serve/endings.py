@@ -17,6 +17,7 @@ REASONS: Final[dict[str, str]] = {
     "unknown_ca": "The client's certificate does not come from the client CA.",
     "expired": "The client's certificate, or its CA's, is expired or not valid yet.",
     "purpose": "The client's certificate is not for client authentication (extended key usage clientAuth).",
+    "certificate": "The client's certificate is not accepted for the reason in detail.",
     "protocol_version": "The client offers no TLS 1.2 or later.",
     "cipher": "The client offers no cipher suite that we serve (AES-256-GCM with ECDHE).",
     "alpn": "The client offers protocols, but not http/1.1.",
@@ -51,8 +52,12 @@ _SSL_REASONS: Final[dict[str, str]] = {
     "NO_APPLICATION_PROTOCOL": "alpn",
 }
 
-# X509_V_ERR_… of OpenSSL; what is not here is an unknown issuer in one of its many forms.
-_VERIFY_CODES: Final[dict[int, str]] = {9: "expired", 10: "expired", 26: "purpose"}
+# X509_V_ERR_… of OpenSSL
+_VERIFY_CODES: Final[dict[int, str]] = {
+    **dict.fromkeys((2, 7, 18, 19, 20, 21), "unknown_ca"),
+    **dict.fromkeys((9, 10), "expired"),
+    26: "purpose",
+}
 
 LOG_EVERY_S: Final = 10.0
 
@@ -66,7 +71,7 @@ def reason_of(error: OSError) -> str:
     if isinstance(error, NotOffered):
         return "alpn"
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _VERIFY_CODES.get(error.verify_code, "unknown_ca")
+        return _VERIFY_CODES.get(error.verify_code, "certificate")
     if isinstance(error, ssl.SSLError):
         text = getattr(error, "reason", None) or ""  # one that Python code raised has none
         return _SSL_REASONS.get(text, "distrusted" if "_ALERT_" in text else "handshake")

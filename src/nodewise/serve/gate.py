@@ -53,6 +53,7 @@ class Gate:
         self._tls = tls
         self._endings = endings
         self._meters = meters
+        self._warned: set[Client] = set()  # as many as there are authorities
 
     def examine(self, transport: asyncio.BaseTransport, der: bytes, peer: str) -> Response | None:
         """None to let the client in, else what to answer it."""
@@ -74,7 +75,9 @@ class Gate:
                 "ca_certificate", peer, client, "a client certificate of its own, not a CA's"
             )
         self._meters.count("ca_clients_total")
-        logs.emit("ca_client", peer=peer, names=client.names)
+        if client not in self._warned:
+            self._warned.add(client)
+            logs.emit("ca_client", peer=peer, names=client.names)
         return None
 
     def _refused(self, reason: str, peer: str, client: Client, wanted: str) -> Response:

@@ -23,6 +23,7 @@ from nodewise.serve.answers import Response
 from nodewise.serve.endings import Endings
 from nodewise.serve.options import ServeOptions
 
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"  # what uvicorn writes before it asks for a body
 _LINGER_S: Final = 1.0  # for a client to say goodbye when we close; then its connection is dropped
 _OVERHEAD_BYTES: Final = (
     65536  # of chunk extensions and trailers without any body among them; a header before it counts, too
@@ -45,6 +46,36 @@ class Examiner(Protocol):
     """Decides on a connection when it opens: None to serve it, else what to answer it."""
 
     def examine(self, transport: asyncio.BaseTransport, der: bytes, peer: str) -> Response | None: ...
+
+
+class _Cork:
+    """The part of a transport that an answer uses; keeps its header back until the body comes.
+
+    One write is one TLS record, one packet and one waking of the client where uvicorn makes two of each.
+    """
+
+    __slots__ = ("_header", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._header: bytes | None = None  # None before it came, empty after it went
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        if data == _CONTINUE or self._header == b"":
+            self._transport.write(data)
+        elif self._header is None:
+            self._header = data
+        else:
+            self._transport.write(self._header + data)
+            self._header = b""
+
+    def close(self) -> None:
+        if self._header:
+            self._transport.write(self._header)
+        self._transport.close()
 
 
 class Connection(HttpToolsProtocol):
@@ -92,7 +123,7 @@ class Connection(HttpToolsProtocol):
             self.certificate = secured.getpeercert(binary_form=True) or b""
             refusal = self._gate.examine(transport, self.certificate, self.peer)
             if refusal is not None:
-                self.app = cast(ASGI3Application, answers.always(refusal))
+                self.app = cast("ASGI3Application", answers.always(refusal))
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -153,17 +184,31 @@ class Connection(HttpToolsProtocol):
         else:
             super().on_headers_complete()
             self._phase = Phase.BODY
+            if self.scope["method"] != "HEAD":
+                self.cycle.transport = cast("asyncio.Transport", _Cork(self.transport))
             self._overhead_bytes = 0
 
     def on_body(self, body: bytes) -> None:
         if not self._deaf:
             self._had_body = True
+            held = cast("bytes | bytearray", self.cycle.body)
+            if not held:
+                # what is taken before more comes need not be copied into a bytearray, and out of it again
+                self.cycle.body = cast("bytearray", body)
+                body = b""
+            elif isinstance(held, bytes):
+                self.cycle.body = bytearray(held)
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self._deaf:
             self._phase = Phase.QUIET
             super().on_message_complete()
+            if not self._is_busy():
+                # it was answered before its body was over; now the connection is idle
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
 
     # what the server calls
 
@@ -205,7 +250,7 @@ class Connection(HttpToolsProtocol):
     def _watch(self) -> None:
         """Have the timer that the phase needs, and no other."""
         phase = self._phase
-        if phase is Phase.QUIET and not self._is_busy():
+        if phase is Phase.QUIET and not self._is_busy() and self.timeout_keep_alive_task is None:
             phase = Phase.HEADER  # empty lines between requests: the next one has begun in a way
         watched = None if phase is Phase.QUIET else (phase, self._requests)
         if watched is not None:

@@ -149,8 +149,8 @@ class Server:
 
 def _config(app: Asgi, options: ServeOptions) -> Config:
     """The configuration of uvicorn, with everything off that we do ourselves or do not want."""
-    return Config(
-        cast(ASGI3Application, app),
+    made = Config(
+        cast("ASGI3Application", app),
         loop="none",
         http=Connection,
         ws="none",
@@ -163,3 +163,5 @@ def _config(app: Asgi, options: ServeOptions) -> Config:
         date_header=False,
         timeout_keep_alive=options.keep_alive_s,  # type: ignore[arg-type]  # a timer's seconds
     )
+    made.load()
+    return made

@@ -78,13 +78,14 @@ class Papers:
     def odd_client(self, *, usage=ExtendedKeyUsageOID.CLIENT_AUTH, days: int = 1) -> ssl.SSLContext:
         """A client whose certificate has one extended key usage, and ends `days` from now."""
         pair = self.folder / "odd.pem"
-        pair.write_bytes(_issue(self.client_ca, usage, days))
+        pair.write_bytes(issue(self.client_ca, usage, days))
         context = self.trusting()
         context.load_cert_chain(pair)
         return context
 
 
-def _issue(authority: trustme.CA, usage: x509.ObjectIdentifier, days: int) -> bytes:
+def issue(authority: trustme.CA, usage: x509.ObjectIdentifier, days: int) -> bytes:
+    """A key and a certificate of one extended key usage, without alternative names, that ends in `days`."""
     signer = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())
     key = ec.generate_private_key(ec.SECP256R1())

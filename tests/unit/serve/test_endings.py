@@ -15,6 +15,12 @@ def test_every_reason_that_is_looked_up_is_in_the_table():
     assert known <= set(endings.REASONS)
 
 
+def _verification(code: int) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code = code
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -22,6 +28,8 @@ def test_every_reason_that_is_looked_up_is_in_the_table():
         (TimeoutError(), "handshake_deadline"),
         (ConnectionResetError(), "abandoned"),
         (ssl.SSLError(1, "anything"), "handshake"),
+        (_verification(18), "unknown_ca"),
+        (_verification(66), "certificate"),
         (endings.NotOffered(1, "h2"), "alpn"),
     ],
 )

@@ -24,16 +24,14 @@ async def test_h24_plain_http_is_told_that_this_is_https(papers):
     assert reasons_counted(meters) == ["plain_http"]
 
 
-@pytest.mark.parametrize(
-    "said", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "a byte", "half a hello"]
-)
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
 async def test_h25_who_does_not_finish_the_handshake_is_closed(papers, said):
     meters = Meters()
-    async with serving(papers.options(handshake_s=0.08), meters=meters) as server, calling(server) as silent:
+    async with serving(papers.options(handshake_s=0.2), meters=meters) as server, calling(server) as silent:
         began = asyncio.get_running_loop().time()
         await silent.send(said)
         assert await silent.rest() == b""
-        assert 0.05 < asyncio.get_running_loop().time() - began < 1
+        assert 0.15 < asyncio.get_running_loop().time() - began < 1
         assert (await called(server, papers.context())).status == 200
     assert reasons_counted(meters) == ["handshake_deadline"]
 

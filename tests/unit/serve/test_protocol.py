@@ -6,12 +6,22 @@ import pytest
 from nodewise.observe.meters import Meters
 from nodewise.serve.application import Request, Response, Route
 from nodewise.serve.options import ServeOptions
-from tests.unit.serve.calling import ECHO, PLAIN, Answer, calling, counted, reasons_counted, request, serving
+from tests.unit.serve.calling import (
+    ECHO,
+    PLAIN,
+    Answer,
+    calling,
+    counted,
+    reasons_counted,
+    request,
+    serving,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
 SHORT = msgspec.structs.replace(
-    PLAIN, header_s=0.08, body_idle_s=0.08, body_s=0.3, answer_s=0.1, keep_alive_s=0.15
+    PLAIN, header_s=0.08, body_idle_s=0.08, body_s=0.3, answer_s=0.1, keep_alive_s=0.1
 )
 HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -132,10 +142,11 @@ async def test_a_body_that_drips_gets_no_more_time_than_a_body_has(head):
 
 
 async def test_a_slow_body_that_goes_on_is_served():
-    async with serving(SHORT) as server, calling(server) as caller:
+    options = msgspec.structs.replace(PLAIN, body_idle_s=0.2)
+    async with serving(options) as server, calling(server) as caller:
         await caller.send(HEAD + b"Content-Length: 5\r\n\r\n")
         for _ in range(5):
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(0.05)
             await caller.send(b"a")
         assert (await caller.answer()).body == b"aaaaa"
 
@@ -191,6 +202,14 @@ async def test_a_client_that_asks_before_it_sends_is_told_to_go_on():
         assert (await caller.answer()).status == 200
 
 
+async def test_after_a_body_that_was_passed_over_the_connection_is_idle_like_any_other():
+    options = msgspec.structs.replace(SHORT, max_body_bytes=100, keep_alive_s=5)
+    async with serving(options) as server, calling(server) as caller:
+        assert (await caller.ask("/echo", b"a" * 300_000)).status == 413
+        await asyncio.sleep(0.15)
+        assert (await caller.ask("/echo", b"{}")).status == 200
+
+
 # what is no HTTP
 
 
@@ -236,9 +255,10 @@ async def test_too_many_requests_sent_ahead():
 
 
 async def test_an_idle_connection_outlives_header_deadlines_and_ends_with_keep_alive():
-    async with serving(SHORT) as server, calling(server) as caller:
+    options = msgspec.structs.replace(SHORT, keep_alive_s=0.3)
+    async with serving(options) as server, calling(server) as caller:
         assert (await caller.ask("/echo")).status == 200
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.12)
         assert (await caller.ask("/echo")).status == 200
         assert await caller.rest() == b""
 
@@ -253,9 +273,8 @@ async def test_a_client_that_does_not_read_its_answer():
     async with serving(SHORT, [large, ECHO], meters) as server, calling(server) as caller:
         caller.writer.transport.pause_reading()
         caller.writer.write(request("/large"))
-        await asyncio.sleep(0.3)
-        assert counted(meters, "connections_ended_total", reason="answer_deadline") == 1
-        assert not server._state.connections
+        await until(lambda: counted(meters, "connections_ended_total", reason="answer_deadline") == 1)
+        await until(lambda: not server._state.connections)
         assert (await fresh(server)).status == 200
 
 

@@ -5,12 +5,14 @@ import ssl
 import anyio.to_thread
 import pytest
 import trustme
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from structlog.testing import capture_logs
 
 from nodewise.errors import BadSettings
 from nodewise.observe.meters import Meters
+from nodewise.serve import tls
 from nodewise.serve.tls import Tls
 from tests.unit.serve.calling import (
     ECHO,
@@ -24,7 +26,7 @@ from tests.unit.serve.calling import (
     serving,
     until,
 )
-from tests.unit.serve.papers import NAMES
+from tests.unit.serve.papers import NAMES, issue
 
 pytestmark = pytest.mark.anyio
 
@@ -239,6 +241,56 @@ def test_the_end_of_the_certificate_is_a_metric(papers):
     meters = Meters()
     Tls(papers.options(), meters)
     assert counted(meters, "tls_certificate_expires_seconds") > 1.7e9
+
+
+# whose certificate still holds
+
+
+def certificates(*authorities: trustme.CA) -> tuple[x509.Certificate, ...]:
+    return tuple(x509.load_pem_x509_certificate(authority.cert_pem.bytes()) for authority in authorities)
+
+
+def der(pem: bytes) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode())
+
+
+def test_a_certificate_holds_as_long_as_its_ca_is_in_the_bundle(papers):
+    leaf = der(papers.client.cert_chain_pems[0].bytes())
+    assert tls.admits(certificates(papers.client_ca), leaf)
+    assert tls.admits(certificates(trustme.CA(), papers.client_ca), leaf)
+    assert not tls.admits(certificates(trustme.CA()), leaf)
+    assert not tls.admits((), leaf)
+
+
+def test_a_certificate_with_nothing_but_a_common_name_holds(papers):
+    """As kubeadm's and openssl's are: no alternative names, and one extended key usage."""
+    usage = ExtendedKeyUsageOID.CLIENT_AUTH
+    assert tls.admits(certificates(papers.client_ca), der(issue(papers.client_ca, usage, days=1)))
+    assert not tls.admits(certificates(papers.client_ca), der(issue(papers.client_ca, usage, days=-1)))
+
+
+def test_an_rsa_certificate_holds(papers):
+    leaf = papers.client_ca.issue_cert("scheduler.example", key_type=trustme.KeyType.RSA)
+    assert tls.admits(certificates(papers.client_ca), der(leaf.cert_chain_pems[0].bytes()))
+
+
+def test_a_ca_certificate_as_client_holds_as_long_as_it_is_in_the_bundle(papers):
+    own = der(papers.client_ca.cert_pem.bytes())
+    assert tls.admits(certificates(papers.client_ca), own)
+    assert not tls.admits(certificates(trustme.CA()), own)
+
+
+def test_what_is_no_certificate_does_not_hold(papers):
+    assert not tls.admits(certificates(papers.client_ca), b"rubbish")
+
+
+async def test_a_bundle_may_hold_an_intermediate_authority_alone(papers):
+    between = papers.client_ca.create_child_ca()
+    client = between.issue_cert("scheduler.example")
+    papers.write_client_ca(between)
+    assert tls.admits(certificates(between), der(client.cert_chain_pems[0].bytes()))
+    async with serving(papers.options()) as server:
+        assert (await called(server, papers.context(client))).status == 200
 
 
 # another client CA
