@@ -29,7 +29,7 @@ venv: $(VENV)/.dev ## the virtual environment .venv, with .venv/bin/nodewise
 
 demo: $(VENV)/.run ## see it work on this machine, in under a minute; CLUSTER=1: on a real control plane
 ifdef CLUSTER
-	@$(MAKE) --no-print-directory $(VENV)/.dev
+	@$(MAKE) --quiet --no-print-directory $(VENV)/.dev
 	@$(BIN)/python -m tests.cluster.demo
 else
 	@$(BIN)/nodewise demo

@@ -40,12 +40,10 @@ def test_every_event_and_metric_has_a_use_and_every_use_a_row() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    broken = []
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            if not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
-    assert broken == []
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    links = [(page, to) for page in pages for to in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
+    assert links
+    assert [f"{page.name}: {to}" for page, to in links if not (page.parent / to).exists()] == []
 
 
 def test_the_readme_names_every_command() -> None:

@@ -1,0 +1,75 @@
+"""The real extender as a child process, for commands that show or measure it."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import httpx2
+
+from nodewise.errors import Problem, Unavailable
+
+
+class Child:
+    """A running `nodewise extender`: where it serves, and how to end it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self._log = log
+        self.url, self.health_url = self._addresses()
+
+    def _addresses(self) -> tuple[str, str]:
+        """From the first lines that it logs."""
+        for _ in _tries(30.0):
+            for line in self._log.read_bytes().splitlines():
+                if b'"started"' in line:
+                    said = json.loads(line)
+                    return said["address"], said["health"]
+            if self._process.poll() is not None:
+                break
+        raise Unavailable("the extender", [Problem("log", self._log.read_text()[-500:], "the event started")])
+
+    def wait_ready(self, within_s: float = 60.0) -> float:
+        """Wait until it is ready; how long that took, seconds."""
+        began = time.monotonic()
+        for _ in _tries(within_s):
+            with contextlib.suppress(httpx2.TransportError):
+                if httpx2.get(f"{self.health_url}/readyz").is_success:
+                    return time.monotonic() - began
+        raise Unavailable("the extender", [Problem("/readyz", f"not ready after {within_s:g} s", "ready")])
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def extender(arguments: Sequence[str]) -> Iterator[Child]:
+    """`nodewise extender` with these arguments, on free ports of loopback, from its start to its end."""
+    with tempfile.TemporaryDirectory(prefix="nodewise-") as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as out, _started(arguments, out) as process:
+            try:
+                yield Child(process, log)
+            finally:
+                process.terminate()
+                process.wait()
+
+
+def _started(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "nodewise", "extender", "--unsafe", "--log-format=json", *arguments]
+    ports = [] if any(one.startswith("--port") for one in arguments) else ["--port=0"]
+    return subprocess.Popen([*command, *ports, "--health-port=0"], stdout=out, stderr=out)  # noqa: S603
+
+
+def _tries(within_s: float) -> Iterator[None]:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.01)

@@ -1,0 +1,122 @@
+"""`make demo CLUSTER=1`: the demo on a real API server and a real kube-scheduler, which are built first."""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nodewise.cli.demo import METRIC, example, say
+from tests.cluster import controlplane, custom_metrics, objects, programs, sandbox, served
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox
+from tests.cluster.served import Served
+
+BAD = {"rack1-a": 0, "rack1-b": 2, "rack2-a": 0}
+CPU = {"rack1-a": "8", "rack1-b": "16", "rack2-a": "8"}
+
+
+def main() -> None:
+    """Tell the whole story; ends by itself."""
+    assets = programs.folder()
+    say("starting etcd, kube-apiserver and kube-scheduler 1.36.3 …")
+    with tempfile.TemporaryDirectory() as folder, controlplane.running(assets) as plane:
+        with corner(plane) as alone:
+            by_requests = by_requests_alone(plane, alone)
+        with corner(plane) as ours, custom_metrics.behind(ours, Path(folder)) as metrics:
+            definition(ours)
+            metrics.set(METRIC, BAD)
+            with served.extender(plane, Path(folder)) as nodewise:
+                by_us(plane, ours, metrics, nodewise, by_requests)
+    say("\nnext: nodewise decide examples/health-metric -o wide")
+
+
+@contextlib.contextmanager
+def corner(plane: ControlPlane) -> Iterator[Sandbox]:
+    """A namespace, and the nodes of the example."""
+    with sandbox.sandbox(plane) as own:
+        own.nodes(*(objects.node(name, cpu=cpu) for name, cpu in CPU.items()))
+        yield own
+
+
+def definition(own: Sandbox) -> None:
+    for one in served.manifest("crds/taspolicies.yaml"):
+        own.api.ensure(one)
+    path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
+    sandbox.wait("TASPolicy is served", lambda: own.api.answers(path) or None)
+    policy: Object = yaml.safe_load((example() / "policy.yaml").read_text())
+    own.put({**policy, "metadata": {"name": policy["metadata"]["name"]}})
+
+
+def pod(name: str, **more: Any) -> Object:
+    return objects.pod(
+        name, cpu="1", memory="2Gi", labels={"telemetry-policy": "demo-policy"}, limits=served.LIMITS, **more
+    )
+
+
+def by_requests_alone(plane: ControlPlane, own: Sandbox) -> dict[str, str]:
+    names = [f"app-{number}" for number in range(1, 5)]
+    with plane.start_scheduler({}):
+        own.pods(*(objects.pod(name, cpu="1", memory="2Gi") for name in names))
+        return {name: own.expect_bound(name) for name in names}
+
+
+def by_us(
+    plane: ControlPlane, own: Sandbox, metrics: CustomMetrics, nodewise: Served, by_requests: dict[str, str]
+) -> None:
+    names = list(by_requests)
+    sandbox.wait("the metric is known", lambda: nodewise.fetched(METRIC) or None)
+    with plane.start_scheduler({"extenders": [nodewise.entry(ignorable=False)]}):
+        own.pods(*(pod(name) for name in names))
+        ours = {name: own.expect_bound(name) for name in names}
+        say(f"\n{'NODE':9} {METRIC:14} {'BY REQUESTS ALONE':28} BY NODEWISE")
+        for node, value in BAD.items():
+            shown = (
+                ", ".join(n for n, at in found.items() if at == node) or "-" for found in (by_requests, ours)
+            )
+            alone, aware = shown
+            say(f"{node:9} {value:<14} {alone:28} {aware}")
+        waits_and_heals(own, metrics, nodewise)
+        survives(own, nodewise)
+
+
+def waits_and_heals(own: Sandbox, metrics: CustomMetrics, nodewise: Served) -> None:
+    metrics.set(METRIC, dict.fromkeys(BAD, 1))
+    bad = all_rejected(own, nodewise)
+    sandbox.wait("every node is bad", bad)
+    own.pods(pod("app-5"))
+    say(f"\nevery disk fails; kubectl describe pod app-5:\n  {own.expect_event('app-5')}")
+    began = time.monotonic()
+    metrics.set(METRIC, BAD | {"rack1-a": 1})
+    sandbox.wait(
+        "rack2-a is good", lambda: not nodewise.rejects(own.namespace, "rack2-a", "demo-policy") or None
+    )
+    own.annotate("rack1-a", "nodewise.io/demo", "woken")
+    node = own.expect_bound("app-5")
+    say(
+        f"rack2-a heals, one node event follows: bound to {node} after {(time.monotonic() - began) * 1000:.0f} ms"
+    )
+    say("  (without nodewise: up to 300 s)")
+
+
+def all_rejected(own: Sandbox, nodewise: Served) -> Any:
+    return lambda: all(nodewise.rejects(own.namespace, node, "demo-policy") for node in BAD) or None
+
+
+def survives(own: Sandbox, nodewise: Served) -> None:
+    nodewise.process.kill()
+    own.pods(pod("app-6"), objects.pod("plain"))
+    say("\nnodewise is killed:")
+    say(f"  app-6 waits: {own.expect_rejected('app-6')[:110]}")
+    say(
+        f"  a pod without a policy goes to {own.expect_bound('plain')}: kube-scheduler does not ask us about it"
+    )
+
+
+if __name__ == "__main__":
+    main()

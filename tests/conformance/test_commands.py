@@ -1,0 +1,226 @@
+"""The commands, run as a user runs them: what they print, where, and their exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.certificates import Authority
+
+ROOT = Path(__file__).parents[2]
+NODEWISE = Path(sys.executable).parent / "nodewise"
+EXAMPLE = "examples/health-metric"
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [NODEWISE, *arguments],
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+class TestDecide:
+    def test_json_holds_what_was_decided_and_why(self) -> None:
+        done = run("decide", EXAMPLE, "-o", "json")
+        assert done.returncode == 0
+        assert done.stderr == ""
+        one = json.loads(done.stdout)["decisions"][0]
+        assert list(one) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
+        assert one["pod"] == "health-metric-demo/demo-app-1"
+        assert one["agents"] == ["telemetry"]
+        assert one["feasible"] == ["rack1-a", "rack2-a"]
+        assert one["scores"] == {"rack1-a": 10, "rack2-a": 10}
+        text = "telemetry policy health-metric-demo/demo-policy: health_metric Equals 2"
+        assert one["rejected"] == {"rack1-b": [{"agent": "telemetry", "reason": text}]}
+        assert one["error"] is None
+        assert one["values"][2] == {
+            "node": "rack1-b",
+            "metric": "health_metric",
+            "value": 2,
+            "target": 1,
+            "operator": "Equals",
+            "state": "fresh",
+            "age_s": None,
+        }
+
+    def test_forms_for_people(self) -> None:
+        assert "2/3" in run("decide", EXAMPLE).stdout
+        assert "health_metric=2" in run("decide", EXAMPLE, "-o", "wide").stdout
+        assert "feasible:" in run("decide", EXAMPLE, "-o", "yaml").stdout
+
+    def test_a_pod_that_fits_nowhere_is_exit_3(self) -> None:
+        table = "rack1-a,health_metric,1\nrack1-b,health_metric,1\nrack2-a,health_metric,1\n"
+        done = decide_with(table)
+        assert done.returncode == 3
+        assert json.loads(done.stdout)["decisions"][0]["feasible"] == []
+
+    def test_an_unknown_policy_is_exit_3_with_an_error(self) -> None:
+        done = run("decide", f"{EXAMPLE}/nodes.yaml", f"{EXAMPLE}/pods.yaml", "-o", "json")
+        assert done.returncode == 3
+        error = "nodewise: policy health-metric-demo/demo-policy does not exist"
+        assert {one["error"] for one in json.loads(done.stdout)["decisions"]} == {error}
+
+    def test_ages_are_told_against_the_newest_value(self, tmp_path: Path) -> None:
+        table = tmp_path / "m.csv"
+        table.write_text(
+            "node,metric,value,timestamp\n"
+            "rack1-a,health_metric,0,2026-11-21T10:00:00Z\nrack1-b,health_metric,1,2026-11-21T09:00:00Z\n"
+        )
+        done = run("decide", *inputs(), str(table), "-o", "json")
+        states = {
+            v["node"]: (v["state"], v["age_s"]) for v in json.loads(done.stdout)["decisions"][0]["values"]
+        }
+        assert states == {
+            "rack1-a": ("fresh", 0.0),
+            "rack1-b": ("stale", 3600.0),
+            "rack2-a": ("missing", None),
+        }
+
+    def test_standard_input(self) -> None:
+        done = run("decide", EXAMPLE, "-", stdin="{}")
+        assert done.returncode == 1
+        assert "standard input" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            (f"{EXAMPLE}/policy.yaml", "no Node; wanted at least one"),
+            ("nowhere.yaml", "nowhere.yaml: No such file"),
+            ("README.md", "README.md"),
+        ],
+    )
+    def test_bad_input_is_said_in_one_line(self, given: str, said: str) -> None:
+        done = run("decide", given)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def inputs() -> list[str]:
+    return [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "pods", "policy")]
+
+
+def decide_with(table: str) -> subprocess.CompletedProcess[str]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "metrics.csv")
+        file.write_text(table)
+        return run("decide", *inputs(), str(file), "-o", "json")
+
+
+class TestPolicyLint:
+    def test_a_good_policy(self) -> None:
+        done = run("policy", "lint", EXAMPLE)
+        assert (done.returncode, done.stdout) == (0, "1 policies, no problem\n")
+
+    def test_every_problem_is_named(self) -> None:
+        rules = [{"metricname": "a:b", "operator": "Above", "target": "warm"}]
+        policy = {
+            "apiVersion": "telemetry.intel.com/v1alpha1",
+            "kind": "TASPolicy",
+            "metadata": {"name": "p"},
+            "spec": {"strategies": {"dontschedule": {"rules": rules}}},
+        }
+        done = run("policy", "lint", "-", "-o", "json", stdin=json.dumps(policy))
+        assert done.returncode == 3
+        fields = [one["field"] for one in json.loads(done.stdout)["policies"][0]["problems"]]
+        assert [field.rpartition(".")[2] for field in fields] == ["metricname", "operator", "target"]
+
+
+class TestAgents:
+    def test_list_and_show(self) -> None:
+        assert "telemetry" in run("agents", "list").stdout
+        shown = json.loads(run("agents", "show", "telemetry", "-o", "json").stdout)
+        assert shown["reads"] == ["taspolicies.telemetry.intel.com"]
+
+    def test_one_that_does_not_exist(self) -> None:
+        done = run("agents", "show", "nope")
+        assert done.returncode == 2
+        assert "wanted one of telemetry" in done.stderr
+
+
+class TestSettings:
+    """A wrong setting ends the extender at once, with exit code 2 and the remedy."""
+
+    def test_unknown_flag(self) -> None:
+        done = run("extender", "--cachePort=8111")
+        assert done.returncode == 2
+        assert "No such option" in done.stderr
+
+    @pytest.mark.parametrize("period", ["5", "0s", "-1s", "abc"])
+    def test_period(self, period: str) -> None:
+        done = run("extender", f"-syncPeriod={period}", "--objects-from", EXAMPLE)
+        assert done.returncode == 2
+        assert "--sync-period" in done.stderr
+
+    def test_unknown_key_of_the_file_names_the_nearest(self, tmp_path: Path) -> None:
+        file = tmp_path / "nodewise.yaml"
+        file.write_text("sync_perid: 5s\n")
+        done = run("extender", "--config", str(file))
+        assert done.returncode == 2
+        assert "sync_perid: an unknown setting; wanted sync_period" in done.stderr
+
+    def test_unknown_agent(self) -> None:
+        done = run("extender", "--agents", "telemetry,warp", "--objects-from", EXAMPLE)
+        assert done.returncode == 2
+        assert "'warp'" in done.stderr
+
+    def test_unknown_source_of_metrics(self) -> None:
+        done = run("extender", "--metrics", "oracle", "--objects-from", EXAMPLE)
+        assert done.returncode == 2
+        assert "auto, custom or file:PATH" in done.stderr
+
+    def test_kubeconfig_that_is_missing(self) -> None:
+        done = run("extender", "-kubeConfig", "/nowhere/config")
+        assert done.returncode == 2
+        assert "/nowhere/config" in done.stderr
+
+    def test_certificate_that_does_not_match_its_key(self, tmp_path: Path) -> None:
+        one, other = Authority(tmp_path, "one"), Authority(tmp_path, "other")
+        cert, key = one.issue("a", "localhost").cert, other.issue("b", "localhost").key
+        given = [
+            f"--cert={cert}",
+            f"--key={key}",
+            f"--client-ca={one.ca_file}",
+            "--port=0",
+            "--health-port=0",
+        ]
+        done = run("extender", "--objects-from", EXAMPLE, *given)
+        assert done.returncode == 2
+        assert str(cert) in done.stderr
+        assert str(key) in done.stderr
+
+    def test_no_certificate_at_all(self) -> None:
+        done = run("extender", "--objects-from", EXAMPLE, "--port=0", "--health-port=0")
+        assert done.returncode == 2
+        assert "cert" in done.stderr
+
+    def test_plain_http_beyond_loopback_is_refused(self) -> None:
+        done = run("extender", "--objects-from", EXAMPLE, "--unsafe", "--address=0.0.0.0", "--port=0")
+        assert done.returncode == 2
+        assert "unsafe_address 0.0.0.0" in done.stderr.replace("--unsafe-address", "unsafe_address")
+
+
+def test_the_demo_tells_its_story_in_40_lines() -> None:
+    done = run("demo")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 40
+    assert "\x1b" not in done.stdout
+    assert "rejected: telemetry policy health-metric-demo/demo-policy: health_metric Equals 2" in done.stdout
+    assert "0/3 nodes are available: 3 telemetry policy" in done.stdout
+    assert "At 5,000 nodes" in done.stdout
+    assert lines[-1].startswith("next: nodewise decide")
+
+
+def test_help_has_an_example_everywhere() -> None:
+    for command in (["extender"], ["decide"], ["demo"], ["policy", "lint"], ["agents", "show"]):
+        assert "Example:" in run(*command, "--help").stdout, command
