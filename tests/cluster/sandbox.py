@@ -1,13 +1,14 @@
 """A test's own corner of the shared control plane, and the words in which it says what it waits for."""
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from tests.cluster import objects
-from tests.cluster.api import Api, Object, path_of
+from tests.cluster.api import Api, ApiError, Object, path_of
 from tests.cluster.controlplane import ControlPlane
 
 Seen = TypeVar("Seen")
@@ -56,7 +57,16 @@ class Sandbox:
         for value in objects.priorities(pods):
             self.api.ensure(objects.priority_class(value))
         for pod in pods:
-            self.put(pod)
+            wait("a priority class is known", functools.partial(self._admitted, pod), deadline_s=5)
+
+    def _admitted(self, pod: Object) -> Object | None:
+        """Admission hears of a new priority class a moment after it was made."""
+        try:
+            return self.put(pod)
+        except ApiError as error:
+            if "no PriorityClass with name" in str(error):
+                return None
+            raise
 
     def pod(self, name: str) -> Object | None:
         """A pod as it is now, or None when it is gone."""

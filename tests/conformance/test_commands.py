@@ -119,7 +119,7 @@ def decide_with(table: str) -> subprocess.CompletedProcess[str]:
 class TestPolicyLint:
     def test_a_good_policy(self) -> None:
         done = run("policy", "lint", EXAMPLE)
-        assert (done.returncode, done.stdout) == (0, "1 policies, no problem\n")
+        assert (done.returncode, done.stdout) == (0, "1 policy, no problem\n")
 
     def test_every_problem_is_named(self) -> None:
         rules = [{"metricname": "a:b", "operator": "Above", "target": "warm"}]

@@ -45,7 +45,6 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
             for problem in one.problems:
                 click.echo(f"{one.namespace}/{one.name}: {problem}")
         bad = sum(bool(one.problems) for one in read)
-        click.echo(
-            f"{len(read)} policies, {bad} with problems" if bad else f"{len(read)} policies, no problem"
-        )
+        counted = "1 policy" if len(read) == 1 else f"{len(read)} policies"
+        click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")
     ctx.exit(NO if any(one.problems for one in read) else 0)

@@ -90,9 +90,8 @@ class FakeApi:
         self._wake()
 
     def compact(self) -> None:
-        """Forget what happened: older versions and pages are answered 410."""
+        """Forget what happened: older versions and pages are answered 410. Open watches go on."""
         self._oldest = self._revision
-        self._log.clear()
         self._pages.clear()
 
     def bookmark(self) -> None:
@@ -172,10 +171,10 @@ class FakeApi:
             yield msgspec.json.encode({"type": "ERROR", "object": gone})
             return
         position = next((i for i, e in enumerate(self._log) if e.revision > version), len(self._log))
-        log, cuts = self._log, self._cuts
+        cuts = self._cuts
         while cuts == self._cuts:
-            while position < len(log):
-                line = _line(log[position], place, params)
+            while position < len(self._log):
+                line = _line(self._log[position], place, params)
                 position += 1
                 if line:
                     yield line
