@@ -13,19 +13,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.clock import Clock
+from nodewise.kube.api import Api
+from nodewise.kube.events import Recorder
 from nodewise.kube.resources import Resource
+from nodewise.kube.store import Store
 from nodewise.metrics.column import States, Values
 from nodewise.metrics.index import NodeIndex, Numbers
 from nodewise.metrics.series import State as ValueState
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.metrics.source import Want
+from nodewise.observe.meters import Meters
 
 __all__ = [
     "Agent",
     "AgentKind",
     "AgentState",
     "Candidates",
+    "Controller",
     "Evidence",
+    "Hands",
     "NodeIndex",
     "ObjectKey",
     "Reason",
@@ -158,6 +165,29 @@ class Agent(Protocol):
         ...
 
 
+class Hands(NamedTuple):
+    """What a controller may use of the world; it works only in the leader."""
+
+    api: Api
+    objects: Mapping[str, Store[Any]]
+    """By the name in `Watched`."""
+    nodes: Store[Any]
+    recorder: Recorder
+    clock: Clock
+    meters: Meters
+
+
+class Controller(Protocol):
+    """An agent's hand on the API server: makes what the View says true there."""
+
+    async def step(self, view: View) -> None:
+        """Write what differs from the View. Called after each new View, in the leader, one at a time.
+
+        Errors are kinds of `NodewiseError`; the next step tries again.
+        """
+        ...
+
+
 class AgentKind(Protocol):
     """An agent's folder as the rest of the program sees it: one row of the registry."""
 
@@ -171,3 +201,7 @@ class AgentKind(Protocol):
     def state(self, options: Any, sync_period_s: float) -> AgentState: ...
 
     def agent(self, options: Any) -> Agent: ...
+
+    def controller(self, options: Any, hands: Hands) -> Controller | None:
+        """What acts on the API server; None for an agent that only answers."""
+        ...

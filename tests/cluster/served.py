@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import yaml
 
-from tests.cluster import processes
+from tests.cluster import access, processes
 from tests.cluster.api import Object
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.controlplane import ControlPlane
@@ -19,6 +19,7 @@ from tests.cluster.processes import Process
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
 MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
+OWN_NAMESPACE = "default"
 LIMITS = {"telemetry/scheduling": "1"}
 """What a pod asks for so that kube-scheduler sends it to us."""
 
@@ -28,9 +29,9 @@ def manifest(name: str) -> list[Object]:
     return list(yaml.safe_load_all((ROOT / "deploy" / name).read_text()))
 
 
-def rules() -> list[Object]:
-    """The rights that ship."""
-    found: list[Object] = next(one for one in manifest("rbac.yaml") if one["kind"] == "ClusterRole")["rules"]
+def rules(kind: str = "ClusterRole") -> list[Object]:
+    """The rights that ship: everywhere, or in nodewise's own namespace (`Role`)."""
+    found: list[Object] = next(one for one in manifest("rbac.yaml") if one["kind"] == kind)["rules"]
     return found
 
 
@@ -126,8 +127,10 @@ def extender(plane: ControlPlane, folder: Path, *arguments: str) -> Iterator[Ser
     """An extender of this control plane, as a user with the rights that ship; ready when it is handed out."""
     papers = Papers(folder)
     user = plane.user(f"nodewise-{processes.free_port()}", rules())
+    access.grant(plane.api, user.name, rules("Role"), OWN_NAMESPACE)
     given = [
         f"--kubeconfig={user.kubeconfig}",
+        f"--namespace={OWN_NAMESPACE}",
         "--address=127.0.0.1",
         "--port=0",
         "--health-port=0",

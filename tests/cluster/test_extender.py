@@ -222,3 +222,23 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
         with plane.start_scheduler({"extenders": [entry]}):
             corner.pods(pod("web"))
             assert corner.expect_bound("web") == "b"
+
+
+def test_a_policys_status_says_what_is_wrong_with_it(
+    corner: Sandbox, metrics: CustomMetrics, nodewise: Served
+) -> None:
+    """The definition lets an unknown strategy through, as the older one did."""
+    policy(corner, dontschedule=[HOT], dontSchedule=[HOT])
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
+
+    def valid() -> Object | None:
+        conditions = corner.api.get(path).get("status", {}).get("conditions", [])
+        return next((one for one in conditions if one["type"] == "Valid"), None)
+
+    said = wait("the status is written", valid)
+    assert said["status"] == "False"
+    assert "spec.strategies.dontSchedule: an unknown strategy" in said["message"]
+    spec = {"spec": {"strategies": {"dontSchedule": None}}}
+    corner.api.patch(path, spec)
+    wait("the status is good", lambda: valid() if (valid() or {})["status"] == "True" else None)
+    assert len(nodewise.events("policy_problem")) == 1

@@ -208,7 +208,9 @@ def killed(world: Path, served: Child) -> None:
     with Cluster(nodes, [entry(served)]) as strict, Cluster(nodes, [entry(served, ignorable=True)]) as lax:
         waiting = strict.submit(pod_like(world, "demo-app-6"))
         say("  ignorable: false  demo-app-6 waits, it is not placed blindly")
-        say(f"  pods without us   {strict.submit(plain(pod_like(world, 'plain'))).node}: never asked, never stopped")
+        say(
+            f"  pods without us   {strict.submit(plain(pod_like(world, 'plain'))).node}: never asked, never stopped"
+        )
         blind = lax.submit(pod_like(world, "demo-app-6")).node
         say(f"  ignorable: true   {blind}: placed without asking - do not write that")
         assert waiting.node is None

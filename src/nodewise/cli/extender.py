@@ -2,43 +2,23 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import click
 
 from nodewise import agents
-from nodewise.agent import AgentKind
-from nodewise.cli import feeds, legacy, settings
-from nodewise.cli.feeds import Feed
+from nodewise.cli import legacy, settings, wiring
 from nodewise.cli.options import ExtenderOptions
-from nodewise.clock import Clock, SystemClock
-from nodewise.extender import wire
-from nodewise.extender.app import Extender
-from nodewise.extender.chain import Chain
-from nodewise.extender.decision import DecisionRing
-from nodewise.extender.world import WorldKeeper
-from nodewise.kube.api import Api
-from nodewise.kube.connect import connect
-from nodewise.kube.fields import merge
+from nodewise.cli.wiring import Given, Tools
+from nodewise.clock import SystemClock
 from nodewise.kube.options import KubeOptions
-from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
-from nodewise.serve.admin import admin_routes, admin_server
-from nodewise.serve.application import Application
-from nodewise.serve.options import AdminOptions, ServeOptions, is_loopback
-from nodewise.serve.server import Server
+from nodewise.serve.options import AdminOptions, ServeOptions
 
 GROUPS = (ExtenderOptions, ServeOptions, AdminOptions, KubeOptions, RefreshOptions)
-
-
-class Running(NamedTuple):
-    """A wired extender, ready to be started."""
-
-    servers: Sequence[Server]
-    tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]]
-    api: Api | None
 
 
 class _ExtenderCommand(click.Command):
@@ -65,7 +45,7 @@ def run(**given: Any) -> None:
     agent_options = {kind.name: settings.build(kind.options, given) for kind in asked}
     runner = asyncio.Runner(loop_factory=_event_loop)
     with runner:
-        runner.run(_serve(built, asked, agent_options))
+        runner.run(_serve(Given(built, asked, agent_options)))
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -87,11 +67,8 @@ command = _ExtenderCommand(
 )
 
 
-async def _serve(
-    built: Mapping[type, Any], asked: Sequence[AgentKind], agent_options: Mapping[str, Any]
-) -> None:
-    clock, meters = SystemClock(), Meters()
-    running = wired(built, asked, agent_options, clock, meters)
+async def _serve(given: Given) -> None:
+    running = wiring.wired(given, Tools(SystemClock(), Meters()))
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -108,8 +85,7 @@ async def _serve(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if running.api is not None:
-            await running.api.close()
+        await running.close()
 
 
 async def _watched_over(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -120,69 +96,3 @@ async def _watched_over(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         except Exception as error:  # noqa: BLE001 - whatever it is, ending the process would help nobody
             logs.emit("task_failed", task=getattr(task, "__qualname__", str(task)), exc_info=error)
             await asyncio.sleep(1.0)
-
-
-def wired(
-    built: Mapping[type, Any],
-    asked: Sequence[AgentKind],
-    agent_options: Mapping[str, Any],
-    clock: Clock,
-    meters: Meters,
-) -> Running:
-    """The rooms put together; nothing is opened yet."""
-    own: ExtenderOptions = built[ExtenderOptions]
-    refresh: RefreshOptions = built[RefreshOptions]
-    api = None if own.objects_from else connect(built[KubeOptions], meters)
-    feed = _feed(own, asked, api, clock, meters)
-    refresher = Refresher(feeds.sources(own.metrics, own.objects_from, api), refresh, clock, meters)
-    states = {kind.name: kind.state(agent_options[kind.name], refresh.sync_period_s) for kind in asked}
-    keeper = WorldKeeper(states, feed.nodes, feed.objects, refresher, clock, meters)
-    refresher.subscribe(keeper.touch)
-    for store in (feed.nodes, *feed.objects.values()):
-        store.subscribe(lambda _: keeper.touch())
-    keeper.touch()
-    extender = _extender(own, asked, agent_options, keeper, clock, meters)
-    servers = _servers(built[ServeOptions], built[AdminOptions], extender, keeper, meters)
-
-    async def publish() -> None:
-        await keeper.run(refresh.sync_period_s)
-
-    return Running(servers, [*feed.tasks, refresher.run, publish], api)
-
-
-def _feed(
-    own: ExtenderOptions, asked: Sequence[AgentKind], api: Api | None, clock: Clock, meters: Meters
-) -> Feed:
-    watched = {one.name: one for kind in asked for one in kind.watched}
-    if api is None:
-        return feeds.from_files(own.objects_from, tuple(watched.values()), 0.2)
-    return feeds.from_cluster(api, tuple(watched.values()), clock, meters)
-
-
-def _extender(
-    own: ExtenderOptions,
-    asked: Sequence[AgentKind],
-    agent_options: Mapping[str, Any],
-    keeper: WorldKeeper,
-    clock: Clock,
-    meters: Meters,
-) -> Extender:
-    made = [kind.agent(agent_options[kind.name]) for kind in asked]
-    chains = {"/scheduler": Chain(made), **{f"/agents/{one.name}": Chain([one]) for one in made}}
-    pod_type = merge("Pod", *(kind.pod_fields for kind in asked))
-    ring = DecisionRing(own.decisions_bytes)
-    return Extender(chains, wire.Reader(pod_type), lambda: keeper.view, ring, clock, meters)
-
-
-def _servers(
-    serve: ServeOptions, admin: AdminOptions, extender: Extender, keeper: WorldKeeper, meters: Meters
-) -> tuple[Server, Server]:
-    """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
-    decisions = extender.decisions_routes()
-    main_routes = extender.routes() + ([] if serve.unsafe else decisions)
-    admin_shows = admin_routes(keeper.waiting_for, meters)
-    if is_loopback(admin.health_address):
-        admin_shows += decisions
-    app = Application(main_routes, meters, max_body_bytes=serve.max_body_bytes)
-    admin_app = Application(admin_shows, meters, max_body_bytes=2**16)
-    return Server(app, serve, meters), admin_server(admin_app, admin, meters)

@@ -40,6 +40,10 @@ EVENTS: Final[dict[str, Event]] = {
         "warning", "Some values of a metric cannot be read; those nodes count as missing."
     ),
     "policy_problem": Event("warning", "A policy has a field that cannot be used; `problems` names each."),
+    "status_failed": Event("warning", "A policy's status could not be written; it is tried at the next change."),
+    "controller_failed": Event(
+        "warning", "The leader could not write to the API server; the next step tries again."
+    ),
     "agent_failed": Event(
         "error", "A defect of an agent: the pods that it judges wait, others go on. Please report it."
     ),

@@ -9,6 +9,8 @@
 | `reasons.py` | why a node is rejected, in words |
 | `state.py` | policies and samples in, the slot of the View out |
 | `agent.py` | answers a request by look-up |
+| `status.py` | what a policy's status should say |
+| `controller.py` | writes it, in the leader |
 | `options.py` | settings |
 
 Takes over from Telemetry Aware Scheduling 0.7.
@@ -16,8 +18,9 @@ Takes over from Telemetry Aware Scheduling 0.7.
 
 from typing import Final
 
-from nodewise.agent import Resource, Watched
+from nodewise.agent import Hands, Resource, Watched
 from nodewise.agents.telemetry.agent import PodFields, TelemetryAgent
+from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryState
@@ -41,6 +44,9 @@ class TelemetryKind:
 
     def agent(self, options: TelemetryOptions) -> TelemetryAgent:  # noqa: ARG002 - the contract of a kind
         return TelemetryAgent()
+
+    def controller(self, options: TelemetryOptions, hands: Hands) -> TelemetryController:  # noqa: ARG002
+        return TelemetryController(TASPOLICIES, hands)
 
 
 KIND: Final = TelemetryKind()

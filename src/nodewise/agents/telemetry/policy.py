@@ -30,10 +30,11 @@ class PolicyMetadata(msgspec.Struct, frozen=True):
 
 
 class PolicyObject(msgspec.Struct, frozen=True):
-    """A TASPolicy as the API server gives it; the spec is read later, so that no policy stops the others."""
+    """A TASPolicy as the API server gives it. Spec and status are read later, so that no policy stops the others."""
 
     metadata: PolicyMetadata = PolicyMetadata()
     spec: msgspec.Raw = msgspec.Raw(b"null")
+    status: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Rule(msgspec.Struct, frozen=True):

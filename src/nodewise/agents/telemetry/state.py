@@ -20,6 +20,7 @@ POLICIES = "taspolicies"
 class PolicySlot(NamedTuple):
     """One policy, decided over all nodes."""
 
+    policy: Policy
     judged: rules.Judged | None
     """None where the policy filters nothing."""
     filtering: tuple[rules.Measured, ...]
@@ -82,7 +83,7 @@ class TelemetryState:
             if preferring
             else None
         )
-        return PolicySlot(self._judge(policy, filtering, world), filtering, ranked, preferring)
+        return PolicySlot(policy, self._judge(policy, filtering, world), filtering, ranked, preferring)
 
     def _judge(
         self, policy: Policy, filtering: tuple[rules.Measured, ...], world: World

@@ -1,0 +1,146 @@
+"""The rooms of `nodewise extender`, put together. Nothing is opened here; `cli.extender` starts what this makes."""
+
+import os
+import random
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from nodewise.agent import AgentKind, Hands
+from nodewise.cli import feeds
+from nodewise.cli.feeds import Feed
+from nodewise.cli.options import ExtenderOptions
+from nodewise.clock import Clock
+from nodewise.extender import wire
+from nodewise.extender.app import Extender
+from nodewise.extender.chain import Chain
+from nodewise.extender.decision import DecisionRing
+from nodewise.extender.leading import Leading
+from nodewise.extender.world import WorldKeeper
+from nodewise.kube.client import HttpApi
+from nodewise.kube.connect import connect
+from nodewise.kube.elector import Elector
+from nodewise.kube.events import Recorder, Reporter
+from nodewise.kube.fields import merge
+from nodewise.kube.lease import Seat
+from nodewise.kube.options import KubeOptions
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.observe.meters import Meters
+from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.application import Application, Route
+from nodewise.serve.options import AdminOptions, ServeOptions, is_loopback
+from nodewise.serve.server import Server
+
+LEASE: Final = "nodewise-extender"
+"""The Lease by which the replicas agree who leads."""
+
+Task = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Given(NamedTuple):
+    """What the command line said: the settings by group, the agents that are on, and their options by name."""
+
+    settings: Mapping[type, Any]
+    agents: Sequence[AgentKind]
+    agent_options: Mapping[str, Any]
+
+
+class Running(NamedTuple):
+    """A wired extender, ready to be started: the port for kube-scheduler first, then the admin port."""
+
+    servers: Sequence[Server]
+    tasks: Sequence[Task]
+    closing: Sequence[Callable[[], Awaitable[None]]]
+
+    async def close(self) -> None:
+        for close in self.closing:
+            await close()
+
+
+class Tools(NamedTuple):
+    """What everybody needs."""
+
+    clock: Clock
+    meters: Meters
+
+
+def wired(given: Given, tools: Tools) -> Running:
+    """Everything that serves from a cluster, or from files, with one View in the middle."""
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    refresh: RefreshOptions = given.settings[RefreshOptions]
+    api = None if own.objects_from else connect(given.settings[KubeOptions], tools.meters)
+    feed = _feed(given, api, tools)
+    refresher = Refresher(feeds.sources(own.metrics, own.objects_from, api), refresh, *tools)
+    keeper = _keeper(given, feed, refresher, tools)
+
+    async def publish() -> None:
+        await keeper.run(refresh.sync_period_s)
+
+    tasks: list[Task] = [*feed.tasks, refresher.run, publish]
+    closing: list[Callable[[], Awaitable[None]]] = []
+    if api is not None:
+        lead_tasks, closing = _leader(given, api, feed, keeper, tools)
+        tasks += lead_tasks
+    return Running(_servers(given, keeper, tools), tasks, closing)
+
+
+def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
+    watched = {one.name: one for kind in given.agents for one in kind.watched}
+    if api is None:
+        return feeds.from_files(given.settings[ExtenderOptions].objects_from, tuple(watched.values()), 0.2)
+    return feeds.from_cluster(api, tuple(watched.values()), *tools)
+
+
+def _keeper(given: Given, feed: Feed, refresher: Refresher, tools: Tools) -> WorldKeeper:
+    period_s = given.settings[RefreshOptions].sync_period_s
+    states = {kind.name: kind.state(given.agent_options[kind.name], period_s) for kind in given.agents}
+    keeper = WorldKeeper(states, feed.nodes, feed.objects, refresher, *tools)
+    refresher.subscribe(keeper.touch)
+    for store in (feed.nodes, *feed.objects.values()):
+        store.subscribe(lambda _: keeper.touch())
+    keeper.touch()
+    return keeper
+
+
+def _leader(
+    given: Given, api: HttpApi, feed: Feed, keeper: WorldKeeper, tools: Tools
+) -> tuple[list[Task], list[Callable[[], Awaitable[None]]]]:
+    """The election, the events, and the agents' controllers."""
+    clock, meters = tools
+    identity = f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+    recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
+    # a lane of its own for the Lease: labels that queue up must not cost us the lead
+    elector = Elector(api.lane(5.0, 10), Seat(api.namespace, LEASE, identity), clock, meters, random.random)
+    hands = Hands(api, feed.objects, feed.nodes, recorder, clock, meters)
+    made = [kind.controller(given.agent_options[kind.name], hands) for kind in given.agents]
+    leading = Leading([one for one in made if one], lambda: keeper.view, lambda: elector.leading, clock)
+    period_s = given.settings[RefreshOptions].sync_period_s
+
+    async def lead() -> None:
+        await leading.run(period_s)
+
+    return [elector.run, recorder.run, lead], [elector.stop, recorder.flush, api.close]
+
+
+def _servers(given: Given, keeper: WorldKeeper, tools: Tools) -> tuple[Server, Server]:
+    """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
+    serve: ServeOptions = given.settings[ServeOptions]
+    admin: AdminOptions = given.settings[AdminOptions]
+    extender = _extender(given, keeper, tools)
+    decisions = extender.decisions_routes()
+    main_routes: list[Route] = extender.routes() + ([] if serve.unsafe else decisions)
+    admin_shows = admin_routes(keeper.waiting_for, tools.meters)
+    if is_loopback(admin.health_address):
+        admin_shows += decisions
+    app = Application(main_routes, tools.meters, max_body_bytes=serve.max_body_bytes)
+    admin_app = Application(admin_shows, tools.meters, max_body_bytes=2**16)
+    return Server(app, serve, tools.meters), admin_server(admin_app, admin, tools.meters)
+
+
+def _extender(given: Given, keeper: WorldKeeper, tools: Tools) -> Extender:
+    made = [kind.agent(given.agent_options[kind.name]) for kind in given.agents]
+    chains = {"/scheduler": Chain(made), **{f"/agents/{one.name}": Chain([one]) for one in made}}
+    pod_type = merge("Pod", *(kind.pod_fields for kind in given.agents))
+    ring = DecisionRing(given.settings[ExtenderOptions].decisions_bytes)
+    return Extender(chains, wire.Reader(pod_type), lambda: keeper.view, ring, tools.clock, tools.meters)

@@ -1,0 +1,46 @@
+"""The leader's loop: after each new View, the agents' controllers make it true in the API server."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from nodewise.agent import Controller, View
+from nodewise.clock import Clock
+from nodewise.errors import NodewiseError
+from nodewise.observe import logs
+
+
+class Leading:
+    """Runs controllers while `is_leading`, one step after another, each with the newest View."""
+
+    def __init__(
+        self,
+        controllers: Sequence[Controller],
+        view: Callable[[], View],
+        is_leading: Callable[[], bool],
+        clock: Clock,
+    ) -> None:
+        self._controllers = controllers
+        self._view = view
+        self._is_leading = is_leading
+        self._clock = clock
+
+    async def run(self, period_s: float) -> None:
+        """A step after each new View, looked for ten times a period; after a failure the View is tried again."""
+        done = -1
+        while True:
+            view = self._view()
+            if view.generation != done and view.generation and self._is_leading():
+                done = view.generation if await self._step(view) else -1
+            await self._clock.sleep(period_s / 10)
+
+    async def _step(self, view: View) -> bool:
+        outcomes = await asyncio.gather(*(self._one(controller, view) for controller in self._controllers))
+        return all(outcomes)
+
+    async def _one(self, controller: Controller, view: View) -> bool:
+        try:
+            await controller.step(view)
+        except NodewiseError as error:
+            logs.emit("controller_failed", controller=type(controller).__name__, error=str(error))
+            return False
+        return True
