@@ -26,6 +26,7 @@ from nodewise.kube.fields import merge
 from nodewise.kube.lease import Seat
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.observe import lag
 from nodewise.observe.meters import Meters
 from nodewise.serve.admin import admin_routes, admin_server
 from nodewise.serve.application import Application, Route
@@ -77,7 +78,10 @@ def wired(given: Given, tools: Tools) -> Running:
     async def publish() -> None:
         await keeper.run(refresh.sync_period_s)
 
-    tasks: list[Task] = [*feed.tasks, refresher.run, publish]
+    async def watch_loop() -> None:
+        await lag.watch(*tools)
+
+    tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop]
     closing: list[Callable[[], Awaitable[None]]] = []
     if api is not None:
         lead_tasks, closing = _leader(given, api, feed, keeper, tools)

@@ -1,0 +1,20 @@
+"""How long the event loop keeps others waiting: every request waits at least as long as its longest step."""
+
+from typing import Final
+
+from nodewise.clock import Clock
+from nodewise.observe.meters import Meters
+
+_LOOK_S: Final = 0.02
+_PERIOD_S: Final = 5.0
+
+
+async def watch(clock: Clock, meters: Meters) -> None:
+    """Set the gauge `loop_lag_seconds` to the longest wait of each period, until cancelled."""
+    while True:
+        ends_s = clock.monotonic() + _PERIOD_S
+        longest_s = 0.0
+        while (began_s := clock.monotonic()) < ends_s:
+            await clock.sleep(_LOOK_S)
+            longest_s = max(longest_s, clock.monotonic() - began_s - _LOOK_S)
+        meters.set("loop_lag_seconds", longest_s)
