@@ -19,11 +19,7 @@ from nodewise.kube.pace import Bucket
 from nodewise.observe.meters import Meters
 
 TRANSLATED: Final[Mapping[type[Exception], type[NodewiseError]]] = {
-    httpx2.TransportError: Unavailable,
-    httpx2.DecodingError: Unavailable,
-    httpx2.TooManyRedirects: Unavailable,
-    httpx2.HTTPStatusError: Unavailable,
-    httpx2.RequestError: Unavailable,
+    httpx2.HTTPError: Unavailable,
     httpx2.StreamError: Unavailable,
     httpx2.SSEError: Unavailable,
     httpx2.UnsupportedProtocol: BadSettings,

@@ -105,14 +105,13 @@ class Reflector(Generic[T]):
             await self._watch(params)
 
     async def _list(self, state: Listing, params: Mapping[str, str]) -> None:
-        if not state.token:
-            self._meters.count("kube_lists_total", kind=self._kind, reason=state.reason)
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)
         self._heard()
         await asyncio.sleep(0)  # each of these steps takes its half millisecond; together they would be too long
         after, page = watching.page(state, body)
         self._limit = watching.next_limit(self._limit, len(page.items), len(body))
         if page.is_first:
+            self._meters.count("kube_lists_total", kind=self._kind, reason=state.reason)
             self._intake.restart()
         await asyncio.sleep(0)
         async for item in clocks.paced(page.items):

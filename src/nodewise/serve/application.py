@@ -151,6 +151,10 @@ class Application:
                 await answers.send(response, to)
             except _Gone:
                 return
+            except Exception:
+                # a Response that cannot be sent; the connection ends, for part of it may be out
+                self._complain(place.route, scope)
+                raise
             finally:
                 visit.end()
             route = place.route.path
@@ -176,10 +180,13 @@ class Application:
         except _Gone:
             raise
         except Exception:  # noqa: BLE001 - whatever a handler does, the client gets an answer and the rest lives
-            logs.emit("request_failed", route=route.path, peer=_peer(scope), exc_info=True)
+            self._complain(route, scope)
             return problem(NodewiseError("this is a defect of ours; the server's log says more"))
         self._meters.observe("request_seconds", time.perf_counter() - began, route=route.path)
         return response
+
+    def _complain(self, route: Route, scope: Scope) -> None:
+        logs.emit("request_failed", route=route.path, peer=_peer(scope), exc_info=True)
 
     async def _read(self, visit: _Visit, scope: Scope, receive: Receive) -> Request:
         head = _head(scope)

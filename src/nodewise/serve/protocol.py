@@ -56,14 +56,16 @@ class _Cork:
 
     __slots__ = ("_header", "_transport")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, *, has_body: bool) -> None:
         self._transport = transport
-        self._header: bytes | None = None  # None before it came, empty after it went
+        self._header: bytes | None = None if has_body else b""  # None before it came, empty after it went
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # uvloop would raise; whose connection it was is gone
         if data == _CONTINUE or self._header == b"":
             self._transport.write(data)
         elif self._header is None:
@@ -73,8 +75,7 @@ class _Cork:
             self._header = b""
 
     def close(self) -> None:
-        if self._header:
-            self._transport.write(self._header)
+        # a header still held back is dropped: no answer is better than one without its body
         self._transport.close()
 
 
@@ -184,8 +185,8 @@ class Connection(HttpToolsProtocol):
         else:
             super().on_headers_complete()
             self._phase = Phase.BODY
-            if self.scope["method"] != "HEAD":
-                self.cycle.transport = cast("asyncio.Transport", _Cork(self.transport))
+            cork = _Cork(self.transport, has_body=self.scope["method"] != "HEAD")
+            self.cycle.transport = cast("asyncio.Transport", cork)
             self._overhead_bytes = 0
 
     def on_body(self, body: bytes) -> None:
@@ -286,7 +287,9 @@ class Connection(HttpToolsProtocol):
         """Seconds until the body is late, as things stand."""
         now_s = self.loop.time()
         if self.flow.read_paused:
-            self._heard_s = now_s  # it is we who do not listen
+            # it is we who do not listen: that time does not count
+            self._began_s += now_s - self._heard_s
+            self._heard_s = now_s
         return min(self._heard_s + self._options.body_idle_s, self._began_s + self._options.body_s) - now_s
 
     def _unread(self) -> None:

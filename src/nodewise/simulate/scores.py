@@ -10,7 +10,7 @@ balanced_allocation,resource_allocation}.go, helper/normalize_score.go.
 from collections.abc import Sequence
 from typing import Final
 
-from nodewise.simulate import selectors
+from nodewise.simulate import resources, selectors
 from nodewise.simulate.node_info import NodeInfo
 from nodewise.simulate.objects import Pod
 from nodewise.simulate.resources import CPU, MEMORY
@@ -26,18 +26,22 @@ def of(pod: Pod, infos: Sequence[NodeInfo]) -> list[int]:
     taints = [len(selectors.untolerated(pod, info.node, selectors.NOT_PREFERRED)) for info in infos]
     liked = [selectors.preference(pod, info.node) for info in infos]
     fewer_taints = [MOST - share for share in _shares(taints)]
+    asked = resources.scored_by_containers(pod.spec)
     return [
-        least_allocated(pod, info) + balanced(pod, info) + _TAINTS_WEIGHT * few + _AFFINITY_WEIGHT * share
+        least_allocated(asked, info) + balanced(pod, info) + _TAINTS_WEIGHT * few + _AFFINITY_WEIGHT * share
         for info, few, share in zip(infos, fewer_taints, _shares(liked), strict=True)
     ]
 
 
-def least_allocated(pod: Pod, info: NodeInfo) -> int:
-    """The share of processor and memory that stays free, in percent, averaged over both."""
+def least_allocated(asked: tuple[int, int], info: NodeInfo) -> int:
+    """The share of processor and memory that stays free, in percent, averaged over both.
+
+    `asked` are the pod's milli-cores and bytes.
+    """
     has = info.node.allocatable
     shares = [
-        _free(taken + asked, has[name])
-        for name, taken, asked in zip(_COUNTED, info.scored, pod.scored, strict=True)
+        _free(taken + more, has[name])
+        for name, taken, more in zip(_COUNTED, info.scored, asked, strict=True)
         if has.get(name)
     ]
     return sum(shares) // len(shares) if shares else 0

@@ -51,7 +51,9 @@ class TestReading:
         assert READER.candidacy(body(NodeNames=["a"]) + b" trailing").names == ["a"]
 
     def test_of_two_equal_keys_the_last_counts(self) -> None:
-        assert READER.candidacy(b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["a"],"NodeNames":["b"]}').names == ["b"]
+        assert READER.candidacy(
+            b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["a"],"NodeNames":["b"]}'
+        ).names == ["b"]
 
     def test_victims_by_uid(self) -> None:
         victims = {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}

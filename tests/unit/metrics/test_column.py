@@ -1,0 +1,80 @@
+import numpy as np
+
+from nodewise.metrics import column
+from nodewise.metrics.index import NodeIndex
+from nodewise.metrics.series import Sample, Series, State, newer
+from nodewise.metrics.snapshot import Snapshot
+
+INDEX = NodeIndex(["a", "b", "c"])
+
+
+def series(**values: Sample) -> Series:
+    return Series("m", "s", 0.0, values, {"c": "NaN"})
+
+
+class TestIndex:
+    def test_each_node_has_a_number_and_strangers_share_the_last(self) -> None:
+        assert INDEX.numbers(["b", "x", "a", "b"]).tolist() == [1, 3, 0, 1]
+        assert INDEX.names.tolist() == ["a", "b", "c", None]
+
+    def test_a_name_counts_once(self) -> None:
+        assert NodeIndex(["a", "b", "a"]).known == ("a", "b")
+
+
+class TestLayOut:
+    def test_values_stand_by_node_number(self) -> None:
+        found = column.lay_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
+        assert found.values.tolist() == [0, 7, 0, 0]
+        assert found.values.dtype == np.int64
+        assert [State(s).name for s in found.given] == ["MISSING", "FRESH", "INVALID", "MISSING"]
+
+    def test_values_beyond_64_bits_stay_exact(self) -> None:
+        found = column.lay_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)
+        assert found.values.tolist()[:2] == [2**63 - 1, 10**30 + 1]
+        assert (found.values > 10**30).tolist() == [False, True, False, False]
+
+    def test_states_and_ages_at_a_time(self) -> None:
+        found = column.lay_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
+        assert [State(s).name for s in found.states(100.0, 5.0)] == ["STALE", "FRESH", "INVALID", "MISSING"]
+        assert found.states(95.0, 5.0)[0] == State.FRESH
+        assert found.ages_s(100.0)[0] == 10.0
+        assert found.ages_s(80.0)[0] == 0.0  # a clock that is behind makes nothing older than now
+        assert np.isnan(found.ages_s(100.0)[1:]).all()
+
+
+class TestNewer:
+    def test_the_newer_sample_of_a_node_stays(self) -> None:
+        old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
+        new = Series("m", "s", 5.0, {"a": Sample(2, 9.0), "b": Sample(2, 11.0)})
+        assert {n: s.value for n, s in newer(old, new).samples.items()} == {"a": 1, "b": 2}
+
+    def test_the_vanished_go(self) -> None:
+        old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
+        assert list(newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)})).samples) == ["a"]
+
+    def test_another_source_starts_anew(self) -> None:
+        old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
+        assert newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)})).samples["a"].value == 2
+
+    def test_a_sample_without_a_time_is_newer(self) -> None:
+        old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
+        assert newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)})).samples["a"].value == 2
+
+
+class TestSnapshot:
+    good = Series("m", "s", 1.0, {"a": Sample(1, 1.0)})
+
+    def test_a_failure_keeps_the_last_values(self) -> None:
+        failed = Snapshot().with_series(self.good).with_failure("m", "gone")
+        assert failed.series["m"] is self.good
+        assert failed.failures == {"m": "gone"}
+        assert failed.with_series(self.good).failures == {}
+
+    def test_what_nobody_names_is_forgotten(self) -> None:
+        both = Snapshot().with_series(self.good).with_failure("k", "gone")
+        assert both.only(frozenset({"k"})).series == {}
+        assert both.only(frozenset({"k", "m"})) is both
+
+    def test_asked_is_asked_whatever_came_of_it(self) -> None:
+        both = Snapshot().with_series(self.good).with_failure("k", "gone")
+        assert [both.was_asked(name) for name in ("m", "k", "x")] == [True, True, False]

@@ -1,0 +1,136 @@
+"""Each metric on its own: call, deadline, outcome."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from nodewise.clock import SystemClock
+from nodewise.errors import Unavailable
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.source import Want
+from nodewise.observe.meters import Meters
+
+
+class Source:
+    """Gives what it is told; hangs on `hang`, fails on `fail`."""
+
+    def __init__(self, name: str = "s", *has: str) -> None:
+        self.name = name
+        self.has = has or ("m", "k")
+        self.asked: list[str] = []
+
+    async def fetch(self, want: Want, now: float) -> Series:
+        self.asked.append(want.metric)
+        if want.metric == "hang":
+            await asyncio.sleep(3600)
+        if want.metric not in self.has:
+            raise Unavailable(f"no {want.metric}")
+        return Series(want.metric, self.name, now, {"a": Sample(1, now)})
+
+
+def wants(*names: str) -> frozenset[Want]:
+    return frozenset(Want(name) for name in names)
+
+
+def scenario(
+    play: Callable[[Refresher], Awaitable[Any]], *sources: Source, timeout_s: float = 0.05
+) -> Refresher:
+    async def run() -> Refresher:
+        options = RefreshOptions(sync_period_s=0.02, metrics_timeout_s=timeout_s)
+        refresher = Refresher(sources or (Source(),), options, SystemClock(), Meters())
+        await play(refresher)
+        return refresher
+
+    return asyncio.run(run())
+
+
+def test_a_new_metric_is_asked_for_at_once_and_only_once() -> None:
+    source = Source()
+
+    async def play(refresher: Refresher) -> None:
+        refresher.want(wants("m"))
+        refresher.want(wants("m"))
+        assert refresher.waiting_for() == ["m"]
+        await refresher.settle()
+        assert refresher.waiting_for() == []
+
+    assert scenario(play, source).snapshot.series.keys() == {"m"}
+    assert source.asked == ["m"]
+
+
+def test_one_that_hangs_delays_no_other_and_ends_at_its_deadline() -> None:
+    async def play(refresher: Refresher) -> None:
+        refresher.want(wants("hang", "m"))
+        await asyncio.sleep(0.01)
+        assert refresher.snapshot.series.keys() == {"m"}
+        assert refresher.waiting_for() == ["hang"]
+        await refresher.settle()
+
+    assert scenario(play).snapshot.failures == {"hang": "no answer within 0.05 s"}
+
+
+def test_each_round_asks_again_but_not_what_still_hangs() -> None:
+    source = Source()
+
+    async def play(refresher: Refresher) -> None:
+        refresher.want(wants("hang", "m"))
+        running = asyncio.create_task(refresher.run())
+        await asyncio.sleep(0.15)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await refresher.settle()
+
+    scenario(play, source, timeout_s=10)
+    assert source.asked.count("m") >= 3
+    assert source.asked.count("hang") == 1
+
+
+def test_the_first_source_that_has_a_metric_wins() -> None:
+    first, second = Source("first", "m"), Source("second", "m", "k")
+
+    async def play(refresher: Refresher) -> None:
+        refresher.want(wants("m", "k"))
+        await refresher.settle()
+
+    found = scenario(play, first, second).snapshot.series
+    assert {name: series.source for name, series in found.items()} == {"m": "first", "k": "second"}
+
+
+def test_a_metric_that_nobody_names_any_more_is_forgotten_even_if_its_answer_is_under_way() -> None:
+    async def play(refresher: Refresher) -> None:
+        refresher.want(wants("m"))
+        refresher.want(wants("k"))
+        await refresher.settle()
+
+    assert scenario(play).snapshot.series.keys() == {"k"}
+
+
+def test_a_failure_keeps_the_values_and_is_told() -> None:
+    source = Source()
+    told: list[int] = []
+
+    async def play(refresher: Refresher) -> None:
+        refresher.subscribe(lambda: told.append(1))
+        refresher.want(wants("m"))
+        await refresher.settle()
+        source.has = ("k",)
+        running = asyncio.create_task(refresher.run())
+        await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    snapshot = scenario(play, source).snapshot
+    assert snapshot.series["m"].samples["a"].value == 1
+    assert snapshot.failures == {"m": "no m"}
+    assert len(told) >= 2
+
+
+def test_without_a_source_every_metric_fails_and_says_why() -> None:
+    async def run() -> Refresher:
+        refresher = Refresher((), RefreshOptions(), SystemClock(), Meters())
+        refresher.want(wants("m"))
+        await refresher.settle()
+        return refresher
+
+    assert asyncio.run(run()).snapshot.failures == {"m": "no source of metrics is configured"}

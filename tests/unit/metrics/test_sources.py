@@ -1,0 +1,186 @@
+"""Metrics from custom.metrics.k8s.io and from files."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise import clock
+from nodewise.errors import BadInput, NodewiseError, Unavailable
+from nodewise.kube.api import NotFound
+from nodewise.metrics.custom import CustomMetrics, chosen_version
+from nodewise.metrics.file import FileMetrics
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.source import Want
+
+NANO = 10**9
+
+
+class Answers:
+    """An API server that has an answer for each path, or an error."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.asked: list[str] = []
+        self.answers = answers
+
+    async def get(self, path: str, *_: Any, **__: Any) -> bytes:
+        self.asked.append(path)
+        answer = self.answers["group" if path.endswith("metrics.k8s.io") else "metric"]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+
+
+def group(preferred: str, *versions: str) -> dict[str, Any]:
+    return {"preferredVersion": {"version": preferred}, "versions": [{"version": v} for v in versions]}
+
+
+def item(node: str, value: Any, **more: Any) -> dict[str, Any]:
+    return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
+
+
+def fetch(metric: Any, offered: Any = None) -> tuple[Series, list[str]]:
+    api: Any = Answers(group=offered or group("v1beta1", "v1beta1"), metric=metric)
+    return asyncio.run(CustomMetrics(api).fetch(Want("m"), 100.0)), api.asked
+
+
+VERSIONS = {
+    "the preferred one": (group("v1beta2", "v1beta2", "v1beta1"), "v1beta2"),
+    "else the first that is known": (group("v2", "v2", "v1beta1", "v1beta2"), "v1beta1"),
+}
+
+
+@pytest.mark.parametrize(("offered", "chosen"), VERSIONS.values(), ids=VERSIONS)
+def test_version(offered: Any, chosen: str) -> None:
+    assert chosen_version(json.dumps(offered).encode()) == chosen
+
+
+def test_a_version_that_nobody_reads_is_named() -> None:
+    with pytest.raises(Unavailable, match="offers only v3"):
+        chosen_version(json.dumps(group("v3", "v3")).encode())
+
+
+class TestCustom:
+    def test_one_call_a_metric_without_a_query(self) -> None:
+        _, asked = fetch({"items": [item("a", "1")]})
+        assert asked == [
+            "/apis/custom.metrics.k8s.io",
+            "/apis/custom.metrics.k8s.io/v1beta1/nodes/%2A/m",
+        ]
+
+    def test_values_windows_and_times(self) -> None:
+        stamp = "2026-11-21T00:00:00Z"
+        found, _ = fetch(
+            {
+                "items": [
+                    item("a", "50", windowSeconds=30, timestamp=stamp),
+                    item("b", "1500m", window=20),
+                    item("c", 2),
+                ]
+            }
+        )
+        at = clock.parse_rfc3339(stamp)
+        assert found.samples == {
+            "a": Sample(50 * NANO, at, 30),
+            "b": Sample(1500 * NANO // 1000, None, 20),
+            "c": Sample(2 * NANO, None, 60),
+        }
+
+    def test_of_two_values_for_a_node_the_last_wins(self) -> None:
+        assert fetch({"items": [item("x", "1"), item("x", "9")]})[0].samples["x"].value == 9 * NANO
+
+    @pytest.mark.parametrize("bad", ["NaN", "12 apples", "", None, True, [], {"a": 1}])
+    def test_one_bad_value_spoils_its_own_node_only(self, bad: Any) -> None:
+        found, _ = fetch({"items": [item("a", bad), item("b", "1")]})
+        assert list(found.samples) == ["b"]
+        assert "Kubernetes quantity" in found.invalid["a"]
+
+    def test_a_bad_time_spoils_its_own_node_only(self) -> None:
+        found, _ = fetch({"items": [item("a", "1", timestamp="noon"), item("b", "1")]})
+        assert (list(found.samples), list(found.invalid)) == (["b"], ["a"])
+
+    def test_an_item_that_is_no_object_is_passed_over(self) -> None:
+        assert list(fetch({"items": [3, item("b", "1"), {"describedObject": 7}]})[0].samples) == ["b"]
+
+    @pytest.mark.parametrize("empty", [{"items": []}, {"items": None}, {}])
+    def test_an_empty_list_is_no_answer(self, empty: Any) -> None:
+        with pytest.raises(Unavailable, match="an empty list; wanted a value of a node"):
+            fetch(empty)
+
+    @pytest.mark.parametrize("body", [b"garbage", b"[]", b"", b"[" * 100_000])
+    def test_what_is_no_list_is_bad_input(self, body: bytes) -> None:
+        with pytest.raises(BadInput, match="a MetricValueList"):
+            fetch(body)
+
+    def test_an_api_that_is_not_there_says_what_to_install(self) -> None:
+        api: Any = Answers(group=NotFound("get /apis/custom.metrics.k8s.io"))
+        with pytest.raises(Unavailable, match=r"not registered.*install prometheus-adapter"):
+            asyncio.run(CustomMetrics(api).fetch(Want("m"), 0.0))
+
+    def test_after_a_failure_the_version_is_looked_up_again(self) -> None:
+        api: Any = Answers(group=group("v1beta1", "v1beta1"), metric=NotFound("gone"))
+        source = CustomMetrics(api)
+
+        async def twice() -> Series:
+            with pytest.raises(NodewiseError):
+                await source.fetch(Want("m"), 0.0)
+            api.answers = {"group": group("v1beta2", "v1beta2"), "metric": {"items": [item("a", "1")]}}
+            return await source.fetch(Want("m"), 0.0)
+
+        assert asyncio.run(twice()).samples
+        assert api.asked[-1].startswith("/apis/custom.metrics.k8s.io/v1beta2/")
+
+    def test_a_strange_name_stays_one_part_of_the_path(self) -> None:
+        api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": [item("a", "1")]})
+        asyncio.run(CustomMetrics(api).fetch(Want("../../secrets?x"), 0.0))
+        assert api.asked[-1].endswith("/nodes/%2A/..%2F..%2Fsecrets%3Fx")
+
+
+class TestFiles:
+    def read(self, path: Path, metric: str = "m") -> dict[str, Sample]:
+        return asyncio.run(FileMetrics((str(path),)).fetch(Want(metric), 0.0)).samples
+
+    def test_csv(self, tmp_path: Path) -> None:
+        file = tmp_path / "m.csv"
+        file.write_text("node,metric,value\n# a comment\n\na,m,1500m\nb, m ,2,2026-11-21T00:00:00Z\na,k,3\n")
+        assert self.read(file) == {
+            "a": Sample(1_500_000_000, None),
+            "b": Sample(2 * NANO, clock.parse_rfc3339("2026-11-21T00:00:00Z")),
+        }
+
+    def test_a_folder_may_hold_both(self, tmp_path: Path) -> None:
+        (tmp_path / "m.csv").write_text("a,m,1\n")
+        listed = {"apiVersion": "custom.metrics.k8s.io/v1beta2", "kind": "MetricValueList"}
+        (tmp_path / "k.json").write_text(
+            json.dumps(listed | {"items": [item("b", "2", metric={"name": "m"})]})
+        )
+        assert sorted(self.read(tmp_path)) == ["a", "b"]
+
+    def test_a_line_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "m.csv"
+        file.write_text("a,m\n")
+        with pytest.raises(BadInput, match=r"m\.csv, line 1: a,m; wanted node,metric,value"):
+            self.read(file)
+
+    def test_an_item_without_a_metric_is_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "m.yaml"
+        file.write_text(
+            "apiVersion: custom.metrics.k8s.io/v1beta1\nkind: MetricValueList\nitems: [{value: '1'}]\n"
+        )
+        with pytest.raises(BadInput, match=r"items\[0\].*no metric or no node"):
+            self.read(file)
+
+    def test_a_metric_that_is_not_there(self, tmp_path: Path) -> None:
+        (tmp_path / "m.csv").write_text("a,m,1\n")
+        with pytest.raises(Unavailable, match="metric k is not in"):
+            self.read(tmp_path, "k")
+
+    def test_files_are_read_again_when_they_change(self, tmp_path: Path) -> None:
+        file = tmp_path / "m.csv"
+        file.write_text("a,m,1\n")
+        source = FileMetrics((str(tmp_path),))
+        assert asyncio.run(source.fetch(Want("m"), 0.0)).samples["a"].value == NANO
+        file.write_text("a,m,22\n")
+        assert asyncio.run(source.fetch(Want("m"), 0.0)).samples["a"].value == 22 * NANO
