@@ -1,0 +1,132 @@
+"""Each row made into the cases that are asked.
+
+A case is one request about one world. Its tag is the namespace that the world is laid into and the beginning of
+its metrics' names, so that no case can see another; `own` takes both out of an answer again.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tests.conformance.tas import rows
+from tests.conformance.tas.rows import (
+    Ask,
+    Call,
+    Expect,
+    Form,
+    OperatorRow,
+    OperatorTable,
+    Row,
+    Table,
+    ViolationRow,
+    ViolationTable,
+    World,
+)
+
+
+class Case(NamedTuple):
+    """One request about one world."""
+
+    row: Row
+    tag: str
+    path: str
+    form: Form
+
+    def __str__(self) -> str:
+        form = f" ({self.form})" if self.row.ask and self.form != "as sent" else ""
+        return f"{self.row.number} {self.row.name}{form}"
+
+    def own(self, text: bytes) -> bytes:
+        """An answer in the words of the table."""
+        tag = self.tag.encode()
+        return text.replace(tag + b"_", b"").replace(tag + b"/", b"d/")
+
+
+def filtering() -> list[Case]:
+    return _cases("filter")
+
+
+def prioritizing() -> list[Case]:
+    return _cases("prioritize")
+
+
+def http() -> list[Case]:
+    return _cases("http")
+
+
+def operators() -> list[Case]:
+    table = rows.read("operators", OperatorTable)
+    return list(_numbered((made for row in table.rows for made in _operator_rows(row)), Call().path))
+
+
+def violations() -> list[Case]:
+    table = rows.read("violations", ViolationTable)
+    return list(_numbered((made for row in table.rows for made in _violation_rows(row)), Call().path))
+
+
+def every() -> list[Case]:
+    return [*filtering(), *prioritizing(), *operators(), *violations(), *http()]
+
+
+def _cases(name: str) -> list[Case]:
+    table = rows.read(name, Table)
+    return list(_numbered(table.rows, table.path))
+
+
+def _numbered(found: Iterable[Row], path: str) -> Iterator[Case]:
+    """Each row in each of its forms; rows of one number are told apart by their place."""
+    seen: dict[str, int] = {}
+    for row in found:
+        seen[row.number] = place = seen.get(row.number, 0) + 1
+        for form in _forms(row.ask):
+            yield Case(row, f"{row.number.lower()}-{place}", row.call.path if row.call else path, form)
+
+
+def _forms(ask: Ask | None) -> tuple[Form, ...]:
+    return ask.forms if ask and ask.body is None and not ask.node_list else ("as sent",)
+
+
+def _operator_rows(row: OperatorRow) -> Iterator[Row]:
+    """A row for each rule, each a policy that filters one node."""
+    for rule in (*row.breaks, *row.keeps):
+        whole = f"m {rule}" if isinstance(rule, str) else {"metricname": "m", **rule}
+        broken = {"n1": f"telemetry policy d/rule: {whole}"} if rule in row.breaks else {}
+        yield Row(
+            number=row.number,
+            name=f"{row.name}: {row.value} {rule}",
+            world=World(metrics={"m": {"n1": row.value}}, policies={"rule": {"dontschedule": [whole]}}),
+            ask=Ask(policy="rule", nodes=("n1",)),
+            expect=Expect(kept=() if broken else ("n1",), failed=broken, logged=row.logged),
+            differs=row.differs,
+            fails=row.fails,
+        )
+
+
+_NODES = ("node-1", "node-2")
+_LOGICAL: dict[str, dict[str, str]] = {
+    "no logical operator": {},
+    "an empty one": {"logicalOperator": ""},
+    "anyOf": {"logicalOperator": "anyOf"},
+    "allOf": {"logicalOperator": "allOf"},
+}
+
+
+def _violation_rows(row: ViolationRow) -> Iterator[Row]:
+    """A row for each way to write the logical operator."""
+    for how, given in _LOGICAL.items():
+        reasons = row.all if how == "allOf" else row.any
+        yield Row(
+            number=row.number,
+            name=f"{row.name}: {how}",
+            world=World(
+                metrics={"memory": {"node-1": "10"}, "cpu": {"node-1": "200"}},
+                policies={"pol": {"dontschedule": {**given, "rules": list(row.rules)}}},
+                nodes=("node-2",),
+            ),
+            ask=Ask(policy="pol", nodes=_NODES),
+            expect=Expect(
+                kept=tuple(node for node in _NODES if node not in reasons),
+                failed={node: f"telemetry policy d/pol: {reason}" for node, reason in reasons.items()},
+            ),
+            differs=row.differs,
+            fails=row.fails,
+        )

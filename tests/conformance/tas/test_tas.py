@@ -1,0 +1,160 @@
+"""The numbered cases of Telemetry Aware Scheduling, asked of a real process over mutual TLS.
+
+Every case ends with the process alive and an ordinary request answered on a connection that all of them share.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tests.conformance.tas import cases, requests, worlds
+from tests.conformance.tas.cases import Case
+from tests.conformance.tas.extender import Answer, Extender, Heard
+from tests.conformance.tas.rows import Call, Expect
+
+EARLY_S = 0.5  # a timer of the event loop may end a little before ours
+LATE_S = 15.0  # no limit on speed: long enough for any machine, and short of every other deadline
+
+FIRST = cases.filtering()[0]
+
+
+class NodeList(msgspec.Struct):
+    items: list[msgspec.Raw]
+    metadata: dict[str, str]
+
+
+class FilterResult(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
+    nodes: NodeList | None
+    node_names: list[str] | None
+    failed_nodes: dict[str, str] | None
+    failed_and_unresolvable_nodes: None
+    error: str
+
+
+class HostPriority(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
+    host: str
+    score: int
+
+
+@pytest.fixture(scope="module")
+def extender(tmp_path_factory) -> Iterator[Extender]:
+    made = Extender(tmp_path_factory.mktemp("tas"))
+    worlds.lay(cases.every(), made.objects)
+    with made:
+        made.first = made.ask(FIRST.path, requests.body(FIRST))
+        made.settle()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def heard(extender):
+    """Connections that the server has to end, all of them opened at once."""
+    talking = [case for case in cases.http() if case.row.connect.send is not None]
+    return {case.tag: extender.listen(case.row.connect) for case in talking}
+
+
+@pytest.fixture(autouse=True)
+def lives_on(extender, heard) -> Iterator[None]:
+    yield
+    assert extender.is_running
+    answer = extender.ask("/scheduler/filter", b'{"Pod":{"metadata":{"name":"p"}},"NodeNames":["n1"]}')
+    assert answer.status == 200
+    assert msgspec.json.decode(answer.body, type=FilterResult).node_names == ["n1"]
+
+
+@pytest.mark.xfail(reason="ready is said before the first view that holds the metrics is published")
+def test_the_first_answer_after_readiness_is_right(extender):
+    check(FIRST, extender.first)
+
+
+def each(found: list[Case]):
+    marks = {True: [pytest.mark.xfail(strict=True)], False: []}
+    made = [pytest.param(case, id=str(case), marks=marks[bool(case.row.fails)]) for case in found]
+    return pytest.mark.parametrize("case", made)
+
+
+@each([*cases.filtering(), *cases.prioritizing(), *cases.operators(), *cases.violations()])
+def test_answers(extender, case):
+    check(case, extender.ask(case.path, requests.body(case)))
+    check_log(case, extender)
+
+
+@each([case for case in cases.http() if case.row.connect.send is None])
+def test_requests(extender, case):
+    row, body = case.row, requests.body(case)
+    if row.expect.refused:
+        assert row.expect.refused in extender.refusal(row.connect)
+        return
+    check(case, extender.call(row.connect, row.call or Call(), body))
+    check_log(case, extender)
+
+
+@each([case for case in cases.http() if case.row.connect.send is not None])
+def test_connections_that_the_server_ends(heard, case):
+    found: Heard = heard[case.tag].result()
+    expect = case.row.expect
+    if expect.closed_after_s:
+        assert expect.closed_after_s - EARLY_S < found.after_s < expect.closed_after_s + LATE_S
+    if expect.status == 200:
+        assert found.data == b""
+        return
+    head, _, body = found.data.partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == expect.status
+    if expect.field:
+        assert expect.field in fields(body)
+    assert expect.text.encode() in body
+
+
+def check(case: Case, answer: Answer) -> None:
+    """The answer is what the row expects, and has the form of all answers."""
+    expect = case.row.expect
+    assert answer.status == expect.status, answer.body
+    assert answer.content_type == "application/json"
+    assert answer.body.endswith(b"\n") or (case.row.call is not None and case.row.call.method == "HEAD")
+    if expect.protocol:
+        assert answer.protocol == expect.protocol
+    if expect.field:
+        assert expect.field in fields(answer.body)
+    if expect.scores is not None:
+        listed = msgspec.json.decode(answer.body, type=list[HostPriority])
+        assert [(one.host, one.score) for one in listed] == list(expect.scores.items())
+    if expect.kept is not None:
+        check_filtered(case, msgspec.json.decode(answer.body, type=FilterResult), expect)
+
+
+def check_filtered(case: Case, result: FilterResult, expect: Expect) -> None:
+    assert result.error == ""
+    failed = result.failed_nodes
+    if failed is not None:
+        failed = {name: case.own(reason.encode()).decode() for name, reason in failed.items()}
+    assert failed == expect.failed
+    ask = case.row.ask
+    assert ask is not None
+    if case.form == "names":
+        assert (result.node_names, result.nodes) == (list(expect.kept or ()), None)
+        return
+    assert result.node_names is None
+    assert result.nodes is not None
+    if case.form == "whole":
+        assert [bytes(item).decode() for item in result.nodes.items] == [
+            requests.node(ask, name) for name in expect.kept or ()
+        ]
+    else:
+        names = [msgspec.json.decode(item)["metadata"]["name"] for item in result.nodes.items]
+        assert names == list(expect.kept or ())
+    if expect.list_metadata is not None:
+        assert result.nodes.metadata == expect.list_metadata
+
+
+def check_log(case: Case, extender: Extender) -> None:
+    wanted = case.row.expect.logged
+    if wanted is None:
+        return
+    lines = [case.own(str(line).encode()).decode() for line in extender.events(wanted.event)]
+    assert any(all(word in line for word in wanted.about) for line in lines)
+
+
+def fields(body: bytes) -> list[str]:
+    """The fields that a refusal names."""
+    return [problem["field"] for problem in msgspec.json.decode(body)["problems"]]

@@ -1,0 +1,75 @@
+"""The worlds of all cases laid into one folder, as Kubernetes objects for `--objects-from`."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.conformance.tas.cases import Case
+from tests.conformance.tas.rows import World
+
+
+def lay(cases: Iterable[Case], folder: Path) -> None:
+    """Write the objects of every case's world."""
+    worlds = {case.tag: case.row.world for case in cases}
+    nodes = {name for world in worlds.values() for name in _known(world)}
+    items = [_node(name) for name in sorted(nodes)]
+    for tag, world in worlds.items():
+        items += _objects(tag, world)
+    document = {"apiVersion": "v1", "kind": "List", "items": items}
+    (folder / "worlds.json").write_bytes(msgspec.json.encode(document))
+
+
+def _known(world: World) -> Iterator[str]:
+    yield from world.nodes
+    for values in world.metrics.values():
+        yield from values
+
+
+def _node(name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+
+
+def _objects(tag: str, world: World) -> Iterator[dict[str, Any]]:
+    for metric, values in world.metrics.items():
+        items = [_value(f"{tag}_{metric}", node, value) for node, value in values.items()]
+        yield {"apiVersion": "custom.metrics.k8s.io/v1beta2", "kind": "MetricValueList", "items": items}
+    for name, strategies in world.policies.items():
+        yield {
+            "apiVersion": "telemetry.intel.com/v1alpha1",
+            "kind": "TASPolicy",
+            "metadata": {"namespace": tag, "name": name},
+            **({} if strategies is None else {"spec": {"strategies": _strategies(tag, strategies)}}),
+        }
+
+
+def _value(metric: str, node: str, value: Any) -> dict[str, Any]:
+    return {
+        "describedObject": {"kind": "Node", "name": node},
+        "metric": {"name": metric},
+        "value": value,
+    }
+
+
+def _strategies(tag: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {name: _strategy(tag, strategy) for name, strategy in given.items()}
+
+
+def _strategy(tag: str, given: Any) -> dict[str, Any]:
+    strategy = {"rules": given} if isinstance(given, list) else given
+    return {**strategy, "rules": [_rule(tag, rule) for rule in strategy["rules"]]}
+
+
+def _rule(tag: str, given: str | dict[str, Any]) -> dict[str, Any]:
+    """A rule in words made an object; the metric's name gets the case's tag, unless it is empty."""
+    if isinstance(given, str):
+        metric, operator, *target = given.split()
+        rule = {"metricname": metric, "operator": operator}
+        if target:
+            rule["target"] = int(target[0])
+    else:
+        rule = dict(given)
+    if rule["metricname"]:
+        rule["metricname"] = f"{tag}_{rule['metricname']}"
+    return rule
