@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, Self
 
+import httpx2
+
 from nodewise.clock import Clock, ManualClock, SystemClock
 from nodewise.simulate import diagnosis, extender_entry, objects, plugins, scheduling
 from nodewise.simulate.extender_client import Extender
@@ -37,10 +39,13 @@ class Outcome(NamedTuple):
 
 
 class Options(NamedTuple):
-    """`percent` is percentageOfNodesToScore, 0 for the default; `seed` decides among equals."""
+    """`percent` is percentageOfNodesToScore, 0 for the default; `seed` decides among equals; `transport` carries
+    the calls to extenders, None over the network.
+    """
 
     percent: int = 0
     seed: int = 0
+    transport: httpx2.BaseTransport | None = None
 
 
 _DEFAULT: Final = Options()
@@ -245,7 +250,7 @@ def _rules(extenders: Sequence[Mapping[str, Any]], options: Options) -> Rules:
     entries = extender_entry.entries(extenders)
     ignored = frozenset[str]().union(*(entry.ignored for entry in entries))
     random = Random(options.seed)  # noqa: S311 - nothing is secret here, and a run can be repeated
-    asked = [Extender(entry) for entry in entries]
+    asked = [Extender(entry, options.transport) for entry in entries]
     return Rules(plugins.standard(ignored), asked, random, options.percent)
 
 

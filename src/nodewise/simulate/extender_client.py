@@ -32,9 +32,12 @@ class Left(NamedTuple):
 
 
 class Extender:
-    """One extender, and the connection to it. BadSettings where its certificates cannot be read."""
+    """One extender, and the connection to it. BadSettings where its certificates cannot be read.
 
-    def __init__(self, entry: Entry) -> None:
+    `transport` takes the place of the network.
+    """
+
+    def __init__(self, entry: Entry, transport: httpx2.BaseTransport | None = None) -> None:
         self.entry = entry
         self._managed = frozenset(one.name for one in entry.managed_resources)
         self._server_name = entry.tls_config.server_name if entry.tls_config else ""
@@ -42,6 +45,7 @@ class Extender:
             verify=_context(entry),
             timeout=entry.timeout_s,
             limits=httpx2.Limits(keepalive_expiry=90),
+            transport=transport,
             trust_env=False,
         )
 
@@ -159,6 +163,8 @@ def _read(answer: httpx2.Response, end_s: float) -> bytes:
                 raise Unavailable(extender_failure.LATE_BODY)
     except httpx2.TimeoutException:
         raise Unavailable(extender_failure.LATE_BODY) from None
+    except httpx2.RequestError:
+        raise Unavailable(extender_failure.SHORT_BODY) from None
     return b"".join(pieces)
 
 

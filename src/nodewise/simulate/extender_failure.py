@@ -1,7 +1,7 @@
 """A call that failed, in the words that Go's HTTP client has for it, which end up in a pod's condition.
 
-Seen on kube-scheduler 1.36.3. What Go says of the connection's own port, of a name server's address, or of a
-certificate's dates cannot be known here and is left out.
+Seen on kube-scheduler 1.36.3. What Go says of the connection's own port, of a name server's address, or of the
+names and dates in a certificate cannot be known here and is left out; a reset looks like an end (EOF).
 """
 
 import os
@@ -15,6 +15,11 @@ import httpx2
 _TIMEOUT: Final = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
 LATE_BODY: Final = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
 """The server answered, but not to the end, in time."""
+
+SHORT_BODY: Final = "unexpected EOF"
+"""The server ended before its answer did."""
+
+_MALFORMED: Final = "net/http: HTTP/1.x transport connection broken: malformed HTTP response"
 
 _UNKNOWN_AUTHORITY: Final = frozenset({18, 19, 20, 21})
 """OpenSSL's codes for a certificate that no CA we trust has signed."""
@@ -43,7 +48,7 @@ def words(error: httpx2.RequestError, url: httpx2.URL) -> str:
             return f"dial tcp: lookup {url.host}: no such host"
         if isinstance(cause, OSError) and cause.errno:
             return _system(error, cause.errno, url)
-    return "EOF"
+    return "EOF" if "disconnected" in str(error) else _MALFORMED
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -56,7 +61,8 @@ def _system(error: httpx2.RequestError, errno: int, url: httpx2.URL) -> str:
     said = os.strerror(errno).lower()
     if isinstance(error, httpx2.ConnectError):
         return f"dial tcp {_address(url)}: connect: {said}"
-    return f"{'write' if isinstance(error, httpx2.WriteError) else 'read'} tcp {_address(url)}: {said}"
+    done = "write" if isinstance(error, httpx2.WriteError) else "read"
+    return f"{done} tcp {_address(url)}: {done}: {said}"
 
 
 def _address(url: httpx2.URL) -> str:

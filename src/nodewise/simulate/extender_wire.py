@@ -3,6 +3,7 @@
 Answers are read by the exact names of their keys; Go would take them in any case of letters.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -68,6 +69,7 @@ class _Arguments(msgspec.Struct, rename="pascal"):
 
 
 _ENCODER: Final = msgspec.json.Encoder()
+_TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
 def nodes_request(pod: Pod, whole: Sequence[msgspec.Raw] | None, names: Sequence[str] | None) -> bytes:
@@ -90,12 +92,17 @@ def _victims(victims: Victims, *, whole: bool) -> Object:
 
 
 def decoded(body: bytes, kind: type[Answer]) -> Answer:
-    """An answer; Unavailable in Go's words where it is none, as far as they are the same for every mistake."""
+    """An answer; `null` is an empty one, and what follows the first value is not looked at, as in Go.
+
+    Unavailable where it is none, in Go's words as far as they are the same for every mistake.
+    """
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=kind | None) or kind()
     except msgspec.ValidationError as error:
         raise Unavailable(f"json: cannot unmarshal the answer: {error}") from None
     except msgspec.DecodeError as error:
+        if end := _TRAILING.search(str(error)):
+            return decoded(body[: int(end[1])], kind)
         raise Unavailable(_unreadable(body, str(error))) from None
 
 
