@@ -1,0 +1,151 @@
+"""A process that stands in for an API server: lists by pages, watches, and the custom metrics API behind it.
+
+    python -m bench.apiserver --cert FILE --key FILE --client-ca FILE --nodes 5000
+
+Prints one JSON line with its `url`, then serves until it is told to end. Answers about metrics are prepared,
+several of each, and take turns; only the time is put in when one is asked for, so this process stays cheap.
+"""
+
+import asyncio
+import itertools
+import json
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import uvicorn
+
+from bench import child, fleet
+
+METRICS_API: Final = "/apis/custom.metrics.k8s.io"
+VERSION: Final = "v1beta2"
+VARIANTS: Final = 5
+"""So many answers of each metric take turns: 250,000 values, more than any cache of ours holds."""
+BOOKMARK_S: Final = 20.0
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class ApiServer:
+    """An ASGI callable. `collections` are the objects by the path of their list, each as JSON."""
+
+    def __init__(
+        self, collections: Mapping[str, tuple[str, Sequence[bytes]]], answers: Mapping[str, Iterator[bytes]]
+    ) -> None:
+        self._collections = collections
+        self._answers = answers
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode()).items()}
+        if path in self._collections and query.get("watch") in {"1", "true"}:
+            await _watched(receive, send, self._collections[path][0])
+        else:
+            status, body = self._answer(path, query)
+            await _sent(send, status, body)
+
+    def _answer(self, path: str, query: Mapping[str, str]) -> tuple[int, bytes]:
+        if path in self._collections:
+            kind, objects = self._collections[path]
+            return 200, _page(kind, objects, int(query.get("limit", "0")), int(query.get("continue", "0")))
+        if path == METRICS_API:
+            return 200, _group()
+        metric = path.removeprefix(f"{METRICS_API}/{VERSION}/nodes/*/")
+        if metric in self._answers:
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+            return 200, next(self._answers[metric]).replace(fleet.STAMP, now)
+        status = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "reason": "NotFound",
+            "code": 404,
+        }
+        return 404, json.dumps(status | {"message": f"the bench has no {path}"}).encode()
+
+
+def _page(kind: str, objects: Sequence[bytes], limit: int, start: int) -> bytes:
+    """A page of a list; the token of the next one is the number of its first object."""
+    end = start + limit if limit else len(objects)
+    metadata = {"resourceVersion": "1000"} | ({"continue": str(end)} if end < len(objects) else {})
+    head = json.dumps({"kind": f"{kind}List", "metadata": metadata})[:-1].encode()
+    return head + b',"items":[' + b",".join(objects[start:end]) + b"]}"
+
+
+def _group() -> bytes:
+    version = {"groupVersion": f"custom.metrics.k8s.io/{VERSION}", "version": VERSION}
+    return json.dumps(
+        {
+            "kind": "APIGroup",
+            "apiVersion": "v1",
+            "name": "custom.metrics.k8s.io",
+            "versions": [version],
+            "preferredVersion": version,
+        }
+    ).encode()
+
+
+async def _sent(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _watched(receive: Receive, send: Send, kind: str) -> None:
+    """Nothing happens to any object; now and then a bookmark says so, until the client goes."""
+    bookmark = {"type": "BOOKMARK", "object": {"kind": kind, "metadata": {"resourceVersion": "1000"}}}
+    line = json.dumps(bookmark).encode() + b"\n"
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+    )
+    await receive()  # the empty body
+    left = asyncio.ensure_future(receive())
+    while not left.done():
+        await send({"type": "http.response.body", "body": line, "more_body": True})
+        await asyncio.wait([left], timeout=BOOKMARK_S)
+
+
+def built(count: int) -> ApiServer:
+    """The API server of a fleet of so many nodes."""
+    names = fleet.names(count)
+    nodes = [json.dumps(fleet.node(name, number)).encode() for number, name in enumerate(names)]
+    policies = [json.dumps(policy).encode() for policy in fleet.policies()]
+    collections: dict[str, tuple[str, Sequence[bytes]]] = {
+        "/api/v1/nodes": ("Node", nodes),
+        "/api/v1/pods": ("Pod", []),
+        "/apis/telemetry.intel.com/v1alpha1/taspolicies": ("TASPolicy", policies),
+    }
+    answers = {
+        metric: itertools.cycle([fleet.answer(metric, names, seed) for seed in range(VARIANTS)])
+        for metric in fleet.METRICS
+    }
+    return ApiServer(collections, answers)
+
+
+def main() -> None:
+    parser = child.arguments(__doc__)
+    parser.add_argument("--nodes", type=int, required=True)
+    given = parser.parse_args()
+    opened = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        built(given.nodes),
+        loop="uvloop",
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ssl_certfile=given.cert,
+        ssl_keyfile=given.key,
+        ssl_ca_certs=given.client_ca,
+        ssl_cert_reqs=ssl.CERT_REQUIRED,
+    )
+    child.announce(opened.getsockname()[1])
+    uvicorn.Server(config).run(sockets=[opened])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+module nodewise/bench/client
+
+go 1.22

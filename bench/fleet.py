@@ -1,0 +1,199 @@
+"""The data of the bench: a fleet's nodes, its policies, a pod, and what the metrics API says. Pure functions.
+
+Every answer about a metric rejects the same nodes: `REJECTED_SHARE` of all, by two rules that no node breaks
+together, so figures do not depend on which answer was read last. Everything else about the values changes.
+"""
+
+import json
+import random
+from typing import Any, Final
+
+NAMESPACE: Final = "shop"
+POLICY: Final = "web"
+REJECTED_SHARE: Final = 0.5
+TEMPERATURE, ERRORS, POWER = "node_cpu_temp", "node_disk_errors", "node_power_watts"
+OTHERS: Final = tuple(f"node_{name}" for name in ("psi_cpu", "psi_io", "psi_mem", "tx", "rx", "fan", "steal"))
+METRICS: Final = (TEMPERATURE, ERRORS, POWER, *OTHERS)
+"""Three that the pod's policy names, seven that another policy names: ten are asked for in every period."""
+STAMP: Final = b"1970-01-01T00:00:00Z"
+"""Stands in a prepared answer where the time of asking goes."""
+
+Object = dict[str, Any]
+
+
+def names(count: int) -> list[str]:
+    """Node names as a cloud makes them: `ip-10-0-12-34.eu-central-1.compute.internal`."""
+    return [f"ip-10-{n >> 16}-{n >> 8 & 255}-{n & 255}.eu-central-1.compute.internal" for n in range(count)]
+
+
+def node(name: str, number: int) -> Object:
+    """A Node of about 10 kB, most of it images, as a kubelet reports it."""
+    return {
+        "kind": "Node",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": name,
+            "uid": f"5b1f8a52-64f0-4a34-9d0e-{number:012d}",
+            "resourceVersion": str(1000 + number),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": _labels(name, number),
+        },
+        "spec": {
+            "podCIDR": f"100.64.{number % 256}.0/24",
+            "providerID": f"aws:///eu-central-1a/i-{number:017x}",
+        },
+        "status": {
+            "capacity": {
+                "cpu": "32",
+                "memory": "131072000Ki",
+                "pods": "110",
+                "ephemeral-storage": "209702892Ki",
+            },
+            "allocatable": {"cpu": "31850m", "memory": "127926272Ki", "pods": "110"},
+            "conditions": [
+                _condition(kind) for kind in ("MemoryPressure", "DiskPressure", "PIDPressure", "Ready")
+            ],
+            "addresses": [
+                {"type": "InternalIP", "address": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"}
+            ],
+            "images": [_image(number, image) for image in range(55)],
+        },
+    }
+
+
+def _labels(name: str, number: int) -> dict[str, str]:
+    return {
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/arch": "amd64",
+        "kubernetes.io/os": "linux",
+        "node.kubernetes.io/instance-type": "m6i.8xlarge",
+        "topology.kubernetes.io/region": "eu-central-1",
+        "topology.kubernetes.io/zone": f"eu-central-1{'abc'[number % 3]}",
+    }
+
+
+def _condition(kind: str) -> Object:
+    return {
+        "type": kind,
+        "status": "True" if kind == "Ready" else "False",
+        "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "reason": f"Kubelet{kind}",
+        "message": f"kubelet has posted {kind}",
+    }
+
+
+def _image(number: int, image: int) -> Object:
+    digest = f"{number * 7919 + image:064x}"
+    return {
+        "names": [f"registry.example/team-{image % 7}/service-{image}@sha256:{digest}"],
+        "sizeBytes": 50_000_000 + image,
+    }
+
+
+def policies() -> list[Object]:
+    """The pod's policy, with two rules that reject and one that ranks; and one for the other metrics."""
+    filtering = [
+        {"metricname": TEMPERATURE, "operator": "GreaterThan", "target": 80},
+        {"metricname": ERRORS, "operator": "GreaterThan", "target": 0},
+    ]
+    ranking = [{"metricname": POWER, "operator": "LessThan"}]
+    others = [{"metricname": name, "operator": "GreaterThan", "target": 10**9} for name in OTHERS]
+    return [
+        _policy(POLICY, {"dontschedule": {"rules": filtering}, "scheduleonmetric": {"rules": ranking}}),
+        _policy("batch", {"dontschedule": {"rules": others}}),
+    ]
+
+
+def _policy(name: str, strategies: Object) -> Object:
+    return {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "uid": f"policy-{name}",
+            "resourceVersion": "7",
+            "generation": 1,
+        },
+        "spec": {"strategies": strategies},
+    }
+
+
+def requests(nodes: list[str], count: int) -> list[bytes]:
+    """Bodies of filter and prioritize as kube-scheduler writes them, with names: another pod in each, and the list
+    begins at another node, as kube-scheduler begins where it stopped. So no answer can be a remembered one.
+    """
+    starts = (number * len(nodes) // count for number in range(count))
+    arguments = (
+        {"Pod": _pod(number), "Nodes": None, "NodeNames": nodes[start:] + nodes[:start]}
+        for number, start in enumerate(starts)
+    )
+    return [json.dumps(each, separators=(",", ":")).encode() for each in arguments]
+
+
+def _pod(number: int) -> Object:
+    container = {
+        "name": "web",
+        "image": "registry.example/shop/web:1.4.2",
+        "ports": [{"containerPort": 8080, "protocol": "TCP"}],
+        "env": [{"name": f"SETTING_{number}", "value": f"value-{number}"} for number in range(20)],
+        "resources": {
+            "limits": {"cpu": "1", "memory": "1Gi"},
+            "requests": {"cpu": "500m", "memory": "512Mi"},
+        },
+        "volumeMounts": [
+            {"name": "token", "readOnly": True, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
+        ],
+        "terminationMessagePath": "/dev/termination-log",
+        "imagePullPolicy": "IfNotPresent",
+    }
+    metadata = {
+        "name": f"web-7d4b9c6f5d-{number:05d}",
+        "namespace": NAMESPACE,
+        "uid": f"0b8f3c1e-3c5c-4d6f-9a53-{number:012d}",
+        "labels": {"app": "web", "telemetry-policy": POLICY},
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    spec = {
+        "containers": [container],
+        "schedulerName": "default-scheduler",
+        "priority": 0,
+        "preemptionPolicy": "PreemptLowerPriority",
+    }
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending", "qosClass": "Burstable"}}
+
+
+def answer(metric: str, nodes: list[str], seed: int) -> bytes:
+    """A MetricValueList (v1beta2) about all nodes, about 1 MB at 5,000, with `STAMP` for the time of each value."""
+    values = _values(metric, len(nodes), random.Random(f"{metric} {seed}"))
+    item = (
+        '{"describedObject":{"kind":"Node","name":"%s","apiVersion":"/v1"},'
+        '"metric":{"name":"%s","selector":null},"timestamp":"%s","value":"%s"}'
+    )
+    stamp = STAMP.decode()
+    items = ",".join(item % (name, metric, stamp, value) for name, value in zip(nodes, values, strict=True))
+    head = '{"kind":"MetricValueList","apiVersion":"custom.metrics.k8s.io/v1beta2","metadata":{},"items":['
+    return f"{head}{items}]}}\n".encode()
+
+
+def _values(metric: str, count: int, chance: random.Random) -> list[str]:
+    """Values that seldom come twice, except counts of errors. Three in five nodes of even number are hot, and
+    two in five of odd number have errors: half of all.
+    """
+    if metric == TEMPERATURE:
+        return [
+            f"{chance.randrange(80_001, 99_000) if _is_hot(n) else chance.randrange(30_000, 80_000)}m"
+            for n in range(count)
+        ]
+    if metric == ERRORS:
+        return [str(chance.randrange(1, 50)) if _has_errors(n) else "0" for n in range(count)]
+    return [f"{chance.randrange(1, 900_000_000)}m" for _ in range(count)]
+
+
+def _is_hot(number: int) -> bool:
+    return number % 10 in {0, 2, 4}
+
+
+def _has_errors(number: int) -> bool:
+    return number % 10 in {1, 3}

@@ -1,0 +1,46 @@
+"""A process that does nothing, on the very stack of the extender: fixed bytes for every request.
+
+    python -m bench.nothing --cert FILE --key FILE --client-ca FILE /scheduler/filter=FILE …
+
+What it takes is the cost of TLS, HTTP and of moving as many bytes; the rest of an extender's time is its own.
+"""
+
+import asyncio
+from pathlib import Path
+
+import uvloop
+
+from bench import child
+from nodewise.observe.meters import Meters
+from nodewise.serve.application import Application, Handler, Response, Route
+from nodewise.serve.options import ServeOptions
+from nodewise.serve.server import Server
+
+
+def _giving(body: bytes) -> Handler:
+    response = Response(200, body)
+    return lambda _request: response
+
+
+async def _serve(options: ServeOptions, routes: list[Route]) -> None:
+    meters = Meters()
+    server = Server(Application(routes, meters, max_body_bytes=options.max_body_bytes), options, meters)
+    await server.start()
+    child.announce(server.port)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = child.arguments(__doc__)
+    parser.add_argument("answers", nargs="+", metavar="PATH=FILE")
+    given = parser.parse_args()
+    pairs = (answer.split("=", 1) for answer in given.answers)
+    routes = [Route("POST", path, _giving(Path(file).read_bytes())) for path, file in pairs]
+    options = ServeOptions(
+        address="127.0.0.1", port=0, cert=given.cert, key=given.key, client_ca=given.client_ca
+    )
+    uvloop.run(_serve(options, routes))
+
+
+if __name__ == "__main__":
+    main()

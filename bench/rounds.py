@@ -1,0 +1,51 @@
+"""Alternating rounds: who is measured takes turns with the do-nothing server, and the median round counts."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bench.clients import Taken
+
+Ask = Callable[[], Taken]
+Round = dict[str, float]
+"""One series in one round: `p50_ms`, `p99_ms`, `max_ms` and `requests`."""
+Rounds = dict[str, list[Round]]
+"""By series: its rounds, in order. The n-th rounds of all series belong together."""
+
+
+def alternate(count: int, asks: Mapping[str, Ask], told: Callable[[str], Any]) -> Rounds:
+    """So many rounds of all series; every other round goes through them backwards."""
+    found: Rounds = {name: [] for name in asks}
+    for number in range(count):
+        order = list(asks) if number % 2 == 0 else list(asks)[::-1]
+        for name in order:
+            found[name].append(summary(asks[name]()))
+            told(f"round {number + 1} of {count}, {name}: median {found[name][-1]['p50_ms']:.2f} ms")
+    return found
+
+
+def summary(taken: Taken) -> Round:
+    """A round in a few numbers."""
+    return {
+        "p50_ms": round(percentile(taken.micros, 0.50) / 1000, 3),
+        "p99_ms": round(percentile(taken.micros, 0.99) / 1000, 3),
+        "max_ms": round(max(taken.micros) / 1000, 3),
+        "requests": len(taken.micros),
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all does not exceed (nearest rank)."""
+    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)]
+
+
+def median(series: Sequence[Round], field: str) -> float:
+    """The median round."""
+    return round(statistics.median(each[field] for each in series), 3)
+
+
+def ratio(series: Sequence[Round], to: Sequence[Round], field: str) -> float:
+    """The median of the rounds' ratios: what disturbs a whole round disturbs both sides."""
+    pairs = zip(series, to, strict=True)
+    return round(statistics.median(one[field] / other[field] for one, other in pairs), 2)

@@ -1,0 +1,156 @@
+"""Everything that runs beside the client: certificates, the API server's double, the extender, the do-nothing server.
+
+Each is a process of its own on loopback and ends with the block that started it.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster.certificates import Authority, Pair
+from tests.cluster.processes import Process, stopped_on_error
+
+
+class Papers(NamedTuple):
+    """The certificates of the bench: one CA for servers, one for clients."""
+
+    server_ca: Path
+    client_ca: Path
+    server: Pair
+    scheduler: Pair
+    nodewise: Pair
+
+
+class Extender(NamedTuple):
+    """A running `nodewise extender`."""
+
+    process: Process
+    url: str
+    health: str
+
+    def rss_mib(self) -> float:
+        """Resident memory now."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise RuntimeError("the extender is gone")
+
+    def fetches(self) -> tuple[int, int]:
+        """How many answers about metrics were good, and how many were not, until now."""
+        with urllib.request.urlopen(f"{self.health}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        counted = [line for line in lines if line.startswith("nodewise_metric_fetches_total{")]
+        total = sum(float(line.rpartition(" ")[2]) for line in counted)
+        good = sum(float(line.rpartition(" ")[2]) for line in counted if 'outcome="good"' in line)
+        return int(good), int(total - good)
+
+
+def papers(folder: Path) -> Papers:
+    """New certificates in the folder."""
+    servers, clients = Authority(folder, "server-ca"), Authority(folder, "client-ca")
+    return Papers(
+        servers.ca_file,
+        clients.ca_file,
+        servers.issue("server", "127.0.0.1", "localhost"),
+        clients.issue("system:kube-scheduler"),
+        clients.issue("nodewise"),
+    )
+
+
+@contextlib.contextmanager
+def apiserver(folder: Path, given: Papers, nodes: int) -> Iterator[Path]:
+    """The API server's double; what is yielded is a kubeconfig that leads there."""
+    arguments = [*_module("apiserver"), *_certificates(given), "--nodes", str(nodes)]
+    with _started(arguments, folder / "apiserver.log") as process:
+        yield _kubeconfig(folder, _line(process, "url")["url"], given)
+
+
+@contextlib.contextmanager
+def nothing(folder: Path, given: Papers, answers: Mapping[str, Path]) -> Iterator[str]:
+    """The do-nothing server with the answer of each path; what is yielded is its URL."""
+    pairs = [f"{path}={file}" for path, file in answers.items()]
+    with _started([*_module("nothing"), *_certificates(given), *pairs], folder / "nothing.log") as process:
+        yield _line(process, "url")["url"]
+
+
+@contextlib.contextmanager
+def extender(folder: Path, given: Papers, kubeconfig: Path, period: str) -> Iterator[Extender]:
+    """The real `nodewise extender`, ready, which asks for all metrics once a period."""
+    program = Path(sys.executable).with_name("nodewise")
+    settings = {
+        "address": "127.0.0.1",
+        "port": 0,
+        "health-port": 0,
+        "kubeconfig": kubeconfig,
+        "sync-period": period,
+        "log-format": "json",
+    }
+    named = [f"--{name}={value}" for name, value in settings.items()]
+    log = folder / f"extender-{period}.log"
+    with _started([program, "extender", *_certificates(given), *named], log) as process:
+        told = _line(process, "health")
+        process.wait_ready(lambda: _is_ready(told["health"]), 120)
+        yield Extender(process, told["address"], told["health"])
+
+
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", f"bench.{name}"]
+
+
+def _certificates(given: Papers) -> list[str]:
+    pair = given.server
+    return [f"--cert={pair.cert}", f"--key={pair.key}", f"--client-ca={given.client_ca}"]
+
+
+@contextlib.contextmanager
+def _started(arguments: Sequence[str | Path], log: Path) -> Iterator[Process]:
+    """A process whose settings come from its arguments alone, until the block is left."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NODEWISE_", "KUBE"))}
+    log.unlink(missing_ok=True)  # a line of an earlier process would be taken for this one's
+    process = Process(arguments, log, kept | {"NO_PROXY": "127.0.0.1"})
+    with stopped_on_error(process), process:
+        yield process
+
+
+def _line(process: Process, key: str) -> dict[str, str]:
+    """The first line of the log that is JSON and has the key, once it is there."""
+    found: list[dict[str, str]] = []
+
+    def is_told() -> bool:
+        for line in process.log.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                told = json.loads(line)
+                if isinstance(told, dict) and key in told:
+                    found.append(told)
+        return bool(found)
+
+    process.wait_ready(is_told)
+    return found[0]
+
+
+def _is_ready(health: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{health}/readyz") as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def _kubeconfig(folder: Path, server: str, given: Papers) -> Path:
+    """JSON is YAML."""
+    cluster = {"server": server, "certificate-authority": str(given.server_ca)}
+    user = {"client-certificate": str(given.nodewise.cert), "client-key": str(given.nodewise.key)}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "bench",
+        "clusters": [{"name": "bench", "cluster": cluster}],
+        "users": [{"name": "nodewise", "user": user}],
+        "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "nodewise"}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(document))
+    return path
