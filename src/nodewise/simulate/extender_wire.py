@@ -3,9 +3,9 @@
 Answers are read by the exact names of their keys; Go would take them in any case of letters.
 """
 
-import re
+import json
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -69,7 +69,6 @@ class _Arguments(msgspec.Struct, rename="pascal"):
 
 
 _ENCODER: Final = msgspec.json.Encoder()
-_TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
 def nodes_request(pod: Pod, whole: Sequence[msgspec.Raw] | None, names: Sequence[str] | None) -> bytes:
@@ -97,13 +96,19 @@ def decoded(body: bytes, kind: type[Answer]) -> Answer:
     Unavailable where it is none, in Go's words as far as they are the same for every mistake.
     """
     try:
-        return msgspec.json.decode(body, type=kind | None) or kind()
+        return msgspec.convert(_first_value(body), kind | None) or kind()
     except msgspec.ValidationError as error:
         raise Unavailable(f"json: cannot unmarshal the answer: {error}") from None
+
+
+def _first_value(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
     except msgspec.DecodeError as error:
-        if end := _TRAILING.search(str(error)):
-            return decoded(body[: int(end[1])], kind)
-        raise Unavailable(_unreadable(body, str(error))) from None
+        if "trailing characters" not in str(error):
+            raise Unavailable(_unreadable(body, str(error))) from None
+        text = body.decode(errors="replace").lstrip()
+        return json.JSONDecoder().raw_decode(text)[0]
 
 
 def _unreadable(body: bytes, why: str) -> str:
