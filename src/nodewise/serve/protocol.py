@@ -312,8 +312,19 @@ class Connection(HttpToolsProtocol):
             return
         begun = self._is_busy() and (self.cycle.response_started or bool(self.pipeline))
         if response is not None and not begun and not self.transport.is_closing():
-            self.transport.write(answers.wire(response))
-        self._close()
+            self._say_last(answers.wire(response))
+        else:
+            self._close()
+
+    def _say_last(self, words: bytes) -> None:
+        """Write and close, without a reset that would overtake the words while the client is still sending."""
+        self._deaf = True
+        self.transport.write(words)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(_LINGER_S, self.transport.abort)
+        else:
+            self._close()  # TLS says goodbye by itself, and reads until the client has done so
 
     def _close(self) -> None:
         self._deaf = True

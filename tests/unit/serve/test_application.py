@@ -182,6 +182,13 @@ async def test_a_defect_is_answered_without_its_words_and_logged_with_them():
     assert (await ask(app)).status == 200
 
 
+async def test_an_answer_that_cannot_be_sent_is_logged():
+    app = app_of(Route("POST", "/x", lambda _request: Response(200, [1])))  # type: ignore[list-item]
+    with capture_logs() as lines, pytest.raises(TypeError):
+        await ask(app, "/x")
+    assert [line["event"] for line in lines] == ["request_failed"]
+
+
 async def test_a_client_that_leaves_is_not_answered():
     wire = Wire()
     meters = Meters()

@@ -2,6 +2,7 @@ import asyncio
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from nodewise.observe.meters import Meters
 from nodewise.serve.application import Request, Response, Route
@@ -10,6 +11,7 @@ from tests.unit.serve.calling import (
     ECHO,
     PLAIN,
     Answer,
+    Slow,
     calling,
     counted,
     reasons_counted,
@@ -149,6 +151,31 @@ async def test_a_slow_body_that_goes_on_is_served():
             await asyncio.sleep(0.05)
             await caller.send(b"a")
         assert (await caller.answer()).body == b"aaaaa"
+
+
+async def test_a_body_that_we_do_not_take_is_not_late():
+    """It was sent ahead of the answer before it, so we stopped reading."""
+    slow = Slow()
+    async with serving(SHORT, [slow.route, ECHO]) as server, calling(server) as caller:
+        sending = asyncio.create_task(caller.send(request("/slow") + request("/echo", b"a" * 1_000_000)))
+        await asyncio.sleep(0.4)
+        slow.go.set()
+        assert (await caller.answer()).body == b"at last"
+        assert (await caller.answer()).body == b"a" * 1_000_000
+        await sending
+
+
+async def test_an_answer_for_a_connection_that_is_gone_is_dropped():
+    """It ended for the second request; the first one was still being answered."""
+    slow = Slow()
+    options = msgspec.structs.replace(PLAIN, max_pipelined=1)
+    async with serving(options, [slow.route]) as server, calling(server) as caller:
+        with capture_logs() as lines:
+            await caller.send(request("/slow") * 3)
+            assert await caller.rest() == b""
+            slow.go.set()
+            await until(lambda: not server._state.tasks)
+    assert [line["event"] for line in lines] == ["connection_ended"]
 
 
 @pytest.mark.parametrize("filler", [b"0\r\nA: " + b"a" * 70_000, b"1;" + b"a" * 70_000])

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import gc
 import socket
 import warnings
@@ -13,6 +14,8 @@ from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.serve.server import Server
 from tests.unit.serve.calling import (
     PLAIN,
+    Answer,
+    Caller,
     RefusedError,
     Slow,
     called,
@@ -172,6 +175,14 @@ async def test_a_stop_waits_no_longer_than_its_grace(papers):
         assert await caller.rest() == b""
 
 
+async def test_a_stop_does_not_wait_for_handshakes(papers):
+    async with serving(papers.options()) as server, calling(server) as silent, calling(server) as slow:
+        await slow.send(b"\x16\x03\x01")
+        await until(lambda: server._listener is not None and len(server._listener._handshakes) == 2)
+        await asyncio.wait_for(server.stop(), 1)
+        assert await silent.rest() == await slow.rest() == b""
+
+
 async def test_a_stopped_server_stops_again_and_an_unstarted_one_too():
     await idle(PLAIN).stop()
     async with serving(PLAIN) as server:
@@ -221,6 +232,15 @@ async def test_more_connections_than_allowed_are_closed_at_once():
         await until(lambda: len(server._state.connections) == 1)
         async with calling(server) as fourth:
             assert (await fourth.ask("/echo")).status == 200
+
+
+async def test_handshakes_that_end_together_do_not_exceed_the_limit(papers):
+    async with serving(papers.options(max_connections=2)) as server, contextlib.AsyncExitStack() as stack:
+        opening = [stack.enter_async_context(calling(server, papers.context())) for _ in range(6)]
+        callers = await asyncio.gather(*opening, return_exceptions=True)
+        asked = [caller.ask("/echo") for caller in callers if isinstance(caller, Caller)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(isinstance(answer, Answer) for answer in answers) == 2
 
 
 async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_one(papers):
