@@ -144,6 +144,10 @@ class AgentState(Protocol):
         """The metrics that these objects name."""
         ...
 
+    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:
+        """What is wrong with these objects, in words, by the object's name; only those with problems."""
+        ...
+
     def slot(self, world: World) -> Generator[None, None, Any]:
         """Compute the slot; yields between its parts, so that the event loop can go on."""
         ...

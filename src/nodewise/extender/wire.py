@@ -5,7 +5,7 @@ names. Node objects are kept as the bytes that they came as and passed back as t
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -94,18 +94,6 @@ class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
 
 _encode: Final = msgspec.json.Encoder().encode
 _read_node: Final = msgspec.json.Decoder(_Node).decode
-_KEYS: Final = frozenset(
-    [
-        "Pod",
-        "Nodes",
-        "NodeNames",
-        "NodeNameToVictims",
-        "NodeNameToMetaVictims",
-        "Pods",
-        "NumPDBViolations",
-        "UID",
-    ]
-)
 _ARGS: Final = "an ExtenderArgs object"
 
 
@@ -118,7 +106,7 @@ class Reader(Generic[PodT]):
 
     def candidacy(self, body: bytes) -> Candidacy[PodT]:
         """A filter or prioritize request. `BadInput` names the field that is wrong."""
-        args: ExtenderArgs[PodT] = _decode(self._args, body, lambda a: a.pod is None)
+        args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
         pod = _required(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
@@ -127,13 +115,21 @@ class Reader(Generic[PodT]):
 
     def preemption(self, body: bytes) -> Preemption[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
-        args: PreemptionArgs[PodT] = _decode(self._preemption, body, lambda a: a.pod is None)
+        args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
         pod = _required(args.pod, "Pod", "a Pod")
         if args.node_name_to_meta_victims is not None:
             named = {node: found or MetaVictims() for node, found in args.node_name_to_meta_victims.items()}
             return Preemption(pod, named)
         whole = _required(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
         return Preemption(pod, {node: _meta(found or Victims()) for node, found in whole.items()})
+
+
+def _lacks_candidates(args: ExtenderArgs[Any]) -> bool:
+    return args.pod is None or (args.nodes is None and args.node_names is None)
+
+
+def _lacks_victims(args: PreemptionArgs[Any]) -> bool:
+    return args.pod is None or (args.node_name_to_meta_victims is None and args.node_name_to_victims is None)
 
 
 def _meta(victims: Victims) -> MetaVictims:
@@ -150,6 +146,10 @@ def _required(value: Any, field: str, wanted: str) -> Any:
 def _node_name(number: int, raw: msgspec.Raw) -> str:
     try:
         return _read_node(raw).metadata.name
+    except UNREADABLE:
+        pass
+    try:
+        return _read_node(_recased(bytes(raw), _NODE)).metadata.name
     except UNREADABLE as error:
         raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
 
@@ -161,7 +161,7 @@ def _problem(error: Exception, at: str, wanted: str) -> Problem:
     return Problem((at + steps).lstrip(".") or "body", text, wanted)
 
 
-def _decode(decoder: Any, body: bytes, incomplete: Any) -> Any:
+def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool]) -> Any:
     """Decode fast; what only Go's laxer reading accepts (keys in other case, trailing bytes) is read again."""
     try:
         args = decoder.decode(body)
@@ -182,13 +182,16 @@ def _decode(decoder: Any, body: bytes, incomplete: Any) -> Any:
 
 
 def _second_reading(body: bytes) -> bytes | None:
-    """The first JSON value of the body with its keys as Go matches them, or None if that changes nothing."""
+    """The first JSON value of the body with its keys as Go matches them, or None if that changes nothing.
+
+    Only what leads to names is taken apart; a node stays the bytes that it came as.
+    """
     if len(body) > _SECOND_READING_BYTES:
         return None
     try:
-        text = body.decode()
-        value, _ = json.JSONDecoder().raw_decode(text.lstrip())
-        again = json.dumps(_recased(value), ensure_ascii=False, separators=(",", ":")).encode()
+        text = body.decode().lstrip()
+        _, end = json.JSONDecoder().raw_decode(text)
+        again = _recased(text[:end].encode(), _SHAPE)
     except (ValueError, RecursionError):
         return None
     return None if again == body else again
@@ -196,23 +199,35 @@ def _second_reading(body: bytes) -> bytes | None:
 
 _SECOND_READING_BYTES: Final = 2**20
 """The slow reading builds every object in Python; larger bodies come from kube-scheduler, whose keys are right."""
-_RECASED: Final[dict[str, str]] = {key.lower(): key for key in _KEYS} | {
-    key: key for key in ("items", "metadata", "name", "namespace", "labels", "uid", "annotations", "spec")
+_Shape = Mapping[str, Any]
+_NODE: Final[_Shape] = {"metadata": {"name": {}}}
+_SHAPE: Final[_Shape] = {
+    "Pod": {
+        "metadata": {"name": {}, "namespace": {}, "uid": {}, "labels": {}, "annotations": {}},
+        "spec": {},
+    },
+    "Nodes": {"items": {}},
+    "NodeNames": {},
+    "NodeNameToVictims": {},
+    "NodeNameToMetaVictims": {},
 }
-_VERBATIM: Final = frozenset(["labels", "annotations"])
+"""The keys on the way to what is read."""
 
 
-def _recased(value: Any) -> Any:
-    """Top-level keys and those of the objects on the way to names, as Go would match them."""
-    if isinstance(value, list):
-        return [_recased(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    recased: dict[str, Any] = {}
-    for key, inner in value.items():
-        known = _RECASED.get(key.lower()) or key
-        recased[known] = inner if known in _VERBATIM or known.startswith("NodeNameTo") else _recased(inner)
-    return recased
+def _recased(raw: bytes, shape: _Shape) -> bytes:
+    """An object with its keys as `shape` spells them, and so on inside; anything else as it is."""
+    if not shape:
+        return raw
+    try:
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except UNREADABLE:
+        return raw
+    known = {key.lower(): key for key in shape}
+    recased: dict[str, msgspec.Raw] = {}
+    for key, value in fields.items():
+        name = known.get(key.lower(), key)
+        recased[name] = msgspec.Raw(_recased(bytes(value), shape.get(name, {})))
+    return _encode(recased)
 
 
 def filter_answer(request: Candidacy[Any], decision: Decision) -> bytes:

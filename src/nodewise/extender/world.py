@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodewise import clock as clocks
-from nodewise.agent import AgentState, NodeIndex, View, World
+from nodewise.agent import AgentState, NodeIndex, View, Want, World
 from nodewise.clock import Clock
 from nodewise.kube.store import Store
 from nodewise.metrics.refresher import Refresher
@@ -39,19 +39,27 @@ class WorldKeeper:
         self._clock = clock
         self._meters = meters
         self._changed = asyncio.Event()
-        self._was_ready = False
+        self._waiting: tuple[str, ...] = ()
+        self._ready = False
+        self._problems: dict[str, tuple[str, ...]] = {}
 
     def touch(self) -> None:
         """Something changed; the next View follows soon."""
         self._changed.set()
 
     def waiting_for(self) -> Sequence[str]:
-        """What is still missing before requests can be answered; empty when ready."""
+        """What is still missing before requests can be answered; empty when ready.
+
+        Once ready, always ready: a policy that somebody adds later, with a metric that nobody has, concerns its own
+        pods and must not take the extender away from all others.
+        """
+        if self._ready:
+            return ()
         stores = {"nodes": self._nodes, **self._objects}
         waiting = [f"the list of {name}" for name, store in stores.items() if not store.synced]
         if not waiting and not self.view.generation:
             waiting = ["the first view of the world"]
-        return waiting + [f"a first answer about metric {name}" for name in self._refresher.waiting_for()]
+        return waiting + [f"a first answer about metric {name}" for name in self._waiting]
 
     async def run(self, period_s: float) -> None:
         """Publish a View after every change, and at least once a period: values grow old by themselves."""
@@ -71,7 +79,8 @@ class WorldKeeper:
         if not (self._nodes.synced and all(store.synced for store in self._objects.values())):
             return
         objects = {name: store.snapshot() for name, store in self._objects.items()}
-        self._refresher.want(frozenset().union(*(state.wants(objects) for state in self._states.values())))
+        wants = frozenset[Want]().union(*(state.wants(objects) for state in self._states.values()))
+        self._refresher.want(wants)
         world = World(self._index(), objects, self._refresher.snapshot, self._clock.now())
         slots: dict[str, Any] = {}
         for name, state in self._states.items():
@@ -79,20 +88,30 @@ class WorldKeeper:
             slots[name] = await clocks.paced_result(state.slot(world))
             self._meters.observe("view_seconds", self._clock.monotonic() - began, agent=name)
         self.view = View(world.nodes, slots, world.now, self.view.generation + 1)
+        self._waiting = tuple(sorted({w.metric for w in wants if not world.metrics.was_asked(w.metric)}))
         self._meters.set("view_generation", self.view.generation)
+        self._tell_problems(world)
 
     def _index(self) -> NodeIndex:
         """The same index while the set of nodes is the same, so that nothing is laid out again."""
         names = tuple(name for _, name in self._nodes.snapshot())
         return self.view.nodes if names == self.view.nodes.known else NodeIndex(names)
 
+    def _tell_problems(self, world: World) -> None:
+        """What is wrong with objects, each once, and again when it changes."""
+        found = {
+            name: problems
+            for state in self._states.values()
+            for name, problems in state.problems(world.objects).items()
+        }
+        for name, problems in found.items():
+            if problems != self._problems.get(name):
+                logs.emit("policy_problem", policy=name, problems=list(problems))
+        self._problems = found
+        self._meters.set("policies_with_problems", len(found))
+
     def _report_readiness(self) -> None:
-        waiting = self.waiting_for()
-        ready = not waiting
-        self._meters.set("ready", float(ready))
-        if ready != self._was_ready:
-            if ready:
-                logs.emit("ready", nodes=len(self.view.nodes))
-            else:
-                logs.emit("not_ready", waiting_for=list(waiting))
-        self._was_ready = ready
+        if not self._ready and not self.waiting_for():
+            self._ready = True
+            self._meters.set("ready", 1.0)
+            logs.emit("ready", nodes=len(self.view.nodes))

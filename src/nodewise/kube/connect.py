@@ -46,7 +46,7 @@ _HEADERS: Final = {
 def connect(options: KubeOptions, meters: Meters, clock: Clock | None = None) -> HttpApi:
     """The API server that the settings name. `BadSettings` says what of them cannot be used."""
     clock = clock or SystemClock()
-    chosen = _chosen(options)
+    chosen = kubeconfig.find(options.kubeconfig, options.context, os.environ)
     context = trust.context(chosen)
     http = _http(chosen, context, credentials.auth(chosen, context, clock))
     account = Account(
@@ -56,12 +56,6 @@ def connect(options: KubeOptions, meters: Meters, clock: Clock | None = None) ->
         hint=lambda: trust.expiry(chosen, clock.now()),
     )
     return HttpApi(http, account, Bucket(options.kube_qps, options.kube_burst), clock, meters)
-
-
-def _chosen(options: KubeOptions) -> Chosen:
-    if not options.kubeconfig and kubeconfig.is_inside(os.environ):
-        return kubeconfig.inside(os.environ)
-    return kubeconfig.choose(options.kubeconfig, options.context, os.environ)
 
 
 def _http(chosen: Chosen, context: ssl.SSLContext, auth: httpx2.Auth | None) -> httpx2.AsyncClient:

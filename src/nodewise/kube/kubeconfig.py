@@ -31,12 +31,15 @@ class Chosen(NamedTuple):
     user: Mapping[str, Any]
 
 
-def is_inside(environ: Mapping[str, str], account: Path = ACCOUNT) -> bool:
-    """Whether this process runs in a pod with a service account."""
-    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (account / "token").is_file()
+def find(kubeconfig: str, context: str, environ: Mapping[str, str], account: Path = ACCOUNT) -> Chosen:
+    """A file that is named, else the service account of a pod, else the file that kubectl would take."""
+    inside_pod = environ.get("KUBERNETES_SERVICE_HOST") and (account / "token").is_file()
+    if inside_pod and not kubeconfig:
+        return inside(environ, account)
+    return choose(kubeconfig, context, environ)
 
 
-def inside(environ: Mapping[str, str], account: Path = ACCOUNT) -> Chosen:
+def inside(environ: Mapping[str, str], account: Path) -> Chosen:
     """The configuration of a pod: its service account, and the API server that the kubelet names."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

@@ -67,10 +67,6 @@ class Refresher:
                 self._meters.forget("metric_age_seconds", metric=want.metric)
         self._start(new)
 
-    def waiting_for(self) -> list[str]:
-        """The wanted metrics that no source has answered about yet."""
-        return sorted({w.metric for w in self._wants if not self.snapshot.was_asked(w.metric)})
-
     async def run(self) -> None:
         """Ask for everything once a period, until cancelled."""
         try:

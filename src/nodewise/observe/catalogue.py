@@ -30,7 +30,6 @@ EVENTS: Final[dict[str, Event]] = {
     "started": Event("info", "The extender serves; `address` is where."),
     "stopping": Event("info", "A signal asked us to end; requests under way are answered first."),
     "ready": Event("info", "Stores are synced and every metric that a policy names was asked for."),
-    "not_ready": Event("warning", "We were ready and are no longer; `waiting_for` says for what."),
     "option_ignored": Event("warning", "An option of an older program that has no meaning here was given."),
     "metric_failed": Event(
         "warning", "A metric could not be fetched; its last values age. `error` says why."
@@ -40,7 +39,9 @@ EVENTS: Final[dict[str, Event]] = {
         "warning", "Some values of a metric cannot be read; those nodes count as missing."
     ),
     "policy_problem": Event("warning", "A policy has a field that cannot be used; `problems` names each."),
-    "status_failed": Event("warning", "A policy's status could not be written; it is tried at the next change."),
+    "status_failed": Event(
+        "warning", "A policy's status could not be written; it is tried at the next change."
+    ),
     "controller_failed": Event(
         "warning", "The leader could not write to the API server; the next step tries again."
     ),
@@ -94,7 +95,7 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "metric_nodes": Metric("gauge", "Nodes that have a usable value of a metric.", ("metric",)),
     "metric_age_seconds": Metric("gauge", "Age of a metric's last good answer.", ("metric",)),
-    "policies": Metric("gauge", "TASPolicies known, by whether they are free of problems.", ("state",)),
+    "policies_with_problems": Metric("gauge", "Policies with a field that cannot be used as it stands."),
     "loop_lag_seconds": Metric("gauge", "Longest wait of the event loop in the last period."),
     "ready": Metric("gauge", "1 when ready."),
     "kube_requests_total": Metric("counter", "Calls to the API server, by outcome.", ("verb", "outcome")),

@@ -97,7 +97,6 @@ def _operator_rows(row: OperatorRow) -> Iterator[Row]:
             ask=Ask(policy="rule", nodes=("n1",)),
             expect=Expect(kept=() if broken else ("n1",), failed=broken, logged=row.logged),
             differs=row.differs,
-            fails=row.fails,
         )
 
 
@@ -128,5 +127,4 @@ def _violation_rows(row: ViolationRow) -> Iterator[Row]:
                 failed={node: f"telemetry policy d/pol: {reason}" for node, reason in reasons.items()},
             ),
             differs=row.differs,
-            fails=row.fails,
         )

@@ -101,15 +101,6 @@ class Extender:
         finally:
             connection.close()
 
-    def settle(self) -> None:
-        """Wait for two more Views: the newest one was begun after this call, with all that was known by then."""
-        wanted = self._generation() + 2
-        self._process.wait_ready(lambda: self._generation() >= wanted, PATIENCE_S)
-
-    def _generation(self) -> float:
-        lines = self._told("/metrics").body.decode().splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith("nodewise_view_generation "))
-
     def ask(self, path: str, body: bytes) -> Answer:
         """One request on the connection that all such requests share, as kube-scheduler's do."""
         if self._scheduler is None:

@@ -116,8 +116,6 @@ class Row(_Strict, kw_only=True):
     expect: Expect
     differs: str = ""
     """How nodewise departs from the older system; empty where it does not."""
-    fails: str = ""
-    """Why nodewise does not do this yet; empty in a table that is in order."""
 
 
 class OperatorRow(_Strict, kw_only=True):
@@ -130,7 +128,6 @@ class OperatorRow(_Strict, kw_only=True):
     keeps: tuple[str | dict[str, Any], ...] = ()
     logged: Logged | None = None
     differs: str = ""
-    fails: str = ""
 
 
 class ViolationRow(_Strict, kw_only=True):
@@ -142,7 +139,6 @@ class ViolationRow(_Strict, kw_only=True):
     any: dict[str, str]
     all: dict[str, str]
     differs: str = ""
-    fails: str = ""
 
 
 class Table(_Strict):

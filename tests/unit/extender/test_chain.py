@@ -127,6 +127,9 @@ class Counting:
     def wants(self, objects: Any) -> frozenset[Want]:
         return frozenset(Want(name) for _, name in objects["things"])
 
+    def problems(self, objects: Any) -> dict[str, tuple[str, ...]]:
+        return {name: ("odd",) for _, name in objects["things"] if name == "odd"}
+
     def slot(self, world: World) -> Generator[None, None, int]:
         yield
         self.computed += 1
@@ -161,11 +164,15 @@ class TestWorldKeeper:
             await parts.keeper.publish()
             assert parts.keeper.waiting_for() == ["a first answer about metric heat"]
             await parts.refresher.settle()
+            assert parts.keeper.waiting_for() == ["a first answer about metric heat"], (
+                "the view is still older"
+            )
+            await parts.keeper.publish()
             assert parts.keeper.waiting_for() == []
 
         asyncio.run(play())
         view = parts.keeper.view
-        assert (view.slots, view.at, view.generation) == ({"t": 2}, 50.0, 1)
+        assert (view.slots, view.at, view.generation) == ({"t": 2}, 50.0, 2)
 
     def test_the_index_stays_while_the_nodes_do(self, parts: Any) -> None:
         async def play() -> list[NodeIndex]:

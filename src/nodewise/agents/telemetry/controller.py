@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from nodewise.agent import Hands, ObjectKey, Resource, View
+from nodewise.agent import Hands, Resource, View
 from nodewise.agents.telemetry import status
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicySlot, Slot
@@ -20,29 +20,15 @@ class TelemetryController:
     def __init__(self, taspolicies: Resource, hands: Hands) -> None:
         self._taspolicies = taspolicies
         self._hands = hands
-        self._told: dict[ObjectKey, tuple[str, ...]] = {}
 
     async def step(self, view: View) -> None:
         slot: Slot | None = view.slots.get("telemetry")
         if slot is None:
             return
-        self._tell_problems(slot)
         for key, decided in slot.items():
             given: PolicyObject | None = self._hands.objects[POLICIES].get(*key)
             if given is not None:
                 await self._write_status(given, decided)
-
-    def _tell_problems(self, slot: Slot) -> None:
-        """Each policy's problems once, and again when they change."""
-        bad = sum(bool(decided.policy.problems) for decided in slot.values())
-        self._hands.meters.set("policies", bad, state="problem")
-        self._hands.meters.set("policies", len(slot) - bad, state="good")
-        told: dict[ObjectKey, tuple[str, ...]] = {}
-        for key, decided in slot.items():
-            told[key] = tuple(map(str, decided.policy.problems))
-            if told[key] and told[key] != self._told.get(key):
-                logs.emit("policy_problem", policy="/".join(key), problems=list(told[key]))
-        self._told = told
 
     async def _write_status(self, given: PolicyObject, decided: PolicySlot) -> None:
         before = status.conditions_of(given.status)

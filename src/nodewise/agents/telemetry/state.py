@@ -61,6 +61,14 @@ class TelemetryState:
             if not rule.unusable
         )
 
+    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:
+        """What is wrong with policies, by `namespace/name`."""
+        return {
+            "/".join(key): tuple(map(str, policy.problems))
+            for key, policy in self.policies(objects).items()
+            if policy.problems
+        }
+
     def slot(self, world: World) -> Generator[None, None, Slot]:
         """Judge and rank all nodes by every policy."""
         slot: dict[ObjectKey, PolicySlot] = {}
