@@ -23,7 +23,7 @@ _BACKLOG: Final = 1024
 _AT_ONCE: Final = 64  # accepted in one step of the event loop
 _TLS_HANDSHAKE: Final = b"\x16"  # first byte of a TLS connection; no HTTP method begins with it
 _OUT_OF: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_REST_S: Final = 0.2  # pause of accepting while the machine has no file descriptor to give
+_REST_S: Final = 0.1  # pause of accepting while the machine has no file descriptor to give
 _PLAIN: Final = (
     b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
     b"Client sent an HTTP request to an HTTPS server.\n"
