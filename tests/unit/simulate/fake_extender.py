@@ -1,0 +1,64 @@
+"""An extender without a network: a transport that answers as a test says."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx2
+
+Object = dict[str, Any]
+
+ENTRY: Mapping[str, Any] = {
+    "urlPrefix": "http://extender/scheduler/",
+    "filterVerb": "filter",
+    "prioritizeVerb": "prioritize",
+    "preemptVerb": "preempt",
+    "weight": 1,
+    "nodeCacheCapable": True,
+}
+
+
+class FakeExtender:
+    """`reject` maps nodes to reasons, `scores` nodes to scores; `broken` verbs answer 500."""
+
+    def __init__(self) -> None:
+        self.reject: dict[str, str] = {}
+        self.scores: dict[str, int] = {}
+        self.broken: set[str] = set()
+        self.calls: list[tuple[str, str]] = []
+        self.transport = httpx2.MockTransport(self._answer)
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        verb = request.url.path.rpartition("/")[2]
+        asked = json.loads(request.content)
+        self.calls.append((verb, asked["Pod"]["metadata"]["name"]))
+        if verb in self.broken:
+            return httpx2.Response(500)
+        verbs: dict[str, Callable[[Object], Any]] = {
+            "filter": self._filter,
+            "prioritize": lambda asked: [
+                {"Host": name, "Score": self.scores.get(name, 0)} for name in asked["NodeNames"]
+            ],
+            "preempt": lambda asked: {"NodeNameToMetaVictims": asked["NodeNameToMetaVictims"]},
+        }
+        return httpx2.Response(200, json=verbs[verb](asked))
+
+    def _filter(self, asked: Object) -> Object:
+        left = [name for name in asked["NodeNames"] if name not in self.reject]
+        failed = {name: self.reject[name] for name in asked["NodeNames"] if name in self.reject}
+        return {"NodeNames": left, "FailedNodes": failed}
+
+
+def answering(status: int = 200, body: Any = None, text: str = "") -> httpx2.MockTransport:
+    """A transport with one answer for every call."""
+    content = text.encode() if body is None else json.dumps(body).encode()
+    return httpx2.MockTransport(lambda _: httpx2.Response(status, content=content))
+
+
+def failing(error: Exception) -> httpx2.MockTransport:
+    """A transport on which every call fails."""
+
+    def answer(_: httpx2.Request) -> httpx2.Response:
+        raise error
+
+    return httpx2.MockTransport(answer)

@@ -1,0 +1,30 @@
+import pytest
+
+from nodewise.simulate import diagnosis
+from nodewise.simulate.diagnosis import Rejection
+
+HOT, BROKEN = Rejection(("hot",)), Rejection(("broken",))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rejected", "said"),
+    [
+        pytest.param(3, [HOT, BROKEN, HOT], " 1 broken, 2 hot.", id="counted by their text"),
+        pytest.param(12, [HOT] * 10 + [BROKEN] * 2, " 10 hot, 2 broken.", id="sorted as text"),
+        pytest.param(1, [Rejection(("a", "b"))], " 1 a, 1 b.", id="one node may have several"),
+        pytest.param(2, [], "", id="nodes without a word"),
+    ],
+)
+def test_reasons(nodes: int, rejected: list[Rejection], said: str) -> None:
+    assert diagnosis.text(nodes, rejected) == f"0/{nodes} nodes are available:{said}"
+
+
+def test_nodes_of_which_nothing_is_said_may_share_a_reason() -> None:
+    assert diagnosis.text(3, [HOT], absent="no help").endswith(" 1 hot, 2 no help.")
+    assert diagnosis.text(1, [HOT], absent="no help").endswith(" 1 hot.")
+
+
+def test_an_event_is_cut_by_bytes() -> None:
+    assert diagnosis.event("x" * 1024) == "x" * 1024
+    assert diagnosis.event("x" * 1025) == "x" * 1020 + " ..."
+    assert len(diagnosis.event("é" * 600).encode()) <= 1024
