@@ -29,15 +29,15 @@ REASONS: Final[dict[str, str]] = {
     "closed_early": "The client left without a word; a TCP probe does that.",
     "too_many": "More connections than max_connections or max_handshakes.",
     # the certificate is genuine, but
-    "client_name": "The client's certificate bears no name of client_names.",
+    "client_name": "The client's certificate bears no name of client_name.",
     "ca_certificate": "The client presents a CA certificate and refuse_ca_client is set.",
     "client_ca_changed": "The client's certificate does not come from the new client CA.",
     # after it
     "bad_request": "What the client sent is not HTTP/1.1.",
     "header_size": "The request header is longer than header_bytes.",
-    "header_deadline": "The request header was not complete within header_s.",
-    "body_deadline": "The request body stopped for body_idle_s, or took longer than body_s.",
-    "answer_deadline": "The client did not read its answer within answer_s.",
+    "header_deadline": "The request header was not complete within header_timeout_s.",
+    "body_deadline": "The request body stopped for body_idle_timeout_s, or took longer than body_timeout_s.",
+    "answer_deadline": "The client did not read its answer within answer_timeout_s.",
     "pipelined": "The client sent more requests ahead than max_pipelined.",
 }
 

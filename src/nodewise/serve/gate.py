@@ -58,13 +58,13 @@ class Gate:
     def examine(self, transport: asyncio.BaseTransport, der: bytes, peer: str) -> Response | None:
         """None to let the client in, else what to answer it."""
         client = client_of(der)
-        allowed = self._options.client_names
+        allowed = self._options.client_name
         if transport.get_extra_info("sslcontext") is not self._tls.context and not self._tls.admits(der):
             # the CA was swapped while the handshake was under way
             wanted = "a certificate of the present client CA"
             return self._refused("client_ca_changed", peer, client, wanted)
         if allowed and not set(allowed).intersection(client.names):
-            return self._refused("client_name", peer, client, "a certificate with a name of client_names")
+            return self._refused("client_name", peer, client, "a certificate with a name of client_name")
         if client.is_ca:
             return self._examine_ca(peer, client)
         return None

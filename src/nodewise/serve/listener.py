@@ -154,7 +154,7 @@ class Listener:
             self._noted.note(endings.reason_of(error), peer, str(error))
 
     async def _secure(self, accepted: socket.socket, peer: str, tls: Tls) -> None:
-        deadline = self._loop.time() + self._options.handshake_s
+        deadline = self._loop.time() + self._options.handshake_timeout_s
         if not await self._speaks_tls(accepted, peer):
             return
         # The transport closes its socket when the handshake fails, before we hear of it; the copy still can
@@ -166,7 +166,7 @@ class Listener:
                     accepted,
                     ssl=tls.context,
                     ssl_handshake_timeout=max(0.001, deadline - self._loop.time()),
-                    ssl_shutdown_timeout=self._options.answer_s,
+                    ssl_shutdown_timeout=self._options.answer_timeout_s,
                 )
             except hello.Failed as failed:
                 self._noted.note(endings.reason_of(failed.cause), peer, str(failed.cause))
@@ -195,7 +195,7 @@ class Listener:
         readable = self._loop.create_future()
         self._loop.add_reader(accepted, _set, readable)
         try:
-            async with asyncio.timeout(self._options.handshake_s):
+            async with asyncio.timeout(self._options.handshake_timeout_s):
                 await readable
         finally:
             self._loop.remove_reader(accepted)

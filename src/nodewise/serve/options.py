@@ -27,7 +27,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """TCP port; 0 picks a free one. 9001 is what Telemetry Aware Scheduling's deployments name."""
 
     cert: str = ""
-    """Path of the serving certificate, PEM, the chain after it. Read again within `reload_s` of a change."""
+    """Path of the serving certificate, PEM, the chain after it. Read again within `reload_period_s` of a change."""
 
     key: str = ""
     """Path of the certificate's private key, PEM, without a pass phrase. Read again with the certificate."""
@@ -37,7 +37,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     is, self-signed or not, as the Go programs do. Read again on a change; open connections whose
     certificate does not come from the new bundle are closed."""
 
-    client_names: tuple[str, ...] = ()
+    client_name: tuple[str, ...] = ()
     """Who may call: common names or subject alternative names, compared exactly, one match is enough.
     Empty, the default: any certificate of the client CA, because kube-scheduler's name differs from cluster
     to cluster."""
@@ -56,27 +56,27 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 256 * 2**20
     """Longest request body, bytes. 256 MiB is five times a filter call with 5,000 whole nodes."""
 
-    handshake_s: float = 5.0
+    handshake_timeout_s: float = 5.0
     """From the accepted connection to the end of the TLS handshake, seconds; also for a client that sends
     nothing. 5 s as Telemetry Aware Scheduling had it."""
 
-    header_s: float = 5.0
+    header_timeout_s: float = 5.0
     """From the open connection, or from the first byte of a following request, to the end of the header,
     seconds."""
 
     header_bytes: int = 8192
     """Longest request line and header together, bytes. kube-scheduler sends less than 300."""
 
-    body_idle_s: float = 10.0
+    body_idle_timeout_s: float = 10.0
     """Longest silence in the middle of a body, seconds. A sender that is alive sends something within it even
     after a lost packet or two."""
 
-    body_s: float = 60.0
+    body_timeout_s: float = 60.0
     """Longest time for a body in all, seconds. It bounds those who drip a byte now and then, and nobody
     waits for the answer that long: kube-scheduler's own limit for a call is 5 s unless somebody raised
     it."""
 
-    answer_s: float = 30.0
+    answer_timeout_s: float = 30.0
     """Longest time for a client to take what we have written, seconds, while the buffer is full: an answer
     that nobody reads is not kept in memory."""
 
@@ -96,7 +96,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most requests sent ahead on a connection before the one under way is answered. Go's client sends
     none."""
 
-    reload_s: float = 1.0
+    reload_period_s: float = 1.0
     """How often the certificate files are looked at, seconds. Mounted Secrets change by a swapped symbolic
     link, which file watches of the kernel miss."""
 

@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._write_deadline is None:
-            self._write_deadline = self.loop.call_later(self._options.answer_s, self._unread)
+            self._write_deadline = self.loop.call_later(self._options.answer_timeout_s, self._unread)
 
     def resume_writing(self) -> None:
         if self._write_deadline is not None:
@@ -264,13 +264,17 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
         if watched is not None:
             self._began_s = self._heard_s
-            wait_s = self._options.header_s if phase is Phase.HEADER else self._options.body_idle_s
+            wait_s = (
+                self._options.header_timeout_s if phase is Phase.HEADER else self._options.body_idle_timeout_s
+            )
             self._deadline = self.loop.call_later(wait_s, self._late)
 
     def _late(self) -> None:
         self._deadline = None
         if self._phase is not Phase.BODY:
-            found = Problem("header", "not complete", f"all of it within {self._options.header_s:g} s")
+            found = Problem(
+                "header", "not complete", f"all of it within {self._options.header_timeout_s:g} s"
+            )
             said_anything = self._header_bytes > 0
             self._end("header_deadline", response=answers.refusal(408, found) if said_anything else None)
             return
@@ -278,9 +282,8 @@ class Connection(HttpToolsProtocol):
         if left_s > 0:
             self._deadline = self.loop.call_later(left_s, self._late)
         else:
-            wanted = (
-                f"all of it within {self._options.body_s:g} s, no pause over {self._options.body_idle_s:g} s"
-            )
+            whole_s, pause_s = self._options.body_timeout_s, self._options.body_idle_timeout_s
+            wanted = f"all of it within {whole_s:g} s, no pause over {pause_s:g} s"
             self._end("body_deadline", response=answers.refusal(408, Problem("body", "not complete", wanted)))
 
     def _body_left_s(self) -> float:
@@ -290,7 +293,13 @@ class Connection(HttpToolsProtocol):
             # it is we who do not listen: that time does not count
             self._began_s += now_s - self._heard_s
             self._heard_s = now_s
-        return min(self._heard_s + self._options.body_idle_s, self._began_s + self._options.body_s) - now_s
+        return (
+            min(
+                self._heard_s + self._options.body_idle_timeout_s,
+                self._began_s + self._options.body_timeout_s,
+            )
+            - now_s
+        )
 
     def _unread(self) -> None:
         self._write_deadline = None

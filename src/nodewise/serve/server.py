@@ -125,7 +125,7 @@ class Server:
 
     async def _tick_for_ever(self) -> None:
         while True:
-            await self._clock.sleep(self._options.reload_s)
+            await self._clock.sleep(self._options.reload_period_s)
             try:
                 self._tick()
             except Exception:  # noqa: BLE001 - a certificate that cannot be looked at must not end the looking

@@ -140,7 +140,7 @@ async def serving(
         await server.stop(grace_s=0.1)
 
 
-PLAIN = ServeOptions(unsafe=True, port=0, reload_s=0.02)
+PLAIN = ServeOptions(unsafe=True, port=0, reload_period_s=0.02)
 
 
 def counted(meters: Meters, name: str, **labels: str) -> float:

@@ -51,7 +51,7 @@ class Papers:
             "cert": str(self.cert),
             "key": str(self.key),
             "client_ca": str(self.ca),
-            "reload_s": 0.02,
+            "reload_period_s": 0.02,
         }
         return ServeOptions(**given | changes)
 

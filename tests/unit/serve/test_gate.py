@@ -15,13 +15,13 @@ pytestmark = pytest.mark.anyio
     "name", ["system:kube-scheduler", "scheduler.example"], ids=["common name", "alternative name"]
 )
 async def test_a_client_with_one_of_the_names_is_served(papers, name):
-    async with serving(papers.options(client_names=("somebody else", name))) as server:
+    async with serving(papers.options(client_name=("somebody else", name))) as server:
         assert (await called(server, papers.context())).status == 200
 
 
 async def test_a_client_without_any_of_the_names_is_told_so_and_closed(papers):
     meters = Meters()
-    options = papers.options(client_names=("kube-scheduler", "example"))
+    options = papers.options(client_name=("kube-scheduler", "example"))
     async with serving(options, meters=meters) as server, calling(server, papers.context()) as caller:
         with capture_logs() as lines:
             answer = await caller.ask("/echo", b"{}" * 50_000)

@@ -27,7 +27,10 @@ async def test_h24_plain_http_is_told_that_this_is_https(papers):
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
 async def test_h25_who_does_not_finish_the_handshake_is_closed(papers, said):
     meters = Meters()
-    async with serving(papers.options(handshake_s=0.2), meters=meters) as server, calling(server) as silent:
+    async with (
+        serving(papers.options(handshake_timeout_s=0.2), meters=meters) as server,
+        calling(server) as silent,
+    ):
         began = asyncio.get_running_loop().time()
         await silent.send(said)
         assert await silent.rest() == b""
@@ -37,7 +40,7 @@ async def test_h25_who_does_not_finish_the_handshake_is_closed(papers, said):
 
 
 async def test_a_handshake_that_drips_gets_no_more_time(papers):
-    async with serving(papers.options(handshake_s=0.08)) as server, calling(server) as slow:
+    async with serving(papers.options(handshake_timeout_s=0.08)) as server, calling(server) as slow:
         rest = asyncio.create_task(slow.rest())
         slow.writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
         for _ in range(50):
@@ -49,14 +52,17 @@ async def test_a_handshake_that_drips_gets_no_more_time(papers):
 
 
 async def test_h25_a_header_over_tls_that_stops(papers):
-    async with serving(papers.options(header_s=0.05)) as server, calling(server, papers.context()) as slow:
+    async with (
+        serving(papers.options(header_timeout_s=0.05)) as server,
+        calling(server, papers.context()) as slow,
+    ):
         await slow.send(b"POST /echo HTTP/1.1\r\n")
         assert (await slow.answer()).status == 408
         assert await slow.rest() == b""
 
 
 async def test_a_body_over_tls_that_stops(papers):
-    options = papers.options(body_idle_s=0.05)
+    options = papers.options(body_idle_timeout_s=0.05)
     async with serving(options) as server, calling(server, papers.context()) as slow:
         await slow.send(request("/echo", b"a" * 1000)[:-1])
         assert (await slow.answer()).status == 408

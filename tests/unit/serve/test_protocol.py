@@ -23,7 +23,12 @@ from tests.unit.serve.calling import (
 pytestmark = pytest.mark.anyio
 
 SHORT = msgspec.structs.replace(
-    PLAIN, header_s=0.08, body_idle_s=0.08, body_s=0.2, answer_s=0.1, keep_alive_s=0.1
+    PLAIN,
+    header_timeout_s=0.08,
+    body_idle_timeout_s=0.08,
+    body_timeout_s=0.2,
+    answer_timeout_s=0.1,
+    keep_alive_s=0.1,
 )
 HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -144,7 +149,7 @@ async def test_a_body_that_drips_gets_no_more_time_than_a_body_has(head):
 
 
 async def test_a_slow_body_that_goes_on_is_served():
-    options = msgspec.structs.replace(PLAIN, body_idle_s=0.2)
+    options = msgspec.structs.replace(PLAIN, body_idle_timeout_s=0.2)
     async with serving(options) as server, calling(server) as caller:
         await caller.send(HEAD + b"Content-Length: 5\r\n\r\n")
         for _ in range(5):

@@ -195,7 +195,7 @@ async def test_nothing_is_left_open(papers):
     gc.collect()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", ResourceWarning)
-        async with serving(papers.options(handshake_s=0.15)) as server:
+        async with serving(papers.options(handshake_timeout_s=0.15)) as server:
             await called(server, papers.context())
             with pytest.raises(RefusedError):
                 await called(server, papers.trusting())
@@ -244,7 +244,7 @@ async def test_handshakes_that_end_together_do_not_exceed_the_limit(papers):
 
 
 async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_one(papers):
-    options = papers.options(max_handshakes=1, handshake_s=0.2)
+    options = papers.options(max_handshakes=1, handshake_timeout_s=0.2)
     async with serving(options) as server:
         context = papers.context()
         async with calling(server, context) as known:
