@@ -39,13 +39,21 @@ class Outcome(NamedTuple):
 
 
 class Options(NamedTuple):
-    """`percent` is percentageOfNodesToScore, 0 for the default; `seed` decides among equals; `transport` carries
-    the calls to extenders, None over the network.
-    """
+    """What a scheduler's configuration says beside its extenders, and what a run needs."""
 
     percent: int = 0
+    """percentageOfNodesToScore; 0 lets the size of the cluster say."""
+
+    ignored: frozenset[str] = frozenset()
+    """ignoredResources of NodeResourcesFit: left uncounted, as telemetry/scheduling has to be without an extender.
+    An extender that has resources ignored takes the place of this.
+    """
+
     seed: int = 0
+    """Decides among equals."""
+
     transport: httpx2.BaseTransport | None = None
+    """Carries the calls to extenders; None over the network."""
 
 
 _DEFAULT: Final = Options()
@@ -248,7 +256,7 @@ def pass_time(cluster: Cluster, clock: ManualClock, seconds: float) -> None:
 
 def _rules(extenders: Sequence[Mapping[str, Any]], options: Options) -> Rules:
     entries = extender_entry.entries(extenders)
-    ignored = frozenset[str]().union(*(entry.ignored for entry in entries))
+    ignored = frozenset[str]().union(*(entry.ignored for entry in entries)) or options.ignored
     random = Random(options.seed)  # noqa: S311 - nothing is secret here, and a run can be repeated
     asked = [Extender(entry, options.transport) for entry in entries]
     return Rules(plugins.standard(ignored), asked, random, options.percent)

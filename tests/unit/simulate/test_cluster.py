@@ -48,6 +48,14 @@ class TestPlacing:
         with alone(clock, made.nodes("a b"), [load]) as placed:
             assert placed.submit(made.pod("web")) == ("b", "", "")
 
+    def test_a_resource_that_only_marks_pods_can_be_left_uncounted(self, clock: ManualClock) -> None:
+        marked = made.pod("web", limits={"telemetry/scheduling": "1"})
+        with alone(clock, made.nodes("a")) as placed:
+            assert placed.submit(marked).node is None
+        options = Options(ignored=frozenset({"telemetry/scheduling"}))
+        with Cluster(made.nodes("a"), clock=clock, options=options) as placed:
+            assert placed.submit(marked).node == "a"
+
     def test_among_equals_the_first_is_taken(self, clock: ManualClock) -> None:
         with alone(clock, made.nodes("a b c")) as placed:
             assert placed.submit(made.pod("web")).node == "a"
