@@ -29,6 +29,9 @@ KINDS: Final[Mapping[int, type[NodewiseError]]] = {
 }
 """What to do next, by HTTP status. Others: 5xx is Unavailable, anything else Refused."""
 
+_BY_FIELD: Final = (409, 422)
+"""Conflict of a server-side apply, and validation: the causes name each field."""
+
 REMEDIES: Final[Mapping[int, str]] = {
     401: "the credentials are not, or no longer, accepted: renew them",
     403: "grant this right to the account by a Role or ClusterRole",
@@ -95,7 +98,7 @@ def error(call: Call, code: int, status: Status, retry_after: str = "", hint: st
 
 def _problems(code: int, status: Status) -> list[Problem]:
     causes = status.details.causes if status.details else ()
-    if code == 422 and causes:  # noqa: PLR2004 - Unprocessable Entity: validation, field by field
+    if causes and code in _BY_FIELD:
         return [Problem(cause.field, cause.message, "") for cause in causes]
     return [Problem("", status.message or f"HTTP status {code}", "")]
 

@@ -27,6 +27,7 @@ class PolicyMetadata(msgspec.Struct, frozen=True):
     namespace: str = ""
     uid: str = ""
     generation: int = 0
+    creationTimestamp: str | None = None  # noqa: N815 - the API's name
 
 
 class PolicyObject(msgspec.Struct, frozen=True):
@@ -68,6 +69,8 @@ class Policy(msgspec.Struct, frozen=True):
 
     namespace: str
     name: str
+    created: str = ""
+    """RFC 3339, which sorts by time; of two policies of one name the older one labels."""
     strategies: Mapping[str, Strategy] = {}
     problems: tuple[Problem, ...] = ()
 
@@ -87,7 +90,9 @@ def read(policy: PolicyObject) -> Policy:
         spec = {}
     strategies = reader.strategies(spec)
     reader.names(policy.metadata.name, strategies)
-    return Policy(policy.metadata.namespace, policy.metadata.name, strategies, tuple(reader.problems))
+    metadata = policy.metadata
+    created = metadata.creationTimestamp or ""
+    return Policy(metadata.namespace, metadata.name, created, strategies, tuple(reader.problems))
 
 
 class _Reader:
@@ -106,6 +111,8 @@ class _Reader:
             self.problem(
                 "metadata.name", f"{len(name)} characters", "at most 63, for it is a pod label's value"
             )
+        if "deschedule" in strategies and not is_label_part(name):
+            self.problem("metadata.name", shown(name), "letters, digits, - and . for a label's key")
         for strategy in strategies.values():
             if not strategy.rules:
                 self.problem("spec.strategies", "a strategy without rules", "at least one rule")
@@ -150,12 +157,27 @@ class _Reader:
             metric=metric,
             operator=operator,
             target=0 if target is _BAD else target,
-            labels=tuple(label for label in rule.get("labels") or () if isinstance(label, str)),
+            labels=self._labels(f"{path}.labels", rule.get("labels")),
             when_missing="" if when_missing is _BAD else when_missing,
             max_age_s=None if max_age_s is _BAD else max_age_s,
             query=str(rule.get("query") or ""),
             unusable=str(self.problems[before]) if broken else "",
         )
+
+    def _labels(self, path: str, given: Any) -> tuple[str, ...]:
+        """The labels that can be labels; the others are problems and change nothing for the rest."""
+        listed = [] if given is None else given
+        if not isinstance(listed, Sequence) or isinstance(listed, str):
+            self.problem(path, shown(given), "a list of texts name=value")
+            return ()
+        good: list[str] = []
+        for number, text in enumerate(listed):
+            name, separator, value = text.partition("=") if isinstance(text, str) else ("", "", "")
+            if separator and is_label_part(name) and (not value or is_label_part(value)):
+                good.append(text)
+            else:
+                self.problem(f"{path}[{number}]", shown(text), "name=value, both as a label takes them")
+        return tuple(good)
 
     def _unknown(self, path: str, rule: Mapping[str, Any]) -> None:
         for field in sorted(rule.keys() - _RULE_FIELDS):
@@ -190,6 +212,14 @@ class _Reader:
         except ValueError as error:
             self.problem(path, shown(given), str(error))
             return _BAD
+
+
+_LABEL_PART: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+def is_label_part(text: str) -> bool:
+    """Whether a text can be a label's name or value (apimachinery v0.36 `pkg/util/validation`)."""
+    return _LABEL_PART.fullmatch(text) is not None
 
 
 _BAD: Final = object()

@@ -1,11 +1,12 @@
 """Policies and samples in, the telemetry slot of the View out; the same code online and offline."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from nodewise.agent import ObjectKey, Want, World
+from nodewise.agents.telemetry import labels, ranks, reasons, rules, suspension
 from nodewise.agents.telemetry import policy as policies
-from nodewise.agents.telemetry import ranks, reasons, rules
+from nodewise.agents.telemetry.labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import Policy, PolicyObject, Rule
 from nodewise.metrics import column as columns
@@ -27,6 +28,12 @@ class PolicySlot(NamedTuple):
     ranks: ranks.Ranks | None
     """Dense ranks by node number; None where the policy prefers nothing."""
     preferring: rules.Measured | None
+    labels: tuple[LabelColumn, ...] = ()
+    """The node labels that the policy wants."""
+    waits_for: tuple[str, ...] = ()
+    """Metrics of its rules that no source ever gave."""
+    suspended: tuple[Rule, ...] = ()
+    """Its rules that lost most of their nodes at once; their last verdicts hold."""
 
 
 Slot = Mapping[ObjectKey, PolicySlot]
@@ -41,6 +48,7 @@ class TelemetryState:
         self._max_age_s = max_age_s
         self._read: dict[ObjectKey, tuple[PolicyObject, Policy]] = {}
         self._columns: dict[str, tuple[Series, NodeIndex, Column]] = {}
+        self._memories: dict[Rule, suspension.Memory] = {}
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
         """All policies as they are read, problems included."""
@@ -76,6 +84,7 @@ class TelemetryState:
         for key, policy in self.policies(world.objects).items():
             slot[key] = self._decide(policy, world, memo)
             yield
+        self._memories = {rule: memory for rule, memory in self._memories.items() if rule in memo}
         self._columns = {
             metric: kept for metric, kept in self._columns.items() if metric in world.metrics.series
         }
@@ -91,7 +100,32 @@ class TelemetryState:
             if preferring
             else None
         )
-        return PolicySlot(policy, self._judge(policy, filtering, world), filtering, ranked, preferring)
+        return PolicySlot(
+            policy,
+            self._judge(policy, filtering, world),
+            filtering,
+            ranked,
+            preferring,
+            tuple(self._labels(policy, world, memo)),
+            _never_fetched(policy, world),
+            tuple(rule for rule in _rules(policy) if rule in memo and self._memories[rule].suspended),
+        )
+
+    def _labels(
+        self, policy: Policy, world: World, memo: dict[Rule, rules.Measured]
+    ) -> Iterator[LabelColumn]:
+        """What the policy's `deschedule` and `labeling` want; a rule that cannot be evaluated has no say."""
+        measured: dict[str, list[rules.Measured]] = {}
+        for name in ("deschedule", "labeling"):
+            listed = policy.rules(name)
+            usable = [rule for rule in listed if not rule.unusable]
+            # of rules that must all be broken, one that nobody can evaluate is not
+            void = len(usable) < len(listed) and policy.strategies[name].all_of
+            measured[name] = [] if void else [self._measured(rule, world, memo) for rule in usable]
+        descheduling = labels.deschedule(policy, measured["deschedule"])
+        if descheduling is not None:
+            yield descheduling
+        yield from labels.labeling(policy, measured["labeling"])
 
     def _judge(
         self, policy: Policy, filtering: tuple[rules.Measured, ...], world: World
@@ -114,10 +148,20 @@ class TelemetryState:
         found = memo.get(rule)
         if found is None:
             column = self._column(rule.metric, world)
-            found = memo[rule] = rules.measure(
+            measured = rules.measure(
                 rule, column, world.now, self._max_age_s, reject_missing=self._reject_missing
             )
+            found = memo[rule] = self._held(measured, world)
         return found
+
+    def _held(self, measured: rules.Measured, world: World) -> rules.Measured:
+        """With the verdicts of before, where the rule lost most of its nodes at once."""
+        rule = measured.rule
+        max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
+        before = self._memories.get(rule)
+        memory = suspension.remember(before, measured, world.nodes, world.now, max_age_s)
+        self._memories[rule] = memory
+        return suspension.held(measured, memory)
 
     def _column(self, metric: str, world: World) -> Column:
         series = world.metrics.series.get(metric)
@@ -129,3 +173,13 @@ class TelemetryState:
         laid_out = columns.lay_out(series, world.nodes)
         self._columns[metric] = (series, world.nodes, laid_out)
         return laid_out
+
+
+def _rules(policy: Policy) -> list[Rule]:
+    """All usable rules, each once."""
+    every = (rule for strategy in policy.strategies.values() for rule in strategy.rules)
+    return list(dict.fromkeys(rule for rule in every if not rule.unusable))
+
+
+def _never_fetched(policy: Policy, world: World) -> tuple[str, ...]:
+    return tuple(sorted({rule.metric for rule in _rules(policy)} - world.metrics.series.keys()))
