@@ -7,7 +7,7 @@ by look-up. Neither does I/O nor asks what time it is. Shapes: everything per no
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from nodewise.metrics.source import Want
 from nodewise.observe.meters import Meters
 
 __all__ = [
+    "COMPARISONS",
     "Agent",
     "AgentKind",
     "AgentState",
@@ -33,6 +34,7 @@ __all__ = [
     "Controller",
     "Evidence",
     "Hands",
+    "Joined",
     "NodeIndex",
     "ObjectKey",
     "Reason",
@@ -48,6 +50,16 @@ __all__ = [
 
 MAX_SCORE = 10
 """kube-scheduler's MaxExtenderPriority (k8s.io/kube-scheduler v0.36 extender/v1); it does not clamp."""
+
+COMPARISONS: Final[Mapping[str, np.ufunc]] = {
+    "LessThan": np.less,
+    "GreaterThan": np.greater,
+    "Equals": np.equal,
+}
+"""The operators of evidence: a rule is broken where `value operator target` is true. Comparisons are exact."""
+
+Joined = Literal["any", "all"]
+"""How many of its rules a node must break to be rejected."""
 
 ObjectKey = tuple[str, str]
 """Namespace and name; the namespace is empty for objects that have none."""
@@ -85,6 +97,10 @@ class Reason(Protocol):
         """What kube-scheduler shows on the pod. Few distinct texts: events group the nodes by it."""
         ...
 
+    def remedy(self) -> str:
+        """What somebody can do about it, for `explain`; empty where the values and targets say it all."""
+        ...
+
 
 class Evidence(NamedTuple):
     """One rule's measured values, by candidate: what the decision rests on."""
@@ -99,6 +115,8 @@ class Evidence(NamedTuple):
     """`ValueState` of each."""
     ages_s: NDArray[np.float64]
     """NaN where unknown."""
+    rejects_missing: bool = False
+    """Whether the rule rejects a node that has no fresh value."""
 
 
 class Verdict(NamedTuple):
@@ -108,6 +126,11 @@ class Verdict(NamedTuple):
     """By candidate: 0 passes, k is rejected for `reasons[k - 1]`."""
     reasons: tuple[Reason, ...]
     evidence: tuple[Evidence, ...] = ()
+    joined: Joined | None = None
+    """How the verdict follows from the evidence, so that `explain` can tell what would have changed it.
+
+    None where more than the evidence decides.
+    """
 
 
 class Scores(NamedTuple):

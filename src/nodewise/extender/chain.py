@@ -20,6 +20,9 @@ class AgentFailed(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return f"nodewise: agent {self.agent} failed, see the log of nodewise"
 
+    def remedy(self) -> str:
+        return "a defect of nodewise: please report it with the line agent_failed of the log"
+
 
 class Chain:
     """Some agents in the order in which they are asked."""

@@ -30,6 +30,9 @@ class Because(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return self.why
 
+    def remedy(self) -> str:
+        return ""
+
 
 class Rejecting:
     """Rejects some nodes; None makes it silent."""

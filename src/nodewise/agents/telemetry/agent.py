@@ -37,9 +37,9 @@ class TelemetryAgent:
             return _rejected(candidates, found)
         if found.judged is None:
             return None
-        codes, texts = found.judged
+        codes, texts, joined = found.judged
         evidence = tuple(rule.evidence(candidates) for rule in found.filtering)
-        return Verdict(codes[candidates.numbers], texts, evidence)
+        return Verdict(codes[candidates.numbers], texts, evidence, joined)
 
     def preempt(self, pod: PodFields, candidates: Candidates, view: View) -> Verdict | None:
         return self.filter(pod, candidates, view)

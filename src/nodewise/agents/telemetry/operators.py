@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.agent import COMPARISONS
 from nodewise.metrics.column import Values
 
 
@@ -21,9 +22,9 @@ class Operator(NamedTuple):
 
 
 OPERATORS: Final[dict[str, Operator]] = {
-    "LessThan": Operator(np.less, 1),
-    "GreaterThan": Operator(np.greater, -1),
-    "Equals": Operator(np.equal, 0),
+    "LessThan": Operator(COMPARISONS["LessThan"], 1),
+    "GreaterThan": Operator(COMPARISONS["GreaterThan"], -1),
+    "Equals": Operator(COMPARISONS["Equals"], 0),
 }
 
 

@@ -25,6 +25,9 @@ class RuleBroken(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return f"telemetry policy {self.policy}: {rule_text(self.rule)}"
 
+    def remedy(self) -> str:
+        return ""
+
 
 class AllBroken(msgspec.Struct, frozen=True):
     """The node breaks every rule of an `allOf` strategy."""
@@ -35,6 +38,9 @@ class AllBroken(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         return f"telemetry policy {self.policy}: {' and '.join(map(rule_text, self.rules))}"
+
+    def remedy(self) -> str:
+        return "it is enough that a node keeps one of these rules"
 
 
 class NoValue(msgspec.Struct, frozen=True):
@@ -47,6 +53,9 @@ class NoValue(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return f"telemetry policy {self.policy}: no fresh value of {self.rule.metric}"
 
+    def remedy(self) -> str:
+        return f"see why the node reports no {self.rule.metric}; when_missing: pass in the rule lets such nodes pass"
+
 
 class NeverFetched(msgspec.Struct, frozen=True):
     """No source ever gave the metric, so nobody knows whether any node breaks the rule."""
@@ -57,6 +66,9 @@ class NeverFetched(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         return f"telemetry policy {self.policy}: metric {self.metric} was never fetched"
+
+    def remedy(self) -> str:
+        return f"is {self.metric} spelled right, and does a source of --metrics have it? the log's metric_failed says why not"
 
 
 class RuleUnusable(msgspec.Struct, frozen=True):
@@ -69,6 +81,9 @@ class RuleUnusable(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return f"telemetry policy {self.policy}: {self.why}"
 
+    def remedy(self) -> str:
+        return "mend the policy; nodewise policy lint names every problem"
+
 
 class PolicyMissing(msgspec.Struct, frozen=True):
     """The pod names a policy that its namespace does not have."""
@@ -78,6 +93,9 @@ class PolicyMissing(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         return f"nodewise: policy {self.policy} does not exist"
+
+    def remedy(self) -> str:
+        return f"make TASPolicy {self.policy}, or correct the pod's label: a policy is looked for in the pod's namespace"
 
 
 class LabelEmpty(msgspec.Struct, frozen=True):
@@ -89,6 +107,9 @@ class LabelEmpty(msgspec.Struct, frozen=True):
     def text(self) -> str:
         return f"nodewise: pod label {self.label} is empty, it must name a policy"
 
+    def remedy(self) -> str:
+        return f"let the label {self.label} name a policy, or take it away"
+
 
 class NotReady(msgspec.Struct, frozen=True):
     """The pod names a policy, and policies or nodes are not read yet."""
@@ -97,3 +118,6 @@ class NotReady(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         return "nodewise: starting, policies are not read yet"
+
+    def remedy(self) -> str:
+        return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"

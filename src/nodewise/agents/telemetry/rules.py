@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Candidates, Evidence, Reason
+from nodewise.agent import Candidates, Evidence, Joined, Reason
 from nodewise.agents.telemetry import operators, reasons
 from nodewise.agents.telemetry.policy import Rule
 from nodewise.metrics.column import Column, States
@@ -28,6 +28,7 @@ class Measured(NamedTuple):
     broken: NDArray[np.bool_]
     lacking: NDArray[np.bool_]
     """Where there is no fresh value and the rule rejects such nodes."""
+    rejects_missing: bool = False
 
     def evidence(self, candidates: Candidates, *, ranks_only: bool = False) -> Evidence:
         """The values of some candidates, kept with the decision."""
@@ -40,6 +41,7 @@ class Measured(NamedTuple):
             self.column.values[numbers],
             self.states[numbers],
             self.ages_s[numbers],
+            self.rejects_missing and not ranks_only,
         )
 
 
@@ -50,7 +52,7 @@ def measure(rule: Rule, column: Column, now: float, max_age_s: float, *, reject_
     broken = fresh & operators.holds(rule.operator, column.values, rule.target)
     rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
     lacking = ~fresh if rejects else np.zeros(len(fresh), bool)
-    return Measured(rule, column, states, column.ages_s(now), broken, lacking)
+    return Measured(rule, column, states, column.ages_s(now), broken, lacking, rejects)
 
 
 class Judged(NamedTuple):
@@ -58,6 +60,8 @@ class Judged(NamedTuple):
 
     codes: Codes
     reasons: tuple[Reason, ...]
+    joined: Joined | None = None
+    """How they follow from the measured rules; None where they do not."""
 
 
 def any_of(policy: str, measured: Sequence[Measured]) -> Judged:
@@ -71,7 +75,7 @@ def any_of(policy: str, measured: Sequence[Measured]) -> Judged:
     for item in measured:
         found.append(reasons.NoValue(policy, item.rule))
         codes[item.lacking & (codes == 0)] = len(found)
-    return Judged(codes, tuple(found))
+    return Judged(codes, tuple(found), "any")
 
 
 def all_of(policy: str, measured: Sequence[Measured]) -> Judged:
@@ -82,7 +86,7 @@ def all_of(policy: str, measured: Sequence[Measured]) -> Judged:
     for item in measured:
         found.append(reasons.NoValue(policy, item.rule))
         codes[rejected & item.lacking & (codes == 1)] = len(found)
-    return Judged(codes, tuple(found))
+    return Judged(codes, tuple(found), "all")
 
 
 def reject_all(size: int, reason: Reason) -> Judged:
