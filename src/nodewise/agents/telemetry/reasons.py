@@ -68,7 +68,7 @@ class NeverFetched(msgspec.Struct, frozen=True):
         return f"telemetry policy {self.policy}: metric {self.metric} was never fetched"
 
     def remedy(self) -> str:
-        return f"is {self.metric} spelled right, and does a source of --metrics have it? the log's metric_failed says why not"
+        return f"is {self.metric} spelled right, and does a source of --metrics have it? see metric_failed in the log"
 
 
 class RuleUnusable(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class PolicyMissing(msgspec.Struct, frozen=True):
         return f"nodewise: policy {self.policy} does not exist"
 
     def remedy(self) -> str:
-        return f"make TASPolicy {self.policy}, or correct the pod's label: a policy is looked for in the pod's namespace"
+        return f"make TASPolicy {self.policy}, or correct the pod's label; the namespace is always the pod's"
 
 
 class LabelEmpty(msgspec.Struct, frozen=True):
