@@ -12,9 +12,8 @@ from nodewise.cli import feeds
 from nodewise.cli.feeds import Feed
 from nodewise.cli.options import ExtenderOptions
 from nodewise.clock import Clock
-from nodewise.extender import wire
+from nodewise.extender.answering import Answering
 from nodewise.extender.app import Extender
-from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.leading import Leading
 from nodewise.extender.world import WorldKeeper
@@ -22,7 +21,6 @@ from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
 from nodewise.kube.elector import Elector
 from nodewise.kube.events import Recorder, Reporter
-from nodewise.kube.fields import merge
 from nodewise.kube.lease import Seat
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import Refresher, RefreshOptions
@@ -90,10 +88,9 @@ def wired(given: Given, tools: Tools) -> Running:
 
 
 def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
-    watched = {one.name: one for kind in given.agents for one in kind.watched}
     if api is None:
-        return feeds.from_files(given.settings[ExtenderOptions].objects_from, tuple(watched.values()), 0.2)
-    return feeds.from_cluster(api, tuple(watched.values()), *tools)
+        return feeds.from_files(given.settings[ExtenderOptions].objects_from, given.agents, 0.2)
+    return feeds.from_cluster(api, given.agents, *tools)
 
 
 def _keeper(given: Given, feed: Feed, refresher: Refresher, tools: Tools) -> WorldKeeper:
@@ -143,8 +140,6 @@ def _servers(given: Given, keeper: WorldKeeper, tools: Tools) -> tuple[Server, S
 
 
 def _extender(given: Given, keeper: WorldKeeper, tools: Tools) -> Extender:
-    made = [kind.agent(given.agent_options[kind.name]) for kind in given.agents]
-    chains = {"/scheduler": Chain(made), **{f"/agents/{one.name}": Chain([one]) for one in made}}
-    pod_type = merge("Pod", *(kind.pod_fields for kind in given.agents))
+    answering = Answering(given.agents, given.agent_options)
     ring = DecisionRing(given.settings[ExtenderOptions].decisions_bytes)
-    return Extender(chains, wire.Reader(pod_type), lambda: keeper.view, ring, tools.clock, tools.meters)
+    return Extender(answering, lambda: keeper.view, ring, tools.clock, tools.meters)

@@ -4,14 +4,14 @@ Bad input is an error (400) and never a decision. A pod that needs an agent whic
 reason, in a regular answer: to kube-scheduler an error means "place it without us" wherever `ignorable` is true.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from nodewise.agent import View
 from nodewise.clock import Clock
 from nodewise.errors import BadInput, Problem
-from nodewise.extender import report, wire
-from nodewise.extender.chain import Chain
+from nodewise.extender import report
+from nodewise.extender.answering import Answering
 from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.observe.meters import Meters
 from nodewise.serve.application import Request, Response, Route
@@ -26,15 +26,13 @@ class Extender:
 
     def __init__(
         self,
-        chains: Mapping[str, Chain],
-        reader: wire.Reader[Any],
+        answering: Answering,
         view: Callable[[], View],
         ring: DecisionRing,
         clock: Clock,
         meters: Meters,
     ) -> None:
-        self._chains = chains
-        self._reader = reader
+        self._answering = answering
         self._view = view
         self._ring = ring
         self._clock = clock
@@ -42,34 +40,19 @@ class Extender:
 
     def routes(self) -> list[Route]:
         """`/scheduler/<verb>` asks all agents, `/agents/<name>/<verb>` that one."""
-        verbs = {"filter": self._filter, "prioritize": self._prioritize, "preempt": self._preempt}
         return [
-            Route("POST", f"{prefix}/{verb}", _bound(handler, chain), WHOLE_NODES_AT_ONCE, LARGE_BYTES)
-            for prefix, chain in self._chains.items()
-            for verb, handler in verbs.items()
+            Route("POST", path, self._answer, WHOLE_NODES_AT_ONCE, LARGE_BYTES)
+            for path in self._answering.verbs
         ]
 
     def decisions_routes(self) -> list[Route]:
         """For loopback or mutual TLS only: decisions name every tenant's pods."""
         return [Route("GET", "/decisions", self._decisions)]
 
-    def _filter(self, chain: Chain, request: Request) -> Response:
-        candidacy = self._reader.candidacy(request.body)
-        decision = chain.filter(candidacy.pod, candidacy.names, self._view(), self._clock.now())
-        self._keep(decision)
-        return Response(200, wire.filter_answer(candidacy, decision))
-
-    def _prioritize(self, chain: Chain, request: Request) -> Response:
-        candidacy = self._reader.candidacy(request.body)
-        decision = chain.prioritize(candidacy.pod, candidacy.names, self._view(), self._clock.now())
-        self._keep(decision)
-        return Response(200, wire.prioritize_answer(decision))
-
-    def _preempt(self, chain: Chain, request: Request) -> Response:
-        preemption = self._reader.preemption(request.body)
-        decision = chain.preempt(preemption.pod, list(preemption.victims), self._view(), self._clock.now())
-        self._keep(decision)
-        return Response(200, wire.preempt_answer(preemption, decision))
+    def _answer(self, request: Request) -> Response:
+        answer = self._answering.answer(request.path, request.body, self._view(), self._clock.now())
+        self._keep(answer.decision)
+        return Response(200, answer.body)
 
     def _decisions(self, request: Request) -> Response:
         limit = request.query.get("limit", "20")
@@ -92,7 +75,3 @@ class Extender:
 
 
 _MOST_DECISIONS: Final = 1000
-
-
-def _bound(handler: Callable[[Chain, Request], Response], chain: Chain) -> Callable[[Request], Response]:
-    return lambda request: handler(chain, request)

@@ -1,0 +1,68 @@
+"""One request answered: bytes in, a decision and bytes out; the same behind a socket and in a replay.
+
+`app` serves these answers and `simulate.replay` asks for them again, so neither can differ from the other. Nothing
+here asks what time it is or which View is the newest, and nothing is kept.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from nodewise.agent import AgentKind, View
+from nodewise.extender import wire
+from nodewise.extender.chain import Chain
+from nodewise.extender.decision import Decision, Verb
+from nodewise.kube.fields import merge
+
+ALL_AGENTS: Final = "/scheduler"
+"""What comes before the verb in the paths that ask every agent; `/agents/<name>` asks that one."""
+
+
+class Answer(NamedTuple):
+    """What is decided, and the same as kube-scheduler reads it."""
+
+    decision: Decision
+    body: bytes
+
+
+class Answering:
+    """Which path asks which agents what, and their answers."""
+
+    def __init__(self, kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
+        agents = [kind.agent(options[kind.name]) for kind in kinds]
+        chains = {ALL_AGENTS: Chain(agents), **{f"/agents/{one.name}": Chain([one]) for one in agents}}
+        self._reader: wire.Reader[Any] = wire.Reader(merge("Pod", *(kind.pod_fields for kind in kinds)))
+        self._asked: dict[str, tuple[Verb, Chain]] = {
+            f"{prefix}/{verb}": (verb, chain) for prefix, chain in chains.items() for verb in _VERBS
+        }
+
+    @property
+    def verbs(self) -> Mapping[str, Verb]:
+        """What is asked, by path."""
+        return {path: verb for path, (verb, _) in self._asked.items()}
+
+    def answer(self, path: str, body: bytes, view: View, now: float) -> Answer:
+        """The answer to one request. `BadInput` names the field that cannot be read; KeyError for no path of ours."""
+        verb, chain = self._asked[path]
+        return _VERBS[verb](self._reader, chain, body, view, now)
+
+
+def _filter(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
+    candidacy = reader.candidacy(body)
+    decision = chain.filter(candidacy.pod, candidacy.names, view, now)
+    return Answer(decision, wire.filter_answer(candidacy, decision))
+
+
+def _prioritize(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
+    candidacy = reader.candidacy(body)
+    decision = chain.prioritize(candidacy.pod, candidacy.names, view, now)
+    return Answer(decision, wire.prioritize_answer(decision))
+
+
+def _preempt(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
+    preemption = reader.preemption(body)
+    decision = chain.preempt(preemption.pod, list(preemption.victims), view, now)
+    return Answer(decision, wire.preempt_answer(preemption, decision))
+
+
+_Ask = Callable[[wire.Reader[Any], Chain, bytes, View, float], Answer]
+_VERBS: Final[Mapping[Verb, _Ask]] = {"filter": _filter, "prioritize": _prioritize, "preempt": _preempt}
