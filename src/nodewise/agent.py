@@ -207,6 +207,10 @@ class Hands(NamedTuple):
 class Controller(Protocol):
     """An agent's hand on the API server: makes what the View says true there."""
 
+    def begin(self) -> None:
+        """We lead from now on. What was known before may have been changed by another leader."""
+        ...
+
     async def step(self, view: View) -> None:
         """Write what differs from the View. Called after each new View, in the leader, one at a time.
 
@@ -223,6 +227,8 @@ class AgentKind(Protocol):
     options: type[msgspec.Struct]
     pod_fields: type[msgspec.Struct]
     """The fields of a Pod that the agent reads; merged with the other agents' into one type."""
+    node_fields: type[msgspec.Struct]
+    """The fields of a Node that it reads, likewise."""
     watched: Sequence[Watched]
 
     def state(self, options: Any, sync_period_s: float) -> AgentState: ...

@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from nodewise.agent import Watched
+from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
 from nodewise.kube import files
@@ -21,8 +21,10 @@ from nodewise.metrics.source import Source
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
-NODE_TYPE: Final[Any] = merge("Node")
-"""What is kept of a node: at 5,000 nodes of 10 kB each, next to nothing."""
+
+def node_type(kinds: Iterable[AgentKind]) -> Any:
+    """What is kept of a node: what somebody reads, and no more of its 10 kB."""
+    return merge("Node", *(kind.node_fields for kind in kinds))
 
 
 class Feed(NamedTuple):
@@ -34,14 +36,14 @@ class Feed(NamedTuple):
     tasks: list[Callable[[], Coroutine[Any, Any, None]]]
 
 
-def from_cluster(api: Api, watched: Sequence[Watched], clock: Clock, meters: Meters) -> Feed:
+def from_cluster(api: Api, kinds: Sequence[AgentKind], clock: Clock, meters: Meters) -> Feed:
     """Reflect nodes and what the agents watch."""
 
     def reflector(target: Target[Any]) -> Reflector[Any]:
         return Reflector(api, target, clock, meters, random.random)
 
-    nodes = reflector(Target(NODES, NODE_TYPE))
-    others = {one.name: reflector(Target(one.resource, one.type)) for one in watched}
+    nodes = reflector(Target(NODES, node_type(kinds)))
+    others = {one.name: reflector(Target(one.resource, one.type)) for one in _watched(kinds)}
     return Feed(
         nodes.store,
         {name: reflecting.store for name, reflecting in others.items()},
@@ -49,15 +51,23 @@ def from_cluster(api: Api, watched: Sequence[Watched], clock: Clock, meters: Met
     )
 
 
-def from_files(paths: Sequence[str], watched: Sequence[Watched], period_s: float) -> Feed:
+def _watched(kinds: Iterable[AgentKind]) -> list[Watched]:
+    """What the agents need besides nodes, each once."""
+    return list({one.name: one for kind in kinds for one in kind.watched}.values())
+
+
+def from_files(paths: Sequence[str], kinds: Sequence[AgentKind], period_s: float) -> Feed:
     """Read nodes and what the agents watch from files, and again whenever these change."""
-    kinds = {"nodes": (NODES, NODE_TYPE), **{one.name: (one.resource, one.type) for one in watched}}
-    writers: dict[str, Writer[Any]] = {name: Writer() for name in kinds}
+    wanted = {
+        "nodes": (NODES, node_type(kinds)),
+        **{one.name: (one.resource, one.type) for one in _watched(kinds)},
+    }
+    writers: dict[str, Writer[Any]] = {name: Writer() for name in wanted}
 
     def fill() -> None:
         plain, _ = metric_files.split(paths)
         found = files.read(plain)
-        for name, (resource, kind) in kinds.items():
+        for name, (resource, kind) in wanted.items():
             writers[name].replace(found.of(resource, kind))
 
     async def follow() -> None:

@@ -26,10 +26,15 @@ class Leading:
 
     async def run(self, period_s: float) -> None:
         """A step after each new View, looked for ten times a period; after a failure the View is tried again."""
-        done = -1
+        done, led = -1, False
         while True:
-            view = self._view()
-            if view.generation != done and view.generation and self._is_leading():
+            view, leads = self._view(), self._is_leading()
+            if leads and not led:
+                done = -1
+                for controller in self._controllers:
+                    controller.begin()
+            led = leads
+            if leads and view.generation not in {0, done}:
                 done = view.generation if await self._step(view) else -1
             await self._clock.sleep(period_s / 10)
 

@@ -38,6 +38,18 @@ EVENTS: Final[dict[str, Event]] = {
     "metric_values_bad": Event(
         "warning", "Some values of a metric cannot be read; those nodes count as missing."
     ),
+    "metric_in_two_sources": Event(
+        "info",
+        "A metric comes from `used` although `unused` has it too; the order of `--metrics` decides. One line each.",
+    ),
+    "metric_series_unmatched": Event(
+        "warning",
+        "Series of a metric belong to no node, such as `example`; `--prometheus-node-label` says which label names it.",
+    ),
+    "metric_warning": Event(
+        "warning",
+        "Prometheus answered with a warning, such as a partial result; nodes may be missing. One line until it is gone.",
+    ),
     "policy_problem": Event("warning", "A policy has a field that cannot be used; `problems` names each."),
     "status_failed": Event(
         "warning", "A policy's status could not be written; it is tried at the next change."
@@ -45,6 +57,10 @@ EVENTS: Final[dict[str, Event]] = {
     "controller_failed": Event(
         "warning", "The leader could not write to the API server; the next step tries again."
     ),
+    "label_conflict": Event(
+        "warning", "Somebody else owns a label that a policy wants; it is left alone, and the policy says so."
+    ),
+    "labels_taken_over": Event("info", "Labels of Telemetry Aware Scheduling are ours from now on."),
     "agent_failed": Event(
         "error", "A defect of an agent: the pods that it judges wait, others go on. Please report it."
     ),
@@ -94,8 +110,14 @@ METRICS: Final[dict[str, Metric]] = {
         "counter", "Fetches of node metrics, by source and outcome.", ("source", "outcome")
     ),
     "metric_nodes": Metric("gauge", "Nodes that have a usable value of a metric.", ("metric",)),
+    "metric_series_unmatched": Metric(
+        "gauge", "Series of the last answer about a metric that belong to no node.", ("metric",)
+    ),
     "metric_age_seconds": Metric("gauge", "Age of a metric's last good answer.", ("metric",)),
     "policies_with_problems": Metric("gauge", "Policies with a field that cannot be used as it stands."),
+    "nodes_to_label": Metric("gauge", "Nodes whose labels differ from what policies want; the leader's."),
+    "label_writes_total": Metric("counter", "Writes of node labels; the leader's."),
+    "rules_suspended": Metric("gauge", "Rules that lost most of their nodes at once and hold; the leader's."),
     "loop_lag_seconds": Metric("gauge", "Longest wait of the event loop in the last period."),
     "ready": Metric("gauge", "1 when ready."),
     "kube_requests_total": Metric("counter", "Calls to the API server, by outcome.", ("verb", "outcome")),

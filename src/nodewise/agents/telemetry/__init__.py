@@ -9,8 +9,11 @@
 | `reasons.py` | why a node is rejected, in words |
 | `state.py` | policies and samples in, the slot of the View out |
 | `agent.py` | answers a request by look-up |
+| `suspension.py` | a rule that loses most of its nodes at once |
+| `labels.py` | which node labels policies want |
+| `ownership.py` | whose a node's labels are |
 | `status.py` | what a policy's status should say |
-| `controller.py` | writes it, in the leader |
+| `controller.py` | writes labels, status and events, in the leader |
 | `options.py` | settings |
 
 Takes over from Telemetry Aware Scheduling 0.7.
@@ -18,12 +21,31 @@ Takes over from Telemetry Aware Scheduling 0.7.
 
 from typing import Final
 
+import msgspec
+
 from nodewise.agent import Hands, Resource, Watched
 from nodewise.agents.telemetry.agent import PodFields, TelemetryAgent
 from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+
+
+class NodeMetadata(msgspec.Struct, frozen=True):
+    labels: msgspec.Raw = msgspec.Raw(b"null")
+    """Read only of the nodes that matter."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    capacity: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class NodeFields(msgspec.Struct, frozen=True):
+    """What the controller reads of a node."""
+
+    metadata: NodeMetadata = NodeMetadata()
+    status: NodeStatus = NodeStatus()
+
 
 TASPOLICIES: Final = Resource(
     group="telemetry.intel.com", version="v1alpha1", plural="taspolicies", kind="TASPolicy", namespaced=True
@@ -37,6 +59,7 @@ class TelemetryKind:
     summary = "avoid and prefer nodes by live metrics (TASPolicy)"
     options = TelemetryOptions
     pod_fields = PodFields
+    node_fields = NodeFields
     watched = (Watched(POLICIES, TASPOLICIES, PolicyObject),)
 
     def state(self, options: TelemetryOptions, sync_period_s: float) -> TelemetryState:
@@ -45,8 +68,8 @@ class TelemetryKind:
     def agent(self, options: TelemetryOptions) -> TelemetryAgent:  # noqa: ARG002 - the contract of a kind
         return TelemetryAgent()
 
-    def controller(self, options: TelemetryOptions, hands: Hands) -> TelemetryController:  # noqa: ARG002
-        return TelemetryController(TASPOLICIES, hands)
+    def controller(self, options: TelemetryOptions, hands: Hands) -> TelemetryController:
+        return TelemetryController(TASPOLICIES, options, hands)
 
 
 KIND: Final = TelemetryKind()

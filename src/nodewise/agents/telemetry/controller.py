@@ -1,51 +1,304 @@
-"""The telemetry agent's hand on the API server. Only here does the agent touch it, and only in the leader."""
+"""The telemetry agent's hand on the API server: node labels, policies' status, events. Only here does the agent touch
+it, and only in the leader. What is to be written is computed elsewhere (`labels`, `ownership`, `status`).
+"""
 
-from typing import Final
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any, Final
 
-from nodewise.agent import Hands, Resource, View
-from nodewise.agents.telemetry import status
+import msgspec
+
+from nodewise.agent import Hands, ObjectKey, Resource, View
+from nodewise.agents.telemetry import labels, ownership, status
+from nodewise.agents.telemetry.labels import Labels
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.ownership import FIELD_MANAGER
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicySlot, Slot
+from nodewise.agents.telemetry.status import Status
 from nodewise.clock import format_rfc3339
-from nodewise.errors import Conflict, Refused
+from nodewise.errors import Conflict, NodewiseError, Refused
+from nodewise.kube.api import NotFound
+from nodewise.kube.events import About
+from nodewise.kube.resources import NODES
 from nodewise.observe import logs
 
-FIELD_MANAGER: Final = "nodewise-telemetry"
-"""Who owns what we write, for server-side apply."""
+_AT_ONCE: Final = 8
+"""Writes under way at once; their rate is the API client's business (`--kube-qps`)."""
+_COUNTS_S: Final = 30.0
+"""A status of which only counts changed is written no more often than this."""
+_CONFLICT_S: Final = 60.0
+"""A label that somebody else owns is asked for again after this, or when the node changes."""
+_APPLY: Final = {"fieldManager": FIELD_MANAGER}
 
 
 class TelemetryController:
-    """Makes policies' status say what the View says."""
+    """Makes node labels and policies' status say what the View says."""
 
-    def __init__(self, taspolicies: Resource, hands: Hands) -> None:
-        self._taspolicies = taspolicies
-        self._hands = hands
+    def __init__(self, taspolicies: Resource, options: TelemetryOptions, hands: Hands) -> None:
+        self._options = options
+        self._labels = LabelWriter(hands)
+        self._statuses = StatusWriter(taspolicies, hands)
+        self._advertiser = Advertiser(options.advertise_resource, hands)
+
+    def begin(self) -> None:
+        """We lead from now on: what another leader wrote meanwhile is read again."""
+        self._labels.begin()
+        self._statuses.begin()
 
     async def step(self, view: View) -> None:
         slot: Slot | None = view.slots.get("telemetry")
         if slot is None:
             return
-        for key, decided in slot.items():
-            given: PolicyObject | None = self._hands.objects[POLICIES].get(*key)
-            if given is not None:
-                await self._write_status(given, decided)
-
-    async def _write_status(self, given: PolicyObject, decided: PolicySlot) -> None:
-        before = status.conditions_of(given.status)
-        now = format_rfc3339(self._hands.clock.now())
-        wanted = status.desired(decided.policy, given.metadata.generation, before, now)
-        if all(before.get(one.type) == one for one in wanted):
-            return
-        metadata = {
-            "name": given.metadata.name,
-            "namespace": given.metadata.namespace,
-            "uid": given.metadata.uid,  # or an apply to a policy that was just deleted would make it anew
-        }
-        resource = self._taspolicies
-        path = resource.path(given.metadata.namespace, given.metadata.name, "status")
-        body = status.document(resource.api_version, resource.kind, metadata, wanted)
+        decided = {key: (found.policy, found.labels) for key, found in slot.items()}
+        claims = labels.claims(decided, self._options.label_policies_from)
+        clashes = dict(claims.clashes)
         try:
-            await self._hands.api.patch(path, body, "apply", {"fieldManager": FIELD_MANAGER, "force": "true"})
+            await self._labels.step(view, claims.columns)
+        finally:
+            for key, found in slot.items():
+                clashes.setdefault(key, self._labels.clash(found))
+            await self._statuses.step(slot, clashes)
+        await self._advertiser.step()
+
+
+class LabelWriter:
+    """Keeps the node labels that are ours as the columns want them, by server-side apply.
+
+    What we own is known from what we wrote; at the beginning it is read from the nodes that may carry any.
+    """
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._owned: dict[str, Labels] | None = None
+        self._seen: dict[str, Any] = {}
+        self._denied: dict[str, dict[str, float]] = {}
+
+    def begin(self) -> None:
+        self._owned = None
+
+    def clash(self, decided: PolicySlot) -> str:
+        """On which nodes somebody else owns a label of the policy, in words; empty for none."""
+        keys = {column.key for column in decided.labels}
+        nodes = sorted(node for node, denied in self._denied.items() if denied.keys() & keys)
+        shown = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")  # noqa: PLR2004
+        return f"somebody else owns a label of that key on node {shown}; it is left alone" if nodes else ""
+
+    async def step(self, view: View, columns: dict[str, labels.LabelColumn]) -> None:
+        """Write what differs. Each node's failure is its own; the first one is raised at the end."""
+        if self._owned is None:
+            self._owned = await self._read_owned(frozenset(columns))
+        owned = self._owned
+        wanted = labels.desired(columns, view.nodes, owned)
+        self._forgive()
+        differing: list[str] = []
+        for node in wanted.keys() | owned.keys():
+            allowed = self._allowed(node, wanted.get(node, {}))
+            if allowed != owned.get(node, {}) or self._strayed(node, allowed):
+                differing.append(node)
+        self._hands.meters.set("nodes_to_label", len(differing))
+        await _all(self._write(node, self._allowed(node, wanted.get(node, {}))) for node in differing)
+
+    def _allowed(self, node: str, wanted: Labels) -> Labels:
+        denied = self._denied.get(node)
+        return {key: value for key, value in wanted.items() if key not in denied} if denied else wanted
+
+    def _strayed(self, node: str, wanted: Labels) -> bool:
+        """Whether the node changed since we wrote it and lacks what we want."""
+        found = self._hands.nodes.get("", node)
+        if found is None or found is self._seen.get(node):
+            return False
+        self._seen[node] = found
+        self._denied.pop(node, None)
+        there = labels_of(found)
+        return any(there.get(key) != value for key, value in wanted.items())
+
+    def _forgive(self) -> None:
+        """Ask again for what was denied long ago."""
+        now_s = self._hands.clock.monotonic()
+        for node, denied in list(self._denied.items()):
+            left = {key: until_s for key, until_s in denied.items() if until_s > now_s}
+            if left:
+                self._denied[node] = left
+            else:
+                del self._denied[node]
+
+    async def _write(self, node: str, wanted: Labels) -> None:
+        assert self._owned is not None
+        found = self._hands.nodes.get("", node)
+        if found is None:
+            self._owned.pop(node, None)
+            return
+        self._seen[node] = found
+        # the uid, or an apply to a node that was just deleted would make a ghost of it
+        metadata = {"name": node, "uid": found.metadata.uid, "labels": wanted}
+        body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
+        try:
+            await self._hands.api.patch(NODES.path(name=node), body, "apply", _APPLY)
+        except NotFound:
+            self._owned.pop(node, None)
+        except Conflict as error:
+            denied = _denied_keys(error) & wanted.keys()
+            if not denied:  # another node of that name by now; the store will tell
+                self._owned.pop(node, None)
+                return
+            until_s = self._hands.clock.monotonic() + _CONFLICT_S
+            self._denied.setdefault(node, {}).update(dict.fromkeys(denied, until_s))
+            logs.emit("label_conflict", node=node, keys=sorted(denied), error=str(error))
+            await self._write(node, {key: value for key, value in wanted.items() if key not in denied})
+        else:
+            self._hands.meters.count("label_writes_total")
+            self._owned[node] = wanted
+            if not wanted:
+                del self._owned[node]
+
+    async def _read_owned(self, keys: frozenset[str]) -> dict[str, Labels]:
+        """What we own on the nodes that may carry labels of ours, and what we take over from the older system."""
+        found: dict[str, Labels] = {}
+
+        async def read(name: str) -> None:
+            ours = await self._read_node(name, keys)
+            if ours:
+                found[name] = ours
+
+        nodes = [node for node in self._hands.nodes.values() if ownership.is_candidate(labels_of(node))]
+        await _all(read(node.metadata.name) for node in nodes)
+        return found
+
+    async def _read_node(self, name: str, keys: frozenset[str]) -> Labels:
+        path = NODES.path(name=name)
+        try:
+            metadata = msgspec.json.decode(await self._hands.api.get(path))["metadata"]
+            heirloom = ownership.inherited(metadata, keys)
+            if heirloom:
+                entries = ownership.taken_over(metadata, heirloom, NODES.api_version)
+                patch = [
+                    {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+                    {"op": "replace", "path": "/metadata/managedFields", "value": entries},
+                ]
+                await self._hands.api.patch(path, patch, "json", _APPLY)
+                logs.emit("labels_taken_over", node=name, keys=sorted(heirloom))
+                metadata = {**metadata, "managedFields": entries}
+        except NotFound:
+            return {}
+        return ownership.owned(metadata)
+
+
+class StatusWriter:
+    """Writes policies' status, and tells its changes for the worse and the better as events."""
+
+    def __init__(self, taspolicies: Resource, hands: Hands) -> None:
+        self._taspolicies = taspolicies
+        self._hands = hands
+        self._written: dict[ObjectKey, tuple[Status, float]] = {}
+
+    def begin(self) -> None:
+        self._written = {}
+
+    async def step(self, slot: Slot, clashes: dict[ObjectKey, str]) -> None:
+        """Write what differs. A policy that was deleted meanwhile, or may not be written, stops no other."""
+        self._written = {key: written for key, written in self._written.items() if key in slot}
+        suspended = sum(len(found.suspended) for found in slot.values())
+        self._hands.meters.set("rules_suspended", suspended)
+        await _all(self._one(key, found, clashes.get(key, "")) for key, found in slot.items())
+
+    async def _one(self, key: ObjectKey, decided: PolicySlot, clash: str) -> None:
+        given: PolicyObject | None = self._hands.objects[POLICIES].get(*key)
+        if given is None:
+            return
+        before, written_s = self._written.get(key, (status.read(given.status), float("-inf")))
+        now_s = self._hands.clock.monotonic()
+        now = format_rfc3339(self._hands.clock.now())
+        wanted = status.desired(decided, given.metadata.generation, clash, before, now)
+        only_counts = wanted.conditions == before.conditions and (
+            wanted.observed_generation == before.observed_generation
+        )
+        if wanted == before or (only_counts and now_s - written_s < _COUNTS_S):
+            return
+        self._tell(given, before, wanted)
+        self._written[key] = (wanted, now_s)
+        await self._write(given, wanted)
+
+    def _tell(self, given: PolicyObject, before: Status, wanted: Status) -> None:
+        """One event for each condition that turned."""
+        known = before.by_type()
+        metadata = given.metadata
+        about = About(self._taspolicies, metadata.namespace, metadata.name, metadata.uid)
+        for one in wanted.conditions:
+            old = known.get(one.type)
+            good = status.GOOD[one.type]
+            if one.status != good and (old is None or old.status == good or old.message != one.message):
+                self._hands.recorder.record(about, "Warning", one.reason, one.message, one.type)
+            elif one.status == good and old is not None and old.status != good:
+                self._hands.recorder.record(about, "Normal", "AllWell", one.message, one.type)
+
+    async def _write(self, given: PolicyObject, wanted: Status) -> None:
+        metadata = given.metadata
+        path = self._taspolicies.path(metadata.namespace, metadata.name, "status")
+        identity = {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid}
+        resource = self._taspolicies
+        body = status.document(resource.api_version, resource.kind, identity, wanted)
+        try:
+            await self._hands.api.patch(path, body, "apply", {**_APPLY, "force": "true"})
         except (Conflict, Refused) as error:
             # deleted or replaced meanwhile, or no right to write it: the others' status matters no less
             logs.emit("status_failed", policy=path, error=str(error))
+
+
+class Advertiser:
+    """Keeps an extended resource on every node, also after a kubelet wrote its node anew."""
+
+    def __init__(self, resource: str, hands: Hands) -> None:
+        self._name, _, self._amount = resource.partition("=")
+        self._hands = hands
+
+    async def step(self) -> None:
+        if not self._name:
+            return
+        lacking = [node.metadata.name for node in self._hands.nodes.values() if self._lacks(node)]
+        await _all(self._give(name) for name in lacking)
+
+    def _lacks(self, node: Any) -> bool:
+        capacity = _mapping(node.status.capacity)
+        return capacity.get(self._name) != self._amount
+
+    async def _give(self, name: str) -> None:
+        amounts = {self._name: self._amount}
+        body = {"status": {"capacity": amounts, "allocatable": amounts}}
+        try:
+            await self._hands.api.patch(NODES.path(name=name, subresource="status"), body, "merge", _APPLY)
+        except NotFound:
+            return
+
+
+def labels_of(node: Any) -> dict[str, str]:
+    """The labels of a node, read when they are needed: of thousands of nodes only a few are."""
+    return {key: value for key, value in _mapping(node.metadata.labels).items() if isinstance(value, str)}
+
+
+def _mapping(raw: msgspec.Raw) -> dict[str, Any]:
+    found = msgspec.json.decode(raw)
+    return found if isinstance(found, dict) else {}
+
+
+def _denied_keys(error: Conflict) -> set[str]:
+    """The label keys that a server-side apply was refused for."""
+    start = ".metadata.labels."
+    return {one.field.removeprefix(start) for one in error.problems if one.field.startswith(start)}
+
+
+async def _all(work: Iterable[Awaitable[None]]) -> None:
+    """Everything, a few at a time; the first error is raised when all is done."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(part: Awaitable[None]) -> NodewiseError | None:
+        async with places:
+            try:
+                await part
+            except NodewiseError as error:
+                return error
+        return None
+
+    failed = [error for error in await asyncio.gather(*map(one, work)) if error]
+    if failed:
+        raise failed[0]

@@ -149,3 +149,42 @@ def _hold(
             column = columns.get(key)
             if column is not None and column.hold[number]:
                 wanted.setdefault(name, {})[key] = value
+
+
+class Claims(NamedTuple):
+    """What all policies together want of node labels."""
+
+    columns: dict[str, LabelColumn]
+    """By label key."""
+    clashes: dict[tuple[str, str], str]
+    """By namespace and name of a policy: why some of its labels are not written."""
+
+
+def claims(
+    decided: Mapping[tuple[str, str], tuple[Policy, Sequence[LabelColumn]]], trusted: Sequence[str]
+) -> Claims:
+    """The columns that count, of policies in `trusted` namespaces (none: all).
+
+    `<policy>=violating` is shared by policies of one name; of two that label, the older one does.
+    """
+    columns: list[LabelColumn] = []
+    clashes: dict[tuple[str, str], str] = {}
+    labelled_by: dict[str, tuple[str, str]] = {}
+    for key in sorted(decided, key=lambda key: (decided[key][0].created, key)):
+        policy, wanted = decided[key]
+        if wanted and trusted and policy.namespace not in trusted:
+            clashes[key] = (
+                f"policies of namespace {policy.namespace} may not label nodes (--label-policies-from)"
+            )
+            continue
+        columns += [column for column in wanted if column.key == policy.name]
+        prefixed = [column for column in wanted if column.key.startswith(f"{PREFIX}{policy.name}/")]
+        first = labelled_by.setdefault(policy.name, key) if prefixed else key
+        if first != key:
+            clashes[key] = f"policy {'/'.join(first)} has the same name, is older, and labels in its stead"
+            continue
+        columns += prefixed
+        unlike = [column.key for column in prefixed if column.conflicting]
+        if unlike:
+            clashes[key] = f"rules with different operators claim {', '.join(unlike)}; it is left out there"
+    return Claims(united(columns), clashes)

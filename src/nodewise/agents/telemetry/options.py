@@ -6,14 +6,23 @@ import msgspec
 
 
 class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the agent treats values that are old or not there. A policy's rule may say otherwise for itself."""
+    """How the agent treats values that are old or not there, and what it may write."""
 
     max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Seconds after which a value counts as missing; 0 means five refresh periods, but at least 60 s: a scrape or
-    two may fail without a node changing its verdict."""
+    two may fail without a node changing its verdict. A policy's rule may say otherwise for itself."""
+
     when_missing: Literal["pass", "reject"] = "pass"
     """What a rule does with a node that has no fresh value. `pass`, as the older system did: a node is not lost to
-    all pods because one exporter died."""
+    all pods because one exporter died. A policy's rule may say otherwise for itself."""
+
+    label_policies_from: tuple[str, ...] = ()
+    """Namespaces whose policies may label nodes (deschedule, labeling); repeat it for several. None: all. Who may
+    create a policy can label every node of the cluster with the policy's name, so name those you trust."""
+
+    advertise_resource: str = ""
+    """An extended resource that every node shall have, such as `telemetry/scheduling=1000`: the descheduler and the
+    autoscaler take a pod that asks for a resource which no node has for one that fits nowhere. Empty: none."""
 
 
 def max_age_s(options: TelemetryOptions, sync_period_s: float) -> float:

@@ -1,15 +1,17 @@
-"""What a TASPolicy's status should say, as conditions in the form of Kubernetes' own (KEP-1623)."""
+"""What a TASPolicy's status should say, as conditions in the form of Kubernetes' own (KEP-1623). No I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
-from nodewise.agents.telemetry.policy import Policy
+from nodewise.agents.telemetry import reasons
+from nodewise.agents.telemetry.state import PolicySlot
 from nodewise.errors import UNREADABLE
 
 _LONGEST: Final = 1024
-"""Characters of a condition's message; more problems than that are counted, not listed."""
+"""Characters of a condition's message; more than that is cut."""
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -23,46 +25,81 @@ class Condition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     observed_generation: int = 0
 
 
-class _Status(msgspec.Struct, frozen=True):
+class Status(msgspec.Struct, frozen=True, rename="camel"):
+    """What we write of a status, and read of what is there."""
+
     conditions: list[Condition] = []
+    observed_generation: int = 0
+    violating_nodes: int = 0
+    missing_metrics: list[str] = []
+
+    def by_type(self) -> dict[str, Condition]:
+        return {one.type: one for one in self.conditions}
 
 
-def conditions_of(status: msgspec.Raw) -> dict[str, Condition]:
-    """The conditions that an object carries, by type; none of a status that cannot be read."""
+def read(status: msgspec.Raw) -> Status:
+    """The status that an object carries; an empty one if it cannot be read."""
     try:
-        found = msgspec.json.decode(status, type=_Status | None)
+        return msgspec.json.decode(status, type=Status | None) or Status()
     except UNREADABLE:
-        return {}
-    return {one.type: one for one in found.conditions} if found else {}
+        return Status()
 
 
-def desired(policy: Policy, generation: int, before: Mapping[str, Condition], now: str) -> list[Condition]:
-    """Our conditions of a policy. A condition that says what it said before keeps its time."""
-    return list(_timed([_valid(policy, generation)], before, now))
+def desired(decided: PolicySlot, generation: int, clash: str, before: Status, now: str) -> Status:
+    """The whole status. `clash` says in words who else claims the policy's labels; empty for nobody.
+
+    A condition that says what it said before keeps its time; one that was never bad is left out.
+    """
+    known = before.by_type()
+    conditions = [
+        _timed(one, known.get(one.type), generation, now)
+        for one in _conditions(decided, clash)
+        if one.type in _ALWAYS or one.status == "True" or one.type in known
+    ]
+    return Status(conditions, generation, violating(decided), list(decided.waits_for))
 
 
-def _valid(policy: Policy, generation: int) -> Condition:
-    """Whether every field can be used."""
-    if not policy.problems:
-        return Condition("Valid", "True", "NoProblem", "every field can be used", "", generation)
-    text = "; ".join(map(str, policy.problems))
-    if len(text) > _LONGEST:
-        text = f"{len(policy.problems)} problems: {text[: _LONGEST - 30]}…"
-    return Condition("Valid", "False", "FieldProblem", text, "", generation)
+_ALWAYS: Final = ("Valid", "MetricsFetched")
+GOOD: Final[Mapping[str, str]] = {
+    "Valid": "True",
+    "MetricsFetched": "True",
+    "Suspended": "False",
+    "LabelConflict": "False",
+}
+"""The status of each condition when all is well."""
 
 
-def _timed(conditions: Iterable[Condition], before: Mapping[str, Condition], now: str) -> Iterable[Condition]:
-    for one in conditions:
-        old = before.get(one.type)
-        time = old.last_transition_time if old and old.status == one.status else now
-        yield msgspec.structs.replace(one, last_transition_time=time or now)
+def _conditions(decided: PolicySlot, clash: str) -> Iterator[Condition]:
+    problems = "; ".join(map(str, decided.policy.problems))
+    yield _of("Valid", not problems, "FieldProblem", problems, "every field can be used")
+    waits = ", ".join(decided.waits_for)
+    text = f"never fetched: {waits}; no node passes until every metric of a rule was"
+    yield _of("MetricsFetched", not waits, "NeverFetched", text, "every metric was fetched")
+    held = ", ".join(reasons.rule_text(rule) for rule in decided.suspended)
+    text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
+    yield _of("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")
+    yield _of("LabelConflict", bool(clash), "OwnedElsewhere", clash, "nobody else claims the labels")
 
 
-def document(api_version: str, kind: str, metadata: Mapping[str, Any], conditions: list[Condition]) -> Any:
-    """The body of a server-side apply to the status: ours are these conditions and nothing else."""
-    return {
-        "apiVersion": api_version,
-        "kind": kind,
-        "metadata": metadata,
-        "status": {"conditions": conditions},
-    }
+def _of(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> Condition:
+    status = "True" if is_true else "False"
+    if GOOD[kind] == status:
+        return Condition(kind, status, "AllWell", good)
+    return Condition(kind, status, bad_reason, bad if len(bad) <= _LONGEST else f"{bad[: _LONGEST - 1]}…")
+
+
+def _timed(one: Condition, before: Condition | None, generation: int, now: str) -> Condition:
+    kept = before.last_transition_time if before and before.status == one.status else now
+    return msgspec.structs.replace(one, last_transition_time=kept or now, observed_generation=generation)
+
+
+def violating(decided: PolicySlot) -> int:
+    """How many nodes the policy rejects or wants drained."""
+    masks = [] if decided.judged is None else [decided.judged.codes[:-1] > 0]
+    masks += [column.codes[:-1] > 0 for column in decided.labels if column.key == decided.policy.name]
+    return int(np.any(masks, axis=0).sum()) if masks else 0
+
+
+def document(api_version: str, kind: str, metadata: Mapping[str, Any], status: Status) -> dict[str, Any]:
+    """The body of a server-side apply to the status: ours are these fields and nothing else."""
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "status": status}

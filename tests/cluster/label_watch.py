@@ -1,0 +1,70 @@
+"""Every change of every label of every node, as a watch of the API server told of it."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import httpx2
+
+from tests.cluster.controlplane import ControlPlane
+
+
+class Change(NamedTuple):
+    """One label of one node; None for one that is not there."""
+
+    node: str
+    key: str
+    old: str | None
+    new: str | None
+
+
+class LabelWatch:
+    """What was seen since `watching` was entered, oldest first."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self._labels: dict[str, dict[str, str]] = {}
+
+    def see(self, kind: str, node: dict) -> None:
+        name = node["metadata"]["name"]
+        new = {} if kind == "DELETED" else node["metadata"].get("labels", {})
+        old = self._labels.get(name)
+        self._labels[name] = new
+        if old is None or kind == "DELETED":
+            return
+        self.changes += [
+            Change(name, key, old.get(key), new.get(key))
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key) != new.get(key)
+        ]
+
+    def of(self, key: str) -> list[Change]:
+        return [change for change in self.changes if change.key == key]
+
+
+@contextlib.contextmanager
+def watching(plane: ControlPlane) -> Iterator[LabelWatch]:
+    """A watch on all nodes, from now until the block is left."""
+    seen = LabelWatch()
+    context = plane.authority.client_context(plane.admin.pair)
+    ready = threading.Event()
+    with httpx2.Client(base_url=plane.url, verify=context, timeout=None, trust_env=False) as client:
+        listed = client.get("/api/v1/nodes").json()
+        for node in listed["items"]:
+            seen.see("ADDED", node)
+        query = {"watch": "1", "resourceVersion": listed["metadata"]["resourceVersion"]}
+
+        def follow() -> None:
+            with contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, RuntimeError):
+                with client.stream("GET", "/api/v1/nodes", params=query) as lines:
+                    ready.set()
+                    for line in lines.iter_lines():
+                        event = json.loads(line)
+                        seen.see(event["type"], event["object"])
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        ready.wait(5)
+        yield seen

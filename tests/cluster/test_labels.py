@@ -1,0 +1,206 @@
+"""Node labels on a real API server: set on fresh evidence, never flapping, never somebody else's."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import label_watch, objects, served
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.label_watch import Change, LabelWatch
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import Served
+from tests.cluster.test_extender import metrics, policy  # noqa: F401 - the fixture
+
+DRAIN = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+PREFIX = "telemetry.aware.scheduling.pol"
+
+
+@pytest.fixture
+def labels(plane: ControlPlane, corner: Sandbox) -> Iterator[LabelWatch]:
+    """Three nodes, and every change of their labels."""
+    corner.nodes(*objects.nodes("a b c"))
+    with label_watch.watching(plane) as seen:
+        yield seen
+
+
+def label(corner: Sandbox, node: str) -> dict[str, str]:
+    found: dict[str, str] = corner.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+    return {key: value for key, value in found.items() if key != "kubernetes.io/hostname"}
+
+
+def until(corner: Sandbox, node: str, wanted: dict[str, str]) -> None:
+    wait(
+        f"{node} has {wanted}",
+        lambda: label(corner, node) == wanted or None,
+        show=lambda: label(corner, node),
+    )
+
+
+def condition(corner: Sandbox, kind: str, name: str = "pol") -> Object:
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{name}"
+    found = corner.api.get(path).get("status", {}).get("conditions", [])
+    return next((one for one in found if one["type"] == kind), {"status": "", "message": ""})
+
+
+def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
+    plane: ControlPlane,
+    corner: Sandbox,
+    metrics: CustomMetrics,
+    labels: LabelWatch,
+    tmp_path: Path,  # noqa: F811
+) -> None:
+    metrics.set("heat", {"a": 90, "b": 50, "c": 95})
+    policy(corner, deschedule=[DRAIN])
+    with served.extender(plane, tmp_path):
+        until(corner, "a", {"pol": "violating"})
+        until(corner, "c", {"pol": "violating"})
+        metrics.set("heat", {"a": 20, "b": 50, "c": 95})
+        until(corner, "a", {})
+        # what is no news changes nothing: an edit of the policy's metadata, a metric that fails, a node's annotation
+        path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
+        corner.api.patch(path, {"metadata": {"annotations": {"touched": "1"}}})
+        corner.annotate("c", "touched", "1")
+        metrics.fail("heat")
+    with served.extender(plane, tmp_path) as again:
+        wait("it leads", lambda: again.events("leading") or None, 30)
+        metrics.set("heat", {"a": 20, "b": 90, "c": 95})
+        until(corner, "b", {"pol": "violating"})
+    assert (
+        labels.of("pol")
+        == [
+            *sorted([Change("a", "pol", None, "violating"), Change("c", "pol", None, "violating")]),
+            Change("a", "pol", "violating", None),
+            Change("b", "pol", None, "violating"),
+        ]
+        or sorted(labels.of("pol")[:2])
+        == [
+            Change("a", "pol", None, "violating"),
+            Change("c", "pol", None, "violating"),
+        ]
+        and labels.of("pol")[2:]
+        == [Change("a", "pol", "violating", None), Change("b", "pol", None, "violating")]
+    )
+    assert {change.key for change in labels.changes} == {"pol"}
+
+
+def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
+    plane: ControlPlane,
+    corner: Sandbox,
+    metrics: CustomMetrics,
+    labels: LabelWatch,
+    tmp_path: Path,  # noqa: F811
+) -> None:
+    metrics.set("heat", {"a": 90})
+    policy(corner, deschedule=[DRAIN], labeling=[DRAIN | {"labels": ["hot=yes"]}])
+    with served.extender(plane, tmp_path):
+        until(corner, "a", {"pol": "violating", f"{PREFIX}/hot": "yes"})
+    corner.api.delete(f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol")
+    with served.extender(plane, tmp_path):
+        until(corner, "a", {})
+
+
+def test_a_label_of_somebody_else_is_left_alone_and_the_policy_says_so(
+    corner: Sandbox,
+    metrics: CustomMetrics,
+    labels: LabelWatch,
+    plane: ControlPlane,
+    tmp_path: Path,  # noqa: F811
+) -> None:
+    mine = {"pol": "mine", "telemetry.aware.scheduling.other/x": "1"}
+    for node in ("a", "b"):
+        corner.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": mine}})
+    metrics.set("heat", {"a": 90, "b": 10, "c": 90})
+    policy(corner, deschedule=[DRAIN], labeling=[DRAIN | {"labels": ["hot=yes"]}])
+    with served.extender(plane, tmp_path):
+        until(corner, "a", mine | {f"{PREFIX}/hot": "yes"})
+        until(corner, "c", {"pol": "violating", f"{PREFIX}/hot": "yes"})
+        wait("the policy says so", lambda: condition(corner, "LabelConflict")["status"] == "True" or None)
+        assert "node a" in condition(corner, "LabelConflict")["message"]
+        metrics.set("heat", {"a": 10, "b": 10, "c": 10})
+        until(corner, "a", mine)
+        until(corner, "c", {})
+        until(corner, "b", mine)
+
+
+def test_labels_of_the_older_system_are_taken_over_without_a_gap(
+    plane: ControlPlane,
+    corner: Sandbox,
+    metrics: CustomMetrics,
+    labels: LabelWatch,
+    tmp_path: Path,  # noqa: F811
+) -> None:
+    """As it wrote them: a JSON patch by the manager `extender`."""
+    add = [
+        {"op": "add", "path": "/metadata/labels/pol", "value": "violating"},
+        {"op": "add", "path": "/metadata/labels/telemetry.aware.scheduling.gone~1x", "value": "1"},
+    ]
+    for node in ("a", "b"):
+        corner.api.request(
+            "PATCH",
+            f"/api/v1/nodes/{node}",
+            json=add,
+            headers={"Content-Type": "application/json-patch+json"},
+            params={"fieldManager": "extender"},
+        )
+    before = len(labels.changes)
+    metrics.set("heat", {"a": 90, "b": 10})
+    policy(corner, deschedule=[DRAIN])
+    with served.extender(plane, tmp_path) as running:
+        until(corner, "a", {"pol": "violating"})
+        until(corner, "b", {})
+        assert len(running.events("labels_taken_over")) == 2
+        metrics.set("heat", {"a": 10, "b": 10})
+        until(corner, "a", {})
+    seen = labels.changes[before + (4 - before if before < 4 else 0) :]
+    assert Change("a", "pol", "violating", None) in seen
+    assert Change("a", "pol", None, "violating") not in seen
+
+
+def test_a_metric_that_stops_holds_labels_and_verdicts_and_says_so(
+    plane: ControlPlane,
+    corner: Sandbox,
+    metrics: CustomMetrics,
+    labels: LabelWatch,
+    tmp_path: Path,  # noqa: F811
+) -> None:
+    metrics.set("heat", {"a": 90, "b": 50, "c": 95})
+    policy(corner, deschedule=[DRAIN], dontschedule=[DRAIN])
+    with served.extender(plane, tmp_path, "--max-age=2s") as running:
+        until(corner, "a", {"pol": "violating"})
+        until(corner, "c", {"pol": "violating"})
+        metrics.fail("heat")
+        wait("it is suspended", lambda: condition(corner, "Suspended")["status"] == "True" or None, 20)
+        assert "heat GreaterThan 80" in condition(corner, "Suspended")["message"]
+        assert running.rejects(corner.namespace, "a")
+        assert not running.rejects(corner.namespace, "b")
+        metrics.set("heat", {"a": 10, "b": 50, "c": 95})
+        until(corner, "a", {})
+        wait("it is well again", lambda: condition(corner, "Suspended")["status"] == "False" or None)
+    assert len(labels.of("pol")) == 3
+
+
+def test_an_extended_resource_is_kept_on_every_node(
+    plane: ControlPlane,
+    corner: Sandbox,
+    metrics: CustomMetrics,
+    tmp_path: Path,  # noqa: F811
+) -> None:
+    corner.nodes(objects.node("a"))
+    policy(corner, deschedule=[DRAIN])
+
+    def advertised(node: str) -> bool | None:
+        status = corner.api.get(f"/api/v1/nodes/{node}")["status"]
+        found = {status[part].get("telemetry/scheduling") for part in ("capacity", "allocatable")}
+        return found == {"1k"} or found == {"1000"} or None
+
+    with served.extender(plane, tmp_path, "--advertise-resource=telemetry/scheduling=1k"):
+        wait("a has it", lambda: advertised("a"))
+        gone = [{"op": "remove", "path": "/status/capacity/telemetry~1scheduling"}]
+        headers = {"Content-Type": "application/json-patch+json"}
+        corner.api.request("PATCH", "/api/v1/nodes/a/status", json=gone, headers=headers)
+        wait("a has it again", lambda: advertised("a"))
+        corner.nodes(objects.node("late"))
+        wait("so has one that comes later", lambda: advertised("late"))
