@@ -7,10 +7,10 @@ reason, in a regular answer: to kube-scheduler an error means "place it without 
 from collections.abc import Callable
 from typing import Final
 
+from nodewise import clock as clocks
 from nodewise.agent import View
 from nodewise.clock import Clock
-from nodewise.errors import BadInput, Problem
-from nodewise.extender import report
+from nodewise.extender import ledger
 from nodewise.extender.answering import Answering
 from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.observe.meters import Meters
@@ -54,16 +54,8 @@ class Extender:
         self._keep(answer.decision)
         return Response(200, answer.body)
 
-    def _decisions(self, request: Request) -> Response:
-        limit = request.query.get("limit", "20")
-        if not limit.isdecimal() or not 0 < int(limit) <= _MOST_DECISIONS:
-            raise BadInput(
-                "query", [Problem("limit", repr(limit), f"a whole number from 1 to {_MOST_DECISIONS}")]
-            )
-        found = self._ring.newest(
-            request.query.get("namespace", ""), request.query.get("pod", ""), limit=int(limit)
-        )
-        return Response(200, report.encode({"decisions": [report.decision(one) for one in found]}) + b"\n")
+    async def _decisions(self, request: Request) -> Response:
+        return Response(200, await clocks.paced_result(ledger.page(self._ring, request.query)))
 
     def _keep(self, decision: Decision) -> None:
         self._ring.add(decision)
@@ -72,6 +64,3 @@ class Extender:
             rejected = int((verdict.codes != 0).sum())
             self._meters.count("verdicts_total", rejected, agent=agent, verdict="rejected")
             self._meters.count("verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed")
-
-
-_MOST_DECISIONS: Final = 1000

@@ -1,7 +1,7 @@
 """Decisions: what each agent said of each candidate, kept as values in a ring that is bounded by bytes."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -75,25 +75,44 @@ class DecisionRing:
     def __init__(self, max_bytes: int = 64 * 2**20) -> None:
         self._max_bytes = max_bytes
         self._kept: deque[tuple[Decision, int]] = deque()
+        self._by_pod: dict[tuple[str, str], deque[Decision]] = {}
         self.size_bytes = 0
 
     def add(self, decision: Decision) -> None:
         """Keep a decision; the oldest make room."""
         size = decision.size_bytes()
         self._kept.append((decision, size))
+        self._by_pod.setdefault(_key(decision), deque()).append(decision)
         self.size_bytes += size
         while self.size_bytes > self._max_bytes and self._kept:
-            self.size_bytes -= self._kept.popleft()[1]
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        oldest, size = self._kept.popleft()
+        self.size_bytes -= size
+        same = self._by_pod[_key(oldest)]
+        same.popleft()  # a pod's decisions leave in the order in which they came
+        if not same:
+            del self._by_pod[_key(oldest)]
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def newest(self, namespace: str = "", name: str = "", limit: int = 20) -> list[Decision]:
-        """The newest first; an empty namespace or name means any."""
-        found: list[Decision] = []
-        for decision, _ in reversed(self._kept):
-            if namespace in {"", decision.pod.namespace} and name in {"", decision.pod.name}:
-                found.append(decision)
-                if len(found) == limit:
-                    break
-        return found
+    @property
+    def since(self) -> float | None:
+        """When the oldest decision that is kept was made, seconds since 1970."""
+        return self._kept[0][0].at if self._kept else None
+
+    def about(self, namespace: str = "", name: str = "") -> Sequence[Decision]:
+        """All about some pods, the oldest first; an empty namespace or name means any. Both given: no search."""
+        if namespace and name:
+            return self._by_pod.get((namespace, name), ())
+        return [
+            decision
+            for decision, _ in self._kept
+            if namespace in {"", decision.pod.namespace} and name in {"", decision.pod.name}
+        ]
+
+
+def _key(decision: Decision) -> tuple[str, str]:
+    return decision.pod.namespace, decision.pod.name

@@ -106,7 +106,7 @@ class TestRing:
             ring.add(decision(f"p{number}"))
         assert len(ring) == 10
         assert ring.size_bytes <= 10 * decision("x").size_bytes()
-        assert [one.pod.name for one in ring.newest(limit=2)] == ["p24", "p23"]
+        assert [one.pod.name for one in ring.about()][-2:] == ["p23", "p24"]
 
     def test_one_that_is_larger_than_the_ring_is_not_kept(self) -> None:
         ring = DecisionRing(max_bytes=5000)
@@ -117,8 +117,18 @@ class TestRing:
         ring = DecisionRing()
         for name in ("a", "b", "a"):
             ring.add(decision(name))
-        assert len(ring.newest("d", "a")) == 2
-        assert ring.newest("e", "a") == []
+        assert len(ring.about("d", "a")) == len(ring.about(name="a")) == 2
+        assert not ring.about("e", "a")
+
+    def test_by_pod_the_oldest_make_room_too(self) -> None:
+        ring = DecisionRing(max_bytes=3 * decision("a").size_bytes())
+        for name in "abab":
+            ring.add(decision(name))
+        assert (len(ring.about("d", "a")), len(ring.about("d", "b"))) == (1, 2)
+        for _ in range(3):
+            ring.add(decision("c"))
+        assert not ring.about("d", "a")
+        assert len(ring) == len(ring.about("d", "c")) == 3
 
 
 class Counting:

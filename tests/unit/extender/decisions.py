@@ -1,0 +1,76 @@
+"""Small decisions in words: `decision(heat="81 70 -")` is a filter call of three nodes, the last without a value."""
+
+from typing import Any
+
+import numpy as np
+
+from nodewise import clock, quantity
+from nodewise.agent import COMPARISONS, Evidence, Joined, ValueState, Verdict
+from nodewise.extender.decision import Decision, PodRef
+from nodewise.extender.ledger import Told
+
+AT = clock.parse_rfc3339("2026-11-21T10:00:00Z")
+COUNT = 3000
+_STATES = {"-": ValueState.MISSING, "!": ValueState.INVALID}
+
+
+def evidence(
+    metric: str, values: str, rule: str = "GreaterThan 80", *, rejects_missing: bool = False
+) -> Evidence:
+    """A rule's values by node: `-` is missing, `!` invalid, `5~` stale, all others are 2.5 s old."""
+    operator, target = rule.split()
+    words = values.split()
+    states = [ValueState.STALE if word[-1] == "~" else _STATES.get(word, ValueState.FRESH) for word in words]
+    exact = [0 if word in _STATES else quantity.parse(word.rstrip("~")) for word in words]
+    fits = all(abs(one) < 2**63 for one in exact)
+    return Evidence(
+        metric,
+        operator,
+        quantity.parse(target),
+        np.array(exact, np.int64 if fits else object),
+        np.array(states, np.uint8),
+        np.array([np.nan if word in _STATES else 2.5 for word in words]),
+        rejects_missing,
+    )
+
+
+def breaks(one: Evidence) -> Any:
+    """Written out once more, on purpose: what `explaining` must agree with."""
+    fresh = one.states == ValueState.FRESH
+    return (fresh & np.asarray(COMPARISONS[one.operator](one.values, one.target), bool)) | (
+        ~fresh & one.rejects_missing
+    )
+
+
+def verdict(*rules: Evidence, joined: Joined | None = "any", advice: str = "") -> Verdict:
+    """What rejects by these rules, the first that is broken named."""
+    masks = [breaks(one) for one in rules]
+    texts = [
+        f"policy d/pol: {one.metric} {one.operator} {quantity.to_text(one.target or 0)}" for one in rules
+    ]
+    if joined == "all":
+        codes = np.where(np.logical_and.reduce(masks), 1, 0)
+        texts = [f"policy d/pol: {' and '.join(text.split(': ')[1] for text in texts)}"]
+    else:
+        codes = np.select(masks, range(1, len(masks) + 1), 0)
+    reasons = tuple(Told(text, advice=advice) for text in texts)
+    return Verdict(codes.astype(np.int16), reasons, rules, joined)
+
+
+def of(*verdicts: tuple[str, Verdict], nodes: str = "", at: float = AT, verb: Any = "filter") -> Decision:
+    """A decision of these agents, about n1, n2, … unless nodes are named."""
+    size = len(verdicts[0][1].codes) if verdicts else len(nodes.split())
+    names = nodes.split() or [f"n{number}" for number in range(1, size + 1)]
+    return Decision(verb, PodRef("d", "p", "u"), at, 7, np.array(names, object), verdicts)
+
+
+def decision(**values: str) -> Decision:
+    """One agent that rejects nodes with a value over 80, whatever the metrics."""
+    return of(("telemetry", verdict(*(evidence(metric, given) for metric, given in values.items()))))
+
+
+def large() -> Decision:
+    """About COUNT nodes, two thirds of which are rejected."""
+    return decision(
+        heat=" ".join(str(60 + 15 * (number % 3)) for number in range(COUNT)), dust="81 1 2 " * (COUNT // 3)
+    )

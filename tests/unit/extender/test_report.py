@@ -1,0 +1,70 @@
+"""Decisions put into words."""
+
+import json
+
+import numpy as np
+
+from nodewise import clock
+from nodewise.agent import Evidence, Scores, Verdict
+from nodewise.extender import report
+from nodewise.extender.decision import Decision, PodRef
+from tests.unit.extender import decisions
+from tests.unit.extender.decisions import COUNT, decision, large
+
+
+def words(given: Decision) -> dict[str, object]:
+    found: dict[str, object] = json.loads(clock.result(report.encoded(given)))
+    return found
+
+
+def test_a_filter_answer() -> None:
+    found = words(decision(heat="81 70 -"))
+    assert list(found) == ["time", "verb", "pod", "uid", "view", "feasible", "rejected", "values"]
+    assert found["time"] == "2026-11-21T10:00:00Z"
+    assert found["feasible"] == ["n2", "n3"]
+    assert found["rejected"] == {
+        "n1": [{"agent": "telemetry", "reason": "policy d/pol: heat GreaterThan 80"}]
+    }
+    values = found["values"]
+    assert isinstance(values, list)
+    assert values[0] == {
+        "node": "n1",
+        "metric": "heat",
+        "value": 81,
+        "target": 80,
+        "operator": "GreaterThan",
+        "state": "fresh",
+        "age_s": 2.5,
+    }
+    assert (values[2]["value"], values[2]["state"], values[2]["age_s"]) == (None, "missing", None)
+
+
+def test_a_prioritize_answer() -> None:
+    ref, names = PodRef("d", "p", "u"), np.array(["a", "b"], object)
+    given = Decision("prioritize", ref, 0.0, 1, names, scores=(("t", Scores(np.array([10, 9]))),))
+    assert words(given)["scores"] == {"a": 10, "b": 9}
+
+
+def test_what_is_made_in_parts_is_what_is_made_at_once() -> None:
+    found = words(large())
+    assert found["rejected"] == report.rejected(large())
+    assert json.dumps(found["values"]) == report.encode(report.values(large())).decode().replace(
+        ":", ": "
+    ).replace(",", ", ")
+    assert len(list(report.encoded(large()))) > COUNT / 100
+
+
+def test_a_decision_without_an_opinion() -> None:
+    plain = Decision("filter", PodRef("d", "p"), 0.0, 1, np.array(["a"], object))
+    found = words(plain)
+    assert (found["feasible"], found["rejected"], found["values"]) == (["a"], {}, [])
+
+
+def test_why_nobody_could_answer() -> None:
+    assert report.failure(decision(heat="81 70 -")) is None
+
+
+def test_values_without_a_target() -> None:
+    one = Evidence("m", "LessThan", None, np.array([5]), np.array([0], np.uint8), np.array([np.nan]))
+    given = decisions.of(("t", Verdict(np.array([0], np.int16), (), (one,))))
+    assert report.values(given)[0]["target"] is None
