@@ -1,0 +1,127 @@
+"""Builds the programs of a Go module of ours, once, into a cache outside the tree.
+
+Each module pins one set of programs and all they need; what is built of it stays in a folder named after what went
+into it, so that a change of one module builds that one anew and no other.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tests.cluster import toolchain
+from tests.cluster.toolchain import MissingError
+
+
+class Module(NamedTuple):
+    """A folder with a go.mod, and the programs that are built of it.
+
+    `packages` is program to Go package, in the order they are built: later ones share most of what earlier ones
+    compiled. `remedy` is what a person can do when a build fails.
+    """
+
+    name: str
+    what: str
+    version: str
+    folder: Path
+    packages: Mapping[str, str]
+    ldflags: str = "-s -w"
+    remedy: str = "mend that and try again"
+
+    def lacks(self, place: Path) -> list[str]:
+        """The programs that a folder does not hold, executable."""
+        return [name for name in self.packages if not os.access(place / name, os.X_OK)]
+
+    def key(self) -> str:
+        """What a built folder is named after: another version, dependency or machine is another folder."""
+        machine = f"{platform.system()} {platform.machine()}"
+        text = f"{self.version} {self.ldflags} {machine} {sorted(self.packages)}".encode()
+        pinned = [(self.folder / name).read_bytes() for name in ("go.mod", "go.sum")]
+        return hashlib.sha256(b"\0".join([text, *pinned])).hexdigest()[:16]
+
+    def home(self) -> Path:
+        """Where the programs are, or will be."""
+        return toolchain.cache() / self.name / self.key()
+
+    def built(self) -> Path:
+        """The folder with every program, built now where it must be. Raises MissingError.
+
+        They appear in one step, by a rename, so that an interrupted build is never taken for a whole one; of two
+        runs at the same time the second waits for the first.
+        """
+        home = self.home()
+        if self.lacks(home):
+            with alone(home.with_suffix(".lock"), self.what):
+                if self.lacks(home):
+                    self._build_into(home)
+        return home
+
+    def _build_into(self, home: Path) -> None:
+        go = toolchain.find(self.folder)
+        part = home.with_suffix(".part")
+        for stale in (part, home):
+            shutil.rmtree(stale, ignore_errors=True)
+        part.mkdir()
+        say(f"building {self.what} with {go}, once, into {home}")
+        for number, name in enumerate(self.packages, start=1):
+            start_s = time.monotonic()
+            with _shown(f"{name} ({number} of {len(self.packages)})"):
+                self._build_one(go, name, part / name)
+            say(f"built {name} in {time.monotonic() - start_s:.0f} s")
+        part.rename(home)
+
+    def _build_one(self, go: str, name: str, out: Path) -> None:
+        command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", self.ldflags, "-o", str(out)]
+        said = subprocess.run(
+            [*command, self.packages[name]],
+            cwd=self.folder,
+            env=toolchain.environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if said.returncode:
+            last = "\n".join(said.stderr.strip().splitlines()[-15:])
+            raise MissingError(f"building {name} failed:\n{last}\n", self.remedy)
+
+
+@contextlib.contextmanager
+def alone(lock: Path, what: str) -> Iterator[None]:
+    """One process at a time; who waits says for what."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another run is getting {what}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _shown(what: str) -> Iterator[None]:
+    """On a terminal, a line that moves while `what` is under way; elsewhere nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    columns = SpinnerColumn(), TextColumn("building {task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
+def say(line: str) -> None:
+    """Progress goes to stderr."""
+    print(line, file=sys.stderr, flush=True)

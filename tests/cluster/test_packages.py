@@ -1,0 +1,92 @@
+"""Finding and fetching Prometheus, with stand-ins for apt-get and dpkg-deb that ask no network."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import packages
+from tests.cluster.toolchain import MissingError
+
+APT_GET = """#!/bin/sh
+echo "$@" >> {asked}
+case "$*" in
+  *update) exit 100 ;;
+  *download*) {fails}for one in prometheus prometheus-node-exporter; do echo > "$one"_1.deb; done ;;
+esac
+"""
+
+DPKG_DEB = """#!/bin/sh
+/bin/mkdir -p "$3/usr/bin"
+name=$(/usr/bin/basename "$2" _1.deb)
+printf '#!/bin/sh\\n' > "$3/usr/bin/$name"
+"""
+
+
+class Machine:
+    """A machine with an empty cache and nothing on its PATH but what it is given."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._bin, self._asked = folder / "bin", folder / "asked"
+        self._bin.mkdir()
+        monkeypatch.setenv("PATH", str(self._bin))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+
+    def install(self, name: str, text: str = "#!/bin/sh\n") -> Path:
+        program = self._bin / name
+        program.write_text(text)
+        program.chmod(0o755)
+        return program
+
+    def install_apt(self, fails: str = "") -> None:
+        self.install("apt-get", APT_GET.format(asked=self._asked, fails=fails))
+        self.install("dpkg-deb", DPKG_DEB)
+
+    @property
+    def asked(self) -> list[str]:
+        """What apt-get was asked for, its options left out."""
+        lines = self._asked.read_text().splitlines() if self._asked.exists() else []
+        return [line.partition("User=root ")[2] for line in lines]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_packages_are_fetched_once_even_where_their_list_is_old(machine: Machine) -> None:
+    machine.install_apt()
+    assert packages.find() is None
+    found = packages.get()
+    assert found == packages.get() == packages.find()
+    assert [program.name for program in found] == list(packages.PACKAGES)
+    assert machine.asked == ["update", "download prometheus prometheus-node-exporter"]
+
+
+@pytest.mark.parametrize("exporter", ["prometheus-node-exporter", "node_exporter"])
+def test_programs_of_the_path_are_taken(machine: Machine, exporter: str) -> None:
+    machine.install_apt()
+    assert packages.Programs(machine.install("prometheus"), machine.install(exporter)) == packages.get()
+    assert machine.asked == []
+
+
+def test_one_alone_is_not_enough(machine: Machine) -> None:
+    machine.install_apt()
+    machine.install("prometheus")
+    assert packages.get() == packages.find()
+    assert machine.asked
+
+
+def test_a_download_that_fails_says_why_and_leaves_nothing(machine: Machine) -> None:
+    machine.install_apt(fails="echo 'E: no such host' >&2; exit 100; ")
+    with pytest.raises(
+        MissingError, match=r"apt-get could not get .*: E: no such host; install Debian's packages"
+    ):
+        packages.get()
+    assert packages.find() is None
+
+
+def test_without_apt_the_error_says_what_to_install(machine: Machine) -> None:
+    with pytest.raises(
+        MissingError, match="no apt-get to fetch it; install Debian's packages prometheus and"
+    ):
+        packages.get()
