@@ -5,17 +5,33 @@ What cannot be set up on this machine is reported by `availability.not_run`.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import pytest
 
-from tests.cluster import availability, controlplane, custom_metrics, extender_double, programs, sandbox
+from tests.cluster import (
+    availability,
+    controlplane,
+    custom_metrics,
+    example,
+    extender_double,
+    monitoring,
+    packages,
+    pipeline,
+    programs,
+    sandbox,
+)
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.extender_double import Double
+from tests.cluster.monitoring import Monitoring
+from tests.cluster.pipeline import Adapter, Pipeline
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.schedulers import RealScheduler, Scheduler
 from tests.cluster.standin import StandIn
 from tests.cluster.toolchain import MissingError
+
+Got = TypeVar("Got")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,17 +44,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def control_plane_programs(request: pytest.FixtureRequest) -> Path:
     """The folder with the programs; built now where they are not, with its progress shown."""
+    return _got(request, programs.folder)
+
+
+def _got(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
+    """What `get` finds or builds, its progress shown; a test that needs it cannot run where there is none."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        folder, why = _found_or_built()
-    return folder or availability.not_run(f"{why}; then `{programs.SET_UP}`")
-
-
-def _found_or_built() -> tuple[Path | None, str]:
     try:
-        return programs.folder(), ""
+        with capture.global_and_fixture_disabled():
+            return get()
     except MissingError as missing:
-        return None, str(missing)
+        why = str(missing)
+    return availability.not_run(f"{why}; then `{programs.SET_UP}`")
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +77,45 @@ def metrics(corner: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
     """The custom metrics API of the control plane, served by a test's own server."""
     with custom_metrics.behind(corner, tmp_path) as serving:
         yield serving
+
+
+@pytest.fixture(scope="session")
+def prometheus_programs(request: pytest.FixtureRequest) -> packages.Programs:
+    """Prometheus and its node exporter."""
+    return _got(request, packages.get)
+
+
+@pytest.fixture(scope="session")
+def descheduler_program(request: pytest.FixtureRequest) -> Path:
+    """The descheduler; see `descheduling`."""
+    return _got(request, programs.descheduler)
+
+
+class Measuring(NamedTuple):
+    """What runs for the whole session; see `pipeline`."""
+
+    monitoring: Monitoring
+    adapter: Adapter
+
+
+@pytest.fixture(scope="session")
+def measuring(
+    request: pytest.FixtureRequest, plane: ControlPlane, prometheus_programs: packages.Programs
+) -> Iterator[Measuring]:
+    """Exporters of the example's nodes, a Prometheus that scrapes them, and an adapter that asks it."""
+    adapter = _got(request, programs.prometheus_adapter)
+    with (
+        monitoring.running(prometheus_programs, plane.folder / "monitoring", example.NODES) as scraping,
+        pipeline.adapting(plane, adapter, scraping.url) as adapting,
+    ):
+        yield Measuring(scraping, adapting)
+
+
+@pytest.fixture(name="pipeline")
+def _pipeline(measuring: Measuring, corner: Sandbox) -> Iterator[Pipeline]:
+    """The custom metrics API of the control plane, with values that travel from text files; nodes are the test's."""
+    with pipeline.registered(corner.api, *measuring) as both_ends:
+        yield both_ends
 
 
 @pytest.fixture

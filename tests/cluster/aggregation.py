@@ -1,0 +1,73 @@
+"""Puts a server of loopback behind the API server, as an aggregated API."""
+
+import contextlib
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tests.cluster import objects, sandbox
+from tests.cluster.api import Api, Object, path_of
+from tests.cluster.certificates import Authority, Pair
+
+
+class Backend(NamedTuple):
+    """Where the API server hands requests on to: a Service that stands for a port of this machine."""
+
+    namespace: str
+    name: str
+    port: int
+    authority: Authority
+
+    def certificate(self) -> Pair:
+        """For the name by which the API server calls the Service."""
+        return self.authority.issue(self.name, f"{self.name}.{self.namespace}.svc", "localhost", "127.0.0.1")
+
+    def service(self) -> Object:
+        """Without endpoint routing the API server sends what is for this Service to localhost itself."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": self.port}]},
+        }
+
+    def api_service(self, group: str, version: str) -> Object:
+        """The later a version's number, the more clients are to prefer it."""
+        service = {"name": self.name, "namespace": self.namespace, "port": self.port}
+        return {
+            "apiVersion": "apiregistration.k8s.io/v1",
+            "kind": "APIService",
+            "metadata": {"name": f"{version}.{group}"},
+            "spec": {
+                "group": group,
+                "version": version,
+                "service": service,
+                "caBundle": b64encode(self.authority.ca_pem).decode(),
+                "groupPriorityMinimum": 100,
+                "versionPriority": 100 + int(version[-1]),
+            },
+        }
+
+
+@contextlib.contextmanager
+def registered(api: Api, backend: Backend, group: str, versions: Sequence[str]) -> Iterator[None]:
+    """The backend answers for these versions of a group until the block is left."""
+    api.ensure(objects.namespace(backend.namespace))
+    service, ones = backend.service(), [backend.api_service(group, version) for version in versions]
+    try:
+        for one in (service, *ones):
+            api.create(one)
+        for one in ones:
+            _wait_available(api, path_of(one))
+        yield
+    finally:
+        for one in (*ones, service):
+            api.delete(path_of(one))
+
+
+def _wait_available(api: Api, path: str) -> None:
+    def available() -> bool | None:
+        conditions = api.get(path).get("status", {}).get("conditions", [])
+        return True if any(c["type"] == "Available" and c["status"] == "True" for c in conditions) else None
+
+    sandbox.wait(f"{path} is available", available, 30, lambda: api.get(path).get("status"))

@@ -1,0 +1,49 @@
+"""The files of `examples/health-metric`, as an operator applies them, made into objects for a test's own namespace."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.api import Object
+
+FOLDER = Path(__file__).parents[2] / "examples" / "health-metric"
+CLUSTER = FOLDER / "cluster"
+
+ADAPTER_RULES = CLUSTER / "adapter-rules.yaml"
+DESCHEDULER_POLICY = CLUSTER / "descheduler-policy.yaml"
+
+NODES = ("rack1-a", "rack1-b", "rack2-a")
+POLICY = "demo-policy"
+LABEL = {POLICY: "violating"}
+"""What nodewise puts on a node that the policy's deschedule rules find violating."""
+
+
+def read(file: Path) -> Any:
+    """What is in a YAML file."""
+    return yaml.safe_load(file.read_text())
+
+
+def policy() -> Object:
+    """The TASPolicy; without a namespace, which is the test's."""
+    return _at_home(read(FOLDER / "policy.yaml"))
+
+
+def deployment(replicas: int = 1) -> Object:
+    """The demo application; its pods go at once when they are evicted, since no kubelet lets them end."""
+    found = _at_home(read(CLUSTER / "deployment.yaml"))
+    found["spec"]["replicas"] = replicas
+    found["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    return found
+
+
+def pod(name: str) -> Object:
+    """One pod as the demo application's Deployment makes them."""
+    template = deployment()["spec"]["template"]
+    metadata = template["metadata"] | {"name": name}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def _at_home(obj: Object) -> Object:
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "namespace"}
+    return obj | {"metadata": metadata}

@@ -1,0 +1,197 @@
+"""Real measuring: a node exporter for each node, fed by text files, and a Prometheus that scrapes them all.
+
+A test says what a node measures (`set`, `set_health`); the value then travels as it does in a cluster. Prometheus
+looks at its list of targets every five seconds only, so a node that is to be scraped at once is named at the start.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+
+from tests.cluster import packages, processes, sandbox
+from tests.cluster.processes import Process
+
+SCRAPE_INTERVAL = "500ms"
+HEALTH = "node_health_metric"
+"""The series of the health example, as the node exporter says it."""
+
+JOB = {
+    "job_name": "node-exporter",
+    "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}],
+}
+"""The scraping of the exporters that `watch` starts."""
+
+
+class Exporter:
+    """The node exporter of one node, with the text-file collector alone."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir(parents=True)
+        self.port = processes.free_port()
+        arguments = [
+            program,
+            "--collector.disable-defaults",
+            "--collector.textfile",
+            f"--collector.textfile.directory={folder}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--web.disable-exporter-metrics",
+        ]
+        self.process = Process(arguments, folder.with_suffix(".log"))
+        with processes.stopped_on_error(self.process):
+            self.process.wait_ready(lambda: _answers(f"http://127.0.0.1:{self.port}/metrics"), 20)
+
+    def write(self, series: str, value: float | str) -> None:
+        """A value from now on; in one step, so that no scrape reads half a file."""
+        part = self.folder / f"{series}.part"
+        part.write_text(f"# TYPE {series} gauge\n{series} {value}\n")
+        part.rename(self.folder / f"{series}.prom")
+
+    def remove(self, series: str) -> None:
+        """As if nobody had ever measured this."""
+        (self.folder / f"{series}.prom").unlink(missing_ok=True)
+
+
+class Monitoring:
+    """Prometheus and the exporters it scrapes, from `start` to `stop`; `with running(...)` does both."""
+
+    def __init__(
+        self, programs: packages.Programs, folder: Path, jobs: Sequence[Mapping[str, Any]] = (JOB,)
+    ) -> None:
+        self.folder = folder
+        self.folder.mkdir(exist_ok=True)
+        self.url = f"http://127.0.0.1:{processes.free_port()}"
+        self._programs = programs
+        self._exporters: dict[str, Exporter] = {}
+        self._prometheus: Process | None = None
+        self._write_targets()
+        config = {"global": {"scrape_interval": SCRAPE_INTERVAL}, "scrape_configs": list(jobs)}
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+
+    def start(self) -> None:
+        """Starts Prometheus; twice is fine, and after an end it goes on with the data it had."""
+        if self._prometheus and self._prometheus.is_running:
+            return
+        arguments = [
+            self._programs.prometheus,
+            f"--config.file={self.folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self.folder / 'data'}",
+            f"--web.listen-address={self.url.removeprefix('http://')}",
+            "--log.level=warn",
+        ]
+        self._prometheus = Process(arguments, self.folder / "prometheus.log")
+        with processes.stopped_on_error(self._prometheus):
+            self._prometheus.wait_ready(lambda: _answers(f"{self.url}/-/ready"))
+
+    def stop(self) -> None:
+        """Ends Prometheus and every exporter."""
+        if self._prometheus:
+            self._prometheus.stop()
+        self.forget(*self._exporters)
+
+    def kill_prometheus(self) -> None:
+        """Ends Prometheus as a crash would; `start` has it back."""
+        assert self._prometheus, "Prometheus was never started"
+        self._prometheus.kill()
+
+    @contextlib.contextmanager
+    def without_prometheus(self) -> Iterator[None]:
+        """A stretch of time with Prometheus killed; it is back when the block is left."""
+        self.kill_prometheus()
+        try:
+            yield
+        finally:
+            self.start()
+
+    def watch(self, *nodes: str) -> None:
+        """Starts an exporter for each node that has none; Prometheus hears of it within five seconds or so."""
+        for node in nodes:
+            if node not in self._exporters:
+                folder = self.folder / f"{node}-{processes.free_port()}"
+                self._exporters[node] = Exporter(self._programs.node_exporter, folder)
+        self._write_targets()
+
+    def forget(self, *nodes: str) -> None:
+        """Ends the exporters of nodes."""
+        for node in nodes:
+            self._exporters.pop(node).process.stop()
+        self._write_targets()
+
+    def exporter(self, node: str) -> Exporter:
+        """The exporter of a node that is watched."""
+        return self._exporters[node]
+
+    def set(self, series: str, values: Mapping[str, float | str]) -> None:
+        """What the nodes measure from now on; `series` with its `node_`, values as Prometheus writes them."""
+        for node, value in values.items():
+            self._exporters[node].write(series, value)
+
+    def set_health(self, node: str, value: float) -> None:
+        """The health of one node: 0 is well, in the example."""
+        self.set(HEALTH, {node: value})
+
+    def clear(self) -> None:
+        """No node measures anything any more."""
+        for exporter in self._exporters.values():
+            for file in exporter.folder.glob("*.prom"):
+                exporter.remove(file.stem)
+
+    def ask(self, query: str) -> list[dict[str, Any]]:
+        """What Prometheus answers to a query: series with their labels and their newest value."""
+        answer = httpx2.get(f"{self.url}/api/v1/query", params={"query": query}, trust_env=False)
+        found: list[dict[str, Any]] = answer.raise_for_status().json()["data"]["result"]
+        return found
+
+    def values(self, series: str) -> dict[str, float]:
+        """The newest value of each node."""
+        return {one["metric"]["instance"]: float(one["value"][1]) for one in self.ask(series)}
+
+    def wait_scraped(self, series: str, values: Mapping[str, float], deadline_s: float = 20) -> None:
+        """Waits until Prometheus has these values, and of no other node."""
+        sandbox.wait(
+            f"Prometheus has {series} {dict(values)}",
+            lambda: self.values(series) == dict(values) or None,
+            deadline_s,
+            lambda: (self.values(series), self._targets()),
+        )
+
+    def _targets(self) -> Any:
+        answer = httpx2.get(f"{self.url}/api/v1/targets", trust_env=False).json()["data"]
+        return [(one["labels"], one["lastError"]) for one in answer["activeTargets"]]
+
+    def _write_targets(self) -> None:
+        targets = [
+            {"targets": [f"127.0.0.1:{exporter.port}"], "labels": {"instance": node}}
+            for node, exporter in self._exporters.items()
+        ]
+        part = self.folder / "targets.part"
+        part.write_text(json.dumps(targets))
+        part.rename(self.folder / "targets.json")
+
+
+def _answers(url: str) -> bool:
+    with contextlib.suppress(httpx2.TransportError):
+        return httpx2.get(url, timeout=2, trust_env=False).is_success
+    return False
+
+
+@contextlib.contextmanager
+def running(
+    programs: packages.Programs,
+    folder: Path,
+    nodes: Sequence[str] = (),
+    jobs: Sequence[Mapping[str, Any]] = (JOB,),
+) -> Iterator[Monitoring]:
+    """Prometheus with an exporter for each of `nodes`, gone at the end."""
+    monitoring = Monitoring(programs, folder, jobs)
+    try:
+        monitoring.watch(*nodes)
+        monitoring.start()
+        yield monitoring
+    finally:
+        monitoring.stop()
