@@ -57,12 +57,12 @@ def watching(plane: ControlPlane) -> Iterator[LabelWatch]:
         query = {"watch": "1", "resourceVersion": listed["metadata"]["resourceVersion"]}
 
         def follow() -> None:
-            with contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, RuntimeError):
-                with client.stream("GET", "/api/v1/nodes", params=query) as lines:
-                    ready.set()
-                    for line in lines.iter_lines():
-                        event = json.loads(line)
-                        seen.see(event["type"], event["object"])
+            ended = contextlib.suppress(httpx2.HTTPError, httpx2.StreamError, RuntimeError)
+            with ended, client.stream("GET", "/api/v1/nodes", params=query) as lines:
+                ready.set()
+                for line in lines.iter_lines():
+                    event = json.loads(line)
+                    seen.see(event["type"], event["object"])
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()

@@ -11,10 +11,11 @@ import httpx2
 import yaml
 
 from tests.cluster import access, processes
-from tests.cluster.api import Object
+from tests.cluster.api import Api, Object
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
+from tests.cluster.sandbox import Sandbox, wait
 
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -33,6 +34,27 @@ def rules(kind: str = "ClusterRole") -> list[Object]:
     """The rights that ship: everywhere, or in nodewise's own namespace (`Role`)."""
     found: list[Object] = next(one for one in manifest("rbac.yaml") if one["kind"] == kind)["rules"]
     return found
+
+
+def define(api: Api) -> None:
+    """The API server serves TASPolicies from now on, if it did not before."""
+    for definition in manifest("crds/taspolicies.yaml"):
+        api.ensure(definition)
+    path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
+    wait("TASPolicy is served", lambda: api.answers(path) or None)
+
+
+def policy(corner: Sandbox, **strategies: list[Object]) -> None:
+    """A TASPolicy `pol` in the test's namespace."""
+    define(corner.api)
+    corner.put(
+        {
+            "apiVersion": "telemetry.intel.com/v1alpha1",
+            "kind": "TASPolicy",
+            "metadata": {"name": "pol"},
+            "spec": {"strategies": {name: {"rules": rules} for name, rules in strategies.items()}},
+        }
+    )
 
 
 class Served:
@@ -125,6 +147,7 @@ def started(folder: Path, arguments: Sequence[str], papers: Papers) -> Iterator[
 @contextlib.contextmanager
 def extender(plane: ControlPlane, folder: Path, *arguments: str) -> Iterator[Served]:
     """An extender of this control plane, as a user with the rights that ship; ready when it is handed out."""
+    define(plane.api)
     papers = Papers(folder)
     user = plane.user(f"nodewise-{processes.free_port()}", rules())
     access.grant(plane.api, user.name, rules("Role"), OWN_NAMESPACE)

@@ -6,46 +6,21 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import custom_metrics, objects, processes, sandbox, served
+from tests.cluster import objects, processes, sandbox, served
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.sandbox import Sandbox, wait
-from tests.cluster.served import Served
+from tests.cluster.served import Served, policy
 
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 
 
 @pytest.fixture
-def metrics(corner: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
-    """Node metrics behind the real aggregation layer, and the definition of TASPolicy."""
-    for definition in served.manifest("crds/taspolicies.yaml"):
-        corner.api.ensure(definition)
-    wait(
-        "TASPolicy is served",
-        lambda: corner.api.answers("/apis/telemetry.intel.com/v1alpha1/taspolicies") or None,
-    )
-    with custom_metrics.behind(corner, tmp_path) as serving:
-        yield serving
-
-
-@pytest.fixture
 def nodewise(plane: ControlPlane, metrics: CustomMetrics, tmp_path: Path) -> Iterator[Served]:
     with served.extender(plane, tmp_path) as running:
         yield running
-
-
-def policy(corner: Sandbox, **strategies: list[Object]) -> None:
-    """A TASPolicy `pol` in the test's namespace."""
-    corner.put(
-        {
-            "apiVersion": "telemetry.intel.com/v1alpha1",
-            "kind": "TASPolicy",
-            "metadata": {"name": "pol"},
-            "spec": {"strategies": {name: {"rules": rules} for name, rules in strategies.items()}},
-        }
-    )
 
 
 def pod(name: str, **more: Any) -> Object:

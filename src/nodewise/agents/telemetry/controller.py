@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from nodewise import quantity
 from nodewise.agent import Hands, ObjectKey, Resource, View
 from nodewise.agents.telemetry import labels, ownership, status
 from nodewise.agents.telemetry.labels import Labels
@@ -259,8 +260,12 @@ class Advertiser:
         await _all(self._give(name) for name in lacking)
 
     def _lacks(self, node: Any) -> bool:
-        capacity = _mapping(node.status.capacity)
-        return capacity.get(self._name) != self._amount
+        there = _mapping(node.status.capacity).get(self._name)
+        try:
+            # the API server writes 1000 as 1k
+            return quantity.parse(str(there)) != quantity.parse(self._amount)
+        except ValueError:
+            return True
 
     async def _give(self, name: str) -> None:
         amounts = {self._name: self._amount}
