@@ -31,27 +31,36 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class ApiServer:
-    """An ASGI callable. `collections` are the objects by the path of their list, each as JSON."""
+    """An ASGI callable. `collections` are the objects by the path of their list, each as JSON.
+
+    What is written (a Lease, the status of a policy, an event) is kept and given back; nobody is told of it.
+    """
 
     def __init__(
         self, collections: Mapping[str, tuple[str, Sequence[bytes]]], answers: Mapping[str, Iterator[bytes]]
     ) -> None:
         self._collections = collections
         self._answers = answers
+        self._written: dict[str, dict[str, Any]] = {}
+        self._versions = itertools.count(2000)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        path = scope["path"]
+        path, method = scope["path"], scope["method"]
         query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode()).items()}
+        body = await _body(receive)
         if path in self._collections and query.get("watch") in {"1", "true"}:
             await _watched(receive, send, self._collections[path][0])
+        elif method == "GET":
+            await _sent(send, *self._read(path, query))
         else:
-            status, body = self._answer(path, query)
-            await _sent(send, status, body)
+            await _sent(send, 200, self._write(path, method, json.loads(body)))
 
-    def _answer(self, path: str, query: Mapping[str, str]) -> tuple[int, bytes]:
+    def _read(self, path: str, query: Mapping[str, str]) -> tuple[int, bytes]:
         if path in self._collections:
             kind, objects = self._collections[path]
             return 200, _page(kind, objects, int(query.get("limit", "0")), int(query.get("continue", "0")))
+        if path in self._written:
+            return 200, json.dumps(self._written[path]).encode()
         if path == METRICS_API:
             return 200, _group()
         metric = path.removeprefix(f"{METRICS_API}/{VERSION}/nodes/*/")
@@ -66,6 +75,25 @@ class ApiServer:
             "code": 404,
         }
         return 404, json.dumps(status | {"message": f"the bench has no {path}"}).encode()
+
+    def _write(self, path: str, method: str, given: dict[str, Any]) -> bytes:
+        """Create, replace or patch; a patch of a list of steps changes nothing."""
+        steps = isinstance(given, list)
+        known = self._written.get(path, {}) if method == "PATCH" else {}
+        written = known | ({} if steps else given)
+        metadata = written.get("metadata", {})
+        written["metadata"] = metadata | {"resourceVersion": str(next(self._versions))}
+        self._written[f"{path}/{metadata.get('name', '')}" if method == "POST" else path] = written
+        return json.dumps(written).encode()
+
+
+async def _body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
 
 
 def _page(kind: str, objects: Sequence[bytes], limit: int, start: int) -> bytes:
@@ -102,7 +130,6 @@ async def _watched(receive: Receive, send: Send, kind: str) -> None:
     await send(
         {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
     )
-    await receive()  # the empty body
     left = asyncio.ensure_future(receive())
     while not left.done():
         await send({"type": "http.response.body", "body": line, "more_body": True})
@@ -111,7 +138,7 @@ async def _watched(receive: Receive, send: Send, kind: str) -> None:
 
 def built(count: int) -> ApiServer:
     """The API server of a fleet of so many nodes."""
-    names = fleet.names(count)
+    names = sorted(fleet.names(count))  # as etcd has them
     nodes = [json.dumps(fleet.node(name, number)).encode() for number, name in enumerate(names)]
     policies = [json.dumps(policy).encode() for policy in fleet.policies()]
     collections: dict[str, tuple[str, Sequence[bytes]]] = {
