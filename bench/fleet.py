@@ -143,7 +143,7 @@ def _as_found(nodes: list[str]) -> list[str]:
 
 
 _WORKERS: Final = 16
-"""kube-scheduler's default parallelism; a chunk holds the square root of the nodes (v1.36 parallelize, chunkSizeFor)."""
+"""kube-scheduler's default parallelism; a chunk holds the square root of the nodes (v1.36 chunkSizeFor)."""
 
 
 def _pod(number: int) -> Object:
