@@ -40,6 +40,7 @@ __all__ = [
     "Reason",
     "Resource",
     "Scores",
+    "Tally",
     "ValueState",
     "Verdict",
     "View",
@@ -192,6 +193,13 @@ class Agent(Protocol):
         ...
 
 
+class Tally:
+    """A count that one hand moves and another reads."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Hands(NamedTuple):
     """What a controller may use of the world; it works only in the leader."""
 
@@ -202,6 +210,8 @@ class Hands(NamedTuple):
     recorder: Recorder
     clock: Clock
     meters: Meters
+    node_writes: Tally
+    """Writes to nodes that kube-scheduler takes for an event."""
 
 
 class Controller(Protocol):

@@ -3,20 +3,25 @@
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
+from nodewise.extender.waking import WaitingFields
 from nodewise.kube import files
 from nodewise.kube.api import Api
 from nodewise.kube.fields import merge
 from nodewise.kube.reflector import Reflector, Target
-from nodewise.kube.resources import NODES
+from nodewise.kube.resources import NODES, PODS
 from nodewise.kube.store import Store, Writer
 from nodewise.metrics import file as metric_files
 from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.file import FileMetrics
+from nodewise.metrics.nodes import Lookup, NodeFields
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
+from nodewise.metrics.resource import ResourceMetrics
 from nodewise.metrics.source import Source
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
@@ -24,7 +29,7 @@ from nodewise.observe.meters import Meters
 
 def node_type(kinds: Iterable[AgentKind]) -> Any:
     """What is kept of a node: what somebody reads, and no more of its 10 kB."""
-    return merge("Node", *(kind.node_fields for kind in kinds))
+    return merge("Node", NodeFields, *(kind.node_fields for kind in kinds))
 
 
 class Feed(NamedTuple):
@@ -49,6 +54,13 @@ def from_cluster(api: Api, kinds: Sequence[AgentKind], clock: Clock, meters: Met
         {name: reflecting.store for name, reflecting in others.items()},
         [nodes.run, *(reflecting.run for reflecting in others.values())],
     )
+
+
+def waiting_pods(api: Api, kinds: Iterable[AgentKind], clock: Clock, meters: Meters) -> Reflector[Any]:
+    """The pods that are on no node yet, with what agents read of a pod."""
+    pod_type = merge("Pod", WaitingFields, *(kind.pod_fields for kind in kinds))
+    unbound = {"fieldSelector": "spec.nodeName="}
+    return Reflector(api, Target(PODS, pod_type, selectors=unbound), clock, meters, random.random)
 
 
 def _watched(kinds: Iterable[AgentKind]) -> list[Watched]:
@@ -89,16 +101,55 @@ def from_files(paths: Sequence[str], kinds: Sequence[AgentKind], period_s: float
     return Feed(stores.pop("nodes"), stores, [follow])
 
 
-def sources(names: Sequence[str], objects_from: Sequence[str], api: Api | None) -> list[Source]:
-    """The sources that `--metrics` names, in that order. Files that objects come from are a source as well."""
-    found: list[Source] = [FileMetrics(tuple(objects_from))] if objects_from else []
-    for name in names:
+class Ground(NamedTuple):
+    """What sources stand on."""
+
+    api: Api | None
+    """None where there is no cluster."""
+    nodes: Lookup
+    prometheus: PrometheusOptions
+    max_age_s: float
+    """How far back Prometheus is asked where a rule does not say."""
+    timeout_s: float
+    meters: Meters
+
+
+_MAKERS: Final[dict[str, Callable[[Ground], list[Source]]]] = {
+    "custom": lambda on: [CustomMetrics(on.api, on.timeout_s)] if on.api else [],
+    "resource": lambda on: [ResourceMetrics(on.api, on.nodes, on.timeout_s)] if on.api else [],
+    "prometheus": lambda on: [
+        PrometheusMetrics(url, Setting(on.prometheus, on.max_age_s), on.nodes, on.meters)
+        for url in on.prometheus.prometheus_url
+    ],
+}
+"""Sources by name, in the order of `auto`. None is made where what it needs is not given."""
+
+_NEEDS: Final = {"prometheus": "--prometheus-url"}
+
+
+def sources(names: Sequence[str], objects_from: Sequence[str], ground: Ground) -> list[Source]:
+    """The sources that `--metrics` names, in that order, each once. Files that objects come from are a source as well.
+
+    `auto` is every one that can be made. Which APIs the cluster has is not asked here: each source looks for its
+    own whenever it is asked, so one that is installed later is found then.
+    """
+    found: list[Source] = [FileMetrics(tuple(objects_from), ground.nodes)] if objects_from else []
+    plain = [one for name in names for one in (_MAKERS if name == "auto" else [name])]
+    for name in dict.fromkeys(plain):
         kind, _, path = name.partition(":")
         if kind == "file" and path:
-            found.append(FileMetrics((path,)))
-        elif kind in {"auto", "custom"} and not path:
-            if api is not None:
-                found.append(CustomMetrics(api))
+            found.append(FileMetrics((path,), ground.nodes))
+        elif name in _MAKERS:
+            found += _made(name, ground, asked=name in names)
         else:
-            raise BadSettings("settings", [Problem("--metrics", repr(name), "auto, custom or file:PATH")])
+            wanted = f"auto, {', '.join(_MAKERS)} or file:PATH"
+            raise BadSettings("settings", [Problem("--metrics", repr(name), wanted)])
     return found
+
+
+def _made(name: str, ground: Ground, *, asked: bool) -> list[Source]:
+    made = _MAKERS[name](ground)
+    if not made and asked:
+        seen = f"{name}, without {_NEEDS.get(name, 'a cluster')}"
+        raise BadSettings("settings", [Problem("--metrics", seen, "what this source needs")])
+    return made

@@ -5,17 +5,22 @@ import random
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from nodewise.agent import AgentKind, Hands
+from nodewise.agent import AgentKind, Hands, Tally
 from nodewise.cli import feeds
-from nodewise.cli.feeds import Feed
+from nodewise.cli.feeds import Feed, Ground
 from nodewise.cli.options import ExtenderOptions
 from nodewise.clock import Clock
+from nodewise.extender import recording
 from nodewise.extender.answering import Answering
 from nodewise.extender.app import Extender
+from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.leading import Leading
+from nodewise.extender.recording import Recording
+from nodewise.extender.waking import Waker
 from nodewise.extender.world import WorldKeeper
 from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
@@ -23,6 +28,9 @@ from nodewise.kube.elector import Elector
 from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.lease import Seat
 from nodewise.kube.options import KubeOptions
+from nodewise.metrics.nodes import NodeBook
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.observe import lag
 from nodewise.observe.meters import Meters
@@ -70,8 +78,11 @@ def wired(given: Given, tools: Tools) -> Running:
     refresh: RefreshOptions = given.settings[RefreshOptions]
     api = None if own.objects_from else connect(given.settings[KubeOptions], tools.meters)
     feed = _feed(given, api, tools)
-    refresher = Refresher(feeds.sources(own.metrics, own.objects_from, api), refresh, *tools)
+    sources = feeds.sources(own.metrics, own.objects_from, _ground(given, api, feed, tools))
+    refresher = Refresher(sources, refresh, *tools)
     keeper = _keeper(given, feed, refresher, tools)
+    recorder = _recorder(given, tools)
+    keeper.subscribe(recorder.world)
 
     async def publish() -> None:
         await keeper.run(refresh.sync_period_s)
@@ -84,13 +95,26 @@ def wired(given: Given, tools: Tools) -> Running:
     if api is not None:
         lead_tasks, closing = _leader(given, api, feed, keeper, tools)
         tasks += lead_tasks
-    return Running(_servers(given, keeper, tools), tasks, closing)
+    closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
+    if isinstance(recorder, Recording):
+        tasks.append(recorder.run)
+        closing.append(recorder.close)
+    return Running(_servers(given, keeper, recorder, tools), tasks, closing)
 
 
 def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
     if api is None:
         return feeds.from_files(given.settings[ExtenderOptions].objects_from, given.agents, 0.2)
     return feeds.from_cluster(api, given.agents, *tools)
+
+
+def _ground(given: Given, api: HttpApi | None, feed: Feed, tools: Tools) -> Ground:
+    """What sources of metrics stand on."""
+    refresh: RefreshOptions = given.settings[RefreshOptions]
+    nodes = NodeBook(feed.nodes)
+    prometheus: PrometheusOptions = given.settings[PrometheusOptions]
+    back_s = max(5 * refresh.sync_period_s, 60.0)
+    return Ground(api, nodes.read, prometheus, back_s, refresh.metrics_timeout_s, tools.meters)
 
 
 def _keeper(given: Given, feed: Feed, refresher: Refresher, tools: Tools) -> WorldKeeper:
@@ -113,22 +137,27 @@ def _leader(
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
     # a lane of its own for the Lease: labels that queue up must not cost us the lead
     elector = Elector(api.lane(5.0, 10), Seat(api.namespace, LEASE, identity), clock, meters, random.random)
-    hands = Hands(api, feed.objects, feed.nodes, recorder, clock, meters)
-    made = [kind.controller(given.agent_options[kind.name], hands) for kind in given.agents]
-    leading = Leading([one for one in made if one], lambda: keeper.view, lambda: elector.leading, clock)
+    hands = Hands(api, feed.objects, feed.nodes, recorder, clock, meters, Tally())
     period_s = given.settings[RefreshOptions].sync_period_s
+    pods = feeds.waiting_pods(api, given.agents, clock, meters)
+    chain = Chain([kind.agent(given.agent_options[kind.name]) for kind in given.agents])
+    made = [kind.controller(given.agent_options[kind.name], hands) for kind in given.agents]
+    controllers = [*(one for one in made if one), Waker(chain, pods.store, hands, period_s)]
+    leading = Leading(controllers, lambda: keeper.view, lambda: elector.leading, clock)
 
     async def lead() -> None:
         await leading.run(period_s)
 
-    return [elector.run, recorder.run, lead], [elector.stop, recorder.flush, api.close]
+    return [elector.run, recorder.run, pods.run, lead], [elector.stop, recorder.flush, api.close]
 
 
-def _servers(given: Given, keeper: WorldKeeper, tools: Tools) -> tuple[Server, Server]:
+def _servers(
+    given: Given, keeper: WorldKeeper, recorder: recording.Recorder, tools: Tools
+) -> tuple[Server, Server]:
     """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
     serve: ServeOptions = given.settings[ServeOptions]
     admin: AdminOptions = given.settings[AdminOptions]
-    extender = _extender(given, keeper, tools)
+    extender = _extender(given, keeper, recorder, tools)
     decisions = extender.decisions_routes()
     main_routes: list[Route] = extender.routes() + ([] if serve.unsafe else decisions)
     admin_shows = admin_routes(keeper.waiting_for, tools.meters)
@@ -139,7 +168,16 @@ def _servers(given: Given, keeper: WorldKeeper, tools: Tools) -> tuple[Server, S
     return Server(app, serve, tools.meters), admin_server(admin_app, admin, tools.meters)
 
 
-def _extender(given: Given, keeper: WorldKeeper, tools: Tools) -> Extender:
+def _recorder(given: Given, tools: Tools) -> recording.Recorder:
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    if not own.record:
+        return recording.Silent()
+    period_s = given.settings[RefreshOptions].sync_period_s
+    header = recording.header(given.agents, given.agent_options, period_s, tools.clock.now())
+    return Recording(recording.create(Path(own.record)), header, own.record_max_bytes, tools.meters)
+
+
+def _extender(given: Given, keeper: WorldKeeper, recorder: recording.Recorder, tools: Tools) -> Extender:
     answering = Answering(given.agents, given.agent_options)
     ring = DecisionRing(given.settings[ExtenderOptions].decisions_bytes)
-    return Extender(answering, lambda: keeper.view, ring, tools.clock, tools.meters)
+    return Extender(answering, lambda: keeper.view, ring, tools.clock, tools.meters, recorder)

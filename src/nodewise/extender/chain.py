@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from nodewise.agent import Agent, Candidates, Scores, Verdict, View
 from nodewise.extender.decision import Decision, PodRef, Verb
@@ -41,6 +42,13 @@ class Chain:
         candidates = Candidates(names, view.nodes.numbers(names))
         verdicts = self._verdicts(candidates, lambda agent: agent.preempt(pod, candidates, view))
         return _decision("preempt", pod, candidates, view, now, verdicts)
+
+    def kept(self, pod: Any, candidates: Candidates, view: View) -> NDArray[np.bool_]:
+        """Which candidates no agent rejects; nothing is kept of the decision."""
+        kept = np.ones(len(candidates.names), bool)
+        for _, verdict in self._verdicts(candidates, lambda agent: agent.filter(pod, candidates, view)):
+            kept &= verdict.codes == 0
+        return kept
 
     def prioritize(self, pod: Any, names: Sequence[str], view: View, now: float) -> Decision:
         """How much the named nodes are liked. A node that is named twice counts once."""

@@ -61,6 +61,7 @@ EVENTS: Final[dict[str, Event]] = {
         "warning", "Somebody else owns a label that a policy wants; it is left alone, and the policy says so."
     ),
     "labels_taken_over": Event("info", "Labels of Telemetry Aware Scheduling are ours from now on."),
+    "woken": Event("info", "A waiting pod fits since a metric healed: one node annotation has pods tried again."),
     "agent_failed": Event(
         "error", "A defect of an agent: the pods that it judges wait, others go on. Please report it."
     ),
@@ -69,6 +70,9 @@ EVENTS: Final[dict[str, Event]] = {
     "objects_reread": Event("info", "Objects served from files (`--from`) were read again after a change."),
     "objects_unreadable": Event(
         "warning", "Files served with `--from` cannot be read; the last good ones hold."
+    ),
+    "recording_stopped": Event(
+        "warning", "Nothing more is recorded (`--record`); `why` says the reason. The extender serves on."
     ),
     "kube_lost": Event(
         "warning", "Objects of a kind cannot be listed or watched; what we hold of them ages."
@@ -106,6 +110,10 @@ METRICS: Final[dict[str, Metric]] = {
     "view_generation": Metric("gauge", "How many times the view of the world was replaced."),
     "view_seconds": Metric("histogram", "Time to compute an agent's slot of the view.", ("agent",), _CALL_S),
     "decisions_bytes": Metric("gauge", "Size of the decisions kept for /decisions and explain."),
+    "recording_bytes": Metric("gauge", "Size of the file of `--record`."),
+    "recording_lost_total": Metric(
+        "counter", "Requests and worlds that came faster than they could be recorded.", ("what",)
+    ),
     "metric_fetches_total": Metric(
         "counter", "Fetches of node metrics, by source and outcome.", ("source", "outcome")
     ),
@@ -115,6 +123,8 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "metric_age_seconds": Metric("gauge", "Age of a metric's last good answer.", ("metric",)),
     "policies_with_problems": Metric("gauge", "Policies with a field that cannot be used as it stands."),
+    "pods_waiting": Metric("gauge", "Pods that kube-scheduler found no node for, as the leader sees them."),
+    "wakes_total": Metric("counter", "Node annotations written so that waiting pods are tried again."),
     "nodes_to_label": Metric("gauge", "Nodes whose labels differ from what policies want; the leader's."),
     "label_writes_total": Metric("counter", "Writes of node labels; the leader's."),
     "rules_suspended": Metric("gauge", "Rules that lost most of their nodes at once and hold; the leader's."),

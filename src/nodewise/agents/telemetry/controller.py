@@ -149,6 +149,7 @@ class LabelWriter:
             await self._write(node, {key: value for key, value in wanted.items() if key not in denied})
         else:
             self._hands.meters.count("label_writes_total")
+            self._hands.node_writes.count += 1
             self._owned[node] = wanted
             if not wanted:
                 del self._owned[node]

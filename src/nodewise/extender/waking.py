@@ -1,0 +1,142 @@
+"""Wake on heal: a pod that an extender rejected is tried again at any cluster event, else after five minutes, and a
+metric that heals is no event. So the leader decides waiting pods again after each new View, and makes one small event
+when one of them fits that did not. Nobody waits: nothing is written.
+"""
+
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from nodewise import clock as clocks
+from nodewise.agent import Candidates, Hands, View
+from nodewise.clock import format_rfc3339
+from nodewise.extender.chain import Chain
+from nodewise.kube.api import NotFound
+from nodewise.kube.resources import NODES
+from nodewise.kube.store import Store
+from nodewise.observe import logs
+
+ANNOTATION: Final = "nodewise.io/woken"
+MOST_PODS: Final = 1000
+"""Decided again in one pass."""
+PAUSE_S: Final = 1.0
+"""Between two events."""
+TRIES: Final = 3
+"""Events for one heal. kube-scheduler may ask another replica, whose metrics are a period older than ours."""
+
+
+class Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class PodStatus(msgspec.Struct, frozen=True):
+    conditions: tuple[Condition, ...] = ()
+
+
+class PodSpec(msgspec.Struct, frozen=True):
+    nodeName: str = ""  # noqa: N815 - the API's name
+
+
+class WaitingFields(msgspec.Struct, frozen=True):
+    """What is read of a pod besides what agents read."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class _Hope(msgspec.Struct):
+    """A waiting pod as it was decided last."""
+
+    fits: bool
+    tries: int = 0
+    due_s: float = float("inf")
+
+
+class Waker:
+    """A controller that writes one Node annotation when a waiting pod fits that did not."""
+
+    def __init__(self, chain: Chain, pods: Store[Any], hands: Hands, period_s: float) -> None:
+        self._chain = chain
+        self._pods = pods
+        self._hands = hands
+        self._period_s = period_s
+        self._names = tuple(agent.name for agent in chain.agents)
+        self._hopes: dict[str, _Hope] = {}
+        self._woke_s = float("-inf")
+        self._writes = 0
+
+    def begin(self) -> None:
+        self._hopes = {}
+
+    async def step(self, view: View) -> None:
+        """Decide every waiting pod again; wake them if one of them can go somewhere now."""
+        now_s = self._hands.clock.monotonic()
+        self._writes = self._hands.node_writes.count
+        hopes: dict[str, _Hope] = {}
+        wake: str | None = None
+        names = view.nodes.known
+        candidates = Candidates(names, view.nodes.numbers(names))
+        async for pod in clocks.paced(self._waiting()):
+            node = self._fits_on(pod, candidates, view)
+            hope = self._hoped(pod, fits=node is not None, now_s=now_s)
+            hopes[pod.metadata.uid] = hope
+            if node is not None and hope.due_s <= now_s:
+                hope.tries += 1
+                hope.due_s = now_s + self._period_s if hope.tries < TRIES else float("inf")
+                wake = wake or node
+        self._hopes = hopes
+        self._hands.meters.set("pods_waiting", len(hopes))
+        if wake is not None:
+            await self._wake(wake, len(hopes))
+
+    def _waiting(self) -> list[Any]:
+        """The pods that kube-scheduler found no node for, the first ones."""
+        found = [pod for pod in self._pods.values() if not pod.spec.nodeName and _rejection(pod) is not None]
+        return found[:MOST_PODS]
+
+    def _fits_on(self, pod: Any, candidates: Candidates, view: View) -> str | None:
+        """A node that no agent rejects."""
+        kept = self._chain.kept(pod, candidates, view)
+        return str(candidates.names[int(np.argmax(kept))]) if kept.any() else None
+
+    def _hoped(self, pod: Any, *, fits: bool, now_s: float) -> _Hope:
+        """What is known of the pod now. One that is new counts as healed only if it was us who rejected it."""
+        before = self._hopes.get(pod.metadata.uid)
+        if before is None:
+            before = _Hope(fits=not self._was_us(_rejection(pod) or ""))
+        if fits and not before.fits:
+            return _Hope(fits=True, due_s=now_s)
+        return _Hope(fits, before.tries, before.due_s) if fits else _Hope(fits=False)
+
+    def _was_us(self, message: str) -> bool:
+        """Whether the words of a rejection are ours: reasons begin with their agent's name, or with our own."""
+        return "nodewise: " in message or any(f" {name} " in message for name in self._names)
+
+    async def _wake(self, node: str, waiting: int) -> None:
+        clock = self._hands.clock
+        await clock.sleep(max(0.0, self._woke_s + PAUSE_S - clock.monotonic()))
+        self._woke_s = clock.monotonic()
+        if self._hands.node_writes.count != self._writes:
+            return  # a label that was written just now is the event
+        body = {"metadata": {"annotations": {ANNOTATION: format_rfc3339(clock.now())}}}
+        try:
+            await self._hands.api.patch(
+                NODES.path(name=node), body, "merge", {"fieldManager": "nodewise-wake"}
+            )
+        except NotFound:
+            self._hopes = {}  # the node is gone; the next View decides anew
+            return
+        self._hands.meters.count("wakes_total")
+        logs.emit("woken", node=node, waiting=waiting)
+
+
+def _rejection(pod: Any) -> str | None:
+    """What kube-scheduler says of a pod that it found no node for; None for any other pod."""
+    for one in pod.status.conditions:
+        if one.type == "PodScheduled" and one.status == "False" and one.reason == "Unschedulable":
+            return str(one.message)
+    return None
