@@ -13,12 +13,13 @@ from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.wiring import Given, Tools
 from nodewise.clock import SystemClock
 from nodewise.kube.options import KubeOptions
+from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 from nodewise.serve.options import AdminOptions, ServeOptions
 
-GROUPS = (ExtenderOptions, ServeOptions, AdminOptions, KubeOptions, RefreshOptions)
+GROUPS = (ExtenderOptions, ServeOptions, AdminOptions, KubeOptions, RefreshOptions, PrometheusOptions)
 
 
 class _ExtenderCommand(click.Command):

@@ -12,9 +12,11 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Agents to ask, separated by commas, in this order. `nodewise agents list` shows them."""
 
     metrics: tuple[str, ...] = ("auto",)
-    """Where node metrics come from; repeat it for several, the first that has a metric wins. `auto`: the custom
-    metrics API. `custom`: the same. `file:PATH`: MetricValueLists in YAML or JSON, or CSV lines
-    node,metric,value[,timestamp]."""
+    """Where node metrics come from; repeat it for several, the first that has a metric wins. `custom`: the custom
+    metrics API. `resource`: metrics.k8s.io, as `cpu_usage`, `memory_usage` (cores, bytes), `cpu_usage_share` and
+    `memory_usage_share` (of the node's allocatable). `prometheus`: --prometheus-url. `auto`: all three in this order,
+    as far as they are there, now or later. `file:PATH`: MetricValueLists and NodeMetricsLists in YAML or JSON, or CSV
+    lines node,metric,value[,timestamp]."""
 
     objects_from: tuple[str, ...] = ()
     """Read nodes, policies and metrics from these files or folders instead of a cluster, and read them again when
@@ -22,6 +24,15 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     decisions_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
     """Memory for the decisions that /decisions shows; the oldest make room."""
+
+    record: str = ""
+    """Keep every request, every change of the world and every answer in this file, for `nodewise simulate replay`.
+    The file holds whole requests, so every tenant's pods with their environment and annotations, and node names,
+    policies and metric values: it can be read by its owner only, keep it so. No Secret is in it. A file that is
+    there already is kept as FILE.old."""
+
+    record_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 2**30
+    """Size at which a recording ends; the extender serves on."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least level of log lines that are written."""

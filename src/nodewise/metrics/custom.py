@@ -3,6 +3,7 @@
 One call a metric: `GET /apis/custom.metrics.k8s.io/<version>/nodes/*/<metric>`.
 """
 
+import asyncio
 from typing import Final
 from urllib.parse import quote
 
@@ -10,16 +11,18 @@ import msgspec
 
 from nodewise import clock
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
-from nodewise.kube.api import Api
+from nodewise.kube.api import Api, NotFound
 from nodewise.metrics import values
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import NotThere, Want
 
 GROUP: Final = "custom.metrics.k8s.io"
 _READABLE: Final = ("v1beta1", "v1beta2")
 _REMEDY: Final = (
     "install prometheus-adapter or another server of this API, or use another source of --metrics"
 )
+_SHARED_S: Final = 1.0
+"""An API that is not registered is looked up once for all metrics of a round, and again in the next round."""
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -40,12 +43,17 @@ class CustomMetrics:
         self._api = api
         self._timeout_s = timeout_s
         self._version = ""
+        self._looking = asyncio.Lock()
+        self._absent: tuple[float, NotThere] | None = None
+
+    def takes(self, want: Want) -> bool:
+        """Any metric by its name; the API knows no expressions."""
+        return not want.query
 
     async def fetch(self, want: Want, now: float) -> Series:
-        """All nodes' values of a metric. `Unavailable` where the API or the metric is not there."""
-        if not self._version:
-            self._version = await self._find_version()
-        path = f"/apis/{GROUP}/{self._version}/nodes/%2A/{quote(want.metric, safe='')}"
+        """All nodes' values of a metric. `NotThere` without the API, `Refused` or `Unavailable` without the metric."""
+        version = await self._spoken(now)
+        path = f"/apis/{GROUP}/{version}/nodes/%2A/{quote(want.metric, safe='')}"
         try:
             body = await self._api.get(path, timeout_s=self._timeout_s)
         except NodewiseError:
@@ -59,13 +67,23 @@ class CustomMetrics:
             )
         return series
 
-    async def _find_version(self) -> str:
+    async def _spoken(self, now: float) -> str:
+        """The version to ask in. What was learnt of it is shared by all metrics."""
+        async with self._looking:
+            if self._absent and now - self._absent[0] < _SHARED_S:
+                raise self._absent[1]
+            self._absent = None
+            if not self._version:
+                self._version = await self._find_version(now)
+            return self._version
+
+    async def _find_version(self, now: float) -> str:
         try:
             body = await self._api.get(f"/apis/{GROUP}", timeout_s=self._timeout_s)
-        except Unavailable:
-            raise
-        except NodewiseError as error:
-            raise Unavailable(f"{GROUP} is not registered: {error}", remedy=_REMEDY) from error
+        except NotFound as error:
+            absent = NotThere(f"{GROUP} is not registered: {error}", remedy=_REMEDY)
+            self._absent = (now, absent)
+            raise absent from error
         return chosen_version(body)
 
 

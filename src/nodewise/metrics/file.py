@@ -1,4 +1,5 @@
-"""Node metrics from files: MetricValueLists in YAML or JSON, or CSV lines `node,metric,value[,timestamp]`.
+"""Node metrics from files: MetricValueLists and NodeMetricsLists in YAML or JSON, or CSV lines
+`node,metric,value[,timestamp]`.
 
 A value without a timestamp is as new as the last reading: its age is unknown and counts as fresh.
 """
@@ -6,23 +7,32 @@ A value without a timestamp is as new as the last reading: its age is unknown an
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from nodewise import clock
 from nodewise.errors import UNREADABLE, BadInput, Problem, Unavailable
 from nodewise.kube import files
+from nodewise.kube.fields import merge
 from nodewise.kube.files import Objects
-from nodewise.metrics import values
+from nodewise.kube.resources import NODES
+from nodewise.metrics import nodes as node_facts
+from nodewise.metrics import resource, values
+from nodewise.metrics.nodes import Lookup, NodeFields, Nodes
+from nodewise.metrics.resource import NodeMetrics
 from nodewise.metrics.series import Series
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.metrics.source import Want
-from nodewise.metrics.values import Item
+from nodewise.metrics.values import Entry, Item
 
 SOURCE: Final = "file"
-_GROUP: Final = "custom.metrics.k8s.io"
+_CUSTOM: Final = "custom.metrics.k8s.io"
 _CSV_FIELDS: Final = (3, 4)
-_decode_item = msgspec.json.Decoder(Item).decode
+_WHAT: Final = "metrics from files"
+_NODE: Final[Any] = merge("Node", NodeFields)
+
+T = TypeVar("T")
 
 
 class FileMetrics:
@@ -30,33 +40,47 @@ class FileMetrics:
 
     name = SOURCE
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], nodes: Lookup | None = None) -> None:
         self._paths = paths
+        self._nodes = nodes
         self._seen: object = None
+        self._known = node_facts.NONE
         self._snapshot = Snapshot()
+
+    def takes(self, want: Want) -> bool:
+        """Any metric by its name; files know no expressions."""
+        return not want.query
 
     async def fetch(self, want: Want, now: float) -> Series:
         """The metric as it stands in the files. `Unavailable` if it does not, `BadInput` if they cannot be read."""
+        known = await self._nodes() if self._nodes else node_facts.NONE
         seen = fingerprint(self._paths)
-        if seen != self._seen:
+        if seen != self._seen or known is not self._known:
             plain, tables = split(self._paths)
-            self._snapshot = snapshot(files.read(plain) if plain else Objects({}), tables)
-            self._seen = seen
+            self._snapshot = snapshot(files.read(plain) if plain else Objects({}), tables, known)
+            self._seen, self._known = seen, known
         found = self._snapshot.series.get(want.metric)
         if found is None:
             raise Unavailable(f"metric {want.metric} is not in {', '.join(self._paths)}")
         return msgspec.structs.replace(found, fetched_at=now)
 
 
-def snapshot(objects: Objects, tables: Iterable[Path] = ()) -> Snapshot:
-    """All metrics of these objects and CSV files. `BadInput` names each line that cannot be read."""
-    by_metric: dict[str, list[Item]] = {}
+def snapshot(objects: Objects, tables: Iterable[Path] = (), known: Nodes = node_facts.NONE) -> Snapshot:
+    """All metrics of these objects and CSV files. `BadInput` names each line that cannot be read.
+
+    Usage of nodes (NodeMetrics) is divided by the allocatable of the Nodes among the objects; if there are none,
+    of the nodes that are `known`.
+    """
+    found: dict[str, list[Entry]] = {}
     for item in (*_listed(objects), *(item for table in tables for item in _rows(table))):
-        by_metric.setdefault(item.metric_name, []).append(item)
+        found.setdefault(item.metric_name, []).extend(values.entries([item]))
+    for metric, usage in _used(objects, known).items():
+        found.setdefault(metric, []).extend(usage)
     return Snapshot(
         {
-            metric: values.collect(Want(metric), SOURCE, 0.0, values.entries(found))
-            for metric, found in by_metric.items()
+            metric: values.collect(Want(metric), SOURCE, 0.0, entries)
+            for metric, entries in found.items()
+            if entries
         }
     )
 
@@ -91,29 +115,43 @@ def fingerprint(paths: Iterable[str]) -> tuple[tuple[str, int, int], ...]:
 
 
 def _listed(objects: Objects) -> Iterator[Item]:
-    for entry in objects.entries(_GROUP, "MetricValue"):
-        try:
-            item = _decode_item(entry.data)
-        except UNREADABLE as error:
-            raise BadInput(
-                "metrics from files", [Problem(entry.where, str(error), "a MetricValue")]
-            ) from error
+    for where, item in _decoded(objects, (_CUSTOM, "MetricValue"), Item):
         if not item.metric_name or not item.describedObject.name:
-            problem = Problem(entry.where, "no metric or no node", "metric.name and describedObject.name")
-            raise BadInput("metrics from files", [problem])
+            problem = Problem(where, "no metric or no node", "metric.name and describedObject.name")
+            raise BadInput(_WHAT, [problem])
         yield item
+
+
+def _used(objects: Objects, known: Nodes) -> dict[str, list[Entry]]:
+    """What nodes use, by metric."""
+    listed = [item for _, item in _decoded(objects, (resource.GROUP, "NodeMetrics"), NodeMetrics)]
+    if not listed:
+        return {}
+    own = objects.of(NODES, _NODE)
+    nodes = clock.result(node_facts.read(own)) if own else known
+    return clock.result(resource.by_metric(listed, nodes))
+
+
+def _decoded(objects: Objects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:
+    """The objects of a kind, each with the place where it stands."""
+    decode = msgspec.json.Decoder(type_).decode
+    for entry in objects.entries(*kind):
+        try:
+            yield entry.where, decode(entry.data)
+        except UNREADABLE as error:
+            raise BadInput(_WHAT, [Problem(entry.where, str(error), f"a {kind[1]}")]) from error
 
 
 def _rows(table: Path) -> Iterator[Item]:
     try:
         text = table.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput("metrics from files", [Problem(str(table), str(error), "a CSV file")]) from error
+        raise BadInput(_WHAT, [Problem(str(table), str(error), "a CSV file")]) from error
     for number, row in enumerate(csv.reader(text.splitlines()), 1):
         if not row or row[0].lstrip().startswith("#") or row[:3] == ["node", "metric", "value"]:
             continue
         if len(row) not in _CSV_FIELDS:
             problem = Problem(f"{table}, line {number}", ",".join(row), "node,metric,value[,timestamp]")
-            raise BadInput("metrics from files", [problem])
+            raise BadInput(_WHAT, [problem])
         node, metric, value, *stamp = (field.strip() for field in row)
         yield values.item(node, metric, value, stamp[0] if stamp else None)

@@ -1,17 +1,17 @@
 """Asks the sources, over and over, for what is wanted. Each metric has its own call, deadline and outcome."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
 import msgspec
 
 from nodewise.clock import Clock
-from nodewise.errors import NodewiseError
+from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.series import Series
 from nodewise.metrics.snapshot import Snapshot
-from nodewise.metrics.source import Source, Want
+from nodewise.metrics.source import Source, Want, merged
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
@@ -40,14 +40,15 @@ class Refresher:
         meters: Meters,
     ) -> None:
         self.snapshot = Snapshot()
-        self._sources = sources
+        limits = Limits(options.metrics_timeout_s, options.metrics_concurrency)
+        self._asker = Asker(sources, limits, clock, meters)
         self._options = options
         self._clock = clock
         self._meters = meters
         self._subscribers: list[Callable[[], None]] = []
         self._wants: frozenset[Want] = frozenset()
+        self._disputed: Mapping[str, str] = {}
         self._under_way: dict[Want, asyncio.Task[None]] = {}
-        self._places = asyncio.Semaphore(options.metrics_concurrency)
 
     def subscribe(self, changed: Callable[[], None]) -> None:
         """Have each outcome told, after it is in the snapshot."""
@@ -55,16 +56,19 @@ class Refresher:
 
     def want(self, wants: frozenset[Want]) -> None:
         """Set what is needed. A metric that is new is asked for at once; one that nobody names is forgotten."""
-        if wants == self._wants:
+        wanted = merged(wants)
+        new, gone = wanted.wants - self._wants, self._wants - wanted.wants
+        if not new and not gone and wanted.disputed == self._disputed:
             return
-        new, gone = wants - self._wants, self._wants - wants
-        self._wants = wants
+        self._wants, self._disputed = wanted.wants, wanted.disputed
         names = frozenset(want.metric for want in wants)
-        self.snapshot = self.snapshot.only(names)
-        for want in gone:
-            if want.metric not in names:
-                self._meters.forget("metric_nodes", metric=want.metric)
-                self._meters.forget("metric_age_seconds", metric=want.metric)
+        self.snapshot = self.snapshot.only(names - _asked_otherwise(gone, wanted.wants))
+        for metric in {want.metric for want in gone} - names:
+            for meter in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
+                self._meters.forget(meter, metric=metric)
+        self._asker.forget(gone)
+        for metric, why in wanted.disputed.items():
+            self._fail(metric, why)
         self._start(new)
 
     async def run(self) -> None:
@@ -98,33 +102,16 @@ class Refresher:
             changed()
 
     async def _refresh(self, want: Want) -> None:
-        failures: list[str] = []
-        for source in self._sources:
-            outcome = await self._ask(source, want)
-            if isinstance(outcome, Series):
-                self._keep(want, outcome)
-                return
-            failures.append(f"{source.name}: {outcome}" if len(self._sources) > 1 else outcome)
-        self._fail(want, "; ".join(failures) or "no source of metrics is configured")
-
-    async def _ask(self, source: Source, want: Want) -> Series | str:
-        """The series, or why there is none."""
-        try:
-            async with self._places, asyncio.timeout(self._options.metrics_timeout_s):
-                series = await source.fetch(want, self._clock.now())
-        except TimeoutError:
-            why = f"no answer within {self._options.metrics_timeout_s:g} s"
-        except NodewiseError as error:
-            why = str(error)
-        else:
-            self._meters.count("metric_fetches_total", source=source.name, outcome="good")
-            return series
-        self._meters.count("metric_fetches_total", source=source.name, outcome="failed")
-        return why
-
-    def _keep(self, want: Want, series: Series) -> None:
+        outcome = await self._asker.ask(want)
         if want not in self._wants:
             return
+        if isinstance(outcome, Series):
+            self._keep(want, outcome)
+            await self._asker.name_losers(want)
+        else:
+            self._fail(want.metric, outcome)
+
+    def _keep(self, want: Want, series: Series) -> None:
         if want.metric in self.snapshot.failures:
             logs.emit("metric_back", metric=want.metric, nodes=len(series.samples))
         before = self.snapshot.series.get(want.metric)
@@ -137,15 +124,19 @@ class Refresher:
         self._meters.set("metric_nodes", len(series.samples), metric=want.metric)
         self._changed()
 
-    def _fail(self, want: Want, why: str) -> None:
-        if want not in self._wants:
-            return
-        if self.snapshot.failures.get(want.metric) != why:
-            logs.emit("metric_failed", metric=want.metric, error=why)
-        self.snapshot = self.snapshot.with_failure(want.metric, why)
+    def _fail(self, metric: str, why: str) -> None:
+        if self.snapshot.failures.get(metric) != why:
+            logs.emit("metric_failed", metric=metric, error=why)
+        self.snapshot = self.snapshot.with_failure(metric, why)
         self._changed()
 
     def _report_ages(self) -> None:
         now = self._clock.now()
         for metric, series in self.snapshot.series.items():
             self._meters.set("metric_age_seconds", now - series.fetched_at, metric=metric)
+
+
+def _asked_otherwise(gone: frozenset[Want], wants: frozenset[Want]) -> set[str]:
+    """Metrics that are asked for by another query than before: what the old one gave says nothing of the new."""
+    queries = {want.metric: want.query for want in wants}
+    return {want.metric for want in gone if queries.get(want.metric) != want.query}

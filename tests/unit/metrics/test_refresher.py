@@ -20,6 +20,9 @@ class Source:
         self.has = has or ("m", "k")
         self.asked: list[str] = []
 
+    def takes(self, want: Want) -> bool:
+        return not want.query
+
     async def fetch(self, want: Want, now: float) -> Series:
         self.asked.append(want.metric)
         if want.metric == "hang":

@@ -1,0 +1,144 @@
+"""Which source a metric is asked of, where there are several: the first in the order given that has it.
+
+A source that gave a metric is asked first the next time, so that one without it, or one that hangs, costs the
+metric nothing. Once in `LOOK_S` the sources before it are asked again, and the first that has it now takes over.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from nodewise.clock import Clock
+from nodewise.errors import NodewiseError
+from nodewise.metrics.series import Series
+from nodewise.metrics.source import NotThere, Source, Want
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+LOOK_S: Final = 60.0
+"""How often the sources before the one that has a metric are asked whether they have it by now."""
+
+
+class Limits(NamedTuple):
+    """What bounds the asking."""
+
+    timeout_s: float
+    """Of one call."""
+    calls: int
+    """Under way at once."""
+
+
+class _Failure(NamedTuple):
+    """Why a source gave nothing."""
+
+    source: str
+    why: str
+    not_there: bool = False
+
+
+class _Known(NamedTuple):
+    """Who gave a metric last, and when all who come before were asked."""
+
+    source: Source
+    looked_at_s: float
+
+
+class Asker:
+    """Asks sources, each call with its own deadline and not too many at once."""
+
+    def __init__(self, sources: Sequence[Source], limits: Limits, clock: Clock, meters: Meters) -> None:
+        self._sources = sources
+        self._limits = limits
+        self._clock = clock
+        self._meters = meters
+        self._places = asyncio.Semaphore(limits.calls)
+        self._known: dict[Want, _Known] = {}
+        self._compared: set[Want] = set()
+        self._told: set[tuple[str, str]] = set()
+
+    async def ask(self, want: Want) -> Series | str:
+        """The metric from the first source that has it, or why none has."""
+        failures = []
+        looking = self._looks(want)
+        for source in self._order(want, looking=looking):
+            outcome = await self._one(source, want)
+            if isinstance(outcome, Series):
+                self._remember(want, source, looked=looking)
+                return outcome
+            failures.append(outcome)
+        self._known.pop(want, None)
+        return _words(failures, len(self._sources)) if failures else _untaken(want, self._sources)
+
+    async def name_losers(self, want: Want) -> None:
+        """Say which later sources have the metric too, once: the operator should know that the order decides."""
+        known = self._known.get(want)
+        if known is None or want in self._compared:
+            return
+        self._compared.add(want)
+        takers = self._takers(want)
+        for source in takers[takers.index(known.source) + 1 :]:
+            if isinstance(await self._one(source, want), Series):
+                self._tell(want, known.source, source)
+
+    def forget(self, gone: frozenset[Want]) -> None:
+        """Nobody needs these any more."""
+        metrics = {want.metric for want in gone}
+        self._known = {want: known for want, known in self._known.items() if want not in gone}
+        self._compared -= gone
+        self._told = {told for told in self._told if told[0] not in metrics}
+
+    def _takers(self, want: Want) -> list[Source]:
+        return [source for source in self._sources if source.takes(want)]
+
+    def _looks(self, want: Want) -> bool:
+        """Whether it is time to ask in the order given."""
+        known = self._known.get(want)
+        return known is None or self._clock.monotonic() - known.looked_at_s >= LOOK_S
+
+    def _order(self, want: Want, *, looking: bool) -> list[Source]:
+        takers = self._takers(want)
+        if looking:
+            return takers
+        first = self._known[want].source
+        return [first, *(source for source in takers if source is not first)]
+
+    def _remember(self, want: Want, source: Source, *, looked: bool) -> None:
+        before = self._known.get(want)
+        if before and looked and before.source is not source:
+            self._tell(want, source, before.source)
+        if looked or not before or before.source is not source:
+            self._known[want] = _Known(source, self._clock.monotonic())
+
+    def _tell(self, want: Want, used: Source, unused: Source) -> None:
+        if (want.metric, unused.name) not in self._told:
+            self._told.add((want.metric, unused.name))
+            logs.emit("metric_in_two_sources", metric=want.metric, used=used.name, unused=unused.name)
+
+    async def _one(self, source: Source, want: Want) -> Series | _Failure:
+        try:
+            async with self._places, asyncio.timeout(self._limits.timeout_s):
+                series = await source.fetch(want, self._clock.now())
+        except TimeoutError:
+            failure = _Failure(source.name, f"no answer within {self._limits.timeout_s:g} s")
+        except NodewiseError as error:
+            failure = _Failure(source.name, str(error), isinstance(error, NotThere))
+        else:
+            self._meters.count("metric_fetches_total", source=source.name, outcome="good")
+            return series
+        outcome = "not_there" if failure.not_there else "failed"
+        self._meters.count("metric_fetches_total", source=source.name, outcome=outcome)
+        return failure
+
+
+def _words(failures: Sequence[_Failure], sources: int) -> str:
+    """A source that is not installed is named only where there is nothing else to say."""
+    told = [one for one in failures if not one.not_there] or failures
+    return "; ".join(f"{one.source}: {one.why}" if sources > 1 else one.why for one in told)
+
+
+def _untaken(want: Want, sources: Sequence[Source]) -> str:
+    if not sources:
+        return "no source of metrics is configured"
+    if want.query:
+        return "a query is answered by Prometheus only, and none is configured: give --prometheus-url"
+    return f"none of --metrics has such a metric: {', '.join(source.name for source in sources)}"

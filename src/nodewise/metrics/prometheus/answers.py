@@ -1,0 +1,146 @@
+"""Prometheus' answers, read into values. Source: Prometheus' HTTP API v1 (documentation of 3.x), instant queries."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise import quantity
+from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Refused, Unavailable, shown
+
+MATRIX: Final = "matrix"
+VECTOR: Final = "vector"
+
+
+class Found(NamedTuple):
+    """The newest value of one series."""
+
+    labels: Mapping[str, str]
+    value: str
+    """As Prometheus writes it: `81.5`, `1e+06`, `NaN`."""
+    at: float | None
+    """Seconds since 1970; None in the answer to an expression."""
+
+
+class Answer(NamedTuple):
+    """An answer with its series still undecoded."""
+
+    kind: str
+    series: list[msgspec.Raw]
+    warnings: tuple[str, ...]
+
+
+class _Data(msgspec.Struct, frozen=True, rename="camel"):
+    result_type: str = ""
+    result: list[msgspec.Raw] | None = None
+
+
+class _Envelope(msgspec.Struct, frozen=True, rename="camel"):
+    status: str = ""
+    data: _Data | None = None
+    error_type: str = ""
+    error: str = ""
+    warnings: Any = None
+
+
+class _Series(msgspec.Struct, frozen=True, gc=False):
+    metric: dict[str, str] = {}
+    value: msgspec.Raw = msgspec.Raw()
+    values: msgspec.Raw = msgspec.Raw()
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_series = msgspec.json.Decoder(_Series).decode
+_decode_pair = msgspec.json.Decoder(tuple[float, str]).decode
+
+_BY_TYPE: Final[Mapping[str, type[NodewiseError]]] = {
+    "bad_data": BadInput,
+    "execution": BadInput,
+    "timeout": Unavailable,
+    "canceled": Unavailable,
+    "internal": Unavailable,
+    "unavailable": Unavailable,
+}
+"""What to do next, by `errorType` (prometheus web/api/v1/api.go, v3)."""
+
+_BY_STATUS: Final[Mapping[int, type[NodewiseError]]] = {
+    400: BadInput,
+    401: Refused,
+    403: Refused,
+    413: BadInput,
+    414: BadInput,
+    422: BadInput,
+}
+"""For what stands before Prometheus and does not speak its JSON. Any other status is Unavailable."""
+
+_WHERE: Final = "does --prometheus-url lead to Prometheus itself? A path before /api/v1 is part of it"
+_REMEDIES: Final[Mapping[int, str]] = {
+    301: _WHERE,
+    302: _WHERE,
+    307: _WHERE,
+    308: _WHERE,
+    401: "give other credentials: --prometheus-token-file, --prometheus-user or --prometheus-cert",
+    403: "the credentials are known, but may not query: grant them the right",
+    404: _WHERE,
+}
+
+
+def read(body: bytes) -> Answer:
+    """A good answer. `BadInput` if it is none, or gives one number where series are wanted."""
+    try:
+        envelope = _decode_envelope(body)
+    except UNREADABLE as error:
+        raise BadInput("answer", [Problem("", str(error), "Prometheus' JSON")]) from error
+    data = envelope.data or _Data()
+    if envelope.status != "success" or data.result_type not in {MATRIX, VECTOR}:
+        seen = f"status {shown(envelope.status)}, {data.result_type or 'nothing'}"
+        raise BadInput("answer", [Problem("", seen, "series, one or more a node")])
+    warnings = envelope.warnings if isinstance(envelope.warnings, list) else []
+    return Answer(data.result_type, data.result or [], tuple(map(str, warnings)))
+
+
+def found(answer: Answer) -> Iterator[Found]:
+    """The newest value of each series; one that cannot be read at all is passed over."""
+    for raw in answer.series:
+        try:
+            series = _decode_series(raw)
+            at, value = _newest(series, answer.kind)
+        except UNREADABLE:
+            continue
+        yield Found(series.metric, value, at)
+
+
+def _newest(series: _Series, kind: str) -> tuple[float | None, str]:
+    """Time and value of the last sample. A series of native histograms has none."""
+    if kind == VECTOR:
+        pair = bytes(series.value)
+        return None, _decode_pair(pair)[1] if pair else "a histogram"
+    pairs = bytes(series.values)
+    if not pairs:
+        return None, "a histogram"
+    # only the last pair is decoded: a value's text has no bracket, so the last one opens that pair
+    return _decode_pair(pairs[pairs.rindex(b"[") : pairs.rindex(b"]")].rstrip())
+
+
+def nano(value: str) -> int:
+    """A value's nano-units, exactly what its text says. ValueError for NaN, infinities and what is no number."""
+    try:
+        return quantity.parse(value)
+    except ValueError:
+        raise ValueError(f"{value[:80]} is no number that a rule can compare") from None
+
+
+def refusal(what: str, status: int, body: bytes, retry_after: str = "") -> NodewiseError:
+    """The error of an answer that is no success, in Prometheus' own words."""
+    try:
+        envelope = _decode_envelope(body)
+    except UNREADABLE:
+        envelope = _Envelope(error=body[:200].decode(errors="replace").strip())
+    said = ": ".join(filter(None, (envelope.error_type, envelope.error)))
+    problems = [Problem(f"HTTP status {status}", said or "no word", "")]
+    remedy = _REMEDIES.get(status, "")
+    kind = _BY_TYPE.get(envelope.error_type) or _BY_STATUS.get(status, Unavailable)
+    if kind is Unavailable:
+        wait_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 1.0
+        return Unavailable(what, problems, remedy=remedy, retry_after_s=wait_s)
+    return kind(what, problems, remedy=remedy)

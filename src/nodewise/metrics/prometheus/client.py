@@ -1,0 +1,82 @@
+"""One query to one Prometheus: `GET /api/v1/query`, with httpx2's exceptions made ours and secrets kept out."""
+
+import asyncio
+from typing import Final
+
+import httpx2
+
+from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
+from nodewise.kube import client as kube_client
+from nodewise.metrics.prometheus import answers
+from nodewise.metrics.prometheus.access import Access
+from nodewise.metrics.prometheus.answers import Answer
+
+_PATH: Final = "/api/v1/query"
+_LONGEST_URL: Final = 2000
+"""A longer query is sent as a form, by POST, which proxies allow less often."""
+
+MOST_BYTES: Final = 64 * 2**20
+"""Of an answer. 5,000 series with a minute of samples are 3 MB."""
+
+
+class Client:
+    """Asks. Every error names the query and the server, and is a kind of `NodewiseError`."""
+
+    def __init__(self, access: Access, timeout_s: float) -> None:
+        self._access = access
+        self._timeout_s = timeout_s
+
+    async def ask(self, query: str) -> Answer:
+        """The answer to an instant query of now.
+
+        `BadInput` for a query that Prometheus cannot read or carry out, `Refused` for credentials, `Unavailable`
+        for everything that may go better the next time.
+        """
+        what = f"query {query if len(query) <= 200 else query[:199] + '…'} to {self._access.url}"  # noqa: PLR2004
+        try:
+            return answers.read(await self._body(query, what))
+        except tuple(kube_client.TRANSLATED) as error:
+            seen = str(error) or type(error).__name__
+            raise Unavailable(what, [self._hidden(Problem("", seen, ""))]) from error
+        except NodewiseError as error:
+            error.what = what
+            error.problems = [self._hidden(problem) for problem in error.problems]
+            raise
+
+    async def _body(self, query: str, what: str) -> bytes:
+        http = self._access.fresh()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await http.send(self._request(http, query), stream=True)
+                try:
+                    body = await _whole(response)
+                finally:
+                    await response.aclose()
+        except TimeoutError as error:
+            problem = Problem("", f"no answer within {self._timeout_s:g} s", "")
+            raise Unavailable(what, [problem], remedy="a cheaper query, or --prometheus-timeout") from error
+        if not response.is_success:
+            retry_after = response.headers.get("retry-after", "")
+            raise answers.refusal(what, response.status_code, body, retry_after)
+        return body
+
+    def _request(self, http: httpx2.AsyncClient, query: str) -> httpx2.Request:
+        form = {"query": query, "timeout": f"{max(round(self._timeout_s * 1000), 1)}ms"}
+        if len(query) <= _LONGEST_URL:
+            return http.build_request("GET", _PATH, params=form)
+        return http.build_request("POST", _PATH, data=form)
+
+    def _hidden(self, problem: Problem) -> Problem:
+        return Problem(*map(self._access.hide, problem))
+
+
+async def _whole(response: httpx2.Response) -> bytes:
+    pieces = []
+    size = 0
+    async for piece in response.aiter_bytes():
+        size += len(piece)
+        if size > MOST_BYTES:
+            problem = Problem("answer", f"more than {MOST_BYTES // 2**20} MiB", "a series or two a node")
+            raise BadInput("", [problem], remedy="aggregate in the rule's query")
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,48 @@
+"""What Prometheus is asked for a metric.
+
+An instant query of a selector stamps every value with the time of the evaluation, however old the sample is. So a
+plain selector is asked for as a range, `temp[60s]`: each series comes with its samples of that time and their own
+times (Prometheus, "Querying basics": range vector selectors). Any other expression is asked as it stands; the age
+of what it gives nobody knows.
+"""
+
+import re
+from typing import Final
+
+from nodewise.metrics.source import Want
+
+_STRING: Final = r"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|`[^`]*+`)"""
+_NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
+_LABEL: Final = rf"(?:[a-zA-Z_][a-zA-Z0-9_]*+|{_STRING})"
+_MATCHER: Final = rf"(?:{_LABEL}\s*+(?:=~|!~|!=|=)\s*+{_STRING}|{_STRING})\s*+"
+_MATCHERS: Final = rf"\{{\s*+(?:{_MATCHER}(?:,\s*+{_MATCHER})*+(?:,\s*+)?+)?+\}}"
+# possessive throughout: the text is a stranger's, and is read in time proportional to its length
+_SELECTOR: Final = re.compile(rf"(?:{_NAME}\s*+(?:{_MATCHERS})?+|{_MATCHERS})")
+_PLAIN: Final = re.compile(_NAME)
+_NUMBERS: Final = ("inf", "nan")
+"""Names that PromQL reads as numbers."""
+
+
+def of(want: Want, max_age_s: float) -> str:
+    """The expression to ask: the rule's query, else its metric's name; samples no older than `max_age_s`."""
+    selector = want.query.strip() if want.query else _named(want.metric)
+    return f"{selector}[{_span(max_age_s)}]" if is_selector(selector) else selector
+
+
+def is_selector(text: str) -> bool:
+    """Whether this is a selector and nothing else, such as `temp` or `temp{job="node"}`: no offset, no function."""
+    return _SELECTOR.fullmatch(text) is not None and text.lower() not in _NUMBERS
+
+
+def _named(metric: str) -> str:
+    """A selector by name, also for names that only Prometheus 3 can hold: `gpu-temp`."""
+    if _PLAIN.fullmatch(metric) and metric.lower() not in _NUMBERS:
+        return metric
+    escaped = metric.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{{__name__="{escaped}"}}'
+
+
+def _span(seconds: float) -> str:
+    """A duration in PromQL, which knows no fractions."""
+    milli = max(round(seconds * 1000), 1)
+    return f"{milli}ms" if milli % 1000 else f"{milli // 1000}s"

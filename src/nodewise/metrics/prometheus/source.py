@@ -1,0 +1,88 @@
+"""The source `prometheus`."""
+
+from typing import Final, NamedTuple
+
+from nodewise import clock
+from nodewise.errors import Problem, Unavailable
+from nodewise.metrics.nodes import Lookup
+from nodewise.metrics.prometheus import answers, matching, queries
+from nodewise.metrics.prometheus.access import Access
+from nodewise.metrics.prometheus.client import Client
+from nodewise.metrics.prometheus.matching import Matched
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.series import Series
+from nodewise.metrics.source import Want
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+NAME: Final = "prometheus"
+
+
+class Setting(NamedTuple):
+    """What a Prometheus is asked with."""
+
+    options: PrometheusOptions
+    max_age_s: float
+    """How far back a selector looks where a want does not say."""
+
+
+class PrometheusMetrics:
+    """One Prometheus. A rule's query is asked as it stands, a selector with its samples' own times (`queries`)."""
+
+    def __init__(self, url: str, setting: Setting, nodes: Lookup, meters: Meters) -> None:
+        """`BadSettings` names every setting that cannot be used."""
+        # one of several is known by its address, so that an operator sees which of them failed
+        several = len(setting.options.prometheus_url) > 1
+        self.name = f"{NAME} {url}" if several else NAME
+        self._access = Access(url, setting.options)
+        self._client = Client(self._access, setting.options.prometheus_timeout_s)
+        self._labels = setting.options.prometheus_node_label
+        self._max_age_s = setting.max_age_s
+        self._nodes = nodes
+        self._meters = meters
+        self._told: set[tuple[str, str]] = set()
+
+    def takes(self, want: Want) -> bool:
+        """Anything: metrics by their names, and expressions."""
+        return bool(want.metric or want.query)
+
+    async def fetch(self, want: Want, now: float) -> Series:
+        """Each node's newest value. `Unavailable` if no series is of a node; errors of the call as in `Client`."""
+        query = queries.of(want, want.max_age_s or self._max_age_s)
+        answer = await self._client.ask(query)
+        nodes = await self._nodes()
+        found = matching.match(answers.found(answer), self._labels, nodes)
+        matched = await clock.paced_result(found)
+        self._meters.set("metric_series_unmatched", matched.strangers, metric=want.metric)
+        self._tell(want.metric, "metric_warning", warnings="; ".join(answer.warnings)[:500])
+        if not matched.samples and not matched.invalid:
+            raise self._nothing(want, query, matched)
+        example = f"{matched.strangers} series, such as {matched.example}" if matched.strangers else ""
+        self._tell(want.metric, "metric_series_unmatched", example=example)
+        return Series(want.metric, self.name, now, matched.samples, matched.invalid)
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._access.http.aclose()
+
+    def _nothing(self, want: Want, query: str, matched: Matched) -> Unavailable:
+        what = f"query {query} to {self._access.url}"
+        if matched.strangers:
+            seen = f"{matched.strangers} series, none of a node, such as {matched.example}"
+            wanted = f"a node's name, InternalIP or Hostname in {' or '.join(self._labels)}"
+            return Unavailable(what, [Problem("", seen, wanted)], remedy="give --prometheus-node-label")
+        remedy = (
+            ""
+            if want.query
+            else f"if Prometheus has it by another name, set the rule's query: node_{want.metric}"
+        )
+        return Unavailable(what, [Problem("", "no series", "one of each node")], remedy=remedy)
+
+    def _tell(self, metric: str, event: str, **said: str) -> None:
+        """Log what is there to say of a metric, once until it is gone."""
+        key = (metric, event)
+        if not any(said.values()):
+            self._told.discard(key)
+        elif key not in self._told:
+            self._told.add(key)
+            logs.emit(event, metric=metric, **said)
