@@ -248,5 +248,5 @@ def _sized(raw: msgspec.Raw, kind: Any, size: int) -> list[Any]:
 
 
 def _list(raw: msgspec.Raw, kind: Any) -> list[Any]:
-    found: list[Any] = msgspec.json.decode(raw, type=list[kind])  # type: ignore[valid-type]
+    found: list[Any] = msgspec.json.decode(raw, type=list[kind])
     return found

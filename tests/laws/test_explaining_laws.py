@@ -1,0 +1,137 @@
+"""What `explain` says would have changed a decision is what deciding again comes to."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise import clock, quantity
+from nodewise.agent import View
+from nodewise.agents.telemetry.agent import TelemetryAgent
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.extender import explaining, ledger, redeciding, thresholds
+from nodewise.extender.chain import Chain
+from nodewise.extender.decision import Decision, DecisionRing
+from nodewise.extender.explaining import Attempt
+from tests.unit.agents.telemetry.worlds import policy, series, snapshot, view, world
+
+NODES = [f"n{i}" for i in range(12)]
+NUMBERS = st.integers(-20, 20) | st.fractions(-5, 5, max_denominator=8).map(float) | st.just(10**25)
+VALUES = st.dictionaries(st.sampled_from(NODES), NUMBERS | st.none(), max_size=12)
+RULES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "metricname": st.sampled_from(["a", "b"]),
+            "operator": st.sampled_from(["LessThan", "GreaterThan", "Equals"]),
+            "target": st.integers(-10, 10) | st.sampled_from(["0.5", "-250m"]),
+        },
+        optional={"when_missing": st.sampled_from(["pass", "reject"])},
+    ),
+    min_size=1,
+    max_size=3,
+)
+POD: Any = SimpleNamespace(
+    metadata=SimpleNamespace(namespace="d", name="p", uid="u", labels={"telemetry-policy": "pol"})
+)
+
+
+class World(SimpleNamespace):
+    """Rules with values, decided by the real agent as often as somebody asks."""
+
+    def filter(self, rules: Any = None) -> Decision:
+        strategy = {"rules": rules or self.rules, "logicalOperator": self.logical}
+        metrics = snapshot(series("a", **self.a), series("b", **self.b))
+        given_world = world([policy(dontschedule=strategy)], metrics, " ".join(NODES))
+        return Chain([TelemetryAgent()]).filter(POD, NODES, view(given_world), 1000.0)
+
+    def with_rule(self, number: int, **fields: Any) -> Decision:
+        changed = list(self.rules)
+        changed[number] = changed[number] | fields
+        return self.filter(changed)
+
+
+WORLDS = st.builds(World, rules=RULES, logical=st.sampled_from(["anyOf", "allOf"]), a=VALUES, b=VALUES)
+
+
+def passing(decision: Decision) -> set[str]:
+    return set(decision.names[decision.kept()].tolist())
+
+
+@given(WORLDS)
+def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: World) -> None:
+    before = of.filter()
+    for change in redeciding.changes(before):
+        for step in change.relaxed:
+            after = of.with_rule(change.number, target=quantity.to_text(step.target))
+            assert passing(after) >= passing(before)
+            assert len(passing(after) - passing(before)) == step.more
+
+
+@given(WORLDS)
+def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: World) -> None:
+    before = of.filter()
+    by_number = {change.number: change.unmeasured for change in redeciding.changes(before)}
+    for number in range(len(of.rules)):
+        after = of.with_rule(number, when_missing="pass")
+        assert len(passing(after) - passing(before)) == by_number.get(number, 0)
+
+
+@given(WORLDS)
+def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: World) -> None:
+    for change in redeciding.changes(of.filter()):
+        counts = [step.more for step in change.relaxed]
+        assert counts == sorted(set(counts))
+        assert change.rule.operator == "Equals" or not change.alone or counts[-1] == change.alone
+
+
+@given(WORLDS)
+def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: World) -> None:
+    for _, verdict in of.filter().verdicts:
+        assert redeciding.follows(verdict)
+
+
+@given(WORLDS)
+def test_every_node_is_told_once_those_that_pass_first(of: World) -> None:
+    decision = of.filter()
+    findings = explaining.explain(Attempt(decision)).findings
+    assert sorted(one.node for one in findings) == sorted(NODES)
+    passes = [not one.reasons for one in findings]
+    assert passes == sorted(passes, reverse=True)
+    assert {one.node for one in findings if not one.reasons} == passing(decision)
+
+
+@given(WORLDS)
+def test_another_process_reads_what_was_decided(of: World) -> None:
+    ring = DecisionRing()
+    ring.add(of.filter())
+    _, (found,) = ledger.read(clock.result(ledger.page(ring, {"form": "arrays"})))
+    assert clock.result(ledger.encoded(found)) == clock.result(ledger.encoded(of.filter()))
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
+def test_a_round_number_is_never_short_of_the_value(target: int, value: int) -> None:
+    found = thresholds.rounded(target, value)
+    if value != target:
+        assert abs(found - target) >= abs(value - target)
+        assert abs(found - value) * 4 <= abs(value - target)
+
+
+def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
+    """The source dies: the verdicts of before stand, and no target could be promised to change them."""
+    hot = {"metricname": "a", "operator": "GreaterThan", "target": 5}
+    state = TelemetryState(TelemetryOptions(), 60.0)
+
+    def filter_at(now: float, values: dict[str, int]) -> Decision:
+        given_world = world([policy(dontschedule=[hot])], snapshot(series("a", **values)), " ".join(NODES))
+        slot = clock.result(state.slot(msgspec.structs.replace(given_world, now=now)))
+        return Chain([TelemetryAgent()]).filter(
+            POD, NODES, View(given_world.nodes, {"telemetry": slot}, now), now
+        )
+
+    before, after = filter_at(1000.0, dict.fromkeys(NODES, 9)), filter_at(1001.0, {})
+    assert not after.kept().any()
+    assert [explaining.explain(Attempt(one)).held for one in (before, after)] == [False, True]
+    assert list(redeciding.changes(after)) == []
