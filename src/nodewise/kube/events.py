@@ -66,7 +66,8 @@ class Event(NamedTuple):
 class _Series:
     """An event and how often it happened; `name` is empty until it has been written."""
 
-    def __init__(self, first_s: float) -> None:
+    def __init__(self, number: int, first_s: float) -> None:
+        self.number = number
         self.first_s = first_s
         self.last_s = first_s
         self.count = 0
@@ -87,6 +88,7 @@ class Recorder:
         self._buckets: OrderedDict[tuple[About, str], Bucket] = OrderedDict()
         self._queue: list[tuple[float, int, Event]] = []
         self._turn = 0
+        self._number = 0
         self._more = asyncio.Event()
 
     def record(self, about: About, type_: Type, reason: str, note: str, action: str = "Scheduling") -> None:
@@ -131,7 +133,8 @@ class Recorder:
         now_s = self._clock.now()
         series = self._known.get(event)
         if series is None or now_s - series.last_s > FORGET_S:
-            series = self._known[event] = _Series(now_s)
+            self._number += 1
+            series = self._known[event] = _Series(self._number, now_s)
         self._known.move_to_end(event)
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
@@ -203,7 +206,7 @@ class Recorder:
         about = event.about
         namespace = about.namespace or "default"
         # the name as client-go makes it: the object's, and a number that no other event of it has
-        name = f"{about.name[:200].rstrip('.-')}.{int(series.first_s * 1e6):x}{self._turn:x}"
+        name = f"{about.name[:200].rstrip('.-')}.{int(series.first_s * 1e6):x}{series.number:x}"
         regarding = {
             "apiVersion": about.resource.api_version,
             "kind": about.resource.kind,

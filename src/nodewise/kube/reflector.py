@@ -107,9 +107,8 @@ class Reflector(Generic[T]):
     async def _list(self, state: Listing, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)
         self._heard()
-        await asyncio.sleep(
-            0
-        )  # each of these steps takes its half millisecond; together they would be too long
+        # to find a page's objects and to decode them are half a millisecond each; together it would be too long
+        await asyncio.sleep(0)
         after, page = watching.page(state, body)
         self._limit = watching.next_limit(self._limit, len(page.items), len(body))
         if page.is_first:

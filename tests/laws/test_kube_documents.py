@@ -1,0 +1,93 @@
+"""What is written as YAML or JSON is read as it was meant; what is broken is an error, never a crash."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nodewise.errors import BadInput
+from nodewise.kube import documents, fields
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
+NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False, width=32)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(TEXTS, VALUES, min_size=1, max_size=4)
+
+
+@given(st.lists(OBJECTS, max_size=4))
+def test_yaml_is_read_as_the_json_that_it_stands_for(written: list[dict[str, Any]]) -> None:
+    text = yaml.safe_dump_all(written, allow_unicode=True, explicit_start=True)
+    found = [json.loads(data) for _, data in documents.documents(text.encode(), "here")]
+    assert found == written
+
+
+@given(st.lists(OBJECTS, min_size=1, max_size=4), st.sampled_from(["", "\n", " \n\n"]))
+def test_json_documents_may_follow_each_other(written: list[dict[str, Any]], between: str) -> None:
+    text = between.join(map(json.dumps, written))
+    assert [json.loads(data) for _, data in documents.documents(text.encode(), "here")] == written
+
+
+@given(st.binary(max_size=60) | st.text("{}[]:-,&*!?|>'\"#%@` \n\tabc019.", max_size=60).map(str.encode))
+@example(b"[" * 100_000)
+@example(b"- " * 100_000)
+@example(b"{a: " * 100_000)
+@example(b"a: &a [*a]")
+def test_rubbish_is_bad_input_or_documents(data: bytes) -> None:
+    with suppress(BadInput):
+        for number, document in documents.documents(data, "here"):
+            assert number >= 1
+            json.loads(document)
+
+
+class OneMeta(msgspec.Struct, frozen=True):
+    labels: dict[str, str] = {}
+
+
+class One(msgspec.Struct, frozen=True):
+    metadata: OneMeta
+
+
+class TwoSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+
+
+class TwoMeta(msgspec.Struct, frozen=True):
+    annotations: dict[str, str] = {}
+    uid: str = ""
+
+
+class Two(msgspec.Struct, frozen=True):
+    metadata: TwoMeta
+    spec: TwoSpec = TwoSpec()
+
+
+LABELS = st.dictionaries(TEXTS, TEXTS, max_size=3)
+PODS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {"name": TEXTS},
+            optional={"labels": LABELS, "annotations": LABELS, "uid": TEXTS, "namespace": TEXTS},
+        )
+    },
+    optional={"spec": st.fixed_dictionaries({}, optional={"nodeName": TEXTS, "priority": st.integers()})},
+)
+
+
+@given(PODS, st.permutations([One, Two]))
+def test_a_merged_type_reads_what_each_declared_type_reads(pod: dict[str, Any], order: list[Any]) -> None:
+    data = msgspec.json.encode(pod)
+    merged = msgspec.json.decode(data, type=fields.merge("Pod", *order))
+    one, two = msgspec.json.decode(data, type=One), msgspec.json.decode(data, type=Two)
+    assert merged.metadata.labels == one.metadata.labels
+    assert merged.metadata.annotations == two.metadata.annotations
+    assert merged.metadata.uid == two.metadata.uid
+    assert merged.spec.node_name == two.spec.node_name
+    assert merged.metadata.name == pod["metadata"]["name"]

@@ -1,0 +1,191 @@
+"""A store ends as the server's state, whatever the network does to the way there."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodewise.clock import ManualClock
+from nodewise.errors import Refused, Unavailable
+from nodewise.kube import fields, watching
+from nodewise.kube.intake import Intake
+from nodewise.kube.lines import Cutter
+from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.store import Change, Key
+from nodewise.kube.watching import Watching
+from nodewise.observe.meters import Meters
+from tests.unit.kube.fake_api import CONFIGMAPS, FakeApi
+
+
+class Data(msgspec.Struct, frozen=True):
+    data: dict[str, str] = {}
+
+
+CONFIGMAP = fields.merge("ConfigMap", Data)
+
+NAMES = st.sampled_from("abcdef")
+VALUES = st.text(max_size=4)
+METERS = Meters()
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+@given(st.lists(st.binary(max_size=8), max_size=8), st.lists(st.integers(0, 200), max_size=12))
+def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], cuts: list[int]) -> None:
+    lines = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
+    data = b"".join(line + b"\n" for line in lines)
+    cutter = Cutter()
+    found = [line for piece in pieces(data, cuts) for line in cutter.feed(piece)]
+    assert found == [line for line in lines if line]
+    assert cutter.rest() == b""
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from(["put", "put", "gone", "bookmark"]), NAMES, VALUES), max_size=15)
+
+
+def watch_of(events: list[tuple[str, str, str]]) -> tuple[bytes, dict[str, str]]:
+    """A server's watch as bytes, and the state that it ends in."""
+    state: dict[str, str] = {}
+    data = b""
+    for version, (kind, name, value) in enumerate(events):
+        meta = {"name": name, "namespace": "default", "resourceVersion": str(version)}
+        if kind == "bookmark":
+            event: dict[str, Any] = {
+                "type": "BOOKMARK",
+                "object": {"metadata": {"resourceVersion": str(version)}},
+            }
+        elif kind == "put":
+            word = "MODIFIED" if name in state else "ADDED"
+            state[name] = value
+            event = {"type": word, "object": {"metadata": meta, "data": {"k": value}}}
+        else:
+            event = {"type": "DELETED", "object": {"metadata": meta, "data": {"k": state.pop(name, "")}}}
+        data += msgspec.json.encode(event) + b"\n"
+    return data, state
+
+
+@given(EVENTS, st.lists(st.integers(0, 5000), max_size=20))
+def test_the_watch_ends_in_the_same_store_however_its_frames_are_cut(
+    events: list[tuple[str, str, str]], cuts: list[int]
+) -> None:
+    data, expected = watch_of(events)
+    intake = Intake("ConfigMap", CONFIGMAP, METERS)
+    cutter = Cutter()
+    state: watching.State = Watching("0")
+    for piece in pieces(data, cuts):
+        for line in cutter.feed(piece):
+            assert isinstance(state, Watching)
+            state, frame = watching.line(state, line)
+            intake.take(frame)
+    assert {name: o.data["k"] for (_, name), o in intake.store.snapshot().items()} == expected
+    assert state == Watching(str(max(len(events) - 1, 0)))
+
+
+Step = Callable[[FakeApi], None]
+
+
+def put(name: str, value: str) -> Step:
+    return lambda api: void(
+        api.put(CONFIGMAPS, {"metadata": {"name": name, "namespace": "n"}, "data": {"k": value}})
+    )
+
+
+def void(_: object) -> None:
+    return None
+
+
+def remove(name: str) -> Step:
+    def step(api: FakeApi) -> None:
+        with suppress(KeyError):
+            api.remove(CONFIGMAPS, name, "n")
+
+    return step
+
+
+def restart(api: FakeApi) -> None:
+    """The server comes back without a memory of what was."""
+    api.cut()
+    api.compact()
+
+
+TROUBLE: list[Step] = [
+    FakeApi.cut,
+    FakeApi.compact,
+    FakeApi.bookmark,
+    lambda api: api.fail(Unavailable("down", retry_after_s=3.0)),
+    lambda api: api.fail(Refused("not now"), 3),
+    restart,
+]
+STEPS = st.one_of(
+    st.builds(put, NAMES, VALUES),
+    st.builds(put, NAMES, VALUES),
+    st.builds(remove, NAMES),
+    st.sampled_from(TROUBLE),
+)
+
+
+async def follow(
+    history: list[tuple[Step, int]], begun: Callable[[Reflector[Any]], None] = void
+) -> tuple[Any, FakeApi]:
+    """Play a history to a reflector, a few turns of the event loop a step, until both are at rest."""
+    api = FakeApi()
+    target = Target(CONFIGMAPS, CONFIGMAP)
+    reflector = Reflector(api, target, ManualClock(), METERS, random.Random(0).random)
+    reflector._limit = 2
+    begun(reflector)
+    task = asyncio.ensure_future(reflector.run())
+    for step, turns in history:
+        step(api)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    for _ in range(400):
+        await asyncio.sleep(0)
+    task.cancel()
+    return reflector, api
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(STEPS, st.integers(0, 12)), max_size=30))
+def test_a_history_with_relists_and_missed_deletions_ends_in_the_servers_state(
+    history: list[tuple[Step, int]],
+) -> None:
+    reflector, api = asyncio.run(follow(history))
+    server = {key: item["data"] for key, item in api.objects(CONFIGMAPS).items()}
+    assert {key: item.data for key, item in reflector.store.snapshot().items()} == server
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(STEPS, st.integers(0, 12)), max_size=30))
+def test_who_applies_each_change_has_what_the_store_has(history: list[tuple[Step, int]]) -> None:
+    """A subscriber that starts from `replaced` and applies old and new is never out of step."""
+    mine: dict[Key, Any] = {}
+
+    def subscribe(reflector: Reflector[Any]) -> None:
+        reflector.store.subscribe(lambda change: apply(mine, change, reflector))
+
+    reflector, _ = asyncio.run(follow(history, subscribe))
+    assert mine == reflector.store.snapshot()
+
+
+def apply(mine: dict[Key, Any], change: Change[Any], reflector: Reflector[Any]) -> None:
+    if change.replaced:
+        mine.clear()
+        mine.update(reflector.store.snapshot())
+        return
+    item: Any = change.new or change.old
+    key = (item.metadata.namespace, item.metadata.name)
+    assert mine.get(key) == change.old
+    if change.new is None:
+        del mine[key]
+    else:
+        mine[key] = change.new
+    assert mine == reflector.store.snapshot()

@@ -1,0 +1,98 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.kube import fields
+from nodewise.kube.intake import Intake
+from nodewise.kube.watching import Frame
+from nodewise.observe.meters import Meters
+
+
+class Spec(msgspec.Struct, frozen=True):
+    size: int = 0
+
+
+class Sized(msgspec.Struct, frozen=True):
+    spec: Spec = Spec()
+
+
+Thing = fields.merge("Thing", Sized)
+
+
+def raw(name: str, size: object) -> msgspec.Raw:
+    item = {"metadata": {"name": name, "namespace": "n"}, "spec": {"size": size}}
+    return msgspec.Raw(msgspec.json.encode(item))
+
+
+@pytest.fixture
+def meters() -> Meters:
+    return Meters()
+
+
+@pytest.fixture
+def intake(meters: Meters) -> Intake[Any]:
+    return Intake("Thing", Thing, meters)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "nodewise.observe.logs.emit", lambda event, **fields: lines.append({"event": event} | fields)
+    )
+    return lines
+
+
+def names(intake: Intake[Any]) -> list[str]:
+    return [item.metadata.name for item in intake.store.values()]
+
+
+def test_one_object_that_cannot_be_read_does_not_stop_the_rest(
+    intake: Intake[Any], meters: Meters, said: list[dict[str, Any]]
+) -> None:
+    for name, size in (("a", 1), ("bad", "large"), ("b", 2)):
+        intake.add(raw(name, size))
+    intake.swap()
+    assert names(intake) == ["a", "b"]
+    assert b'kube_unreadable_total{kind="Thing"} 1.0' in meters.exposition()
+    assert b'kube_objects{kind="Thing"} 2.0' in meters.exposition()
+    (line,) = said
+    assert line["event"] == "object_unreadable"
+    assert (line["namespace"], line["name"]) == ("n", "bad")
+    assert line["error"] == "Expected `int`, got `str` - at `$.spec.size`"
+
+
+def test_an_object_that_becomes_unreadable_goes_and_comes_back_when_mended(intake: Intake[Any]) -> None:
+    for size, wanted in ((1, ["a"]), ("large", []), (2, ["a"])):
+        intake.take(Frame("put", ("n", "a"), raw("a", size)))
+        assert names(intake) == wanted
+
+
+def test_an_unreadable_object_can_be_deleted(intake: Intake[Any]) -> None:
+    intake.take(Frame("put", ("n", "a"), raw("a", 1)))
+    intake.take(Frame("gone", ("n", "a"), raw("a", "large")))
+    assert names(intake) == []
+
+
+def test_a_bad_object_is_named_once_and_a_thousand_do_not_fill_the_log(
+    intake: Intake[Any], said: list[dict[str, Any]]
+) -> None:
+    for _ in range(3):
+        intake.add(raw("bad", "large"))
+    assert len(said) == 1
+    for number in range(1000):
+        intake.add(raw(f"bad-{number}", "large"))
+    assert len(said) == 100
+
+
+def test_what_has_no_name_is_left_out(intake: Intake[Any]) -> None:
+    for item in (b"{}", b"null", b'{"metadata": 3}', b'{"metadata": {}}'):
+        intake.add(msgspec.Raw(item))
+    intake.swap()
+    assert names(intake) == []
+
+
+def test_a_bookmark_changes_nothing(intake: Intake[Any]) -> None:
+    intake.take(Frame("bookmark", ("", ""), msgspec.Raw(b"{}")))
+    assert intake.store.version == 0

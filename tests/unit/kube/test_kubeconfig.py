@@ -1,0 +1,188 @@
+"""Which kubeconfig counts, and what is wrong with it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodewise.errors import BadSettings
+from nodewise.kube import kubeconfig
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    whole = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://host:6443"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
+        "current-context": "x",
+    }
+    return whole | changes
+
+
+def written(folder: Path, content: Any, name: str = "config") -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def chosen(path: Path, context: str = "") -> kubeconfig.Chosen:
+    return kubeconfig.choose(str(path), context, {})
+
+
+def test_the_current_context_is_taken(tmp_path: Path) -> None:
+    found = chosen(written(tmp_path, config()))
+    assert (found.name, found.cluster["server"], found.user["token"]) == ("x", "https://host:6443", "t")
+    assert found.context["namespace"] == "ns"
+
+
+def test_another_context_can_be_named(tmp_path: Path) -> None:
+    contexts = [*config()["contexts"], {"name": "y", "context": {"cluster": "c"}}]
+    assert chosen(written(tmp_path, config(contexts=contexts)), "y").user == {}
+
+
+WRONG = [
+    pytest.param("a: [", "", "YAML of kind Config", id="no YAML"),
+    pytest.param("- a", "", "YAML of kind Config", id="a list"),
+    pytest.param("", "", "YAML of kind Config", id="empty"),
+    pytest.param("\x00", "", "YAML of kind Config", id="binary"),
+    pytest.param(config(clusters={"c": {}}), "", "clusters: {'c': {}}; wanted a list", id="clusters no list"),
+    pytest.param(
+        config(users=[{"user": {}}]), "", "users: {'user': {}}; wanted entries with a name", id="no name"
+    ),
+    pytest.param(
+        config(users=[{"name": "u", "user": 3}]), "", "user u: 3; wanted a mapping", id="a user of wrong type"
+    ),
+    pytest.param(config(), "y", "context: there is none named 'y'; wanted one of 'x'", id="no such context"),
+    pytest.param(
+        config(clusters=[]),
+        "",
+        "cluster: there is none named 'c'; wanted clusters, but the file has none",
+        id="no such cluster",
+    ),
+    pytest.param(
+        config(users=[{"name": "v", "user": {}}]),
+        "",
+        "user: there is none named 'u'; wanted one of 'v'",
+        id="no such user",
+    ),
+    pytest.param(
+        config(**{"current-context": ""}),
+        "",
+        "current-context: not set; wanted one of 'x' (give one with --context)",
+        id="no current context",
+    ),
+    pytest.param(
+        config(clusters=[{"name": "c", "cluster": {}}]),
+        "",
+        "cluster c: server: not set; wanted https://host:port",
+        id="no server",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "context", "words"), WRONG)
+def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, content: Any, context: str, words: str) -> None:
+    path = written(tmp_path, content)
+    with pytest.raises(BadSettings) as raised:
+        chosen(path, context)
+    assert f"kubeconfig {path}" in str(raised.value)
+    assert words in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings) as raised:
+        chosen(tmp_path / "none")
+    assert str(raised.value) == (
+        f"no way to an API server: --kubeconfig: there is no file {tmp_path / 'none'}; wanted a kubeconfig file "
+        "(give a kubeconfig with --kubeconfig, or set KUBECONFIG)"
+    )
+    with pytest.raises(BadSettings, match="is a folder"):
+        chosen(tmp_path)
+
+
+def test_without_any_hint_the_home_folder_is_looked_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(BadSettings, match=r"\.kube/config"):
+        kubeconfig.choose("", "", {})
+    (tmp_path / ".kube").mkdir()
+    written(tmp_path / ".kube", config())
+    assert kubeconfig.choose("", "", {}).name == "x"
+
+
+def test_several_files_are_merged_and_the_first_to_name_a_thing_counts(tmp_path: Path) -> None:
+    first = written(
+        tmp_path, {"current-context": "x", "users": [{"name": "u", "user": {"token": "first"}}]}, "1"
+    )
+    second = written(tmp_path, config(**{"current-context": "other"}), "2")
+    environ = {"KUBECONFIG": os.pathsep.join([str(first), str(tmp_path / "none"), str(second)])}
+    found = kubeconfig.choose("", "", environ)
+    assert (found.name, found.user["token"], found.cluster["server"]) == ("x", "first", "https://host:6443")
+    assert found.source == f"{first}{os.pathsep}{second}"
+
+
+def test_an_environment_that_names_only_missing_files_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="KUBECONFIG: there is no file"):
+        kubeconfig.choose("", "", {"KUBECONFIG": str(tmp_path / "none")})
+
+
+def test_relative_paths_are_meant_from_the_files_folder(tmp_path: Path) -> None:
+    cluster = {"server": "https://h", "certificate-authority": "pki/ca.crt"}
+    user = {
+        "client-certificate": "pki/u.crt",
+        "client-key": "/abs/u.key",
+        "tokenFile": "token",
+        "exec": {"command": "bin/plugin"},
+    }
+    content = config(clusters=[{"name": "c", "cluster": cluster}], users=[{"name": "u", "user": user}])
+    found = chosen(written(tmp_path, content))
+    assert found.cluster["certificate-authority"] == str(tmp_path / "pki/ca.crt")
+    assert found.user["client-certificate"] == str(tmp_path / "pki/u.crt")
+    assert found.user["client-key"] == "/abs/u.key"
+    assert found.user["tokenFile"] == str(tmp_path / "token")
+    assert found.user["exec"]["command"] == str(tmp_path / "bin/plugin")
+
+
+def test_a_plugin_without_a_slash_is_looked_for_on_the_path(tmp_path: Path) -> None:
+    content = config(users=[{"name": "u", "user": {"exec": {"command": "aws"}}}])
+    assert chosen(written(tmp_path, content)).user["exec"]["command"] == "aws"
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "namespace").write_text("system\n")
+    return tmp_path
+
+
+def test_a_pod_has_a_service_account_and_is_told_of_the_server(account: Path) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    found = kubeconfig.find("", "", environ, account)
+    assert found.cluster == {
+        "server": "https://10.0.0.1:443",
+        "certificate-authority": str(account / "ca.crt"),
+    }
+    assert found.user == {"tokenFile": str(account / "token")}
+    assert found.context["namespace"] == "system"
+
+
+def test_an_ipv6_address_stands_in_brackets(account: Path) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1"}
+    assert kubeconfig.inside(environ, account).cluster["server"] == "https://[fd00::1]:443"
+
+
+def test_a_file_that_is_named_wins_over_the_pods(account: Path) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    path = written(account, config())
+    assert kubeconfig.find(str(path), "", environ, account).source == str(path)
+    assert kubeconfig.find("", "", environ | {"KUBECONFIG": str(path)}, account).name == "in-cluster"
+
+
+@pytest.mark.parametrize("environ", [{}, {"KUBERNETES_SERVICE_HOST": "h"}])
+def test_outside_a_pod_kubectls_file_is_taken(environ: dict[str, str], tmp_path: Path) -> None:
+    path = written(tmp_path, config())
+    found = kubeconfig.find("", "", environ | {"KUBECONFIG": str(path)}, tmp_path / "no account")
+    assert found.source == str(path)

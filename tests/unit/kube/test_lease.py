@@ -1,0 +1,173 @@
+from typing import Any
+
+import pytest
+
+from nodewise.clock import ManualClock
+from nodewise.errors import Unavailable
+from nodewise.kube import lease
+from nodewise.kube.elector import Elector
+from nodewise.kube.lease import Seat, Seen, Spec
+from nodewise.kube.resources import LEASES
+from nodewise.observe.meters import Meters
+from tests.unit.kube.fake_api import FakeApi
+
+SEAT = Seat("ns", "nodewise", "us")
+OURS = Spec("us", 15, acquire_time="then", renew_time="then", lease_transitions=4)
+THEIRS = Spec("them", 15, acquire_time="then", renew_time="then", lease_transitions=4)
+
+
+@pytest.mark.parametrize(
+    ("seen", "wait_s"),
+    [
+        pytest.param(None, 0.0, id="there is none: it may be made"),
+        pytest.param(Seen(Spec(), 100.0), 0.0, id="an empty one may be taken"),
+        pytest.param(Seen(Spec(""), 100.0), 0.0, id="a released one may be taken"),
+        pytest.param(Seen(OURS, 100.0), 0.0, id="our own may be renewed"),
+        pytest.param(Seen(THEIRS, 100.0), 15.0, id="another's is left alone from when it was seen"),
+        pytest.param(Seen(THEIRS, 90.0), 5.0, id="for what is left of its time"),
+        pytest.param(Seen(THEIRS, 85.0), 0.0, id="and may then be taken"),
+        pytest.param(Seen(Spec("them"), 90.0), 5.0, id="one without a duration has ours"),
+        pytest.param(Seen(Spec("them", 60), 90.0), 50.0, id="the duration is the one its holder wrote"),
+    ],
+)
+def test_how_long_a_lease_is_anothers(seen: Seen | None, wait_s: float) -> None:
+    assert lease.wait_s(seen, SEAT, 100.0) == wait_s
+
+
+def test_time_counts_from_when_a_content_was_first_seen() -> None:
+    first = lease.observe(None, THEIRS, 10.0)
+    assert lease.observe(first, THEIRS, 20.0) == Seen(THEIRS, 10.0)
+    assert lease.observe(first, OURS, 20.0) == Seen(OURS, 20.0)
+
+
+NOW = "2023-11-14T22:13:20.500000Z"
+
+
+@pytest.mark.parametrize(
+    ("seen", "claimed"),
+    [
+        pytest.param(None, Spec("us", 15, NOW, NOW, 0), id="the first"),
+        pytest.param(Seen(OURS, 0), Spec("us", 15, "then", NOW, 4), id="renewing keeps when it began"),
+        pytest.param(Seen(THEIRS, 0), Spec("us", 15, NOW, NOW, 5), id="taking is a transition"),
+        pytest.param(Seen(Spec(), 0), Spec("us", 15, NOW, NOW, 1), id="taking an empty one"),
+    ],
+)
+def test_what_a_claim_writes(seen: Seen | None, claimed: Spec) -> None:
+    assert lease.claim(seen, SEAT, 1_700_000_000.5) == claimed
+
+
+def test_a_release_leaves_a_second_to_nobody() -> None:
+    assert lease.release(Seen(OURS, 0), 1_700_000_000.5) == Spec("", 1, NOW, NOW, 4)
+
+
+class Led:
+    """An elector on a fake API server, stepped by hand."""
+
+    def __init__(self) -> None:
+        self.api = FakeApi()
+        self.clock = ManualClock(1000.0)
+        self.told: list[bool] = []
+        self.elector = Elector(self.api, SEAT, self.clock, Meters(), lambda: 0.0, self.told.append)
+
+    async def look(self) -> None:
+        await self.elector._try()
+        self.elector._tell()
+
+    def spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = self.api.objects(LEASES)["ns", "nodewise"]["spec"]
+        return spec
+
+    def others(self, spec: Spec) -> None:
+        """Another replica writes."""
+        item = {
+            "metadata": {"name": "nodewise", "namespace": "ns"},
+            "spec": spec.__class__.__struct_encode_fields__,
+        }
+        item["spec"] = {
+            "holderIdentity": spec.holder_identity,
+            "leaseDurationSeconds": spec.lease_duration_seconds,
+        }
+        self.api.put(LEASES, item)
+
+
+@pytest.fixture
+def led(monkeypatch: pytest.MonkeyPatch) -> Led:
+    monkeypatch.setattr("nodewise.observe.logs.emit", lambda *_, **__: None)
+    return Led()
+
+
+async def test_a_leader_renews_with_one_write(led: Led) -> None:
+    await led.look()
+    assert led.elector.leading
+    led.api.calls.clear()
+    led.clock.advance(2.0)
+    await led.look()
+    assert [verb for verb, _ in led.api.calls] == ["replace"]
+    assert led.spec()["leaseTransitions"] == 0
+
+
+async def test_a_leader_that_cannot_renew_stops_at_its_deadline(led: Led) -> None:
+    await led.look()
+    led.api.fail(Unavailable("down"), 100)
+    for _ in range(4):
+        led.clock.advance(2.0)
+        await led.look()
+        assert led.elector.leading
+    led.clock.advance(2.0)
+    assert not led.elector.leading
+    await led.look()
+    assert led.told == [True, False]
+
+
+async def test_a_leader_sees_at_once_that_another_has_taken_it(led: Led) -> None:
+    await led.look()
+    led.others(THEIRS)
+    led.clock.advance(2.0)
+    await led.look()
+    assert not led.elector.leading
+    assert led.elector.holder == "them"
+
+
+async def test_a_leader_takes_a_deleted_lease_again(led: Led) -> None:
+    await led.look()
+    led.api.remove(LEASES, "nodewise", "ns")
+    led.clock.advance(2.0)
+    await led.look()
+    assert led.elector.leading
+    assert led.spec()["holderIdentity"] == "us"
+
+
+async def test_a_lease_that_was_deleted_is_not_taken_from_a_leader_who_may_not_know(led: Led) -> None:
+    led.others(THEIRS)
+    await led.look()
+    led.api.remove(LEASES, "nodewise", "ns")
+    led.clock.advance(14.0)
+    await led.look()
+    assert not led.elector.leading
+    led.clock.advance(1.0)
+    await led.look()
+    assert led.elector.leading
+
+
+async def test_who_stops_without_leading_writes_nothing(led: Led) -> None:
+    led.others(THEIRS)
+    await led.look()
+    led.api.calls.clear()
+    await led.elector.stop()
+    assert led.api.calls == []
+
+
+async def test_a_release_that_fails_is_no_error(led: Led) -> None:
+    await led.look()
+    led.api.fail(Unavailable("down"))
+    await led.elector.stop()
+    assert not led.elector.leading
+    assert led.spec()["holderIdentity"] == "us"
+
+
+async def test_a_lease_that_cannot_be_read_is_left_alone(led: Led) -> None:
+    item = {"metadata": {"name": "nodewise", "namespace": "ns"}, "spec": {"holderIdentity": 7}}
+    led.api.put(LEASES, item)
+    await led.look()
+    assert not led.elector.leading
+    assert led.spec()["holderIdentity"] == 7

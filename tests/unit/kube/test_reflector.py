@@ -1,0 +1,182 @@
+"""The runner: pace, patience and what it says; `suite` and the laws show that stores come out right."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nodewise.clock import ManualClock
+from nodewise.errors import Refused, Unavailable
+from nodewise.kube.reflector import Reflector, Target
+from nodewise.observe.meters import Meters
+from tests.unit.kube.fake_api import CONFIGMAPS, FakeApi
+from tests.unit.kube.suite import CONFIGMAP, running
+
+
+class Followed:
+    """A reflector on a fake API server, its clock, and what it logged."""
+
+    def __init__(self) -> None:
+        self.api = FakeApi()
+        self.clock = PatientClock()
+        self.meters = Meters()
+        target = Target(CONFIGMAPS, CONFIGMAP)
+        self.reflector: Reflector[Any] = Reflector(self.api, target, self.clock, self.meters, lambda: 0.0)
+        self.said: list[str] = []
+
+    def note(self, event: str, **_: Any) -> None:
+        self.said.append(event)
+
+    @asynccontextmanager
+    async def going(self) -> AsyncIterator[None]:
+        async with running(self.reflector.run()):
+            yield
+
+    def asked(self) -> list[str]:
+        return [verb for verb, _ in self.api.calls]
+
+
+class PatientClock(ManualClock):
+    """Notes how long each sleep was."""
+
+    def __init__(self) -> None:
+        super().__init__(1000.0)
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await super().sleep(seconds)
+
+
+async def turns(count: int = 50) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
+    made = Followed()
+    monkeypatch.setattr("nodewise.observe.logs.emit", made.note)
+    return made
+
+
+async def test_it_lists_once_and_then_watches(followed: Followed) -> None:
+    async with followed.going():
+        await turns()
+        assert followed.asked() == ["get", "watch"]
+        assert followed.reflector.synced
+        assert followed.clock.slept == []
+
+
+async def test_waits_double_with_failures_in_a_row(followed: Followed) -> None:
+    followed.api.fail(Refused("no"), 8)
+    async with followed.going():
+        await turns()
+    assert followed.clock.slept == [0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0]
+
+
+async def test_a_failure_after_a_long_good_time_is_a_first_one(followed: Followed) -> None:
+    followed.api.fail(Refused("no"), 3)
+    async with followed.going():
+        await turns()
+        followed.clock.advance(121.0)
+        followed.api.fail(Refused("no"))
+        followed.api.cut()
+        await turns()
+    assert followed.clock.slept == [0.4, 0.8, 1.6, 0.4]
+
+
+async def test_a_server_that_asks_for_patience_gets_it(followed: Followed) -> None:
+    followed.api.fail(Unavailable("too many requests", retry_after_s=12.0))
+    async with followed.going():
+        await turns()
+    (slept,) = followed.clock.slept
+    assert 12.0 <= slept < 13.0
+
+
+async def test_a_watch_that_ends_at_once_again_and_again_is_not_asked_in_a_circle(followed: Followed) -> None:
+    async with followed.going():
+        await turns()
+        for _ in range(4):
+            followed.api.cut()
+            await turns(5)
+    assert followed.asked() == ["get", "watch", "watch", "watch", "watch", "watch"]
+    assert [round(slept, 1) for slept in followed.clock.slept] == [1.2, 1.4, 1.8, 3.2]
+
+
+async def test_a_watch_that_ends_after_its_time_is_taken_up_at_once(followed: Followed) -> None:
+    async with followed.going():
+        await turns()
+        followed.clock.advance(300.0)
+        followed.api.cut()
+        await turns()
+    assert followed.asked() == ["get", "watch", "watch"]
+    assert followed.clock.slept == []
+    assert followed.said == []
+
+
+async def test_a_version_that_is_gone_is_listed_anew_without_alarm(followed: Followed) -> None:
+    async with followed.going():
+        await turns()
+        followed.api.put(CONFIGMAPS, {"metadata": {"name": "a", "namespace": "n"}})
+        followed.clock.advance(300.0)
+        followed.api.cut()
+        followed.api.put(CONFIGMAPS, {"metadata": {"name": "b", "namespace": "n"}})
+        followed.api.compact()
+        await turns()
+        assert len(followed.reflector.store) == 2
+    assert followed.asked() == ["get", "watch", "watch", "get", "watch"]
+    assert followed.said == []
+    assert b'kube_lists_total{kind="ConfigMap",reason="expired"} 1.0' in followed.meters.exposition()
+
+
+async def test_trouble_is_told_once_and_so_is_its_end(followed: Followed) -> None:
+    followed.api.fail(Refused("no"), 5)
+    async with followed.going():
+        await turns(4)
+        assert followed.reflector.trouble == "no"
+        await turns()
+        assert followed.reflector.trouble == ""
+    assert followed.said == ["kube_lost", "kube_back"]
+
+
+async def test_pages_go_on_after_a_failure_where_they_were(followed: Followed) -> None:
+    for number in range(5):
+        followed.api.put(CONFIGMAPS, {"metadata": {"name": f"n{number}", "namespace": "n"}})
+    followed.reflector._limit = 2
+    async with followed.going():
+        while followed.asked() != ["get", "get"]:
+            await asyncio.sleep(0)
+        followed.api.fail(Unavailable("down"))
+        await turns()
+        assert len(followed.reflector.store) == 5
+    assert b'kube_lists_total{kind="ConfigMap",reason="start"} 1.0' in followed.meters.exposition()
+
+
+async def test_age_counts_from_the_servers_last_word(followed: Followed) -> None:
+    assert followed.reflector.age_s() == float("inf")
+    async with followed.going():
+        await turns()
+        assert followed.reflector.age_s() == 0.0
+        followed.clock.advance(50.0)
+        assert followed.reflector.age_s() == 50.0
+        followed.api.bookmark()
+        await turns()
+        assert followed.reflector.age_s() == 0.0
+
+
+async def test_a_bookmark_moves_the_version_from_which_a_watch_goes_on(followed: Followed) -> None:
+    async with followed.going():
+        await turns()
+        followed.api.put(
+            CONFIGMAPS.__class__("", "v1", "pods", "Pod"), {"metadata": {"name": "x", "namespace": "n"}}
+        )
+        followed.api.bookmark()
+        await turns()
+        followed.api.compact()
+        followed.clock.advance(300.0)
+        followed.api.cut()
+        await turns()
+    assert followed.asked() == ["get", "watch", "watch"], "no list was needed"

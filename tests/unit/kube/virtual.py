@@ -1,0 +1,52 @@
+"""An event loop whose time passes only when everybody sleeps: hours of an election in milliseconds."""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class _Skipping(selectors.SelectSelector):
+    """Instead of waiting, moves the time on."""
+
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "everybody waits for something that cannot happen"
+        self.now_s += max(timeout, 0.0)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._skipping = _Skipping()
+        super().__init__(self._skipping)
+
+    def time(self) -> float:
+        return self._skipping.now_s
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
+
+
+class VirtualClock:
+    """A machine's clocks on virtual time: set wrong, running fast or slow; wall time jumps when told to."""
+
+    def __init__(self, offset_s: float = 0.0, rate: float = 1.0) -> None:
+        self._offset_s = offset_s
+        self._rate = rate
+        self.step_s = 0.0
+
+    def now(self) -> float:
+        return 1_700_000_000.0 + self.monotonic() + self.step_s
+
+    def monotonic(self) -> float:
+        return self._offset_s + asyncio.get_running_loop().time() * self._rate
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self._rate)
