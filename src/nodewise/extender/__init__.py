@@ -1,6 +1,7 @@
 """The scheduler's protocol: what kube-scheduler sends, who is asked about it, and what it is told.
 
 `app` serves the routes; a request goes through `answering`: `wire` (bytes to values) -> `chain` (each agent in turn,
-one frozen View) -> `decision` (with reasons) -> `wire` (values to bytes). `world` keeps the View. `report` tells a decision as
-a document. Nothing here knows what any agent decides by.
+one frozen View) -> `decision` (with reasons) -> `wire` (values to bytes). `world` keeps the View. `report` tells a
+decision as a document. `recording` keeps what came in and went out (`deltas`: worlds as entries, `tape`: the file).
+Nothing here knows what any agent decides by.
 """

@@ -7,12 +7,16 @@ reason, in a regular answer: to kube-scheduler an error means "place it without 
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from nodewise import clock as clocks
 from nodewise.agent import View
 from nodewise.clock import Clock
 from nodewise.extender import ledger
 from nodewise.extender.answering import Answering
 from nodewise.extender.decision import Decision, DecisionRing
+from nodewise.extender.recording import Recorder, Silent
+from nodewise.extender.tape import Exchange
 from nodewise.observe.meters import Meters
 from nodewise.serve.application import Request, Response, Route
 
@@ -31,12 +35,14 @@ class Extender:
         ring: DecisionRing,
         clock: Clock,
         meters: Meters,
+        recorder: Recorder = Silent(),  # noqa: B008 - it has no state
     ) -> None:
         self._answering = answering
         self._view = view
         self._ring = ring
         self._clock = clock
         self._meters = meters
+        self._recorder = recorder
 
     def routes(self) -> list[Route]:
         """`/scheduler/<verb>` asks all agents, `/agents/<name>/<verb>` that one."""
@@ -50,8 +56,16 @@ class Extender:
         return [Route("GET", "/decisions", self._decisions)]
 
     def _answer(self, request: Request) -> Response:
-        answer = self._answering.answer(request.path, request.body, self._view(), self._clock.now())
+        view, now = self._view(), self._clock.now()
+        exchange = Exchange(path=request.path, at=now, generation=view.generation)
+        try:
+            answer = self._answering.answer(request.path, request.body, view, now)
+        except Exception as error:
+            failed = msgspec.structs.replace(exchange, error=type(error).__name__)
+            self._recorder.exchange(failed, request.body, str(error).encode())
+            raise
         self._keep(answer.decision)
+        self._recorder.exchange(exchange, request.body, answer.body)
         return Response(200, answer.body)
 
     async def _decisions(self, request: Request) -> Response:

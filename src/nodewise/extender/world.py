@@ -4,7 +4,7 @@ A request takes `keeper.view` once and keeps it. Nothing is computed while the s
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nodewise import clock as clocks
@@ -42,6 +42,11 @@ class WorldKeeper:
         self._waiting: tuple[str, ...] = ()
         self._ready = False
         self._problems: dict[str, tuple[str, ...]] = {}
+        self._told: list[Callable[[World, int], None]] = []
+
+    def subscribe(self, told: Callable[[World, int], None]) -> None:
+        """Have every world told, before slots are computed of it for the View of that number."""
+        self._told.append(told)
 
     def touch(self) -> None:
         """Something changed; the next View follows soon."""
@@ -82,6 +87,8 @@ class WorldKeeper:
         wants = frozenset[Want]().union(*(state.wants(objects) for state in self._states.values()))
         self._refresher.want(wants)
         world = World(self._index(), objects, self._refresher.snapshot, self._clock.now())
+        for told in self._told:
+            told(world, self.view.generation + 1)
         slots: dict[str, Any] = {}
         for name, state in self._states.items():
             began = self._clock.monotonic()

@@ -1,0 +1,234 @@
+"""Recording: worlds, requests and answers go into a file, from which `simulate replay` answers once more.
+
+Who serves puts references into a queue and goes on; a thread, woken ten times a second, makes entries of them. What
+does not fit into the queue is counted, in the file as well. Bodies are every tenant's pods: the file is its owner's.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+import nodewise
+from nodewise import clock as clocks
+from nodewise.agent import AgentKind, World
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender import deltas, tape
+from nodewise.extender.tape import AgentHeader, Exchange, Gap, Header, Record
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+_QUEUE_BYTES: Final = 64 * 2**20
+"""What waits to be written; a thing more is taken while it is less, however large."""
+_LOOK_S: Final = 0.1
+_FLUSH_S: Final = 0.5
+"""At least so often, so that who is killed loses less than a second."""
+_PAUSE_S: Final = 0.0005
+"""The thread lets go of the interpreter for so long after each slice of work, so that requests do not wait for it."""
+_ITEM_BYTES: Final = 1024
+_SAMPLE_BYTES: Final = 256
+"""What a queued item, and a sample of a series that is new in it, keep in memory, near enough."""
+
+
+class Recorder(Protocol):
+    """Whom to tell what happens. Called on the hot path: it takes note and returns."""
+
+    def world(self, world: World, generation: int) -> None:
+        """A world, before slots are computed of it for the View of this number."""
+        ...
+
+    def exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> None:
+        """A request and its answer, or the words of the error that it was answered with."""
+        ...
+
+
+class Silent:
+    """Records nothing."""
+
+    def world(self, world: World, generation: int) -> None: ...
+
+    def exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> None: ...
+
+
+class _Turn(NamedTuple):
+    """A world that waits to be told against the one before."""
+
+    world: World
+    generation: int
+
+
+_Item = _Turn | Record
+
+
+class _Backlog:
+    """A queue from one thread to one other; no lock, as each writes only its own count."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[_Item, int]] = deque()
+        self._put_bytes = 0
+        self._taken_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._put_bytes - self._taken_bytes >= _QUEUE_BYTES
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, item: _Item, size_bytes: int = 0) -> None:
+        self._put_bytes += size_bytes
+        self._waiting.append((item, size_bytes))
+
+    def taken(self) -> _Item | None:
+        """The oldest, which then is the taker's; None if there is none."""
+        if not self._waiting:
+            return None
+        item, size_bytes = self._waiting.popleft()
+        self._taken_bytes += size_bytes
+        return item
+
+
+class Recording:
+    """The recorder that writes: `world` and `exchange` are the server's, everything else is the writing thread's."""
+
+    def __init__(self, file: BinaryIO, header: Header, max_bytes: int, meters: Meters) -> None:
+        self._backlog = _Backlog()
+        self._told = deltas.EMPTY
+        self._lost = Gap()
+        self._ended = False
+        self._meters = meters
+        self._max_bytes = max_bytes
+        self._one_writer = threading.Lock()
+        self._written = deltas.EMPTY
+        self._tape = tape.Writer(file)
+        self._tape.write(Record(header))
+        self._flush()
+
+    def world(self, world: World, generation: int) -> None:
+        size_bytes = _ITEM_BYTES + _SAMPLE_BYTES * _new_samples(self._told, world)
+        self._told = world
+        if self._admits():
+            self._backlog.put(_Turn(world, generation), size_bytes)
+        elif not self._ended:
+            self._lost = Gap(requests=self._lost.requests, worlds=self._lost.worlds + 1)
+            self._meters.count("recording_lost_total", what="world")
+
+    def exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> None:
+        if self._admits():
+            size_bytes = _ITEM_BYTES + len(body) + len(answer)
+            self._backlog.put(tape.record(exchange, body, answer), size_bytes)
+        elif not self._ended:
+            self._lost = Gap(requests=self._lost.requests + 1, worlds=self._lost.worlds)
+            self._meters.count("recording_lost_total", what="request")
+
+    def _admits(self) -> bool:
+        """Whether there is room; what was lost while there was none is told first."""
+        if self._ended or self._backlog.is_full:
+            return False
+        self._tell_lost()
+        return True
+
+    def _tell_lost(self) -> None:
+        if self._lost.requests or self._lost.worlds:
+            self._backlog.put(Record(self._lost))
+            self._lost = Gap()
+
+    async def run(self) -> None:
+        """Write what is told, in a thread, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._backlog:
+                await asyncio.to_thread(self.write)
+
+    async def close(self) -> None:
+        """Write what is left, and the end. Nothing more may be told."""
+        await asyncio.to_thread(self.finish)
+
+    def write(self) -> None:
+        """Write what waits."""
+        with self._one_writer:
+            self._drain()
+
+    def finish(self) -> None:
+        with self._one_writer:
+            self._tell_lost()
+            self._drain()
+            self._end("stopped")
+
+    def _drain(self) -> None:
+        flush_at = time.monotonic() + _FLUSH_S
+        try:
+            while not self._ended and (item := self._backlog.taken()):
+                self._write(item)
+                if self._tape.size_bytes >= self._max_bytes:
+                    self._end("full")
+                elif time.monotonic() > flush_at:
+                    self._flush()
+                    flush_at = time.monotonic() + _FLUSH_S
+            if not self._ended:
+                self._flush()
+        except Exception as error:  # noqa: BLE001 - whatever ends the recording, it must not end the serving
+            self._end("stopped", str(error) or type(error).__name__)
+
+    def _write(self, item: _Item) -> None:
+        if isinstance(item, Record):
+            self._tape.write(item)
+            return
+        for one in clocks.slices(deltas.entries(self._written, item.world, item.generation)):
+            if one is None:
+                time.sleep(_PAUSE_S)
+            else:
+                self._tape.write(one)
+        self._written = item.world
+
+    def _flush(self) -> None:
+        self._tape.flush()
+        self._meters.set("recording_bytes", self._tape.size_bytes)
+
+    def _end(self, why: Literal["stopped", "full"], error: str = "") -> None:
+        """The last entry. An operator hears of it if the process lives on."""
+        if self._ended:
+            return
+        self._ended = True
+        self._backlog = _Backlog()
+        with contextlib.suppress(OSError):
+            self._tape.write(Record(tape.End(why=why)))
+            self._tape.close()
+        self._meters.set("recording_bytes", self._tape.size_bytes)
+        if error or why == "full":
+            logs.emit("recording_stopped", why=error or f"it has {self._tape.size_bytes} bytes")
+
+
+def _new_samples(before: World, world: World) -> int:
+    if world.metrics is before.metrics:
+        return 0
+    known = before.metrics.series
+    return sum(len(one.samples) for name, one in world.metrics.series.items() if known.get(name) is not one)
+
+
+def header(kinds: Sequence[AgentKind], options: Mapping[str, Any], sync_period_s: float, at: float) -> Header:
+    """What a replay has to know besides the entries."""
+    agents = tuple(AgentHeader(kind.name, msgspec.to_builtins(options[kind.name])) for kind in kinds)
+    return Header(nodewise=nodewise.__version__, agents=agents, sync_period_s=sync_period_s, at=at)
+
+
+def create(path: Path) -> BinaryIO:
+    """A new file for a recording, mode 0600. One that is there already is kept, with `.old` after its name.
+
+    `BadSettings` if the file cannot be made.
+    """
+    try:
+        if path.is_file():
+            path.replace(f"{path}.old")
+        # a name that comes to life in between, such as a link to somewhere, is refused
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+    except OSError as error:
+        seen = f"{path}: {error.strerror or error}"
+        raise BadSettings("settings", [Problem("--record", seen, "a file that can be written")]) from error
