@@ -1,0 +1,172 @@
+"""A double of Prometheus' HTTP API on loopback, as far as a source of node metrics asks: instant queries.
+
+It evaluates selectors with `=` matchers, `max by (label) (selector)`, `selector * number` and numbers; anything
+else is a parse error, as it would be there. It passes the suite that a real Prometheus is to pass.
+"""
+
+import json
+import re
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+Given = Mapping[str, str | tuple[str, float]]
+"""Series as the exposition format writes them, `temp{instance="a:9100"}`, with a value, or a value and its age in
+seconds."""
+
+LOOKBACK_S = 300.0
+SELECTOR = r"(?P<name>[a-zA-Z_:][\w:]*)?(?:\{(?P<matchers>[^}]*)\})?"
+RANGE = re.compile(rf"{SELECTOR}\[(?P<span>\d+)(?P<unit>ms|s)\]")
+INSTANT = re.compile(SELECTOR)
+MAX_BY = re.compile(rf"max by \((?P<by>[\w, ]+)\) \({SELECTOR}\)")
+TIMES = re.compile(rf"{SELECTOR} \* (?P<factor>[\d.]+)")
+NUMBER = re.compile(r"[\d.]+")
+PAIR = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Prometheus:
+    """What the double knows, how it misbehaves, and what it was asked."""
+
+    def __init__(self, series: Given = {}) -> None:  # noqa: B006 - read only
+        self.url = ""
+        self.asked: list[dict[str, str]] = []
+        self.series = [self._read(text, given) for text, given in series.items()]
+        self.warnings: list[str] = []
+        self.authorization = ""
+        self.faults: list[tuple[int, bytes, dict[str, str]]] = []
+        self.delay_s = 0.0
+
+    @staticmethod
+    def _read(text: str, given: str | tuple[str, float]) -> tuple[dict[str, str], float, str]:
+        value, age_s = (given, 0.0) if isinstance(given, str) else given
+        name, _, rest = text.partition("{")
+        # as Prometheus keeps them: milliseconds
+        return {"__name__": name} | dict(PAIR.findall(rest)), round(time.time() - age_s, 3), value
+
+    def fail(self, status: int, body: bytes | dict[str, Any] = b"", **headers: str) -> None:
+        """Every answer from now on is this one."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.faults = [(status, content, headers)]
+
+    def answer(self, query: str) -> tuple[int, Any]:
+        if NUMBER.fullmatch(query):
+            return 200, self._good("scalar", [time.time(), query])
+        if found := RANGE.fullmatch(query):
+            span_s = int(found["span"]) / (1000 if found["unit"] == "ms" else 1)
+            return 200, self._good(
+                "matrix",
+                [
+                    {"metric": labels, "values": [[at, value]]}
+                    for labels, at, value in self._within(found, span_s)
+                ],
+            )
+        if found := INSTANT.fullmatch(query):
+            return 200, self._vector((labels, value) for labels, _, value in self._within(found, LOOKBACK_S))
+        if found := TIMES.fullmatch(query):
+            factor = float(found["factor"])
+            within = self._within(found, LOOKBACK_S)
+            return 200, self._vector(
+                (_nameless(labels), _text(float(value) * factor)) for labels, _, value in within
+            )
+        if found := MAX_BY.fullmatch(query):
+            return 200, self._vector(self._highest(found))
+        error = f'invalid parameter "query": 1:1: parse error: unexpected {query!r}'
+        return 400, {"status": "error", "errorType": "bad_data", "error": error}
+
+    def _highest(self, found: re.Match[str]) -> Iterator[tuple[dict[str, str], str]]:
+        by = re.split(r", *", found["by"])
+        groups: dict[tuple[str, ...], list[float]] = {}
+        for labels, _, value in self._within(found, LOOKBACK_S):
+            groups.setdefault(tuple(labels.get(one, "") for one in by), []).append(float(value))
+        for key, values in groups.items():
+            yield {name: text for name, text in zip(by, key, strict=True) if text}, _text(max(values))
+
+    def _within(self, found: re.Match[str], span_s: float) -> list[tuple[dict[str, str], float, str]]:
+        wanted = dict(PAIR.findall(found["matchers"] or ""))
+        if found["name"]:
+            wanted["__name__"] = found["name"]
+        return [
+            (labels, at, value)
+            for labels, at, value in self.series
+            if wanted.items() <= labels.items() and time.time() - at <= span_s
+        ]
+
+    def _vector(self, found: Any) -> dict[str, Any]:
+        now = time.time()
+        return self._good("vector", [{"metric": labels, "value": [now, value]} for labels, value in found])
+
+    def _good(self, kind: str, result: Any) -> dict[str, Any]:
+        good = {"status": "success", "data": {"resultType": kind, "result": result}}
+        return good | ({"warnings": self.warnings} if self.warnings else {})
+
+
+def _nameless(labels: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in labels.items() if name != "__name__"}
+
+
+def _text(value: float) -> str:
+    """A float as Go writes it, near enough."""
+    return f"{value:g}" if value == int(value) else repr(value)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    told: Prometheus
+
+    def do_GET(self) -> None:
+        self._serve(urlsplit(self.path).query)
+
+    def do_POST(self) -> None:
+        self._serve(self.rfile.read(int(self.headers["Content-Length"])).decode())
+
+    def _serve(self, text: str) -> None:
+        form = {key: value[0] for key, value in parse_qs(text).items()}
+        self.told.asked.append(form | {"method": self.command, "path": urlsplit(self.path).path})
+        time.sleep(self.told.delay_s)
+        if self.told.authorization and self.headers.get("Authorization") != self.told.authorization:
+            self._say(401, f"who is {self.headers.get('Authorization')}".encode(), {})
+        elif self.told.faults:
+            self._say(*self.told.faults[0])
+        else:
+            status, answer = self.told.answer(form["query"])
+            self._say(status, json.dumps(answer, separators=(",", ":")).encode(), {})
+
+    def _say(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that gives up is what some tests are about."""
+
+
+@contextmanager
+def serving(told: Prometheus, tls: ssl.SSLContext | None = None) -> Iterator[Prometheus]:
+    """The double on a port of its own."""
+    handler = type("Handler", (_Handler,), {"told": told})
+    server = _Server(("127.0.0.1", 0), handler)
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    told.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield told
+    finally:
+        server.shutdown()
+        server.server_close()

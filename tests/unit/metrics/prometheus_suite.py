@@ -1,0 +1,160 @@
+"""What Prometheus gives a source of node metrics, the double and a real one. A class that inherits gives `prometheus`:
+a function from series (`prometheus_double.Given`) to the URL of a Prometheus that holds these and no others.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from nodewise.errors import BadInput, Unavailable
+from nodewise.metrics.nodes import Nodes, Room
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
+from nodewise.metrics.series import Series
+from nodewise.metrics.source import Want
+from nodewise.observe.meters import Meters
+from tests.unit.metrics.prometheus_double import Given
+
+NANO = 10**9
+Holding = Callable[[Given], str]
+
+NODES = Nodes(
+    {name: Room(None, None) for name in ("a", "b", "c")},
+    {"10.0.0.2": "b", "fd00::2": "b", "c.example": "c", "a": "a", "b": "b", "c": "c"},
+)
+
+
+async def known() -> Nodes:
+    return NODES
+
+
+def source(url: str, **options: object) -> PrometheusMetrics:
+    given = PrometheusOptions(prometheus_url=(url,), **options)  # type: ignore[arg-type]
+    return PrometheusMetrics(url, Setting(given, 60.0), known, Meters())
+
+
+def fetch(url: str, metric: str = "temp", query: str = "", max_age_s: float = 0.0) -> Series:
+    async def once() -> Series:
+        asked = source(url)
+        try:
+            return await asked.fetch(Want(metric, query, max_age_s), time.time())
+        finally:
+            await asked.close()
+
+    return asyncio.run(once())
+
+
+def values(series: Series) -> dict[str, float]:
+    return {node: sample.value / NANO for node, sample in series.samples.items()}
+
+
+SELECTORS = {
+    "the metric's name": "",
+    "a selector": "temp",
+    "a selector with a matcher": 'temp{job="n"}',
+    "a selector without a name": '{job="n"}',
+}
+
+EXPRESSIONS = {
+    "arithmetic": ("temp * 2", 162.0),
+    "an aggregation": ("max by (instance) (temp)", 81.0),
+}
+
+NUMBERS = {
+    "81.5": 81_500_000_000,
+    "0.1": 100_000_000,
+    "1e+06": 1_000_000 * NANO,
+    "-3": -3 * NANO,
+    "2.5e-09": 3,
+    "1.8446744073709552e+19": 18_446_744_073_709_552_000 * NANO,
+}
+
+NO_NUMBERS = ("NaN", "+Inf", "-Inf", "1e+300")
+
+
+class PrometheusSuite:
+    @pytest.mark.parametrize("query", SELECTORS.values(), ids=SELECTORS)
+    def test_a_selector_gives_each_value_with_its_own_time(self, prometheus: Holding, query: str) -> None:
+        url = prometheus({'temp{instance="a",job="n"}': ("81", 30.0)})
+        sample = fetch(url, query=query).samples["a"]
+        assert (sample.value, sample.window_s) == (81 * NANO, 0.0)
+        assert sample.at is not None
+        assert 29.0 <= time.time() - sample.at <= 45.0
+
+    @pytest.mark.parametrize(("query", "value"), EXPRESSIONS.values(), ids=EXPRESSIONS)
+    def test_the_age_of_an_expressions_value_is_unknown(
+        self, prometheus: Holding, query: str, value: float
+    ) -> None:
+        found = fetch(prometheus({'temp{instance="a"}': ("81", 30.0)}), query=query)
+        assert (values(found), found.samples["a"].at) == ({"a": value}, None)
+
+    def test_what_is_older_than_the_max_age_is_not_there(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{instance="a"}': ("1", 120.0), 'temp{instance="b"}': "2"})
+        assert values(fetch(url)) == {"b": 2.0}
+        assert values(fetch(url, max_age_s=300.0)) == {"a": 1.0, "b": 2.0}
+
+    def test_a_node_is_known_by_name_address_and_hostname(self, prometheus: Holding) -> None:
+        url = prometheus(
+            {
+                'temp{instance="a:9100"}': "1",
+                'temp{instance="10.0.0.2:9100"}': "2",
+                'temp{instance="c.example:9100"}': "3",
+                'temp{instance="10.0.0.9:9100"}': "4",
+            }
+        )
+        assert values(fetch(url)) == {"a": 1.0, "b": 2.0, "c": 3.0}
+
+    def test_of_several_series_of_a_node_the_newest_counts(self, prometheus: Holding) -> None:
+        url = prometheus(
+            {'temp{instance="a",pod="old"}': ("1", 40.0), 'temp{instance="a",pod="new"}': ("2", 5.0)}
+        )
+        assert values(fetch(url)) == {"a": 2.0}
+
+    def test_series_that_disagree_at_one_time_spoil_their_own_node_only(self, prometheus: Holding) -> None:
+        url = prometheus(
+            {
+                'temp{instance="a",core="0"}': "1",
+                'temp{instance="a",core="1"}': "2",
+                'temp{instance="b"}': "3",
+            }
+        )
+        found = fetch(url, query="temp * 1")
+        assert values(found) == {"b": 3.0}
+        assert "2 series that differ in core: let the rule's query choose" in found.invalid["a"]
+
+    @pytest.mark.parametrize(("text", "nano"), NUMBERS.items(), ids=NUMBERS)
+    def test_values_are_exactly_what_the_text_says(self, prometheus: Holding, text: str, nano: int) -> None:
+        assert fetch(prometheus({'temp{instance="a"}': text})).samples["a"].value == nano
+
+    @pytest.mark.parametrize("text", NO_NUMBERS)
+    def test_what_is_no_number_spoils_its_own_node_only(self, prometheus: Holding, text: str) -> None:
+        found = fetch(prometheus({'temp{instance="a"}': text, 'temp{instance="b"}': "1"}))
+        assert values(found) == {"b": 1.0}
+        assert found.invalid == {"a": f"{text} is no number that a rule can compare"}
+
+    @pytest.mark.parametrize("metric", ["absent", "gpu-temp", "9lives", "nan"])
+    def test_a_metric_that_is_not_there_says_so(self, prometheus: Holding, metric: str) -> None:
+        with pytest.raises(Unavailable, match=rf"no series.*set the rule's query: node_{metric}"):
+            fetch(prometheus({'temp{instance="a"}': "1"}), metric)
+
+    def test_series_of_no_node_are_no_answer(self, prometheus: Holding) -> None:
+        with pytest.raises(
+            Unavailable, match=r'1 series, none of a node, such as instance="x:1".*node-label'
+        ):
+            fetch(prometheus({'temp{instance="x:1"}': "1"}))
+
+    def test_a_query_that_cannot_be_read_is_named_with_what_prometheus_says(
+        self, prometheus: Holding
+    ) -> None:
+        with pytest.raises(BadInput, match=r"query temp\{ to http://127.*400: bad_data: .*parse error"):
+            fetch(prometheus({}), query="temp{")
+
+    def test_a_number_is_no_series(self, prometheus: Holding) -> None:
+        with pytest.raises(BadInput, match="scalar; wanted series"):
+            fetch(prometheus({}), query="1")
+
+    def test_a_long_query_is_asked_too(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{instance="a"}': "1"})
+        assert values(fetch(url, query=f"max by (instance, {'x' * 3000}) (temp)")) == {"a": 1.0}

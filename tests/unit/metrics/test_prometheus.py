@@ -1,0 +1,277 @@
+"""Prometheus as a source: the suite on the double, and what only a double can be made to do."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Refused, Unavailable
+from nodewise.metrics.prometheus import client as clients
+from nodewise.metrics.prometheus.source import PrometheusMetrics
+from nodewise.metrics.series import Series
+from nodewise.metrics.source import Want
+from tests.unit.metrics.prometheus_double import Given, Prometheus, serving
+from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
+from tests.unit.serve.papers import Papers
+
+ONE = {'temp{instance="a"}': "1"}
+
+
+class TestDouble(PrometheusSuite):
+    @pytest.fixture
+    def prometheus(self) -> Iterator[Holding]:
+        with ExitStack() as stack:
+
+            def holding(series: Given) -> str:
+                return stack.enter_context(serving(Prometheus(series))).url
+
+            yield holding
+
+
+@pytest.fixture
+def told() -> Iterator[Prometheus]:
+    with serving(Prometheus(ONE)) as double:
+        yield double
+
+
+def asked(made: PrometheusMetrics, *between: Callable[[], None]) -> list[Series]:
+    """What it gives, called once more after each step in between."""
+
+    async def calls() -> list[Series]:
+        found = [await made.fetch(Want("temp"), time.time())]
+        for step in between:
+            step()
+            found.append(await made.fetch(Want("temp"), time.time()))
+        await made.close()
+        return found
+
+    return asyncio.run(calls())
+
+
+def test_a_selector_is_asked_with_its_deadline(told: Prometheus) -> None:
+    fetch(told.url + "/prefix/", max_age_s=1.5)
+    assert told.asked == [
+        {"query": "temp[1500ms]", "timeout": "4000ms", "method": "GET", "path": "/prefix/api/v1/query"}
+    ]
+
+
+def test_a_long_query_goes_as_a_form(told: Prometheus) -> None:
+    fetch(told.url, query=f"max by (instance, {'x' * 3000}) (temp)")
+    assert told.asked[0]["method"] == "POST"
+
+
+def said(kind: str, error: str) -> dict[str, str]:
+    return {"status": "error", "errorType": kind, "error": error}
+
+
+REFUSALS: dict[str, tuple[int, Any, type[NodewiseError], str]] = {
+    "a bad query": (400, said("bad_data", "parse error"), BadInput, "HTTP status 400: bad_data: parse error"),
+    "a query that cannot be carried out": (
+        422,
+        said("execution", "many-to-many matching"),
+        BadInput,
+        "execution: many-to-many",
+    ),
+    "too slow": (503, said("timeout", "query timed out"), Unavailable, "503: timeout: query timed out"),
+    "its own fault": (500, said("internal", "disk"), Unavailable, "internal: disk"),
+    "a proxy's login": (401, b"<html>who are you", Refused, "<html>who are you.*--prometheus-token-file"),
+    "no right": (403, b"", Refused, "may not query: grant"),
+    "another server": (404, b"404 page not found", Unavailable, "does --prometheus-url lead"),
+    "a redirect": (302, b"", Unavailable, "HTTP status 302: no word .does --prometheus-url lead"),
+    "too many": (429, b"later", Unavailable, "429: later"),
+    "a good status with bad news": (200, said("internal", "x"), BadInput, "status 'error'"),
+    "something else": (200, b"hello", BadInput, "Prometheus' JSON"),
+    "deep": (200, b"[" * 100_000, BadInput, "Prometheus' JSON"),
+    "no data": (200, {"status": "success"}, BadInput, "nothing; wanted series"),
+}
+
+
+@pytest.mark.parametrize(("status", "body", "kind", "words"), REFUSALS.values(), ids=REFUSALS)
+def test_refusals(told: Prometheus, status: int, body: Any, kind: type[NodewiseError], words: str) -> None:
+    told.fail(status, body)
+    with pytest.raises(kind, match=words) as caught:
+        fetch(told.url)
+    assert str(caught.value).startswith(f"query temp[60s] to {told.url}: ")
+
+
+def test_a_server_that_asks_for_patience_is_heard(told: Prometheus) -> None:
+    told.fail(503, Retry_After="7")
+    with pytest.raises(Unavailable) as caught:
+        fetch(told.url)
+    assert caught.value.retry_after_s == 7.0
+
+
+def test_one_that_hangs_ends_at_its_deadline(told: Prometheus) -> None:
+    told.delay_s = 0.3
+    with pytest.raises(Unavailable, match=r"no answer within 0.05 s .*--prometheus-timeout"):
+        asked(source(told.url, prometheus_timeout_s=0.05))
+
+
+def test_one_that_is_not_there(told: Prometheus) -> None:
+    with pytest.raises(Unavailable, match="query temp"):
+        fetch("http://127.0.0.1:1")
+
+
+def test_an_answer_without_end_is_left(told: Prometheus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MOST_BYTES", 100)
+    told.fail(200, b" " * 101)
+    with pytest.raises(BadInput, match=r"more than 0 MiB.*aggregate"):
+        fetch(told.url)
+
+
+ODD_SERIES: dict[str, Any] = {
+    "a histogram": {"metric": {"instance": "a"}, "histograms": [[1, {}]]},
+    "a label that is no text": {"metric": {"instance": 7}, "values": [[1, "1"]]},
+    "no series": 3,
+    "no pair": {"metric": {"instance": "a"}, "values": []},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_SERIES.values(), ids=ODD_SERIES)
+def test_an_odd_series_spoils_no_other(told: Prometheus, odd: Any) -> None:
+    good = {"metric": {"instance": "b"}, "values": [[1.5, "7"], [2, "8"]]}
+    told.fail(200, {"status": "success", "data": {"resultType": "matrix", "result": [odd, good]}})
+    found = fetch(told.url)
+    assert values(found) == {"b": 8.0}
+    assert found.samples["b"].at == 2.0
+
+
+def test_a_histogram_is_told(told: Prometheus) -> None:
+    odd = ODD_SERIES["a histogram"]
+    told.fail(200, {"status": "success", "data": {"resultType": "matrix", "result": [odd]}})
+    assert "a histogram is no number" in fetch(told.url).invalid["a"]
+
+
+class TestSecrets:
+    def test_a_token_is_read_at_every_query(self, told: Prometheus, tmp_path: Path) -> None:
+        file = tmp_path / "token"
+
+        def renew() -> None:
+            file.write_text("two\n")
+            told.authorization = "Bearer two"
+
+        file.write_text("one")
+        told.authorization = "Bearer one"
+        # a file that is just being replaced is not there for a moment
+        assert len(asked(source(told.url, prometheus_token_file=str(file)), renew, file.unlink)) == 3
+
+    def test_user_and_password(self, told: Prometheus, tmp_path: Path) -> None:
+        (tmp_path / "password").write_text("s3cret\n")
+        told.authorization = "Basic bWU6czNjcmV0"
+        options = {"prometheus_user": "me", "prometheus_password_file": str(tmp_path / "password")}
+        assert values(*asked(source(told.url, **options))) == {"a": 1.0}
+
+    @pytest.mark.parametrize("user", ["", "me"])
+    def test_a_secret_is_in_no_error(self, told: Prometheus, tmp_path: Path, user: str) -> None:
+        (tmp_path / "secret").write_text("s3cret")
+        flag = "prometheus_password_file" if user else "prometheus_token_file"
+        told.authorization = "another"  # and the double says whom it saw
+        with pytest.raises(Refused, match=r"who is (Bearer|Basic) \(hidden\)") as caught:
+            asked(source(told.url, **{flag: str(tmp_path / "secret"), "prometheus_user": user}))
+        assert "s3cret" not in str(caught.value)
+        assert "bWU6czNjcmV0" not in str(caught.value)
+
+    @pytest.mark.parametrize("content", [None, "two\nlines", "kaé"])
+    def test_a_file_without_a_secret_is_named(
+        self, told: Prometheus, tmp_path: Path, content: str | None
+    ) -> None:
+        if content:
+            (tmp_path / "token").write_text(content)
+        with pytest.raises(Refused, match=f"{tmp_path}/token"):
+            asked(source(told.url, prometheus_token_file=str(tmp_path / "token")))
+
+
+BAD_SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no scheme": ("prometheus:9090", {}, "--prometheus-url: 'prometheus:9090'; wanted http://host:port"),
+    "another scheme": ("ftp://h", {}, "wanted http://host:port"),
+    "no host": ("http://", {}, "wanted http://host:port"),
+    "a bad port": ("http://h:x", {}, "no URL"),
+    "a query": ("http://h?x=s3cret", {}, "http://h with . or #"),
+    "a password in the URL": (
+        "http://me:s3cret@h",
+        {},
+        "a URL with credentials in it; wanted --prometheus-user",
+    ),
+    "two ways to say who": (
+        "http://h",
+        {"token_file": "t", "user": "u", "password_file": "p"},
+        "one of the two",
+    ),
+    "a user alone": (
+        "http://h",
+        {"user": "u"},
+        "--prometheus-password-file is given; wanted both or neither",
+    ),
+    "a certificate alone": ("http://h", {"cert": "c"}, "--prometheus-key is given"),
+    "no CA": ("http://h", {"ca": "/nowhere"}, "--prometheus-ca: /nowhere"),
+    "no certificate": ("http://h", {"cert": "/nowhere", "key": "/nowhere"}, "--prometheus-cert"),
+    "no label": ("http://h", {"node_label": ()}, "--prometheus-node-label: none"),
+}
+
+
+@pytest.mark.parametrize(("url", "options", "words"), BAD_SETTINGS.values(), ids=BAD_SETTINGS)
+def test_bad_settings(url: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadSettings, match=words) as caught:
+        source(url, **{f"prometheus_{key}": value for key, value in options.items()})
+    assert "s3cret" not in str(caught.value)
+
+
+class TestTls:
+    def tls(self, papers: Papers) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(papers.cert, papers.key)
+        context.load_verify_locations(papers.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def write(self, papers: Papers, leaf: Any) -> dict[str, str]:
+        cert, key, ca = (papers.folder / name for name in ("me.crt", "me.key", "server-ca.crt"))
+        cert.write_bytes(leaf.cert_chain_pems[0].bytes())
+        key.write_bytes(leaf.private_key_pem.bytes())
+        ca.write_bytes(papers.server_ca.cert_pem.bytes())
+        return {"prometheus_cert": str(cert), "prometheus_key": str(key), "prometheus_ca": str(ca)}
+
+    def test_a_client_certificate_that_is_renewed(self, tmp_path: Path) -> None:
+        papers = Papers(tmp_path)
+        options = self.write(papers, papers.server_ca.issue_cert("stranger.example"))
+        with serving(Prometheus(ONE), self.tls(papers)) as told:
+            made = source(told.url, **options)
+            with pytest.raises(Unavailable):
+                asyncio.run(made.fetch(Want("temp"), 0.0))
+            self.write(papers, papers.client)
+            assert values(*asked(made)) == {"a": 1.0}
+
+    def test_a_server_of_another_ca_is_not_asked(self, tmp_path: Path) -> None:
+        papers = Papers(tmp_path)
+        with serving(Prometheus(ONE), self.tls(papers)) as told:
+            with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                fetch(told.url)
+            assert told.asked == []
+
+
+class TestTelling:
+    def test_a_warning_is_told_once_until_it_is_gone(self, told: Prometheus) -> None:
+        partial = "store x: partial response"
+        steps = [partial], [], [partial]
+        told.warnings = [partial]
+        with structlog.testing.capture_logs() as lines:
+            asked(source(told.url), *(with_warnings(told, step) for step in steps))
+        assert [(line["event"], line["warnings"]) for line in lines] == [("metric_warning", partial)] * 2
+
+    def test_series_of_no_node_are_counted_and_told_once(self) -> None:
+        series = ONE | {'temp{instance="x:1"}': "2", 'temp{instance="y:1"}': "3"}
+        with serving(Prometheus(series)) as told, structlog.testing.capture_logs() as lines:
+            made = source(told.url)
+            asked(made, lambda: None)
+        assert [line["example"] for line in lines] == ['2 series, such as instance="x:1"']
+        assert b'nodewise_metric_series_unmatched{metric="temp"} 2.0' in made._meters.exposition()
+
+
+def with_warnings(told: Prometheus, warnings: list[str]) -> Callable[[], None]:
+    return lambda: setattr(told, "warnings", warnings)
