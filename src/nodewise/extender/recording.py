@@ -216,7 +216,13 @@ def _new_samples(before: World, world: World) -> int:
 def header(kinds: Sequence[AgentKind], options: Mapping[str, Any], sync_period_s: float, at: float) -> Header:
     """What a replay has to know besides the entries."""
     agents = tuple(AgentHeader(kind.name, msgspec.to_builtins(options[kind.name])) for kind in kinds)
-    return Header(nodewise=nodewise.__version__, agents=agents, sync_period_s=sync_period_s, at=at)
+    return Header(
+        format=tape.FORMAT,
+        nodewise=nodewise.__version__,
+        agents=agents,
+        sync_period_s=sync_period_s,
+        at=at,
+    )
 
 
 def create(path: Path) -> BinaryIO:

@@ -43,7 +43,7 @@ class AgentHeader(msgspec.Struct, frozen=True):
 class Header(Entry, frozen=True, kw_only=True, tag="recording"):
     """The first entry: who recorded, and what else an answer depends on."""
 
-    format: int = FORMAT
+    format: int
     nodewise: str
     """The version that recorded."""
     agents: tuple[AgentHeader, ...]

@@ -1,9 +1,10 @@
-"""A cluster in memory, and a stand-in for kube-scheduler that asks a real extender over HTTP.
+"""A cluster in memory, and a stand-in for kube-scheduler that asks a real extender over HTTP; recordings, replayed.
 
 Here belongs what a simulated cluster is made of: nodes and pods as a scheduler reads them, the queue, the
 plugins, the extender's protocol from the caller's side, preemption, and the words of the outcome. What an
-extender answers does not belong here: this room asks one, in the same process or far away, and imports none.
-Nor does anything that draws, measures or prints.
+extender answers does not belong here: the stand-in asks one, in the same process or far away, and imports none.
+Only `replay` runs the real chain itself, on what a real extender recorded. Nor belongs here what draws, measures
+or prints.
 
 The stand-in keeps the rules of kube-scheduler 1.36.3, and stands beside the real one: both pass the same
 suite, `tests/cluster/test_scheduler_*.py`.
@@ -20,6 +21,7 @@ suite, `tests/cluster/test_scheduler_*.py`.
     scheduling one attempt to place one pod
     queue      which pod is tried next, and when it is tried again
     cluster    all of it together, over time
+    replay     a recording answered once more; `differences` tells two answers apart
 
 What is modelled: the filter plugins NodeUnschedulable, TaintToleration, NodeAffinity and
 NodeResourcesFit; the score plugins NodeResourcesFit (LeastAllocated), NodeResourcesBalancedAllocation,

@@ -1,0 +1,182 @@
+"""`nodewise simulate`: what would have been. So far, recordings answered once more."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
+
+import click
+import msgspec
+from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import Progress
+
+from nodewise import agents
+from nodewise.agent import AgentKind, ObjectKey
+from nodewise.cli import exits, replayed, settings
+from nodewise.cli.replayed import Replayed
+from nodewise.errors import BadInput, Problem
+from nodewise.extender import tape
+from nodewise.extender.tape import Header, Record
+from nodewise.kube import files
+from nodewise.observe import logs
+from nodewise.simulate.differences import Difference
+from nodewise.simulate.replay import Cast, Player
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@click.group()
+def command() -> None:
+    """What would have been: recordings answered once more."""
+
+
+def replay(file: str, policy: Sequence[str], output: str, limit: int, **given: Any) -> None:
+    """Answer the requests of a recording once more, and show what is answered otherwise than it was.
+
+    FILE was written by `nodewise extender --record FILE`; of one that was cut off, all that was flushed is read.
+    Worlds, metrics and times are the recorded ones, and so are the settings, except those that are given here. With
+    --policy, its policies take the place of those of the same name and namespace, or stand beside the others; a
+    metric that the recording does not have was never fetched.
+    Exit code 0: every answer is the same, byte for byte, 3: some differ.
+
+    \b
+    Example:  nodewise simulate replay recording.gz
+              nodewise simulate replay recording.gz --policy stricter.yaml --max-age 30s
+    """
+    logs.configure("error")
+    told = _replayed(Path(file), policy, _chosen(given), limit)
+    replayed.FORMS[output](told)
+    if told.tally.different:
+        click.get_current_context().exit(exits.NO)
+
+
+def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given on the command line, by field."""
+    source = click.get_current_context().get_parameter_source
+    return {name: value for name, value in given.items() if source(name) is ParameterSource.COMMANDLINE}
+
+
+def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limit: int) -> Replayed:
+    try:
+        with path.open("rb") as file:
+            records = tape.read(file)
+            header = cast("Header", next(records).entry)
+            kinds = [agents.load(one.name) for one in header.agents]
+            options, period_s, changed = _settings(header, kinds, chosen)
+            player = Player(Cast(kinds, options, period_s, _objects(policy, kinds)))
+            found = _played(player, _shown(records, file, path.stat().st_size), limit)
+    except OSError as error:
+        raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
+    return Replayed(header, changed, player.tally, player.unrecorded(), found)
+
+
+def _settings(
+    header: Header, kinds: Sequence[AgentKind], chosen: Mapping[str, Any]
+) -> tuple[dict[str, Any], float, list[str]]:
+    """The options of each agent, the refresh period, and what of both is not as recorded."""
+    recorded = {one.name: one.options for one in header.agents}
+    options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in kinds}
+    period = {"sync_period_s": header.sync_period_s}
+    own = _built(_ReplayOptions, period, chosen)
+    changed = _changed(_ReplayOptions, period, own)
+    for kind in kinds:
+        changed += _changed(kind.options, recorded[kind.name], options[kind.name])
+    return options, own.sync_period_s, changed
+
+
+def _built(group: type[T], recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> T:
+    """The recorded settings but for the chosen ones; a setting that is newer than the recording has its default."""
+    defaults = {one.field: one.default for one in settings.settings(group)}
+    return settings.build(group, {**defaults, **recorded, **chosen})
+
+
+def _changed(group: type[msgspec.Struct], recorded: Mapping[str, Any], built: msgspec.Struct) -> list[str]:
+    after = msgspec.json.decode(msgspec.json.encode(built))
+    known = [one for one in settings.settings(group) if one.field in recorded]
+    return [
+        f"{one.flag}: {recorded[one.field]} -> {after[one.field]}"
+        for one in known
+        if recorded[one.field] != after[one.field]
+    ]
+
+
+def _objects(paths: Sequence[str], kinds: Sequence[AgentKind]) -> dict[str, dict[ObjectKey, Any]]:
+    """The objects that take the place of recorded ones, by the name in `Watched`. `BadInput` if there are none."""
+    if not paths:
+        return {}
+    read = files.read(paths)
+    found: dict[str, dict[ObjectKey, Any]] = {}
+    for watched in (one for kind in kinds for one in kind.watched):
+        items: list[Any] = read.of(watched.resource, cast("type[Any]", watched.type))
+        found[watched.name] = {(item.metadata.namespace, item.metadata.name): item for item in items}
+    if not any(found.values()):
+        wanted = " or ".join(sorted({one.resource.kind for kind in kinds for one in kind.watched}))
+        raise BadInput("--policy", [Problem(" ".join(paths), "none of what the agents read", wanted)])
+    return found
+
+
+def _played(player: Player, records: Iterator[Record], limit: int) -> list[Difference]:
+    """Play everything; the first differences."""
+    found: list[Difference] = []
+    for record in records:
+        difference = player.play(record)
+        if difference is not None and len(found) < limit:
+            found.append(difference)
+    return found
+
+
+def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterator[Record]:
+    """The records; on a terminal, with a bar of how much of the file is read."""
+    hidden = not sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
+        bar = progress.add_task("replaying", total=size_bytes)
+        for record in records:
+            yield record
+            progress.update(bar, completed=file.tell())
+
+
+class _ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer depends on besides the agents' own settings."""
+
+    sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 0.0
+    """How often metrics were asked for; an agent's max age follows from it."""
+
+
+def _parameters() -> list[click.Parameter]:
+    """Settings that nobody gives on the command line are the recorded ones, so neither variables nor files count."""
+    kinds = [agents.load(name) for name in agents.names()]
+    every = settings.options(_ReplayOptions, *(kind.options for kind in kinds))
+    found = [option for option in every if option.expose_value]
+    for option in found:
+        assert isinstance(option, click.Option)
+        option.envvar = None
+        option.help = f"{(option.help or '').partition(' [default: ')[0]} [default: as recorded]"
+    return found
+
+
+command.add_command(
+    click.Command(
+        "replay",
+        callback=replay,
+        help=replay.__doc__,
+        short_help="Answer a recording's requests once more.",
+        params=[
+            click.Argument(["file"]),
+            click.Option(
+                ["--policy"], multiple=True, metavar="FILE", help="Policies in place of the recorded ones."
+            ),
+            click.Option(
+                ["--limit"],
+                type=click.IntRange(min=0),
+                default=20,
+                show_default=True,
+                help="Differences that are shown one by one.",
+            ),
+            click.Option(
+                ["-o", "--output"], type=click.Choice(list(replayed.FORMS)), default="text", show_default=True
+            ),
+            *_parameters(),
+        ],
+    )
+)

@@ -1,0 +1,173 @@
+"""A recording answered once more: the same worlds, the same requests, at the same times, by the real agents.
+
+An agent's state may carry memory from world to world, so each world is given to it, in order and once, as
+`extender.world` did; a request meets the View that it met then. Nothing here opens anything or looks at a clock.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise import clock
+from nodewise.agent import AgentKind, NodeIndex, ObjectKey, View, World
+from nodewise.extender import tape
+from nodewise.extender.answering import Answering
+from nodewise.extender.deltas import Rebuilding
+from nodewise.extender.tape import Exchange, Record
+from nodewise.simulate import differences
+from nodewise.simulate.differences import KEPT, Difference, Outcome
+
+_VIEWS: Final = 8
+"""Views that are kept. A request is answered within one step, so it asks the newest, or the one before."""
+
+
+class Cast(NamedTuple):
+    """Who answers."""
+
+    kinds: Sequence[AgentKind]
+    options: Mapping[str, Any]
+    """By the agent's name."""
+    sync_period_s: float
+    objects: Mapping[str, Mapping[ObjectKey, Any]] = {}
+    """By the name in `Watched`: objects that take the place of the recorded ones, or stand beside them."""
+
+
+class PodChange(msgspec.Struct):
+    """How one pod would have fared otherwise, over all its requests that were answered otherwise."""
+
+    requests: int = 0
+    kept: int = 0
+    """Nodes that were rejected and now are kept, over all requests."""
+    rejected: int = 0
+    """Nodes that were kept and now are rejected."""
+    scored: int = 0
+    """Nodes with another score."""
+
+    def add(self, difference: Difference) -> None:
+        self.requests += 1
+        for one in difference.nodes:
+            self.kept += one.replayed == KEPT
+            self.rejected += one.recorded == KEPT
+            self.scored += isinstance(one.recorded, int) or isinstance(one.replayed, int)
+
+
+class Tally(msgspec.Struct):
+    """What came of a replay."""
+
+    worlds: int = 0
+    same: int = 0
+    different: int = 0
+    unanswered: int = 0
+    """Requests whose View the recording does not have, or whose path no agent of ours serves."""
+    failed: list[str] = []
+    """Defects of agents that no View could be made for, each once."""
+    lost: tape.Gap = tape.Gap()
+    """What the recorder could not write as fast as it came."""
+    end: str = "cut off"
+    """`stopped` or `full` where the recorder wrote an end."""
+    pods: dict[str, PodChange] = {}
+    """Those with a difference, by `namespace/name`."""
+
+    @property
+    def requests(self) -> int:
+        return self.same + self.different + self.unanswered
+
+
+class Player:
+    """Takes the records of a recording in order, from the one after the header."""
+
+    def __init__(self, cast: Cast) -> None:
+        watched = {one.name: one.type for kind in cast.kinds for one in kind.watched}
+        self.tally = Tally()
+        self._cast = cast
+        self._states = {
+            kind.name: kind.state(cast.options[kind.name], cast.sync_period_s) for kind in cast.kinds
+        }
+        self._answering = Answering(cast.kinds, cast.options)
+        self._worlds = Rebuilding(watched)
+        self._views = {0: View(NodeIndex(), {}, 0.0)}
+        self._wanted: set[str] = set()
+        self._asked: set[str] = set()
+
+    def play(self, record: Record) -> Difference | None:
+        """The next record; the difference, if it is a request that is answered otherwise than it was.
+
+        `BadInput` for a record that does not follow those before it.
+        """
+        entry = record.entry
+        match entry:
+            case Exchange():
+                return self._exchange(entry, *record.blobs)
+            case tape.Gap():
+                lost = self.tally.lost
+                self.tally.lost = tape.Gap(
+                    requests=lost.requests + entry.requests, worlds=lost.worlds + entry.worlds
+                )
+            case tape.End():
+                self.tally.end = entry.why
+            case _:
+                world = self._worlds.take(record)
+                if world is not None and isinstance(entry, tape.Moment):
+                    self._see(world, entry.generation)
+        return None
+
+    def unrecorded(self) -> list[str]:
+        """Metrics that policies name and that the recording never asked for: of another policy than the recorded."""
+        return sorted(self._wanted - self._asked)
+
+    def _see(self, recorded: World, generation: int) -> None:
+        """Make the View of a world, in the steps of `WorldKeeper.publish`."""
+        self.tally.worlds += 1
+        try:
+            view = self._view(self._altered(recorded), generation)
+        except Exception as error:  # noqa: BLE001 - then as now: such a world gets no View, and the old one stays
+            told = f"{type(error).__name__}: {error}"
+            self.tally.failed += [told] if told not in self.tally.failed else []
+            return
+        self._views[generation] = view
+        while len(self._views) > _VIEWS:
+            del self._views[min(self._views)]
+
+    def _altered(self, world: World) -> World:
+        """With the objects that take the place of recorded ones."""
+        others = self._cast.objects
+        if not others:
+            return world
+        objects = {name: {**found, **others.get(name, {})} for name, found in world.objects.items()}
+        return msgspec.structs.replace(world, objects=objects)
+
+    def _view(self, world: World, generation: int) -> View:
+        for state in self._states.values():
+            self._wanted |= {want.metric for want in state.wants(world.objects)}
+        self._asked |= {metric for metric in self._wanted - self._asked if world.metrics.was_asked(metric)}
+        slots = {name: clock.result(state.slot(world)) for name, state in self._states.items()}
+        for state in self._states.values():
+            state.problems(world.objects)
+        return View(world.nodes, slots, world.now, generation)
+
+    def _exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> Difference | None:
+        view = self._views.get(exchange.generation)
+        verb = self._answering.verbs.get(exchange.path)
+        if view is None or verb is None:
+            self.tally.unanswered += 1
+            return None
+        pod, replayed = self._answered(exchange, body, view)
+        recorded = Outcome(answer, exchange.error)
+        if replayed == recorded:
+            self.tally.same += 1
+            return None
+        nodes = differences.changes(verb, recorded, replayed)
+        text = "" if nodes else differences.parting(recorded, replayed)
+        found = Difference(exchange.at, exchange.path, pod, exchange.generation, nodes, text)
+        self.tally.different += 1
+        self.tally.pods.setdefault(pod, PodChange()).add(found)
+        return found
+
+    def _answered(self, exchange: Exchange, body: bytes, view: View) -> tuple[str, Outcome]:
+        """The pod, and its answer; a defect is an answer as well, and recorded as one."""
+        try:
+            decision, told = self._answering.answer(exchange.path, body, view, exchange.at)
+        except Exception as error:  # noqa: BLE001
+            return "", Outcome(str(error).encode(), type(error).__name__)
+        return f"{decision.pod.namespace}/{decision.pod.name}", Outcome(told)
