@@ -18,6 +18,7 @@ from nodewise.extender.answering import Answering
 from nodewise.extender.app import Extender
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
+from nodewise.extender.events import PodEvents
 from nodewise.extender.leading import Leading
 from nodewise.extender.recording import Recording
 from nodewise.extender.waking import Waker
@@ -72,6 +73,14 @@ class Tools(NamedTuple):
     meters: Meters
 
 
+class Heart(NamedTuple):
+    """What answers, and what it answers from."""
+
+    feed: Feed
+    keeper: WorldKeeper
+    extender: Extender
+
+
 def wired(given: Given, tools: Tools) -> Running:
     """Everything that serves from a cluster, or from files, with one View in the middle."""
     own: ExtenderOptions = given.settings[ExtenderOptions]
@@ -83,6 +92,7 @@ def wired(given: Given, tools: Tools) -> Running:
     keeper = _keeper(given, feed, refresher, tools)
     recorder = _recorder(given, tools)
     keeper.subscribe(recorder.world)
+    heart = Heart(feed, keeper, _extender(given, keeper, recorder, tools))
 
     async def publish() -> None:
         await keeper.run(refresh.sync_period_s)
@@ -93,13 +103,13 @@ def wired(given: Given, tools: Tools) -> Running:
     tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop]
     closing: list[Callable[[], Awaitable[None]]] = []
     if api is not None:
-        lead_tasks, closing = _leader(given, api, feed, keeper, tools)
+        lead_tasks, closing = _leader(given, api, heart, tools)
         tasks += lead_tasks
     closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
     if isinstance(recorder, Recording):
         tasks.append(recorder.run)
         closing.append(recorder.close)
-    return Running(_servers(given, keeper, recorder, tools), tasks, closing)
+    return Running(_servers(given, heart, tools), tasks, closing)
 
 
 def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
@@ -129,12 +139,14 @@ def _keeper(given: Given, feed: Feed, refresher: Refresher, tools: Tools) -> Wor
 
 
 def _leader(
-    given: Given, api: HttpApi, feed: Feed, keeper: WorldKeeper, tools: Tools
+    given: Given, api: HttpApi, heart: Heart, tools: Tools
 ) -> tuple[list[Task], list[Callable[[], Awaitable[None]]]]:
     """The election, the events, and the agents' controllers."""
     clock, meters = tools
+    feed, keeper, extender = heart
     identity = f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
+    extender.subscribe(PodEvents(recorder))
     # a lane of its own for the Lease: labels that queue up must not cost us the lead
     elector = Elector(api.lane(5.0, 10), Seat(api.namespace, LEASE, identity), clock, meters, random.random)
     hands = Hands(api, feed.objects, feed.nodes, recorder, clock, meters, Tally())
@@ -151,13 +163,11 @@ def _leader(
     return [elector.run, recorder.run, pods.run, lead], [elector.stop, recorder.flush, api.close]
 
 
-def _servers(
-    given: Given, keeper: WorldKeeper, recorder: recording.Recorder, tools: Tools
-) -> tuple[Server, Server]:
+def _servers(given: Given, heart: Heart, tools: Tools) -> tuple[Server, Server]:
     """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
     serve: ServeOptions = given.settings[ServeOptions]
     admin: AdminOptions = given.settings[AdminOptions]
-    extender = _extender(given, keeper, recorder, tools)
+    _, keeper, extender = heart
     decisions = extender.decisions_routes()
     main_routes: list[Route] = extender.routes() + ([] if serve.unsafe else decisions)
     admin_shows = admin_routes(keeper.waiting_for, tools.meters)

@@ -43,6 +43,11 @@ class Extender:
         self._clock = clock
         self._meters = meters
         self._recorder = recorder
+        self._subscribers: list[Callable[[Decision], None]] = []
+
+    def subscribe(self, tell: Callable[[Decision], None]) -> None:
+        """Have each decision told, after it is kept; `tell` must not block."""
+        self._subscribers.append(tell)
 
     def routes(self) -> list[Route]:
         """`/scheduler/<verb>` asks all agents, `/agents/<name>/<verb>` that one."""
@@ -78,3 +83,5 @@ class Extender:
             rejected = int((verdict.codes != 0).sum())
             self._meters.count("verdicts_total", rejected, agent=agent, verdict="rejected")
             self._meters.count("verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed")
+        for tell in self._subscribers:
+            tell(decision)

@@ -1,0 +1,47 @@
+import numpy as np
+
+from nodewise.agent import Evidence, Verdict
+from nodewise.extender import events
+from nodewise.extender.decision import Decision, PodRef
+from tests.unit.extender.test_wire import Because
+
+NANO = 10**9
+
+
+def decision(codes: list[int], verb: str = "filter", values: tuple[int, ...] = (81, 97)) -> Decision:
+    evidence = Evidence(
+        "heat",
+        "GreaterThan",
+        80 * NANO,
+        np.array(values) * NANO,
+        np.zeros(len(values), np.uint8),
+        np.zeros(len(values)),
+    )
+    verdict = Verdict(np.array(codes, np.int16), (Because("heat GreaterThan 80"),), (evidence,))
+    names = np.array([f"n{i}" for i in range(len(codes))], object)
+    return Decision(verb, PodRef("d", "p", "u"), 0.0, 1, names, (("telemetry", verdict),))  # type: ignore[arg-type]
+
+
+class Told:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def record(self, about: object, kind: str, reason: str, note: str, action: str) -> None:
+        self.notes.append(note)
+
+
+def test_a_pod_that_no_node_takes_is_told_how_far_off_they_are() -> None:
+    told = Told()
+    events.PodEvents(told)(decision([1, 1]))  # type: ignore[arg-type]
+    assert told.notes == [
+        "none of 2 candidates passes: 2 heat GreaterThan 80 (heat is 81 to 97 on 2 of them)"
+    ]
+
+
+def test_nothing_is_told_while_a_node_is_left_or_of_other_questions() -> None:
+    told = Told()
+    tell = events.PodEvents(told)  # type: ignore[arg-type]
+    tell(decision([1, 0]))
+    tell(decision([1, 1], verb="preempt"))
+    tell(Decision("filter", PodRef("d", "p"), 0.0, 1, np.array([], object)))
+    assert told.notes == []
