@@ -23,7 +23,7 @@ from nodewise.errors import BadSettings, Problem, shown
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class _Duration(click.ParamType[float]):
+class Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -140,7 +140,7 @@ def _option(setting: Setting) -> click.Option:
 
 def _type(setting: Setting) -> Any:
     if setting.field.endswith("_s"):
-        return _Duration()
+        return Duration()
     if setting.field.endswith("_bytes"):
         return _Size()
     if get_origin(setting.type) is Literal:

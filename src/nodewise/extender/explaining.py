@@ -101,6 +101,8 @@ class Explanation(NamedTuple):
     groups: tuple[Group, ...]
     """The rejected, the largest group first."""
     changes: tuple[Change, ...]
+    stuck: int
+    """Nodes that no change of a single rule lets pass."""
     held: bool
     """Whether some rejections do not follow from the values that are shown, as while a rule is suspended."""
 
@@ -110,7 +112,8 @@ def explain(attempt: Attempt) -> Explanation:
     judged = attempt.judged
     findings = tuple(_findings(attempt))
     held = any(one.joined is not None and not redeciding.follows(one) for _, one in judged.verdicts)
-    return Explanation(attempt, findings, tuple(_groups(findings)), tuple(redeciding.changes(judged)), held)
+    groups, stuck = tuple(_groups(findings)), int(redeciding.stuck(judged).sum())
+    return Explanation(attempt, findings, groups, tuple(redeciding.changes(judged)), stuck, held)
 
 
 def _findings(attempt: Attempt) -> Iterator[Finding]:

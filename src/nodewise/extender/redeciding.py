@@ -109,6 +109,19 @@ def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> Ch
     return Change(agent, number, rule, enough, relaxed, int(alone.sum()), int(lenient.sum()))
 
 
+def stuck(decision: Decision) -> Mask:
+    """Rejected candidates that no change of a single rule lets pass, as far as evidence tells."""
+    found = ~decision.kept()
+    for agent, verdict in decision.verdicts:
+        if not follows(verdict):
+            found &= verdict.codes == 0
+            continue
+        for number, rule in enumerate(verdict.evidence):
+            harmless = thresholds.without_effect(rule)._replace(rejects_missing=False)
+            found &= ~passing_with(decision, agent, number, harmless)
+    return found
+
+
 def closeness(decision: Decision) -> NDArray[np.float64]:
     """How far each candidate is from passing: how many rules stand against it, and then how far its values are
     from their targets. 0 for one that passes.

@@ -54,7 +54,7 @@ class NoValue(msgspec.Struct, frozen=True):
         return f"telemetry policy {self.policy}: no fresh value of {self.rule.metric}"
 
     def remedy(self) -> str:
-        return f"see why the node reports no {self.rule.metric}; when_missing: pass in the rule lets such nodes pass"
+        return f"find out why there is no fresh {self.rule.metric}"
 
 
 class NeverFetched(msgspec.Struct, frozen=True):

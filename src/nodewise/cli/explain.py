@@ -1,0 +1,191 @@
+"""`nodewise explain`: why a pod went where it went, or goes nowhere, from the decisions of every replica."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from nodewise import clock
+from nodewise.cli import exits, pods, replicas, telling
+from nodewise.cli.pods import Seen
+from nodewise.cli.progress import Progress
+from nodewise.cli.replicas import Answer, Papers, Replica, Service
+from nodewise.cli.settings import Duration
+from nodewise.cli.story import Story
+from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.extender import explaining
+from nodewise.kube.client import HttpApi
+from nodewise.kube.connect import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+
+class Asked(NamedTuple):
+    """What the command line said."""
+
+    pod: str
+    namespace: str
+    servers: Sequence[str]
+    server_name: str
+    papers: Papers
+    service: Service
+    kube: KubeOptions
+    timeout_s: float
+
+
+def run(pod: str, output: str, every_node: bool, **given: Any) -> None:
+    """Tell why a pod went where it went, or goes nowhere: its last scheduling attempt, node by node.
+
+    POD is a name, or NAMESPACE/NAME. Every ready replica of the extender is asked for its decisions: those that
+    --server names, else those behind the Service, found through the API server and asked over mutual TLS with
+    --cert, --key and --ca. To ask one replica without a certificate, forward its admin port. A replica remembers as
+    many decisions as fit into its --decisions-bytes. Nothing is written.
+    Exit code 0: explained, 3: no decision is known.
+
+    \b
+    Example:  kubectl -n nodewise port-forward deploy/nodewise 9002 &
+              nodewise explain web/shop-7 --server http://127.0.0.1:9002
+              nodewise explain shop-7 -n web --cert tls.crt --key tls.key --ca ca.crt -o wide
+    """
+    logs.configure("error")
+    story = asyncio.run(_story(_asked(pod, given)))
+    telling.FORMS[output](story, every_node=every_node)
+    if story.explanation is None:
+        click.get_current_context().exit(exits.NO)
+
+
+def _asked(pod: str, given: dict[str, Any]) -> Asked:
+    """`BadSettings` where pod and namespace contradict each other."""
+    inside, slash, name = pod.rpartition("/")
+    if not name or (slash and given["namespace"] not in {"", inside}):
+        raise BadSettings(
+            "settings", [Problem("POD", repr(pod), "a name, or NAMESPACE/NAME, and one namespace")]
+        )
+    return Asked(
+        name,
+        inside or given["namespace"],
+        given["servers"],
+        given["server_name"],
+        Papers(given["cert"], given["key"], given["ca"]),
+        Service(given["service_namespace"], given["service"]),
+        KubeOptions(kubeconfig=given["kubeconfig"], context=given["context"]),
+        given["timeout_s"],
+    )
+
+
+async def _story(asked: Asked) -> Story:
+    api = _api(asked)
+    try:
+        return await _told(asked, api)
+    finally:
+        if api is not None:
+            await api.close()
+
+
+def _api(asked: Asked) -> HttpApi | None:
+    """The API server; None where nobody names one and the servers are given."""
+    try:
+        return connect(asked.kube, Meters())
+    except BadSettings as error:
+        if asked.servers and not asked.kube.kubeconfig and not asked.kube.context:
+            return None
+        remedy = f"{error.remedy}; or name a replica's admin port with --server".lstrip("; ")
+        raise BadSettings(error.what, error.problems, remedy=remedy) from error
+
+
+async def _told(asked: Asked, api: HttpApi | None) -> Story:
+    namespace = asked.namespace or (api.namespace if api else "default")
+    async with Progress() as progress:
+        progress.say("looking for the replicas of nodewise")
+        found = await _replicas(asked, api)
+        progress.say(f"asking {len(found)} of them about pod {namespace}/{asked.pod}")
+        answers, seen = await asyncio.gather(
+            replicas.ask(found, asked.papers, namespace, asked.pod, asked.timeout_s),
+            _seen(api, namespace, asked),
+        )
+    _complain(answers, seen)
+    known = [decision for answer in answers for decision in answer.decisions]
+    uid = seen.state.uid if seen.state else ""
+    attempt = explaining.last_attempt(known, uid) or explaining.last_attempt(known)
+    explanation = explaining.explain(attempt) if attempt else None
+    return Story(f"{namespace}/{asked.pod}", seen, answers, explanation, clock.SystemClock().now())
+
+
+async def _replicas(asked: Asked, api: HttpApi | None) -> list[Replica]:
+    if asked.servers:
+        return [Replica(_url(one), asked.server_name) for one in asked.servers]
+    assert api is not None, "without --server there is an API server, or an error was raised"
+    if not asked.papers.cert:
+        remedy = (
+            f"or forward a replica's admin port, kubectl -n {asked.service.namespace} port-forward "
+            f"deploy/{asked.service.name} 9002, and name it: --server http://127.0.0.1:9002"
+        )
+        wanted = "the certificate and key of a client that the extender accepts, and its --ca"
+        raise BadSettings("settings", [Problem("--cert, --key", "not given", wanted)], remedy=remedy)
+    found = await replicas.find(api, asked.service)
+    return [Replica(one.url, asked.server_name or one.host) for one in found]
+
+
+def _url(server: str) -> str:
+    if server.startswith(("http://", "https://")):
+        return server
+    raise BadSettings(
+        "settings", [Problem("--server", repr(server), "http://127.0.0.1:9002 or https://HOST:9001")]
+    )
+
+
+async def _seen(api: HttpApi | None, namespace: str, asked: Asked) -> Seen:
+    """The pod as the cluster has it, if there is a cluster and it answers."""
+    if api is None:
+        return Seen(None)
+    try:
+        found = await pods.read(api, namespace, asked.pod, asked.timeout_s)
+    except NodewiseError as error:
+        return Seen(None, error=str(error))
+    return Seen(found, gone=found is None)
+
+
+def _complain(answers: Sequence[Answer], seen: Seen) -> None:
+    """What is missing, on stderr. `Unavailable` where nobody answered."""
+    silent = [one for one in answers if one.page is None]
+    if len(silent) == len(answers):
+        problems = [Problem(one.replica.url, one.error, "") for one in silent]
+        raise Unavailable("no replica of nodewise answers", problems)
+    for one in silent:
+        click.echo(f"nodewise: {one.replica.url} is left out: {one.error}", err=True)
+    if seen.error:
+        click.echo(f"nodewise: the pod's own state is not known: {seen.error}", err=True)
+
+
+command = click.Command(
+    "explain",
+    callback=run,
+    help=run.__doc__,
+    short_help="Tell why a pod is where it is, or nowhere.",
+    params=[
+        click.Argument(["pod"], metavar="POD"),
+        click.Option(["-n", "--namespace"], default="", help="Of the pod; default: the context's."),
+        click.Option(
+            ["-o", "--output"], type=click.Choice(list(telling.FORMS)), default="text", show_default=True
+        ),
+        click.Option(
+            ["--nodes", "every_node"], is_flag=True, help="Show every node, however many there are."
+        ),
+        click.Option(["--server", "servers"], multiple=True, help="A replica's URL; repeat it for several."),
+        click.Option(["--cert"], default="", help="Client certificate for mutual TLS, PEM."),
+        click.Option(["--key"], default="", help="Its key."),
+        click.Option(["--ca"], default="", help="CA of the replicas' certificate; default: the system's."),
+        click.Option(["--server-name"], default="", help="The name in the replicas' certificate."),
+        click.Option(
+            ["--service"], default="nodewise", show_default=True, help="The Service of the replicas."
+        ),
+        click.Option(["--service-namespace"], default="nodewise", show_default=True, help="Its namespace."),
+        click.Option(["--kubeconfig"], default="", help="A kubeconfig file; default: as kubectl takes it."),
+        click.Option(["--context"], default="", help="A context of the kubeconfig."),
+        click.Option(
+            ["--timeout", "timeout_s"], type=Duration(), default="5s", show_default=True, help="Of each call."
+        ),
+    ],
+)

@@ -1,0 +1,124 @@
+"""A pod's own state in the cluster, as far as it says why the pod is where it is."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from nodewise.errors import UNREADABLE, BadInput, Problem
+from nodewise.kube.api import Api, NotFound
+from nodewise.kube.resources import PODS
+
+DEFAULT_SCHEDULER = "default-scheduler"
+
+
+class State(NamedTuple):
+    """What matters of a pod."""
+
+    uid: str
+    created: str
+    """RFC 3339."""
+    node: str
+    """Empty while it waits."""
+    phase: str
+    scheduler: str
+    gates: tuple[str, ...]
+    asks: tuple[str, ...]
+    """The extended resources that its containers ask for; they decide whether kube-scheduler asks us."""
+    reason: str = ""
+    message: str = ""
+    """Of the condition PodScheduled while that is not true."""
+
+
+class Seen(NamedTuple):
+    """What the cluster said of the pod; nothing at all where no cluster was asked."""
+
+    state: State | None
+    gone: bool = False
+    error: str = ""
+
+
+class _Resources(msgspec.Struct, frozen=True):
+    requests: dict[str, msgspec.Raw] | None = None
+    limits: dict[str, msgspec.Raw] | None = None
+
+
+class _Container(msgspec.Struct, frozen=True):
+    resources: _Resources | None = None
+
+
+class _Gate(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    scheduler_name: str = DEFAULT_SCHEDULER
+    scheduling_gates: tuple[_Gate, ...] | None = None
+    containers: tuple[_Container, ...] | None = None
+    init_containers: tuple[_Container, ...] | None = None
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True):
+    phase: str = ""
+    conditions: tuple[_Condition, ...] | None = None
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    uid: str = ""
+    creation_timestamp: str = ""
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+async def read(api: Api, namespace: str, name: str, timeout_s: float) -> State | None:
+    """The pod as it is now; None if there is none."""
+    try:
+        body = await api.get(PODS.path(namespace, name), timeout_s=timeout_s)
+    except NotFound:
+        return None
+    return state(body)
+
+
+def state(body: bytes) -> State:
+    """The state in a Pod's JSON. `BadInput` if it is no Pod."""
+    try:
+        pod = msgspec.json.decode(body, type=_Pod)
+    except UNREADABLE as error:
+        raise BadInput("the pod", [Problem("", str(error), "a Pod")]) from error
+    spec, said = pod.spec, _unscheduled(pod.status)
+    gates = tuple(gate.name for gate in spec.scheduling_gates or ())
+    return State(
+        pod.metadata.uid,
+        pod.metadata.creation_timestamp,
+        spec.node_name,
+        pod.status.phase,
+        spec.scheduler_name,
+        gates,
+        _extended(spec),
+        said.reason,
+        said.message,
+    )
+
+
+def _unscheduled(status: _Status) -> _Condition:
+    said = (one for one in status.conditions or () if one.type == "PodScheduled" and one.status != "True")
+    return next(said, _Condition())
+
+
+def _extended(spec: _Spec) -> tuple[str, ...]:
+    """Extended resources carry a domain; kube-scheduler looks at containers and init containers only."""
+    containers = (*(spec.containers or ()), *(spec.init_containers or ()))
+    asked = [one.resources for one in containers if one.resources]
+    names = {name for one in asked for name in (*(one.requests or ()), *(one.limits or ()))}
+    return tuple(sorted(name for name in names if "/" in name))

@@ -1,0 +1,180 @@
+"""The replicas of a running extender: where they are, and what they decided about a pod."""
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+from urllib.parse import quote, urlsplit
+
+import httpx2
+import msgspec
+
+from nodewise.errors import UNREADABLE, BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable
+from nodewise.extender import ledger
+from nodewise.extender.decision import Decision
+from nodewise.extender.ledger import Page
+from nodewise.kube.api import Api
+from nodewise.kube.resources import Resource
+
+SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
+PORT: Final = 9001
+"""The extender's own default."""
+_MOST: Final = "30"
+"""Decisions asked of each replica: a few attempts of three calls."""
+
+
+class Service(NamedTuple):
+    """The Service in front of the replicas."""
+
+    namespace: str
+    name: str
+
+    @property
+    def host(self) -> str:
+        """The name that the replicas' certificate is for, as kube-scheduler calls them by it."""
+        return f"{self.name}.{self.namespace}.svc"
+
+
+class Replica(NamedTuple):
+    """One process of `nodewise extender`; `host` is the name in its certificate, empty: that of the URL."""
+
+    url: str
+    host: str = ""
+
+
+class Papers(NamedTuple):
+    """Files in PEM: our certificate and key, and the CA of the replicas' certificate; empty for none."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+
+    def context(self) -> ssl.SSLContext:
+        """`BadSettings` names the files that cannot be used."""
+        try:
+            made = ssl.create_default_context(cafile=self.ca or None)
+            # as for the API server: a CA that every other client accepts is good enough here
+            made.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            if self.cert or self.key:
+                made.load_cert_chain(self.cert, self.key or None)
+        except (OSError, ssl.SSLError) as error:
+            files = " ".join(filter(None, self))
+            wanted = "PEM files: a certificate, its key, and the CA of the extender's certificate"
+            raise BadSettings(
+                "settings", [Problem("--cert, --key, --ca", f"{files}: {error}", wanted)]
+            ) from error
+        return made
+
+
+class Answer(NamedTuple):
+    """What a replica said: its page and decisions, or why there is none."""
+
+    replica: Replica
+    page: Page | None
+    decisions: Sequence[Decision] = ()
+    error: str = ""
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    ready: bool | None = None
+
+
+class _Endpoint(msgspec.Struct, frozen=True):
+    addresses: tuple[str, ...] = ()
+    conditions: _Conditions = _Conditions()
+
+
+class _Port(msgspec.Struct, frozen=True):
+    name: str | None = None
+    port: int | None = None
+
+
+class _Slice(msgspec.Struct, frozen=True):
+    endpoints: tuple[_Endpoint, ...] | None = None
+    ports: tuple[_Port, ...] | None = None
+
+
+class _Slices(msgspec.Struct, frozen=True):
+    items: tuple[_Slice, ...] | None = None
+
+
+async def find(api: Api, service: Service) -> list[Replica]:
+    """The ready replicas behind a Service. `Unavailable` if there is none."""
+    selector = {"labelSelector": f"kubernetes.io/service-name={service.name}"}
+    body = await api.get(SLICES.path(service.namespace), selector)
+    found = ready(body, service)
+    if not found:
+        problem = Problem(f"Service {service.namespace}/{service.name}", "no ready endpoint", "at least one")
+        remedy = "is it called otherwise? --service and --service-namespace name another, --server a replica"
+        raise Unavailable("looking for nodewise", [problem], remedy=remedy)
+    return found
+
+
+def ready(body: bytes, service: Service) -> list[Replica]:
+    """The replicas in a list of EndpointSlices. An endpoint that does not say whether it is ready counts as ready."""
+    try:
+        slices = msgspec.json.decode(body, type=_Slices).items or ()
+    except UNREADABLE as error:
+        raise BadInput("EndpointSlices", [Problem("", str(error), "a list of them")]) from error
+    urls = (url for one in slices for url in _urls(one))
+    return [Replica(url, service.host) for url in dict.fromkeys(urls)]
+
+
+def _urls(given: _Slice) -> Iterator[str]:
+    port = _port(given.ports or ())
+    for endpoint in given.endpoints or ():
+        if endpoint.conditions.ready is not False and port:
+            for address in endpoint.addresses[:1]:
+                yield f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
+
+
+def _port(ports: Iterable[_Port]) -> int | None:
+    """The port named https, else our default's number, else the first."""
+    numbers = {one.port: one.name for one in ports if one.port}
+    named = [number for number, name in numbers.items() if name == "https"]
+    usual = [number for number in numbers if number == PORT]
+    return next(iter([*named, *usual, *numbers]), None)
+
+
+async def ask(
+    replicas: Sequence[Replica], papers: Papers, namespace: str, pod: str, timeout_s: float
+) -> list[Answer]:
+    """What each replica decided about a pod, all asked at once; one that does not answer stops no other."""
+    query = {"namespace": namespace, "pod": pod, "limit": _MOST, "form": "arrays"}
+    async with httpx2.AsyncClient(verify=papers.context(), timeout=timeout_s, trust_env=False) as client:
+        return list(await asyncio.gather(*(_answer(client, one, query) for one in replicas)))
+
+
+async def _answer(client: httpx2.AsyncClient, replica: Replica, query: Mapping[str, str]) -> Answer:
+    try:
+        page, decisions = ledger.read(await _get(client, replica, query))
+    except NodewiseError as error:
+        return Answer(replica, None, (), str(error))
+    return Answer(replica, page, decisions)
+
+
+async def _get(client: httpx2.AsyncClient, replica: Replica, query: Mapping[str, str]) -> bytes:
+    asked = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
+    url = f"{replica.url.rstrip('/')}/decisions?{asked}"
+    names = {"sni_hostname": replica.host} if replica.host else {}
+    try:
+        answer = await client.get(url, extensions=names)
+    except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError, OSError) as error:
+        seen = str(error) or type(error).__name__
+        raise Unavailable("no answer", [Problem("", seen, "")], remedy=_remedy(replica, seen)) from error
+    if not answer.is_success:
+        raise Refused(f"HTTP status {answer.status_code}", remedy=_REFUSALS.get(answer.status_code, ""))
+    return answer.content
+
+
+_REFUSALS: Final = {
+    404: "/decisions is on the admin port where that is loopback, and on the mutual-TLS port, nowhere else",
+}
+
+
+def _remedy(replica: Replica, seen: str) -> str:
+    if urlsplit(replica.url).scheme != "https":
+        return "is kubectl port-forward still running?"
+    if "certificate" in seen.lower() or "ssl" in seen.lower():
+        return f"--ca must be the CA of its certificate, for the name {replica.host or urlsplit(replica.url).hostname}"
+    return ""

@@ -1,0 +1,38 @@
+"""Tables on standard output, for people. In a pipe each row is one line; a terminal's width folds the last column."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_WHOLE: Final = 10_000
+"""Columns of a pipe: nobody wants a line there that was broken to fit."""
+_LAST: Final = 30
+"""The last column is never folded to fewer columns than this; a narrower terminal breaks lines by itself."""
+
+
+def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table. Nothing is ever cut off."""
+    listed = [tuple(head), *rows]
+    table = Table(box=None, header_style="", pad_edge=False)
+    for name in head[:-1]:
+        table.add_column(name, no_wrap=True)
+    table.add_column(head[-1], overflow="fold")
+    for row in listed[1:]:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(highlight=False)
+    console.width = _width(listed, console.width) if sys.stdout.isatty() else _WHOLE
+    with console.capture() as printed:
+        console.print(table)
+    for line in printed.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def _width(rows: Sequence[Sequence[str]], terminal: int) -> int:
+    """The terminal's width, or what the columns before the last need and a little more."""
+    before = [max(len(cell) for cell in column) + 2 for column in list(zip(*rows, strict=True))[:-1]]
+    return max(terminal, sum(before) + _LAST)
