@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.errors import NodewiseError
+from nodewise.errors import UNREADABLE, NodewiseError
 from nodewise.extender.decision import Verb
 from nodewise.simulate import extender_wire
 from nodewise.simulate.extender_wire import Filtered, HostScore, Preempted
@@ -82,7 +82,7 @@ def changes(verb: Verb, recorded: Outcome, replayed: Outcome) -> tuple[NodeChang
         return ()
     try:
         before, after = by_node(verb, recorded.body), by_node(verb, replayed.body)
-    except (NodewiseError, LookupError, TypeError):
+    except (NodewiseError, LookupError, TypeError, *UNREADABLE):
         return ()
     absent: Told = _REJECTED if verb == "preempt" else None
     every = dict.fromkeys([*before, *after])

@@ -1,0 +1,212 @@
+"""What was recorded is answered the same again, whatever happened; what was altered is found."""
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodewise.agent import NodeIndex, World
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.state import POLICIES
+from nodewise.extender import deltas
+from nodewise.extender.tape import Exchange, Record
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.snapshot import Snapshot
+from tests.unit.agents.telemetry.worlds import policy, rule
+from tests.unit.extender.recordings import Recorded, body, played, records
+
+NODES = [f"n{i}" for i in range(8)]
+METRICS = ["a", "b", "Ω\u2028\n"]
+POLICIES_NAMED = ["p0", "p1"]
+NUMBERS = st.integers(-(10**22), 10**22) | st.integers(-3, 3)
+TIMES = st.none() | st.floats(900, 1300)
+SAMPLES = st.dictionaries(
+    st.sampled_from(NODES), st.builds(Sample, NUMBERS, TIMES, st.just(60.0) | st.floats(0, 99))
+)
+OPERATORS = st.sampled_from(["LessThan", "GreaterThan", "Equals", "Above"])
+RULES = st.builds(
+    rule,
+    st.sampled_from(["a", "b", ""]),
+    OPERATORS,
+    st.integers(-3, 3),
+    when_missing=st.sampled_from(["", "pass", "reject"]),
+    max_age=st.sampled_from(["10s", "60s"]),
+)
+STRATEGY = st.fixed_dictionaries(
+    {"rules": st.lists(RULES, max_size=3), "logicalOperator": st.sampled_from(["anyOf", "allOf"])}
+)
+SPECS = st.dictionaries(st.sampled_from(["dontschedule", "scheduleonmetric", "deschedule"]), STRATEGY)
+STEPS = st.one_of(
+    st.tuples(st.just("nodes"), st.permutations(NODES), st.integers(0, len(NODES))),
+    st.tuples(st.just("policy"), st.sampled_from(POLICIES_NAMED), SPECS),
+    st.tuples(st.just("delete"), st.sampled_from(POLICIES_NAMED)),
+    st.tuples(st.just("relist")),
+    st.tuples(
+        st.just("fetch"),
+        st.sampled_from(METRICS),
+        SAMPLES,
+        st.dictionaries(st.sampled_from(NODES), st.text()),
+    ),
+    st.tuples(st.just("fail"), st.sampled_from(METRICS), st.text()),
+    st.tuples(st.just("forget"), st.sampled_from(METRICS)),
+    st.tuples(st.just("wait"), st.floats(0, 100)),
+    st.tuples(
+        st.just("ask"),
+        st.sampled_from(["/scheduler/", "/agents/telemetry/"]),
+        st.sampled_from(["filter", "prioritize", "preempt"]),
+        st.none() | st.sampled_from([*POLICIES_NAMED, "p9", ""]),
+        st.lists(st.sampled_from([*NODES, "nX"]), max_size=9),
+    ),
+    st.tuples(st.just("garble"), st.binary(max_size=9)),
+)
+HISTORIES = st.lists(STEPS, max_size=25)
+OPTIONS = st.builds(
+    TelemetryOptions, max_age_s=st.sampled_from([0.0, 5.0]), when_missing=st.sampled_from(["pass", "reject"])
+)
+
+
+class Scene:
+    """A world that steps change; what a step does not touch stays the same object, as in the real stores."""
+
+    def __init__(self, options: TelemetryOptions) -> None:
+        self.recorded = Recorded(options)
+        self.worlds: list[World] = []
+        self._nodes = NodeIndex(NODES)
+        self._policies: dict[tuple[str, str], Any] = {}
+        self._metrics = Snapshot()
+
+    def take(self, step: tuple[Any, ...]) -> None:
+        kind, *given = step
+        getattr(self, kind)(*given)
+        if kind not in {"ask", "garble"}:
+            world = World(self._nodes, {POLICIES: self._policies}, self._metrics, self.recorded.clock.now())
+            self.worlds.append(world)
+            self.recorded.see(world)
+
+    def nodes(self, order: list[str], count: int) -> None:
+        self._nodes = NodeIndex(order[:count])
+
+    def policy(self, name: str, spec: dict[str, Any]) -> None:
+        self._policies = {**self._policies, ("d", name): policy(name, **spec)}
+
+    def delete(self, name: str) -> None:
+        self._policies = {key: one for key, one in self._policies.items() if key[1] != name}
+
+    def relist(self) -> None:
+        self._policies = dict(reversed(self._policies.items()))
+
+    def fetch(self, metric: str, samples: dict[str, Sample], invalid: dict[str, str]) -> None:
+        series = Series(metric, "test", self.recorded.clock.now(), samples, invalid)
+        self._metrics = self._metrics.with_series(series)
+
+    def fail(self, metric: str, why: str) -> None:
+        self._metrics = self._metrics.with_failure(metric, why)
+
+    def forget(self, metric: str) -> None:
+        left = frozenset({*self._metrics.series, *self._metrics.failures} - {metric})
+        self._metrics = self._metrics.only(left)
+
+    def wait(self, seconds: float) -> None:
+        self.recorded.clock.advance(seconds)
+
+    def ask(self, prefix: str, verb: str, named: str | None, names: list[str]) -> None:
+        victims = {name: {"Pods": [{"UID": "v"}]} for name in names}
+        self.recorded.ask(prefix + verb, body(named, " ".join(names), NodeNameToMetaVictims=victims))
+
+    def garble(self, text: bytes) -> None:
+        self.recorded.ask("/scheduler/filter", text)
+
+
+def recorded(history: list[tuple[Any, ...]], options: TelemetryOptions) -> Scene:
+    scene = Scene(options)
+    for step in history:
+        scene.take(step)
+    return scene
+
+
+@settings(deadline=None)
+@given(HISTORIES, OPTIONS)
+def test_a_replay_answers_the_same_byte_for_byte(history: list[Any], options: TelemetryOptions) -> None:
+    scene = recorded(history, options)
+    found = played(records(scene.recorded.ended()))
+    asked = sum(step[0] in {"ask", "garble"} for step in history)
+    tally = found.player.tally
+    assert found.differences == []
+    assert (tally.same, tally.requests, tally.worlds, tally.end) == (
+        asked,
+        asked,
+        len(scene.worlds),
+        "stopped",
+    )
+
+
+@settings(deadline=None)
+@given(HISTORIES, OPTIONS, st.data())
+def test_an_altered_answer_is_found(
+    history: list[Any], options: TelemetryOptions, data: st.DataObject
+) -> None:
+    last = ("ask", "/scheduler/", "filter", "p0", NODES)
+    whole = records(recorded([*history, last], options).recorded.ended())
+    place = data.draw(st.sampled_from([n for n, one in enumerate(whole) if isinstance(one.entry, Exchange)]))
+    entry, (request, answer) = whole[place]
+    at, put = data.draw(st.integers(0, len(answer))), data.draw(st.binary(min_size=1, max_size=3))
+    whole[place] = Record(entry, (request, answer[:at] + put + answer[at:]))
+    found = played(whole)
+    assert [(one.path, one.at) for one in found.differences] == [(entry.path, entry.at)]  # type: ignore[union-attr]
+    assert found.player.tally.different == 1
+
+
+@settings(deadline=None)
+@given(HISTORIES, OPTIONS, st.data())
+def test_a_recording_that_was_cut_anywhere_replays_up_to_there(
+    history: list[Any], options: TelemetryOptions, data: st.DataObject
+) -> None:
+    scene = Scene(options)
+    flushed, entries = len(scene.recorded.disk.getvalue()), 1
+    for step in history:
+        scene.take(step)
+        if data.draw(st.booleans()):
+            scene.recorded.recording.write()
+            flushed = len(scene.recorded.disk.getvalue())
+            entries = len(records(scene.recorded.disk.getvalue()))
+    whole = scene.recorded.ended()
+    cut = records(whole[: data.draw(st.integers(flushed, len(whole)))])
+    assert cut == records(whole)[: len(cut)]
+    assert len(cut) >= entries, "what was flushed is there"
+    assert played(cut).differences == []
+
+
+@settings(deadline=None)
+@given(HISTORIES)
+def test_worlds_come_back_as_they_were(history: list[Any]) -> None:
+    scene = recorded(history, TelemetryOptions())
+    rebuilding = deltas.Rebuilding({POLICIES: type(policy())})
+    back = [world for world in map(rebuilding.take, records(scene.recorded.ended())) if world is not None]
+    assert list(map(shown, back)) == list(map(shown, scene.worlds))
+    for (one, two), (again, twice) in zip(pairs(scene.worlds), pairs(back), strict=True):
+        assert same_parts(one, two) == same_parts(again, twice)
+
+
+def pairs(worlds: list[World]) -> list[tuple[World, World]]:
+    return list(pairwise(worlds))
+
+
+def shown(world: World) -> Any:
+    """All of a world, and every order in it."""
+    series = [
+        (m, list(s.samples.items()), msgspec.structs.replace(s, samples={}))
+        for m, s in world.metrics.series.items()
+    ]
+    objects = {name: list(found.items()) for name, found in world.objects.items()}
+    return world.nodes.known, objects, series, list(world.metrics.failures.items()), world.now
+
+
+def same_parts(one: World, two: World) -> Any:
+    """Which parts of two worlds are the same objects: what a state looks at to see what changed."""
+    series = {m for m in one.metrics.series if one.metrics.series[m] is two.metrics.series.get(m)}
+    policies = {
+        key for key, found in one.objects[POLICIES].items() if found is two.objects[POLICIES].get(key)
+    }
+    return one.nodes is two.nodes, one.metrics is two.metrics, series, policies

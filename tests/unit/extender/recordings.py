@@ -1,0 +1,112 @@
+"""A recorded extender without a socket: worlds and requests go in, a recording comes out, and plays again."""
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nodewise import agents, clock
+from nodewise.agent import NodeIndex, View, World
+from nodewise.agents.telemetry import TelemetryKind
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.clock import ManualClock
+from nodewise.errors import BadInput
+from nodewise.extender import recording, tape
+from nodewise.extender.answering import Answering
+from nodewise.extender.app import Extender
+from nodewise.extender.decision import DecisionRing
+from nodewise.extender.recording import Recording
+from nodewise.extender.tape import Record
+from nodewise.observe.meters import Meters
+from nodewise.serve.application import Request
+from nodewise.simulate.differences import Difference
+from nodewise.simulate.replay import Cast, Player
+
+KIND = agents.load("telemetry")
+PERIOD_S = 5.0
+assert isinstance(KIND, TelemetryKind)
+
+
+class Disk(io.BytesIO):
+    """A file whose contents outlive its end."""
+
+    contents = b""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.contents = self.getvalue()
+        super().close()
+
+
+class Recorded:
+    """The telemetry agent behind the real routes, with a recorder."""
+
+    def __init__(
+        self, options: TelemetryOptions | None = None, max_bytes: int = 2**30, disk: Disk | None = None
+    ) -> None:
+        self.options = {"telemetry": options or TelemetryOptions()}
+        self.disk = disk or Disk()
+        self.meters = Meters()
+        self.clock = ManualClock(1000.0)
+        header = recording.header([KIND], self.options, PERIOD_S, self.clock.now())
+        self.recording = Recording(self.disk, header, max_bytes, self.meters)
+        self.view = View(NodeIndex(), {}, 0.0)
+        self._state = KIND.state(self.options["telemetry"], PERIOD_S)
+        answering = Answering([KIND], self.options)
+        extender = Extender(
+            answering, lambda: self.view, DecisionRing(), self.clock, self.meters, self.recording
+        )
+        self._handlers = {route.path: route.handler for route in extender.routes()}
+
+    def see(self, world: World) -> None:
+        """What `WorldKeeper.publish` does with a world."""
+        generation = self.view.generation + 1
+        self._state.wants(world.objects)
+        self.recording.world(world, generation)
+        self.view = View(
+            world.nodes, {"telemetry": clock.result(self._state.slot(world))}, world.now, generation
+        )
+        self._state.problems(world.objects)
+
+    def ask(self, path: str, body: bytes) -> bytes:
+        """The answer; empty for a request that cannot be read."""
+        request: Any = Request("POST", path, {}, body, "application/json", "")
+        try:
+            response: Any = self._handlers[path](request)
+        except BadInput:
+            return b""
+        return bytes(response.body)
+
+    def ended(self) -> bytes:
+        """The whole file."""
+        self.recording.finish()
+        return self.disk.contents
+
+
+def body(policy: str | None, names: str, **more: Any) -> bytes:
+    """A request about some nodes, for a pod that names the policy."""
+    labels = {} if policy is None else {"telemetry-policy": policy}
+    pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": labels}}
+    return json.dumps({"Pod": pod, "NodeNames": names.split(), **more}).encode()
+
+
+def records(file: bytes) -> list[Record]:
+    return list(tape.read(io.BytesIO(file)))
+
+
+class Played(NamedTuple):
+    """What came of a replay."""
+
+    player: Player
+    differences: list[Difference]
+
+
+def played(
+    given: list[Record], options: TelemetryOptions | None = None, objects: Mapping[str, Any] | None = None
+) -> Played:
+    """Replay with the recorded options, or others."""
+    header: Any = given[0].entry
+    chosen = options or TelemetryOptions(**header.agents[0].options)
+    player = Player(Cast([KIND], {"telemetry": chosen}, header.sync_period_s, objects or {}))
+    found = [player.play(record) for record in given[1:]]
+    return Played(player, [one for one in found if one is not None])
