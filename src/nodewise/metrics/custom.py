@@ -48,7 +48,7 @@ class CustomMetrics:
 
     def takes(self, want: Want) -> bool:
         """Any metric by its name; the API knows no expressions."""
-        return not want.query
+        return bool(want.metric) and not want.query
 
     async def fetch(self, want: Want, now: float) -> Series:
         """All nodes' values of a metric. `NotThere` without the API, `Refused` or `Unavailable` without the metric."""

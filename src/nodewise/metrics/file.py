@@ -49,7 +49,7 @@ class FileMetrics:
 
     def takes(self, want: Want) -> bool:
         """Any metric by its name; files know no expressions."""
-        return not want.query
+        return bool(want.metric) and not want.query
 
     async def fetch(self, want: Want, now: float) -> Series:
         """The metric as it stands in the files. `Unavailable` if it does not, `BadInput` if they cannot be read."""

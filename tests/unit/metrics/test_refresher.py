@@ -136,3 +136,63 @@ def test_without_a_source_every_metric_fails_and_says_why() -> None:
         return refresher
 
     assert asyncio.run(run()).snapshot.failures == {"m": "no source of metrics is configured"}
+
+
+class Asked(Source):
+    """Understands queries, and gives for each metric how many queries it was asked."""
+
+    def takes(self, want: Want) -> bool:
+        return True
+
+    async def fetch(self, want: Want, now: float) -> Series:
+        self.asked.append(want.query or want.metric)
+        return Series(want.metric, self.name, now, {"a": Sample(len(self.asked), 1000.0 - len(self.asked))})
+
+
+def test_another_query_for_a_metric_begins_anew() -> None:
+    source = Asked()
+
+    async def play(refresher: Refresher) -> None:
+        refresher.want(frozenset({Want("m", "one")}))
+        await refresher.settle()
+        refresher.want(frozenset({Want("m", "two")}))
+        assert not refresher.snapshot.was_asked("m")
+        await refresher.settle()
+
+    # the second sample is older than the first, but of another thing
+    assert scenario(play, source).snapshot.series["m"].samples["a"].value == 2
+
+
+def test_two_queries_for_a_metric_are_a_dispute_that_is_told_and_ends() -> None:
+    source = Asked()
+
+    async def play(refresher: Refresher) -> None:
+        refresher.want(frozenset({Want("m", "one")}))
+        await refresher.settle()
+        refresher.want(frozenset({Want("m", "one"), Want("m", "two"), Want("k")}))
+        await refresher.settle()
+        why = "rules ask for it by 'one' and 'two': give each query a metric name of its own"
+        assert refresher.snapshot.failures == {"m": why}
+        assert refresher.snapshot.series.keys() == {"k"}
+        refresher.want(frozenset({Want("m", "two"), Want("k")}))
+        await refresher.settle()
+
+    assert scenario(play, source).snapshot.failures == {}
+    assert source.asked == ["one", "k", "two"]
+
+
+def test_rules_of_several_ages_ask_once_with_the_longest() -> None:
+    source = Asked()
+
+    async def play(refresher: Refresher) -> None:
+        refresher.want(frozenset({Want("m", "", 60.0), Want("m", "", 300.0)}))
+        await refresher.settle()
+        assert refresher._wants == frozenset({Want("m", "", 300.0)})
+        refresher.want(frozenset({Want("m", "", 60.0)}))
+        assert refresher.snapshot.was_asked(
+            "m"
+        )  # only the age changed: the values stay until the next are there
+        await refresher.settle()
+
+    scenario(play, source)
+    assert source.asked == ["m", "m"]

@@ -1,0 +1,125 @@
+"""Laws of what sources read."""
+
+from contextlib import suppress
+from decimal import ROUND_UP, Context, Decimal
+from ipaddress import ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise import clock
+from nodewise.metrics import nodes, resource
+from nodewise.metrics.nodes import Nodes, Room
+from nodewise.metrics.prometheus import answers, matching, queries
+from nodewise.metrics.prometheus.answers import Found
+from nodewise.metrics.source import Want, merged
+
+NANO = 10**9
+NAMES = ("a", "b", "c")
+FLEET = Nodes({name: Room(None, None) for name in NAMES}, {name: name for name in NAMES})
+LABELS = ("node", "instance")
+
+texts = st.sampled_from((*NAMES, "x", "", "a:9100", "0"))
+series = st.builds(
+    Found,
+    st.dictionaries(st.sampled_from((*LABELS, "core")), texts, max_size=3),
+    st.sampled_from(("1", "2", "NaN")),
+    st.one_of(st.none(), st.sampled_from((1.0, 2.0))),
+)
+
+
+def match(found: list[Found]) -> matching.Matched:
+    return clock.result(matching.match(found, LABELS, FLEET))
+
+
+@given(st.lists(series, max_size=8), st.randoms())
+def test_the_order_of_series_means_nothing(found: list[Found], random: object) -> None:
+    other = list(found)
+    random.shuffle(other)  # type: ignore[attr-defined]
+    one, two = match(found), match(other)
+    assert one.samples == two.samples
+    assert one.invalid.keys() == two.invalid.keys()
+    assert one.strangers == two.strangers
+
+
+@given(st.lists(series, max_size=8))
+def test_a_node_has_a_value_or_a_reason_and_every_series_a_node_or_none(found: list[Found]) -> None:
+    matched = match(found)
+    assert not matched.samples.keys() & matched.invalid.keys()
+    assert matched.samples.keys() | matched.invalid.keys() <= set(NAMES)
+    assert len(matched.samples) + len(matched.invalid) + matched.strangers <= len(found)
+    given_values = {(one.value, one.at) for one in found}
+    assert {(str(one.value // NANO), one.at) for one in matched.samples.values()} <= given_values
+
+
+@given(st.lists(series, max_size=6), series)
+def test_a_series_more_changes_no_node_but_its_own(found: list[Found], more: Found) -> None:
+    """As long as it makes no other label decide."""
+    whole = [Found({"node": name, "instance": name}, "1", 1.0) for name in NAMES]
+    before, after = match(whole + found), match([*whole, *found, more])
+    own = next((FLEET.find(more.labels[label]) for label in LABELS if more.labels.get(label)), None)
+    for name in set(NAMES) - {own}:
+        assert before.samples.get(name) == after.samples.get(name)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e200, max_value=1e200))
+def test_a_value_is_its_text_and_nothing_else(value: float) -> None:
+    exact = Decimal(repr(value)) * NANO
+    wanted = int(exact.to_integral_value(ROUND_UP, Context(prec=400)))
+    assert answers.nano(repr(value)) == wanted
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_value_or_a_reason(text: str) -> None:
+    with suppress(ValueError):
+        assert isinstance(answers.nano(text), int)
+
+
+@given(st.binary(max_size=80))
+def test_any_body_is_an_answer_or_bad_input(body: bytes) -> None:
+    with pytest.raises(answers.BadInput):
+        answers.read(body)
+
+
+@given(st.text(alphabet="ab{}[]=~!\"'`\\, \n", max_size=20))
+def test_a_selector_stays_one_however_it_is_written(text: str) -> None:
+    """And nothing that is no selector becomes a range by accident: brackets stand inside quotes only."""
+    if queries.is_selector(text):
+        assert queries.is_selector(text.rstrip())
+        assert queries.of(Want("m", text), 60.0) == f"{text.strip()}[60s]"
+
+
+@given(st.ip_addresses(), st.integers(1, 65535))
+def test_an_address_means_its_node_with_and_without_a_port(address: object, port: int) -> None:
+    fleet = Nodes({"n": Room(None, None)}, {str(ip_address(str(address))): "n"})
+    host = f"[{address}]" if ":" in str(address) else str(address)
+    assert fleet.find(str(address)) == fleet.find(f"{host}:{port}") == "n"
+    assert nodes.without_port(f"{host}:{port}") == str(address)
+
+
+@given(st.integers(0, 10**18), st.integers(1, 10**18))
+def test_a_share_is_as_near_as_a_nano_can_be(used: int, whole: int) -> None:
+    item = resource.NodeMetrics(metadata=resource._Metadata("n"), usage=resource._Usage(f"{used}n", "0"))
+    fleet = Nodes({"n": Room(whole, 1)}, {})
+    ((_, share),) = clock.result(resource.by_metric([item], fleet))["cpu_usage_share"]
+    assert not isinstance(share, str)
+    assert abs(share.value * whole - used * NANO) * 2 <= whole
+
+
+wants = st.builds(
+    Want, st.sampled_from("mk"), st.sampled_from(("", "q", "r")), st.sampled_from((0.0, 60.0, 300.0))
+)
+
+
+@given(st.frozensets(wants))
+def test_every_metric_is_asked_for_once_or_disputed(given_: frozenset[Want]) -> None:
+    found = merged(given_)
+    asked = [want.metric for want in found.wants]
+    assert len(asked) == len(set(asked))
+    assert set(asked) | found.disputed.keys() == {want.metric for want in given_}
+    assert not set(asked) & found.disputed.keys()
+    for want in found.wants:
+        same = [one for one in given_ if one.metric == want.metric]
+        assert {one.query for one in same} == {want.query}
+        assert want.max_age_s == max(one.max_age_s for one in same)

@@ -1,0 +1,184 @@
+"""Which source is asked, in what order, and what is said of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from nodewise.clock import ManualClock
+from nodewise.errors import Unavailable
+from nodewise.metrics.asking import LOOK_S, Asker, Limits
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.source import NotThere, Want
+from nodewise.observe.meters import Meters
+
+M = Want("m")
+
+
+class Source:
+    """Has some metrics; of the rest it says that they are not there, or that it is not there itself."""
+
+    def __init__(self, name: str, *has: str, queries: bool = False, absent: bool = False) -> None:
+        self.name = name
+        self.has = has
+        self.queries = queries
+        self.absent = absent
+        self.asked: list[str] = []
+
+    def takes(self, want: Want) -> bool:
+        return self.queries or not want.query
+
+    async def fetch(self, want: Want, now: float) -> Series:
+        self.asked.append(want.metric)
+        if self.absent:
+            raise NotThere(f"{self.name} is not registered")
+        if "hang" in self.has:
+            await asyncio.sleep(60)
+        if want.metric not in self.has:
+            raise Unavailable(f"no {want.metric}")
+        return Series(want.metric, self.name, now, {"a": Sample(1, now)})
+
+
+class Stage:
+    def __init__(self, *sources: Source) -> None:
+        self.clock = ManualClock(1000.0)
+        self.meters = Meters()
+        self.asker = Asker(sources, Limits(0.05, 4), self.clock, self.meters)
+
+    async def ask(self, want: Want = M) -> str:
+        """The source's name, or why there is none; with what follows a good answer."""
+        outcome = await self.asker.ask(want)
+        if isinstance(outcome, str):
+            return outcome
+        await self.asker.name_losers(want)
+        return outcome.source
+
+
+def played(play: Callable[[Stage], Awaitable[Any]], *sources: Source) -> list[tuple[str, str, str]]:
+    """The lines about metrics in two sources."""
+
+    async def run() -> None:
+        await play(Stage(*sources))
+
+    with structlog.testing.capture_logs() as lines:
+        asyncio.run(run())
+    return [(line["metric"], line["used"], line["unused"]) for line in lines]
+
+
+def test_the_first_in_order_wins_and_the_loser_is_named_once() -> None:
+    first, second, third = Source("first", "m"), Source("second", "m"), Source("third")
+
+    async def play(stage: Stage) -> None:
+        assert [await stage.ask() for _ in range(3)] == ["first"] * 3
+        stage.clock.advance(LOOK_S)
+        assert await stage.ask() == "first"
+
+    assert played(play, first, second, third) == [("m", "first", "second")]
+    assert (len(first.asked), len(second.asked), len(third.asked)) == (4, 1, 1)
+
+
+def test_a_source_without_the_metric_is_asked_once_a_minute_only() -> None:
+    first, second = Source("first"), Source("second", "m")
+
+    async def play(stage: Stage) -> None:
+        assert [await stage.ask() for _ in range(5)] == ["second"] * 5
+        assert len(first.asked) == 1
+        stage.clock.advance(LOOK_S)
+        assert [await stage.ask() for _ in range(2)] == ["second"] * 2
+        assert len(first.asked) == 2
+
+    assert played(play, first, second) == []
+
+
+def test_one_that_has_the_metric_later_takes_over_and_the_other_is_named() -> None:
+    first, second = Source("first"), Source("second", "m")
+
+    async def play(stage: Stage) -> None:
+        assert await stage.ask() == "second"
+        first.has = ("m",)
+        assert await stage.ask() == "second"
+        stage.clock.advance(LOOK_S)
+        assert [await stage.ask() for _ in range(2)] == ["first"] * 2
+
+    assert played(play, first, second) == [("m", "first", "second")]
+
+
+def test_while_the_first_fails_the_next_one_serves() -> None:
+    first, second = Source("first", "m"), Source("second", "m")
+
+    async def play(stage: Stage) -> None:
+        assert await stage.ask() == "first"
+        first.has = ()
+        assert await stage.ask() == "second"
+        first.has = ("m",)
+        assert await stage.ask() == "second"
+        stage.clock.advance(LOOK_S)
+        assert await stage.ask() == "first"
+
+    assert played(play, first, second) == [("m", "first", "second")]
+
+
+def test_one_that_hangs_delays_a_metric_once_a_minute_only() -> None:
+    first, second = Source("first", "hang"), Source("second", "m")
+
+    async def play(stage: Stage) -> None:
+        assert [await stage.ask() for _ in range(3)] == ["second"] * 3
+        assert len(first.asked) == 1
+
+    played(play, first, second)
+
+
+def test_every_failure_is_told_in_order_and_all_are_asked_again() -> None:
+    first, second = Source("first", "hang"), Source("second")
+
+    async def play(stage: Stage) -> None:
+        for _ in range(2):
+            assert await stage.ask() == "first: no answer within 0.05 s; second: no m"
+
+    played(play, first, second)
+    assert len(second.asked) == 2
+
+
+def test_what_is_not_installed_is_told_only_if_there_is_nothing_else_to_say() -> None:
+    custom, prometheus = Source("custom", absent=True), Source("prometheus")
+
+    async def play(stage: Stage) -> None:
+        assert await stage.ask() == "prometheus: no m"
+        prometheus.absent = True
+        assert (
+            await stage.ask() == "custom: custom is not registered; prometheus: prometheus is not registered"
+        )
+        text = stage.meters.exposition().decode()
+        assert 'nodewise_metric_fetches_total{outcome="not_there",source="custom"} 2.0' in text
+
+    played(play, custom, prometheus)
+
+
+def test_a_query_goes_to_those_who_understand_one() -> None:
+    custom, prometheus = Source("custom", "m"), Source("prometheus", "m", queries=True)
+
+    async def play(stage: Stage) -> None:
+        assert await stage.ask(Want("m", "sum(m)")) == "prometheus"
+
+    assert played(play, custom, prometheus) == []
+    assert custom.asked == []
+
+
+def test_a_query_that_nobody_understands_says_what_is_missing() -> None:
+    async def play(stage: Stage) -> None:
+        assert "answered by Prometheus only" in await stage.ask(Want("m", "sum(m)"))
+        assert "give --prometheus-url" in await stage.ask(Want("m", "sum(m)"))
+
+    played(play, Source("custom", "m"))
+
+
+def test_what_nobody_needs_any_more_is_forgotten() -> None:
+    first, second = Source("first", "m"), Source("second", "m")
+
+    async def play(stage: Stage) -> None:
+        await stage.ask()
+        stage.asker.forget(frozenset({M}))
+        await stage.ask()
+
+    assert len(played(play, first, second)) == 2

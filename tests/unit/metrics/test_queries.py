@@ -1,0 +1,76 @@
+"""What Prometheus is asked: selectors as ranges, everything else as it stands."""
+
+import time
+
+import pytest
+
+from nodewise.metrics.prometheus import queries
+from nodewise.metrics.source import Want
+
+ASKED = {
+    "a metric's name": (Want("temp"), "temp[60s]"),
+    "a name with a colon": (Want("job:temp:avg"), "job:temp:avg[60s]"),
+    "a name that is no identifier": (Want("gpu-temp"), '{__name__="gpu-temp"}[60s]'),
+    "a name that begins with a digit": (Want("9lives"), '{__name__="9lives"}[60s]'),
+    "a name that reads as a number": (Want("NaN"), '{__name__="NaN"}[60s]'),
+    "a name with a quote": (Want('a"b\\c'), '{__name__="a\\"b\\\\c"}[60s]'),
+    "a query": (Want("x", "sum by (node) (temp)"), "sum by (node) (temp)"),
+    "a query that is a selector": (Want("x", ' temp{a="b"} '), 'temp{a="b"}[60s]'),
+    "a query that is a range": (Want("x", "temp[5m]"), "temp[5m]"),
+}
+
+SELECTORS = {
+    "temp": True,
+    "temp{}": True,
+    "temp {}": True,
+    '{__name__="temp"}': True,
+    'temp{a="b", c!=\'d\',e=~`f.*`,g!~"h"}': True,
+    'temp{a="b",}': True,
+    'temp{ a = "b" , }': True,
+    'temp{a="a}b{[,"}': True,
+    'temp{a="\\"}"}': True,
+    '{"gpu.temp"}': True,
+    '{"gpu.temp", "my.label"="x"}': True,
+    "": False,
+    "nan": False,
+    "Inf": False,
+    "1": False,
+    "temp[5m]": False,
+    "temp offset 5m": False,
+    "temp @ 1": False,
+    "temp + 1": False,
+    "rate(temp[5m])": False,
+    "(temp)": False,
+    "temp{a=b}": False,
+    'temp{a="b"': False,
+    'temp{a="b" c="d"}': False,
+    "temp{,}": False,
+    "temp # a comment": False,
+}
+
+SPANS = {60.0: "60s", 1.5: "1500ms", 0.0001: "1ms", 300.0: "300s", 0.1 + 0.2: "300ms"}
+
+
+@pytest.mark.parametrize(("want", "text"), ASKED.values(), ids=ASKED)
+def test_what_is_asked(want: Want, text: str) -> None:
+    assert queries.of(want, 60.0) == text
+
+
+@pytest.mark.parametrize(("text", "is_one"), SELECTORS.items(), ids=SELECTORS)
+def test_what_is_a_selector(text: str, is_one: bool) -> None:
+    assert queries.is_selector(text) is is_one
+
+
+@pytest.mark.parametrize(("seconds", "text"), SPANS.items(), ids=map(str, SPANS))
+def test_durations_have_no_fractions(seconds: float, text: str) -> None:
+    assert queries.of(Want("temp"), seconds) == f"temp[{text}]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['temp{a="' + '\\"' * 50_000, "temp{" + 'a="b",' * 50_000, "temp" + " " * 100_000 + "x", "{" * 100_000],
+)
+def test_a_hostile_query_costs_no_time(text: str) -> None:
+    began = time.perf_counter()
+    assert not queries.is_selector(text)
+    assert time.perf_counter() - began < 1.0

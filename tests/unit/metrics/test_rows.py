@@ -1,0 +1,237 @@
+"""The rows M of the older system's cases that concern sources and what is kept of their answers.
+
+Rows that nodewise answers in another way say so: M5, M7 (a bad quantity), M17. M11 and M12 are about names that a
+policy's reader refuses before anybody is asked.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from nodewise import clock as clocks
+from nodewise.clock import ManualClock
+from nodewise.errors import Unavailable
+from nodewise.kube.api import NotFound
+from nodewise.metrics.custom import CustomMetrics
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.series import Sample
+from nodewise.metrics.source import Want
+from nodewise.observe.meters import Meters
+
+NANO = 10**9
+STAMP = "2026-11-21T00:00:00Z"
+GROUP = "/apis/custom.metrics.k8s.io"
+
+
+def group(preferred: str, *versions: str) -> dict[str, Any]:
+    return {"preferredVersion": {"version": preferred}, "versions": [{"version": v} for v in versions]}
+
+
+def item(node: str, value: Any = "1", **more: Any) -> dict[str, Any]:
+    return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
+
+
+class Adapter:
+    """An API server with a group of versions, and an answer or an error a metric."""
+
+    def __init__(self, offered: Any, **metrics: Any) -> None:
+        self.offered = offered
+        self.metrics = metrics
+        self.asked: list[tuple[str, Any]] = []
+
+    async def get(self, path: str, params: Any = None, **_: Any) -> bytes:
+        self.asked.append((path, params))
+        answer = self.offered if path == GROUP else self.metrics[path.rpartition("/")[2]]
+        if isinstance(answer, Exception):
+            raise answer
+        return json.dumps(answer if isinstance(answer, dict) else {"items": answer}).encode()
+
+    @property
+    def polled(self) -> list[str]:
+        return [path.removeprefix(f"{GROUP}/") for path, _ in self.asked if path != GROUP]
+
+
+class Play(NamedTuple):
+    """A refresher over an adapter, moved a round at a time."""
+
+    adapter: Adapter
+    refresher: Refresher
+    clock: ManualClock
+
+    async def want(self, *metrics: str) -> None:
+        self.refresher.want(frozenset(Want(metric) for metric in metrics))
+        await self.refresher.settle()
+
+    async def round(self) -> None:
+        self.clock.advance(5.0)
+        self.refresher._start(self.refresher._wants)
+        await self.refresher.settle()
+
+    def values(self, metric: str = "m") -> dict[str, int]:
+        series = self.refresher.snapshot.series.get(metric)
+        return {node: sample.value // NANO for node, sample in series.samples.items()} if series else {}
+
+
+V1 = group("v1beta1", "v1beta1", "v1beta2")
+V2 = group("v1beta2", "v1beta2", "v1beta1")
+V3 = group("v2", "v2", "v1beta1", "v1beta2")
+
+
+def play(offered: dict[str, Any] = V1, **metrics: Any) -> Play:
+    adapter: Any = Adapter(offered, **metrics)
+    clock = ManualClock(1000.0)
+    return Play(adapter, Refresher([CustomMetrics(adapter)], RefreshOptions(), clock, Meters()), clock)
+
+
+async def m1() -> None:
+    """One call a metric and round, without a query."""
+    on = play(m=[item("a")])
+    await on.want("m")
+    await on.round()
+    assert on.adapter.polled == ["v1beta1/nodes/%2A/m"] * 2
+    assert all(not params for _, params in on.adapter.asked)
+
+
+async def m2() -> None:
+    """v1beta2 where it is preferred, with its `windowSeconds`."""
+    on = play(V2, m=[item("a", windowSeconds=30)])
+    await on.want("m")
+    assert on.adapter.polled == ["v1beta2/nodes/%2A/m"]
+    assert on.refresher.snapshot.series["m"].samples["a"].window_s == 30
+
+
+async def m3() -> None:
+    """A preferred version that nobody reads: the first that we do."""
+    on = play(V3, m=[item("a")])
+    await on.want("m")
+    assert on.adapter.polled == ["v1beta1/nodes/%2A/m"]
+
+
+async def m5() -> None:
+    """Differs: where only v1beta2 is left, it is spoken from the second round on."""
+    on = play(m=[item("a")])
+    await on.want("m")
+    on.adapter.offered = group("v1beta2", "v1beta2")
+    on.adapter.metrics["m"] = NotFound("gone")
+    await on.round()
+    on.adapter.metrics["m"] = [item("a")]
+    await on.round()
+    assert on.adapter.polled[-1] == "v1beta2/nodes/%2A/m"
+
+
+async def m6() -> None:
+    """Of two items for a node the last."""
+    on = play(m=[item("x", "1"), item("x", "9")])
+    await on.want("m")
+    assert on.values() == {"x": 9}
+
+
+async def m7() -> None:
+    """A failure keeps the values. Differs: one bad quantity spoils its own node, not the metric."""
+    on = play(m=[item("a", "1"), item("b", "2")])
+    await on.want("m")
+    for failure in (NotFound("404"), Unavailable("503"), []):
+        on.adapter.metrics["m"] = failure
+        await on.round()
+        assert on.values() == {"a": 1, "b": 2}
+        assert "m" in on.refresher.snapshot.failures
+    on.adapter.metrics["m"] = [item("a", "x"), item("b", "3")]
+    await on.round()
+    assert on.values() == {"b": 3}
+
+
+async def m8() -> None:
+    """What the next answer lacks is gone."""
+    on = play(m=[item("n1"), item("n2")])
+    await on.want("m")
+    on.adapter.metrics["m"] = [item("n1")]
+    await on.round()
+    assert on.values() == {"n1": 1}
+
+
+async def m9() -> None:
+    """Wanted, never fetched: nothing is known, which is no value."""
+    on = play(m=[item("a")])
+    on.refresher.want(frozenset({Want("m")}))
+    assert not on.refresher.snapshot.was_asked("m")
+    await on.refresher.settle()
+
+
+async def m10() -> None:
+    """Polled while anybody names it, gone with the last."""
+    on = play(m=[item("a")])
+    for _ in range(2):
+        await on.want("m")
+    await on.want()
+    await on.round()
+    assert (on.values(), len(on.adapter.polled)) == ({}, 1)
+
+
+async def m11() -> None:
+    """A metric without a name is never polled."""
+    on = play()
+    await on.want("")
+    assert on.adapter.asked == []
+
+
+async def m14() -> None:
+    """Named once more: the data stay, and nothing is asked twice."""
+    on = play(m=[item("a")], k=[item("a")])
+    await on.want("m")
+    before = on.refresher.snapshot.series["m"]
+    await on.want("m", "k")
+    assert on.refresher.snapshot.series["m"] is before
+    assert on.adapter.polled.count("v1beta1/nodes/%2A/m") == 1
+
+
+async def m15() -> None:
+    """Value, window and time as given; 60 s is the window of what says none."""
+    on = play(
+        m=[item("node-1", "50", windowSeconds=60, timestamp=STAMP), item("node-2", "50", timestamp=STAMP)]
+    )
+    await on.want("m")
+    sample = Sample(50 * NANO, clocks.parse_rfc3339(STAMP), 60.0)
+    assert on.refresher.snapshot.series["m"].samples == {"node-1": sample, "node-2": sample}
+
+
+async def m16() -> None:
+    """A policy that names k instead of m: k is polled, m no longer."""
+    on = play(m=[item("a")], k=[item("b", "2")])
+    await on.want("m")
+    await on.want("k")
+    await on.round()
+    assert (on.values("m"), on.values("k")) == ({}, {"b": 2})
+    assert [path.rpartition("/")[2] for path in on.adapter.polled] == ["m", "k", "k"]
+
+
+async def m17() -> None:
+    """Differs: what no strategy names any more is not polled, whatever strategy named it before."""
+    on = play(m=[item("a")], k=[item("a")])
+    await on.want("k")
+    await on.want("m")
+    await on.want()
+    before = len(on.adapter.polled)
+    await on.round()
+    assert len(on.adapter.polled) == before
+
+
+async def appears() -> None:
+    """An API that is not there is looked up once a round, for all metrics, and found when it is."""
+    on = play(m=[item("a")], k=[item("a")])
+    on.adapter.offered = NotFound("404")
+    await on.want("m", "k")
+    assert on.adapter.asked == [(GROUP, None)]
+    on.adapter.offered = V1
+    await on.round()
+    assert (on.values("m"), on.values("k")) == ({"a": 1}, {"a": 1})
+
+
+ROWS = {row.__name__.upper(): row for row in (m1, m2, m3, m5, m6, m7, m8, m9, m10, m11, m14, m15, m16, m17)}
+
+
+@pytest.mark.parametrize("row", [*ROWS.values(), appears], ids=[*ROWS, "section 15"])
+def test_row(row: Callable[[], Any]) -> None:
+    asyncio.run(row())

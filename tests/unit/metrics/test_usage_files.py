@@ -1,0 +1,92 @@
+"""NodeMetricsLists in files, with the Nodes that stand beside them."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.errors import BadInput, Unavailable
+from nodewise.kube import files
+from nodewise.metrics import file
+from nodewise.metrics.file import FileMetrics
+from nodewise.metrics.nodes import Nodes, Room
+from nodewise.metrics.source import Want
+
+NANO = 10**9
+
+NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}, "status": {"allocatable": {"cpu": 4}}}
+USED: dict[str, Any] = {
+    "apiVersion": "metrics.k8s.io/v1beta1",
+    "kind": "NodeMetricsList",
+    "items": [
+        {
+            "metadata": {"name": "a"},
+            "timestamp": "2026-11-21T00:00:00Z",
+            "usage": {"cpu": "1", "memory": "1Ki"},
+        }
+    ],
+}
+ONE = {"apiVersion": "metrics.k8s.io/v1beta1", "kind": "NodeMetrics"} | USED["items"][0]
+
+
+def written(folder: Path, *objects: Any) -> str:
+    for number, given in enumerate(objects):
+        (folder / f"{number}.json").write_text(json.dumps(given))
+    return str(folder)
+
+
+def shares(path: str) -> dict[str, int]:
+    series = file.snapshot(files.read([path])).series["cpu_usage_share"]
+    return {node: sample.value for node, sample in series.samples.items()}
+
+
+@pytest.mark.parametrize("used", [USED, ONE], ids=["a list", "one object"])
+def test_usage_is_divided_by_the_allocatable_of_the_nodes_beside_it(tmp_path: Path, used: Any) -> None:
+    path = written(tmp_path, used, NODE)
+    assert shares(path) == {"a": NANO // 4}
+    found = file.snapshot(files.read([path])).series
+    assert found["memory_usage"].samples["a"].value == 1024 * NANO
+    assert found["memory_usage_share"].invalid == {"a": "the Node says no allocatable memory"}
+
+
+def test_without_nodes_beside_it_by_that_of_the_nodes_that_are_known(tmp_path: Path) -> None:
+    known = Nodes({"a": Room(2 * NANO, None)}, {})
+    path = written(tmp_path, USED)
+    found = file.snapshot(files.read([path]), known=known).series["cpu_usage_share"]
+    assert found.samples["a"].value == NANO // 2
+
+
+def test_a_source_reads_again_when_the_known_nodes_are_others(tmp_path: Path) -> None:
+    rooms = [Room(2 * NANO, None)]
+
+    async def nodes() -> Nodes:
+        return Nodes({"a": rooms[-1]}, {})
+
+    async def twice() -> list[int]:
+        source = FileMetrics([written(tmp_path, USED)], nodes)
+        found = []
+        for cores in (2, 8):
+            rooms.append(Room(cores * NANO, None))
+            found.append((await source.fetch(Want("cpu_usage_share"), 0.0)).samples["a"].value)
+        return found
+
+    assert asyncio.run(twice()) == [NANO // 2, NANO // 8]
+
+
+def test_files_without_usage_have_no_metrics_of_it(tmp_path: Path) -> None:
+    source = FileMetrics([written(tmp_path, NODE)])
+    with pytest.raises(Unavailable, match="metric cpu_usage is not in"):
+        asyncio.run(source.fetch(Want("cpu_usage"), 0.0))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, ONE | {"timestamp": 5})
+    with pytest.raises(BadInput, match=r"0\.json, document 1: Expected .*; wanted a NodeMetrics"):
+        file.snapshot(files.read([path]))
+
+
+def test_a_query_is_none_of_a_files_business(tmp_path: Path) -> None:
+    source = FileMetrics([str(tmp_path)])
+    assert (source.takes(Want("m")), source.takes(Want("m", "m * 2"))) == (True, False)
