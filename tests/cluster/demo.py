@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from nodewise.cli.demo import METRIC, example, say
+from nodewise.cli.demo import say
+from nodewise.cli.stage import METRIC, example
 from tests.cluster import controlplane, custom_metrics, objects, programs, sandbox, served
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane

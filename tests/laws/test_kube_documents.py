@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nodewise.errors import BadInput
@@ -22,19 +22,32 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(TEXTS, VALUES, min_size=1, max_size=4)
 
 
+class Quoting(yaml.SafeDumper):
+    """Texts in quotes: plain, `N` and `1e3` are texts to PyYAML and none to Kubernetes."""
+
+
+Quoting.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+)
+
+
+@settings(deadline=None)
 @given(st.lists(OBJECTS, max_size=4))
+@example([{"": "N"}, {"y": "1e3"}])
 def test_yaml_is_read_as_the_json_that_it_stands_for(written: list[dict[str, Any]]) -> None:
-    text = yaml.safe_dump_all(written, allow_unicode=True, explicit_start=True)
+    text = yaml.dump_all(written, Dumper=Quoting, allow_unicode=True, explicit_start=True)
     found = [json.loads(data) for _, data in documents.documents(text.encode(), "here")]
     assert found == written
 
 
+@settings(deadline=None)
 @given(st.lists(OBJECTS, min_size=1, max_size=4), st.sampled_from(["", "\n", " \n\n"]))
 def test_json_documents_may_follow_each_other(written: list[dict[str, Any]], between: str) -> None:
     text = between.join(map(json.dumps, written))
     assert [json.loads(data) for _, data in documents.documents(text.encode(), "here")] == written
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60) | st.text("{}[]:-,&*!?|>'\"#%@` \n\tabc019.", max_size=60).map(str.encode))
 @example(b"[" * 100_000)
 @example(b"- " * 100_000)
@@ -81,6 +94,7 @@ PODS = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(PODS, st.permutations([One, Two]))
 def test_a_merged_type_reads_what_each_declared_type_reads(pod: dict[str, Any], order: list[Any]) -> None:
     data = msgspec.json.encode(pod)

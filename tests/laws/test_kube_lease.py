@@ -15,7 +15,7 @@ from nodewise.kube.elector import Elector
 from nodewise.kube.lease import Seat
 from nodewise.observe.meters import Meters
 from tests.unit.kube import virtual
-from tests.unit.kube.fake_api import FakeApi
+from nodewise.simulate.api import FakeApi
 from tests.unit.kube.virtual import VirtualClock
 
 METERS = Meters()

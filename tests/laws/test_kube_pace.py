@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise.kube.pace import Backoff, Bucket
@@ -16,22 +16,26 @@ BACKOFFS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(BACKOFFS, st.integers(1, 10**6), CHANCES, st.floats(0, 1e9))
 def test_a_backoff_is_bounded(backoff: Backoff, failures: int, chance: float, asked_s: float) -> None:
     assert 0 <= backoff.delay_s(failures, lambda: chance, asked_s) <= 2 * backoff.most_s
     assert backoff.delay_s(failures, lambda: chance) <= backoff.most_s
 
 
+@settings(deadline=None)
 @given(BACKOFFS, st.integers(1, 100), CHANCES)
 def test_more_failures_never_mean_less_patience(backoff: Backoff, failures: int, chance: float) -> None:
     assert backoff.delay_s(failures, lambda: chance) <= backoff.delay_s(failures + 1, lambda: chance)
 
 
+@settings(deadline=None)
 @given(BACKOFFS, st.integers(1, 100), CHANCES, st.floats(0, 30))
 def test_who_is_asked_to_wait_waits(backoff: Backoff, failures: int, chance: float, asked_s: float) -> None:
     assert backoff.delay_s(failures, lambda: chance, asked_s) >= min(asked_s, backoff.most_s)
 
 
+@settings(deadline=None)
 @given(
     st.floats(0.1, 100),
     st.integers(1, 100),

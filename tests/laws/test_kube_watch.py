@@ -20,7 +20,7 @@ from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.store import Change, Key
 from nodewise.kube.watching import Watching
 from nodewise.observe.meters import Meters
-from tests.unit.kube.fake_api import CONFIGMAPS, FakeApi
+from nodewise.simulate.api import CONFIGMAPS, FakeApi
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -39,6 +39,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=8), max_size=8), st.lists(st.integers(0, 200), max_size=12))
 def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], cuts: list[int]) -> None:
     lines = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
@@ -73,6 +74,7 @@ def watch_of(events: list[tuple[str, str, str]]) -> tuple[bytes, dict[str, str]]
     return data, state
 
 
+@settings(deadline=None)
 @given(EVENTS, st.lists(st.integers(0, 5000), max_size=20))
 def test_the_watch_ends_in_the_same_store_however_its_frames_are_cut(
     events: list[tuple[str, str, str]], cuts: list[int]

@@ -21,6 +21,7 @@ suite, `tests/cluster/test_scheduler_*.py`.
     scheduling one attempt to place one pod
     queue      which pod is tried next, and when it is tried again
     cluster    all of it together, over time
+    api        an API server in memory; `applying` is its server-side apply, `api_server` serves it over HTTP
     replay     a recording answered once more; `differences` tells two answers apart
 
 What is modelled: the filter plugins NodeUnschedulable, TaintToleration, NodeAffinity and

@@ -23,7 +23,7 @@ from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import EVENTS, LEASES
 from nodewise.kube.store import Change, Key
 from nodewise.observe.meters import Meters
-from tests.unit.kube.fake_api import CONFIGMAPS
+from nodewise.simulate.api import CONFIGMAPS
 
 
 class DataFields(msgspec.Struct, frozen=True):

@@ -69,6 +69,17 @@ def test_a_status_tells_what_to_do_next(code: int, kind: type[NodewiseError]) ->
             id="a validation error is told field by field",
         ),
         pytest.param(
+            error_of(
+                409,
+                status(
+                    "Apply failed with 1 conflict",
+                    details={"causes": [{"field": ".metadata.labels.a", "message": 'conflict with "them"'}]},
+                ),
+            ),
+            'list https://host/api/v1/nodes: .metadata.labels.a: conflict with "them"',
+            id="a conflict of an apply is told field by field",
+        ),
+        pytest.param(
             error_of(502, b"<html>Bad Gateway</html>"),
             "list https://host/api/v1/nodes: <html>Bad Gateway</html>",
             id="a proxy's page gives its first words",

@@ -177,6 +177,15 @@ async def test_a_lane_has_a_limit_of_its_own() -> None:
     assert served.clock.monotonic() == 0.0
 
 
+async def test_after_the_end_calls_are_unavailable_and_no_defect() -> None:
+    served = Served(ok)
+    await served.api.close()
+    with pytest.raises(Unavailable, match="closed by us"):
+        await served.api.get("/a")
+    with pytest.raises(Unavailable, match="closed by us"):
+        await anext(served.api.watch("/a"))
+
+
 class Stream(httpx2.AsyncByteStream):
     def __init__(self, *pieces: bytes | Exception) -> None:
         self._pieces = pieces

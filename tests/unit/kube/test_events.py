@@ -9,7 +9,7 @@ from nodewise.kube import events
 from nodewise.kube.events import About, Recorder, Reporter
 from nodewise.kube.resources import EVENTS, NODES, PODS
 from nodewise.observe.meters import Meters
-from tests.unit.kube.fake_api import FakeApi
+from nodewise.simulate.api import FakeApi
 from tests.unit.kube.suite import running
 
 NODE = About(NODES, "", "node-a", "uid-1")
@@ -129,8 +129,9 @@ async def test_after_a_long_rest_a_series_begins_anew(recorded: Recorded) -> Non
     assert len(recorded.written()) == 2
 
 
-async def test_what_is_remembered_is_bounded(recorded: Recorded) -> None:
-    for number in range(events.MOST_KNOWN + 50):
+async def test_what_is_remembered_is_bounded(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST_KNOWN", 50)
+    for number in range(100):
         recorded.record(about=About(PODS, "ns", f"pod-{number}"))
         await recorded.recorder.flush()
     assert len(recorded.recorder._known) == events.MOST_KNOWN

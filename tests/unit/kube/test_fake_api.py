@@ -3,7 +3,7 @@
 import pytest
 
 from nodewise.kube.api import Api
-from tests.unit.kube.fake_api import CONFIGMAPS, FakeApi
+from nodewise.simulate.api import CONFIGMAPS, FakeApi
 from tests.unit.kube.suite import ApiSuite, ElectionSuite, EventSuite, ReflectorSuite, decoded, item
 
 

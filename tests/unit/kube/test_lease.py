@@ -9,7 +9,7 @@ from nodewise.kube.elector import Elector
 from nodewise.kube.lease import Seat, Seen, Spec
 from nodewise.kube.resources import LEASES
 from nodewise.observe.meters import Meters
-from tests.unit.kube.fake_api import FakeApi
+from nodewise.simulate.api import FakeApi
 
 SEAT = Seat("ns", "nodewise", "us")
 OURS = Spec("us", 15, acquire_time="then", renew_time="then", lease_transitions=4)

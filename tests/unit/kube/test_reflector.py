@@ -11,7 +11,7 @@ from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.observe.meters import Meters
-from tests.unit.kube.fake_api import CONFIGMAPS, FakeApi
+from nodewise.simulate.api import CONFIGMAPS, FakeApi
 from tests.unit.kube.suite import CONFIGMAP, running
 
 

@@ -1,7 +1,8 @@
+# ruff: noqa: ARG002, PLR2004 - the deadlines of the interface mean nothing in memory; paths have few parts
 """An API server in memory: an `nodewise.kube.api.Api` with lists by pages, watches, bookmarks, 410 and conflicts.
 
-It passes `suite`, which the real one passes too. It knows no admission, no validation of a kind's own, and no
-server-side apply.
+It passes `tests/unit/kube/suite.py`, which the real one passes too. It knows no admission, no validation of a kind's
+own, and of server-side apply what `applying` does.
 """
 
 import asyncio
@@ -18,9 +19,10 @@ import msgspec
 from nodewise import clock
 from nodewise.errors import NodewiseError
 from nodewise.kube import answers
-from nodewise.kube.answers import Call, Status
+from nodewise.kube.answers import Call, Cause, Details, Status
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.resources import EVENTS, LEASES, NODES, PODS, Resource
+from nodewise.simulate import applying
 
 Object = dict[str, Any]
 
@@ -79,6 +81,10 @@ class FakeApi:
     def objects(self, resource: Resource) -> dict[tuple[str, str], Object]:
         """What there is of a kind, by namespace and name."""
         return {(key[1], key[2]): item for key, item in self._objects.items() if key[0] == resource}
+
+    def changes(self, resource: Resource) -> list[tuple[Object | None, Object | None]]:
+        """All that happened to objects of a kind, oldest first: before and after."""
+        return [(entry.old, entry.new) for entry in self._log if entry.resource == resource]
 
     def fail(self, error: NodewiseError, times: int = 1) -> None:
         """Let the next calls fail, watches among them."""
@@ -140,10 +146,20 @@ class FakeApi:
     ) -> bytes:
         await self._called("patch", path)
         place = self._place("patch", path)
-        if kind != "merge":
-            raise NotImplementedError(f"the fake knows no {kind} patches")
         before = self._found("patch", path, place)
-        item = _merged(before, _decoded("patch", path, body))
+        given = _decoded("patch", path, body)
+        if kind == "apply":
+            manager, force = params.get("fieldManager", ""), params.get("force") == "true"
+            item, clashes = applying.applied(before, given, manager)
+            if clashes and not force:
+                causes = tuple(Cause(field, f"owned by {owner}") for field, owner in clashes.items())
+                text = f"Apply failed with {len(clashes)} conflicts"
+                status = Status(kind="Status", message=text, code=409, details=Details(causes))
+                raise answers.error(Call("patch", path), 409, status)
+        elif kind == "merge":
+            item = _merged(before, given)
+        else:
+            raise NotImplementedError(f"the stand-in knows no {kind} patches")
         return self._changed("patch", path, place, before, item)
 
     async def delete(

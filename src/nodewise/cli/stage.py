@@ -1,0 +1,115 @@
+"""The stage of the demo: the cluster of `examples/health-metric` in an API server in memory."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import nodewise
+from nodewise.agents.telemetry import TASPOLICIES
+from nodewise.extender.waking import ANNOTATION
+from nodewise.kube import files
+from nodewise.kube.resources import NODES, PODS
+from nodewise.simulate import api_server
+from nodewise.simulate.api import FakeApi
+from nodewise.simulate.api_server import ApiServer
+
+NAMESPACE: Final = "health-metric-demo"
+LABEL: Final = "demo-policy"
+METRIC: Final = "health_metric"
+_METRICS: Final = "/apis/custom.metrics.k8s.io"
+_VERSION: Final = {"groupVersion": "custom.metrics.k8s.io/v1beta2", "version": "v1beta2"}
+
+Object = dict[str, Any]
+
+
+def example() -> Path:
+    """The folder `examples/health-metric`: beside the package, or in the checkout."""
+    package = Path(nodewise.__file__).parent
+    inside = package / "examples/health-metric"
+    return inside if inside.exists() else package.parents[1] / "examples/health-metric"
+
+
+def objects(group: str, kind: str) -> list[Object]:
+    """The example's objects of a kind."""
+    return [json.loads(one.data) for one in files.read([example()]).entries(group, kind)]
+
+
+def pod_like(name: str) -> Object:
+    """Another pod like those of the example."""
+    pod = objects("", PODS.kind)[0]
+    return pod | {"metadata": pod["metadata"] | {"name": name}}
+
+
+class Stage:
+    """The cluster as the demo moves it. What nodewise writes is read back from the API server."""
+
+    def __init__(self, server: ApiServer, folder: Path) -> None:
+        self._server = server
+        self.kubeconfig = server.kubeconfig(folder)
+        self.nodes = objects("", NODES.kind)
+        self.pods = objects("", PODS.kind)
+        self.names: list[str] = [node["metadata"]["name"] for node in self.nodes]
+        self.values: Mapping[str, int] = {}
+        for node in self.nodes:
+            server.call(lambda api, node=node: api.put(NODES, node))  # type: ignore[misc]
+        for policy in objects(TASPOLICIES.group, TASPOLICIES.kind):
+            server.call(lambda api, policy=policy: api.put(TASPOLICIES, policy))  # type: ignore[misc]
+        given = objects("custom.metrics.k8s.io", "MetricValue")
+        self.measure({one["describedObject"]["name"]: int(one["value"]) for one in given})
+
+    def measure(self, values: Mapping[str, int]) -> None:
+        """What the nodes' metric says from now on."""
+        self.values = values
+        items = [{"describedObject": {"kind": "Node", "name": n}, "value": str(v)} for n, v in values.items()]
+        group = {"name": "custom.metrics.k8s.io", "preferredVersion": _VERSION, "versions": [_VERSION]}
+        answers = {
+            _METRICS: msgspec.json.encode(group),
+            f"{_METRICS}/v1beta2/nodes/%2A/{METRIC}": msgspec.json.encode({"items": items}),
+        }
+        self._server.call(lambda api: api.raw.update(answers))
+
+    def put_waiting(self, pod: Object, message: str) -> None:
+        """A pod as kube-scheduler leaves it when it finds no node."""
+        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        waiting = pod | {"status": {"phase": "Pending", "conditions": [said]}}
+        self._server.call(lambda api: api.put(PODS, waiting))
+
+    def remove_pod(self, name: str) -> None:
+        self._server.call(lambda api: api.remove(PODS, name, NAMESPACE))
+
+    def _there(self) -> dict[str, Object]:
+        found = self._server.call(lambda api: api.objects(NODES))
+        return {name: node for (_, name), node in found.items()}
+
+    def woken(self) -> str | None:
+        """The node that nodewise wrote its wake to, if it did."""
+        for name, node in self._there().items():
+            if ANNOTATION in node["metadata"].get("annotations", {}):
+                return name
+        return None
+
+    def labels(self) -> dict[str, str]:
+        """What nodewise labelled, by node."""
+        found = {name: node["metadata"].get("labels", {}).get(LABEL) for name, node in self._there().items()}
+        return {name: value for name, value in found.items() if value}
+
+    def label_changes(self) -> int:
+        """How many times the labels of any node changed so far."""
+        changes = self._server.call(lambda api: api.changes(NODES))
+        return sum(bool(old and new and _labels(old) != _labels(new)) for old, new in changes)
+
+
+def _labels(node: Object) -> Object:
+    found: Object = node["metadata"].get("labels") or {}
+    return found
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Stage]:
+    """The stage until the block is left."""
+    with api_server.serving(FakeApi(TASPOLICIES)) as server:
+        yield Stage(server, folder)
