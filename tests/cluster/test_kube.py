@@ -32,7 +32,7 @@ from tests.cluster.access import Server, rule
 from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.sandbox import Sandbox
-from tests.unit.kube.fake_api import CONFIGMAPS
+from nodewise.simulate.api import CONFIGMAPS
 from tests.unit.kube.suite import (
     CONFIGMAP,
     ApiSuite,
@@ -370,29 +370,28 @@ async def test_an_address_where_nobody_listens_is_unavailable(plane: ControlPlan
 # size
 
 
-@pytest.fixture(scope="session")
+BIG = "example.com/big"
+
+
+@pytest.fixture(scope="module")
 def many_nodes(plane: ControlPlane) -> Iterator[int]:
     """5,000 nodes of 10 kB."""
     count = int(os.environ.get("NODEWISE_TEST_NODES", "5000"))
-    asyncio.run(in_all_nodes(plane, count, "create"))
+    asyncio.run(with_nodes(plane, count))
     yield count
-    asyncio.run(in_all_nodes(plane, count, "delete"))
+    plane.api.request("DELETE", NODES.path(), params={"labelSelector": BIG}, timeout=120)
 
 
-async def in_all_nodes(plane: ControlPlane, count: int, verb: str) -> None:
-    api = connect(
-        KubeOptions(kubeconfig=str(plane.admin.kubeconfig), kube_qps=1e6, kube_burst=count), Meters()
-    )
+async def with_nodes(plane: ControlPlane, count: int) -> None:
+    kubeconfig = str(plane.admin.kubeconfig)
+    api = connect(KubeOptions(kubeconfig=kubeconfig, kube_qps=1e6, kube_burst=count), Meters())
     lanes = asyncio.Semaphore(16)
 
-    async def one(number: int) -> None:
+    async def make(number: int) -> None:
         async with lanes:
-            if verb == "create":
-                await api.create(NODES.path(), big_node(number), timeout_s=60)
-            else:
-                await api.delete(NODES.path(name=f"big-{number:05}"), timeout_s=60)
+            await api.create(NODES.path(), big_node(number), timeout_s=60)
 
-    await asyncio.gather(*(one(number) for number in range(count)))
+    await asyncio.gather(*(make(number) for number in range(count)))
     await api.close()
 
 
@@ -400,13 +399,13 @@ def big_node(number: int) -> dict[str, Any]:
     name = f"big-{number:05}"
     images = [
         {"names": [f"registry.example.com/team/image-{i}@sha256:{i:064x}"], "sizeBytes": 10**8 + i}
-        for i in range(40)
+        for i in range(48)
     ]
     resources = {"cpu": "64", "memory": "256Gi", "pods": "110", "gpu.intel.com/i915": "8"}
     return {
         "metadata": {
             "name": name,
-            "labels": {"kubernetes.io/hostname": name}
+            "labels": {"kubernetes.io/hostname": name, BIG: "yes"}
             | {f"example.com/l{i}": f"value-{i}" for i in range(40)},
             "annotations": {f"example.com/a{i}": "x" * 40 for i in range(10)},
         },
@@ -479,16 +478,17 @@ asyncio.run(main())
 
 
 async def test_5000_nodes_are_listed_in_5_s_held_in_60_mib_and_block_nobody(
-    plane: ControlPlane, many_nodes: int, record_property: Any
+    plane: ControlPlane, many_nodes: int
 ) -> None:
     """Measured in a process of its own, which holds nothing else."""
+    assert len(await answer_of(plane.admin.kubeconfig, NODES.path(name="big-00000"))) > 10_000
     command = [sys.executable, "-c", MEASURE, str(plane.admin.kubeconfig)]
     done = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await done.communicate()
     measured = json.loads(output)
-    record_property("measured", measured)
+    print(measured)
     assert measured["nodes"] >= many_nodes
     assert measured["list_s"] < 5
     assert measured["held_mib"] < 60
-    assert measured["longest_step_ms"] < 4, measured
+    assert measured["longest_step_ms"] < 3, measured
     assert measured["p99_step_ms"] < 2, measured

@@ -121,6 +121,9 @@ class HttpApi:
     def _request(
         self, method: str, path: str, params: Params, body: object = b"", content_type: str = _JSON
     ) -> httpx2.Request:
+        if self._http.is_closed:
+            problem = Problem("", "the connection was closed by us", "")
+            raise Unavailable(f"{method} {self.server}{path}", [problem])
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = {"Content-Type": content_type} if content else {}
         return self._http.build_request(
