@@ -2,7 +2,7 @@
 
 import contextlib
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tests.cluster import objects, sandbox
@@ -50,10 +50,11 @@ class Backend(NamedTuple):
 
 
 @contextlib.contextmanager
-def registered(api: Api, backend: Backend, group: str, versions: Sequence[str]) -> Iterator[None]:
-    """The backend answers for these versions of a group until the block is left."""
+def registered(api: Api, backend: Backend, versions: Mapping[str, Sequence[str]]) -> Iterator[None]:
+    """The backend answers for these versions of groups until the block is left."""
     api.ensure(objects.namespace(backend.namespace))
-    service, ones = backend.service(), [backend.api_service(group, version) for version in versions]
+    service = backend.service()
+    ones = [backend.api_service(group, version) for group in versions for version in versions[group]]
     try:
         for one in (service, *ones):
             api.create(one)

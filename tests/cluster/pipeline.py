@@ -5,7 +5,7 @@ control plane has one custom metrics API and other tests serve it themselves.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from tests.cluster.monitoring import Monitoring
 from tests.cluster.processes import Process
 
 GROUP = "custom.metrics.k8s.io"
-VERSIONS = ("v1beta1", "v1beta2")
+APIS: Mapping[str, Sequence[str]] = {GROUP: ("v1beta1", "v1beta2")}
 NAMESPACE = "custom-metrics"
 RIGHTS = [
     rule("get list watch", "nodes namespaces pods services configmaps"),
@@ -40,14 +40,17 @@ def adapting(
     plane: ControlPlane, program: Path, prometheus_url: str, rules: Path = example.ADAPTER_RULES
 ) -> Iterator[Adapter]:
     """prometheus-adapter as a user of the control plane with no more rights than it needs."""
-    authority = Authority(plane.folder, "adapter-ca")
-    backend = Backend(NAMESPACE, "prometheus-adapter", processes.free_port(), authority)
-    user = plane.user(f"prometheus-adapter-{backend.port}", RIGHTS)
+    port = processes.free_port()
+    folder = plane.folder / f"prometheus-adapter-{port}"
+    folder.mkdir()
+    authority = Authority(folder, "adapter-ca")
+    backend = Backend(NAMESPACE, "prometheus-adapter", port, authority)
+    user = plane.user(folder.name, RIGHTS)
     flags = _flags(backend, user.kubeconfig) | {"prometheus-url": prometheus_url, "config": str(rules)}
     arguments = [program, *(f"--{flag}={value}" for flag, value in flags.items())]
     with (
         Api(f"https://localhost:{backend.port}", authority.client_context()) as probe,
-        Process(arguments, plane.folder / f"{user.name}.log") as process,
+        Process(arguments, folder / "log") as process,
     ):
         process.wait_ready(lambda: probe.answers("/healthz"))
         yield Adapter(process, backend)
@@ -103,10 +106,12 @@ class Pipeline:
 
 
 @contextlib.contextmanager
-def registered(api: Api, monitoring: Monitoring, adapter: Adapter) -> Iterator[Pipeline]:
+def registered(
+    api: Api, monitoring: Monitoring, adapter: Adapter, apis: Mapping[str, Sequence[str]] = APIS
+) -> Iterator[Pipeline]:
     """The custom metrics of the API server come from the adapter; afterwards no node measures anything."""
     try:
-        with aggregation.registered(api, adapter.backend, GROUP, VERSIONS):
+        with aggregation.registered(api, adapter.backend, apis):
             yield Pipeline(monitoring, api)
     finally:
         monitoring.clear()
