@@ -1,0 +1,97 @@
+"""Each folder below `examples/` is decided as its README says: where the pod fits, how well, and why not elsewhere."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.conformance.test_commands import NODEWISE, ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+class Expected(NamedTuple):
+    """The decision about every pod of a folder."""
+
+    scores: dict[str, int]
+    rejected: dict[str, str]
+
+
+EXPECTED = {
+    "health-metric": Expected(
+        {"rack1-a": 10, "rack2-a": 10},
+        {"rack1-b": "telemetry policy health-metric-demo/demo-policy: health_metric Equals 2"},
+    ),
+    "power": Expected(
+        {"node2": 10, "master1": 9},
+        {"node1": "telemetry policy power-demo/power-sensitive: package_power_avg GreaterThan 60"},
+    ),
+    "labeling": Expected({"node1": 0, "node2": 0}, {}),
+    "several-rules": Expected(
+        {"calm": 10, "roomy": 9},
+        {
+            "hot": "telemetry policy several-rules-demo/multirules-policy: temperature GreaterThan 80",
+            "full": "telemetry policy several-rules-demo/multirules-policy: freeRAM LessThan 200",
+            "hot-and-full": "telemetry policy several-rules-demo/multirules-policy: temperature GreaterThan 80",
+        },
+    ),
+}
+
+
+def decide(*given: str) -> list[dict[str, Any]]:
+    """The decisions of `nodewise decide`, which has to find a node for every pod."""
+    command = [NODEWISE, "decide", *given, "-o", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
+    return found
+
+
+def test_every_example_is_here() -> None:
+    assert {folder.name for folder in EXAMPLES.iterdir() if folder.is_dir()} == EXPECTED.keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_is_decided_as_its_readme_says(name: str) -> None:
+    for one in decide(f"examples/{name}"):
+        assert set(one["feasible"]) == EXPECTED[name].scores.keys()
+        assert one["scores"] == EXPECTED[name].scores
+        assert {node: why[0]["reason"] for node, why in one["rejected"].items()} == EXPECTED[name].rejected
+        assert all(len(why) == 1 for why in one["rejected"].values())
+        assert one["error"] is None
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_policy_of_an_example_has_no_problem(name: str) -> None:
+    done = subprocess.run(
+        [NODEWISE, "policy", "lint", f"examples/{name}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "1 policy, no problem\n")
+
+
+@pytest.mark.parametrize("folder", ["health-metric", "power"])
+def test_a_deployment_makes_the_pods_that_are_decided(folder: str) -> None:
+    """The label, the limit and the affinity that tie a pod to its policy are the same in both places."""
+    deployment = yaml.safe_load((EXAMPLES / folder / "cluster" / "deployment.yaml").read_text())
+    made = deployment["spec"]["template"]
+    given = yaml.safe_load((EXAMPLES / folder / "pods.yaml").read_text())
+    pod = given["items"][0] if given["kind"] == "List" else given
+    assert made["metadata"]["labels"] == pod["metadata"]["labels"]
+    assert deployment["metadata"]["namespace"] == pod["metadata"]["namespace"]
+    assert made["spec"].get("affinity") == pod["spec"].get("affinity")
+    limits = [spec["containers"][0]["resources"]["limits"] for spec in (made["spec"], pod["spec"])]
+    assert {one["telemetry/scheduling"] for one in limits} == {"1"}
+
+
+@pytest.mark.parametrize("readme", sorted(EXAMPLES.rglob("README.md")), ids=lambda path: path.parent.name)
+def test_a_readme_names_every_file_beside_it(readme: Path) -> None:
+    text = readme.read_text()
+    files = {path.name for path in readme.parent.iterdir()} - {"README.md"}
+    assert [name for name in sorted(files) if name not in text] == []
