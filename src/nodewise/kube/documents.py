@@ -95,7 +95,19 @@ def _from_several(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
             space = _SPACE.match(rest, end)
             at = space.end() if space else end
     except (ValueError, RecursionError) as error:
-        raise BadInput(source, [Problem(f"document {max(number, 1)}", str(error), "JSON or YAML")]) from error
+        problem = Problem(f"document {max(number, 1)}", str(error), "JSON or YAML")
+        if number > 1 or isinstance(error, RecursionError):
+            raise BadInput(source, [problem]) from error
+        yield from _from_flow(text, source, problem)
+
+
+def _from_flow(text: bytes, source: str, problem: Problem) -> Iterator[tuple[int, bytes]]:
+    """YAML may begin like JSON: `{kind: Node}`. What is neither is told as JSON that it is not."""
+    try:
+        found = list(_from_yaml(text, source))
+    except BadInput as error:
+        raise BadInput(source, [problem]) from error
+    yield from found
 
 
 def _from_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:

@@ -102,3 +102,9 @@ def test_what_cannot_be_read_is_named(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=r"^F: ") as raised:
         read(text)
     assert words in str(raised.value)
+
+
+def test_yaml_may_begin_as_json_does() -> None:
+    assert list(documents.documents(b"{kind: Node, metadata: {name: a}}", "f")) == [
+        (1, b'{"kind":"Node","metadata":{"name":"a"}}')
+    ]

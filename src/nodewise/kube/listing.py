@@ -1,0 +1,49 @@
+"""All objects of a kind, once: for commands that look and go. It needs the right to list, and nothing else."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from nodewise.kube import watching
+from nodewise.kube.api import Api, Expired
+from nodewise.kube.intake import Intake
+from nodewise.kube.reflector import PAGE_S, Target
+from nodewise.kube.store import Named, Store
+from nodewise.kube.watching import Listing, State
+from nodewise.observe.meters import Meters
+
+T = TypeVar("T", bound=Named)
+
+_AGAIN = 3
+"""A list whose pages went stale under way is begun anew, so often."""
+
+
+async def read(api: Api, target: Target[T], meters: Meters, told: Callable[[int], None]) -> Store[T]:
+    """The objects as a reflector would hold them: one that cannot be decoded counts as absent, and is logged.
+
+    `told` gets the count so far after each page. Errors are those of `Api.get`.
+    """
+    intake = Intake(target.resource.kind, target.type, meters)
+    path = target.resource.path(target.namespace)
+    state: State = Listing()
+    limit, count, expired = watching.FIRST_LIMIT, 0, 0
+    while isinstance(state, Listing):
+        params = {**target.selectors, **watching.request(state, limit, float)}
+        try:
+            body = await api.get(path, params, timeout_s=PAGE_S)
+        except Expired as error:
+            expired += 1
+            if expired == _AGAIN:
+                raise
+            state = watching.failed(state, error)
+            continue
+        state, page = watching.page(state, body)
+        limit = watching.next_limit(limit, len(page.items), len(body))
+        if page.is_first:
+            intake.restart()
+            count = 0
+        for item in page.items:
+            intake.add(item)
+        count += len(page.items)
+        told(count)
+    intake.swap()
+    return intake.store
