@@ -114,11 +114,13 @@ class Sandbox:
         return [event["message"] for event in found]
 
     def clean(self) -> None:
-        """Takes away all pods of the namespace and all that was made, the last first."""
-        self.api.delete(f"/api/v1/namespaces/{self.namespace}/pods")
-        for path in reversed(self._made):
+        """Takes away all pods of the namespace and all that was made, the last first.
+
+        The namespace is closed before anything else, or a controller would put new pods into it.
+        """
+        inside = f"/api/v1/namespaces/{self.namespace}"
+        for path in (inside, f"{inside}/pods", *reversed(self._made)):
             self.api.delete(path)
-        self.api.delete(f"/api/v1/namespaces/{self.namespace}")
 
 
 @contextlib.contextmanager

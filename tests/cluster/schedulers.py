@@ -67,6 +67,9 @@ class RealScheduler:
     def cluster(
         self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
     ) -> Iterator[Cluster]:
+        for kind in ("nodes", "pods"):
+            left = self._plane.api.get(f"/api/v1/{kind}", limit="1")["items"]
+            assert not left, f"a test before left {kind}, such as {left[0]['metadata']['name']}"
         with sandbox.sandbox(self._plane) as corner:
             corner.nodes(*nodes)
             corner.pods(*running)
