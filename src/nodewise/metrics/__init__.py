@@ -1,6 +1,7 @@
 """Node metrics: what is measured on each node, when, and by whom.
 
-A source (`custom`, `file`) fetches one metric as a `series`; `snapshot` keeps the newest of each; `refresher`
-asks for what policies name, each metric on its own; `column` lays a series out by node number for arithmetic.
+A source (`custom`, `resource`, `prometheus`, `file`) fetches one metric as a `series`; `asking` chooses among
+several; `snapshot` keeps the newest of each; `refresher` asks for what policies name, each metric on its own;
+`column` lays a series out by node number for arithmetic. `nodes` is what sources know of nodes.
 Nothing here knows a policy, a threshold or a pod. A value that is not there is never a number.
 """

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from ipaddress import ip_address
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -61,6 +62,9 @@ class Nodes(NamedTuple):
         return found
 
 
+_STRIDE: Final = 32
+"""So many nodes are one part of the work, some 0.1 ms."""
+
 NONE: Final = Nodes({}, {})
 
 Lookup = Callable[[], Awaitable[Nodes]]
@@ -70,20 +74,25 @@ Lookup = Callable[[], Awaitable[Nodes]]
 def read(nodes: Iterable[Any]) -> Generator[None, None, Nodes]:
     """What `NodeFields` of these nodes say. An address that two nodes have means neither of them."""
     rooms: dict[str, Room] = {}
-    owners: dict[str, dict[str, set[str]]] = {"InternalIP": {}, "Hostname": {}}
-    for node in nodes:
+    owners: dict[str, dict[str, str | None]] = {"Hostname": {}, "InternalIP": {}}
+    for number, node in enumerate(nodes):
         name = node.metadata.name
         given = node.status.allocatable or Allocatable()
         rooms[name] = Room(_amount(given.cpu), _amount(given.memory))
         for one in node.status.addresses or ():
-            if one.type in owners and isinstance(one.address, str):
-                owners[one.type].setdefault(_plain(one.address), set()).add(name)
-        yield
+            if isinstance(one.address, str) and one.type in owners:
+                owned, address = owners[one.type], _plain(one.address)
+                owned[address] = name if owned.get(address, name) == name else None
+        if not number % _STRIDE:
+            yield
     names: dict[str, str] = {}
-    for owned in (owners["Hostname"], owners["InternalIP"]):
-        names |= {address: min(sole) for address, sole in owned.items() if len(sole) == 1}
-        yield
-    return Nodes(rooms, names | {name: name for name in rooms})
+    for number, (address, owner) in enumerate(chain.from_iterable(map(dict.items, owners.values()))):
+        if owner is not None:
+            names[address] = owner
+        if not number % _STRIDE:
+            yield
+    names.update(zip(rooms, rooms, strict=True))
+    return Nodes(rooms, names)
 
 
 class NodeBook:

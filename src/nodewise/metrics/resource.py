@@ -6,6 +6,7 @@ One call for all its metrics: `GET /apis/metrics.k8s.io/v1beta1/nodes`. Sources:
 
 import asyncio
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -128,41 +129,43 @@ def by_metric(
 ) -> Generator[None, None, dict[str, list[Entry]]]:
     """The entries of all four metrics, in the order of the list; yields between nodes."""
     found: dict[str, list[Entry]] = {metric: [] for metric in METRICS}
+    cpu, memory, cpu_share, memory_share = (found[metric] for metric in METRICS)
     for item in listed:
-        if item is not None and item.metadata.name:
-            name = item.metadata.name
-            for metric, value in _values(item, nodes.rooms.get(name, _NOBODY)):
-                found[metric].append((name, value))
+        if item is not None and (name := item.metadata.name):
+            room = nodes.rooms.get(name, _NOBODY)
+            for given, whole, of, usage, share in (
+                (item.usage.cpu, room.cpu, "cpu", cpu, cpu_share),
+                (item.usage.memory, room.memory, "memory", memory, memory_share),
+            ):
+                used = _sample(item, given)
+                usage.append((name, used))
+                share.append((name, used if isinstance(used, str) else _share(used, whole, of)))
         yield
     return found
 
 
-def _values(item: NodeMetrics, room: Room) -> Iterator[tuple[str, Sample | str]]:
-    """What an item says of its node, by metric."""
-    for resource, given, whole in (
-        ("cpu", item.usage.cpu, room.cpu),
-        ("memory", item.usage.memory, room.memory),
-    ):
-        try:
-            used = _sample(item, given)
-        except ValueError as error:
-            yield f"{resource}_usage", str(error)
-            yield f"{resource}_usage_share", str(error)
-            continue
-        yield f"{resource}_usage", used
-        yield f"{resource}_usage_share", _share(used, whole, resource)
-
-
-def _sample(item: NodeMetrics, given: Any) -> Sample:
+def _sample(item: NodeMetrics, given: Any) -> Sample | str:
+    """A usage, or what is wrong with it."""
     if isinstance(given, bool) or not isinstance(given, str | int | float):
-        raise ValueError(f"{shown(given)} is not {quantity.WANTED}")  # noqa: TRY004 - one kind for the caller
-    at = clock.parse_rfc3339(item.timestamp) if item.timestamp else None
-    window_s = clock.parse_duration(item.window) if item.window else _WINDOW_S
-    return Sample(quantity.parse(str(given)), at, window_s)
+        return f"{shown(given)} is not {quantity.WANTED}"
+    try:
+        return Sample(quantity.parse(str(given)), _time(item.timestamp), _window_s(item.window))
+    except ValueError as error:
+        return str(error)
 
 
-def _share(used: Sample, whole: int | None, resource: str) -> Sample | str:
+@lru_cache(maxsize=4096)
+def _time(text: str | None) -> float | None:
+    return clock.parse_rfc3339(text) if text else None
+
+
+@lru_cache(maxsize=4096)
+def _window_s(text: str | None) -> float:
+    return clock.parse_duration(text) if text else _WINDOW_S
+
+
+def _share(used: Sample, whole: int | None, of: str) -> Sample | str:
     """Usage by allocatable, to the nearest nano; more than 1 is possible, as the system's own usage counts too."""
     if not whole or whole < 0:
-        return f"the Node says no allocatable {resource}"
-    return used._replace(value=(2 * used.value * quantity.NANO + whole) // (2 * whole))
+        return f"the Node says no allocatable {of}"
+    return Sample((2 * used.value * quantity.NANO + whole) // (2 * whole), used.at, used.window_s)

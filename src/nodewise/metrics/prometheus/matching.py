@@ -7,14 +7,16 @@ and where `node` does name nodes, a series of a node that is gone is not taken f
 
 from collections.abc import Generator, Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nodewise.metrics.nodes import Nodes
 from nodewise.metrics.prometheus import answers
 from nodewise.metrics.prometheus.answers import Found
 from nodewise.metrics.series import Sample
 
-_MOST_NAMED = 5
+_MOST_NAMED: Final = 5
+_STRIDE: Final = 32
+"""So many series are one part of the work, some 0.1 ms; to pause after each would take longer than they do."""
 
 
 class Matched(NamedTuple):
@@ -30,25 +32,22 @@ class Matched(NamedTuple):
 
 
 def match(series: Iterable[Found], labels: Sequence[str], nodes: Nodes) -> Generator[None, None, Matched]:
-    """The value of each node; yields between series."""
+    """The value of each node; yields between parts of the work."""
     found: list[Found] = []
     for one in series:
         found.append(one)
-        yield
+        if not len(found) % _STRIDE:
+            yield
     deciding = yield from _deciding(found, labels, nodes)
-    by_node: dict[str, list[Found]] = {}
-    strangers: list[Found] = []
-    for one in found:
-        node = _node_of(one, deciding, nodes)
-        (strangers if node is None else by_node.setdefault(node, [])).append(one)
-        yield
+    by_node, strangers = yield from _sorted(found, deciding, nodes)
     matched = Matched({}, {}, len(strangers), _example(strangers, labels))
-    for node, own in by_node.items():
+    for number, (node, own) in enumerate(by_node.items()):
         try:
             matched.samples[node] = newest(own)
         except ValueError as error:
             matched.invalid[node] = str(error)
-        yield
+        if not number % _STRIDE:
+            yield
     return matched
 
 
@@ -58,12 +57,18 @@ def newest(own: Sequence[Found]) -> Sample:
     Several series of one node are common: an exporter that was started anew has a new `pod` label. Several with
     different values at one time are an ambiguity that only the author of the query can settle.
     """
+    last = own if len(own) == 1 else _last(own)
+    # a scraped value is one of a moment, not of a window
+    return Sample(answers.nano(last[0].value), last[0].at, 0.0)
+
+
+def _last(own: Sequence[Found]) -> Sequence[Found]:
+    """The newest series, several only if they say the same."""
     latest = max(one.at or 0.0 for one in own)
     last = [one for one in own if (one.at or 0.0) == latest]
     if any(one.value != last[0].value for one in last):
         raise ValueError(_conflict(last))
-    # a scraped value is one of a moment, not of a window
-    return Sample(answers.nano(last[0].value), last[0].at, 0.0)
+    return last
 
 
 def _conflict(last: Sequence[Found]) -> str:
@@ -77,14 +82,30 @@ def _conflict(last: Sequence[Found]) -> str:
 def _deciding(
     found: Sequence[Found], labels: Sequence[str], nodes: Nodes
 ) -> Generator[None, None, list[str]]:
+    """The labels that name a node in at least one series."""
     deciding = []
     for label in labels:
-        for one in found:
-            if nodes.find(one.labels.get(label, "")) is not None:
+        for number, one in enumerate(found):
+            if (text := one.labels.get(label)) and nodes.find(text) is not None:
                 deciding.append(label)
                 break
-            yield
+            if not number % _STRIDE:
+                yield
     return deciding
+
+
+def _sorted(
+    found: Sequence[Found], deciding: Sequence[str], nodes: Nodes
+) -> Generator[None, None, tuple[dict[str, list[Found]], list[Found]]]:
+    """The series of each node, and those of none."""
+    by_node: dict[str, list[Found]] = {}
+    strangers: list[Found] = []
+    for number, one in enumerate(found):
+        node = _node_of(one, deciding, nodes)
+        (strangers if node is None else by_node.setdefault(node, [])).append(one)
+        if not number % _STRIDE:
+            yield
+    return by_node, strangers
 
 
 def _node_of(one: Found, deciding: Sequence[str], nodes: Nodes) -> str | None:
