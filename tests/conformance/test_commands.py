@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,107 @@ class TestDecide:
         assert (done.returncode, done.stdout) == (1, "")
         assert said in done.stderr
         assert "Traceback" not in done.stderr
+
+    def test_neither_files_nor_a_cluster(self) -> None:
+        done = run("decide")
+        assert done.returncode == 2
+        assert "wanted files to decide from, or --cluster" in done.stderr
+
+    def test_a_policy_to_try_takes_the_place_of_the_one_of_its_name(self, tmp_path: Path) -> None:
+        done = run("decide", EXAMPLE, "--policy", str(stricter(tmp_path)), "-o", "json")
+        assert done.returncode == 3
+        assert {tuple(one["feasible"]) for one in json.loads(done.stdout)["decisions"]} == {()}
+
+    def test_metrics_from_elsewhere_come_after_those_of_the_files(self, tmp_path: Path) -> None:
+        table = tmp_path / "m.csv"
+        table.write_text("rack1-a,health_metric,2\nrack1-b,health_metric,0\nrack2-a,health_metric,0\n")
+        source = f"--metrics=file:{table}"
+        for given, feasible in ((inputs(), ["rack1-b", "rack2-a"]), ([EXAMPLE], ["rack1-a", "rack2-a"])):
+            done = run("decide", *given, source, "-o", "json")
+            assert json.loads(done.stdout)["decisions"][0]["feasible"] == feasible
+
+    def test_another_namespace_has_no_pods(self) -> None:
+        done = run("decide", EXAMPLE, "-n", "web")
+        assert done.returncode == 1
+        assert "no Pod without spec.nodeName" in done.stderr
+
+
+def stricter(folder: Path) -> Path:
+    """The example's policy with a rule that every node breaks."""
+    rules = [{"metricname": "health_metric", "operator": "LessThan", "target": 3}]
+    policy = {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": "demo-policy", "namespace": "health-metric-demo"},
+        "spec": {"strategies": {"dontschedule": {"rules": rules}}},
+    }
+    file = folder / "stricter.json"
+    file.write_text(json.dumps(policy))
+    return file
+
+
+def on(node: str, name: str, policy: str = "demo-policy", phase: str = "Running") -> dict[str, Any]:
+    """A pod that runs."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "health-metric-demo", "labels": {"telemetry-policy": policy}},
+        "spec": {"nodeName": node},
+        "status": {"phase": phase},
+    }
+
+
+class TestDecideRunning:
+    """`--running`: who sits where a policy rejects it, and where it would go."""
+
+    def world(self, *pods: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(pods)})
+        names = [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "policy", "metrics")]
+        return run("decide", *names, "-", "--running", "-o", "json", stdin=listed)
+
+    def test_who_sits_on_a_rejected_node_may_not_stay(self) -> None:
+        done = self.world(on("rack1-b", "bad"), on("rack1-a", "good"))
+        assert done.returncode == 3
+        found = {one["pod"].rpartition("/")[2]: one for one in json.loads(done.stdout)["decisions"]}
+        assert list(found["bad"])[-2:] == ["node", "stays"]
+        assert (found["bad"]["node"], found["bad"]["stays"]) == ("rack1-b", False)
+        assert found["bad"]["feasible"] == ["rack1-a", "rack2-a"]
+        assert (found["good"]["node"], found["good"]["stays"]) == ("rack1-a", True)
+
+    def test_all_may_stay(self) -> None:
+        assert self.world(on("rack1-a", "good")).returncode == 0
+
+    def test_who_is_finished_leaving_or_of_no_policy_is_no_answer(self) -> None:
+        leaving = on("rack1-b", "leaving")
+        leaving["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+        plain = on("rack1-b", "plain")
+        del plain["metadata"]["labels"]
+        done = self.world(on("rack1-b", "done", phase="Succeeded"), leaving, plain, on("gone", "ghost"))
+        assert done.returncode == 0
+        assert [one["pod"] for one in json.loads(done.stdout)["decisions"]] == ["health-metric-demo/ghost"]
+
+    def test_who_waits_is_on_no_node(self) -> None:
+        done = run("decide", EXAMPLE, "--running", "-o", "json")
+        assert {(one["node"], one["stays"]) for one in json.loads(done.stdout)["decisions"]} == {(None, None)}
+
+    def test_forms_for_people(self, tmp_path: Path) -> None:
+        pods = tmp_path / "pods.json"
+        listed = [on("rack1-b", "bad"), on("rack1-a", "good"), on("rack1-a", "free", policy="")]
+        del listed[2]["metadata"]["labels"]
+        pods.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
+        given = ["decide", EXAMPLE, str(pods), "--running"]
+        said = run(*given).stdout.splitlines()
+        assert said[0].split()[:5] == ["POD", "NODE", "STAYS", "FITS", "BEST"]
+        moving = next(line for line in said if "/bad" in line)
+        assert moving.split()[1:5] == ["rack1-b", "no", "2/3", "rack1-a"]
+        assert moving.endswith("health_metric Equals 2")
+        assert not any("/good" in line for line in said)
+        assert said[-1] == (
+            "pods: 4 waiting, 1 running where a policy rejects them, 1 where they may stay, "
+            "1 that no policy judges"
+        )
+        assert "rack1-b" in run(*given, "-o", "wide").stdout
+        assert "stays: false" in run(*given, "-o", "yaml").stdout
 
 
 def inputs() -> list[str]:
@@ -222,5 +324,5 @@ def test_the_demo_tells_its_story_in_40_lines() -> None:
 
 
 def test_help_has_an_example_everywhere() -> None:
-    for command in (["extender"], ["decide"], ["demo"], ["policy", "lint"], ["agents", "show"]):
+    for command in (["extender"], ["decide"], ["explain"], ["demo"], ["policy", "lint"], ["agents", "show"]):
         assert "Example:" in run(*command, "--help").stdout, command

@@ -1,184 +1,179 @@
-"""`nodewise decide`: the same decisions as the extender's, from files, in one go."""
+"""`nodewise decide`: the same decisions as the extender's, from files or from a cluster, in one go."""
 
-import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import click
-import msgspec
-import yaml
-from rich.console import Console
-from rich.table import Table
 
 from nodewise import agents, clock
-from nodewise.agent import AgentKind, NodeIndex, ObjectKey, View, World
-from nodewise.cli import exits, settings
+from nodewise.agent import AgentState, NodeIndex, View, World
+from nodewise.cli import decided, exits, reading, settings
+from nodewise.cli.decided import Decided, Outcome
+from nodewise.cli.options import ExtenderOptions
+from nodewise.cli.reading import Measuring, Read, Wish
 from nodewise.errors import BadInput, BadSettings, Problem
-from nodewise.extender import report
 from nodewise.extender.chain import Chain
-from nodewise.kube import files
-from nodewise.kube.fields import merge
-from nodewise.kube.resources import NODES, PODS
-from nodewise.metrics import file as metric_files
+from nodewise.kube.api import Api
+from nodewise.kube.connect import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.snapshot import Snapshot
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+
+GROUPS: Final = (RefreshOptions, PrometheusOptions)
 
 
-class _PodSpec(msgspec.Struct, frozen=True):
-    nodeName: str = ""  # noqa: N815 - the API's name
+class Situation(NamedTuple):
+    """What was read, and the View that follows from it."""
+
+    found: Read
+    view: View
 
 
-class _PodPlace(msgspec.Struct, frozen=True):
-    """Where a pod is, if it is anywhere."""
-
-    spec: _PodSpec = _PodSpec()
-
-
-def run(paths: Sequence[str], agents_: str, now: str, output: str, **given: Any) -> None:
-    """Decide offline which nodes pods may go to, and why.
+def run(**given: Any) -> None:
+    """Decide which nodes pods may go to, and why: offline, or for a whole cluster as it is now.
 
     FILE is any mix of files, folders or - (standard input) in Kubernetes YAML or JSON: Nodes, Pods, TASPolicies,
-    MetricValueLists, and Lists of them. Pods that have a node name are taken as running; the others are decided.
-    Only what nodewise's agents say is told here: requests, taints and affinity are kube-scheduler's own part.
-    Exit code 0: every pod fits somewhere, 3: some pod fits nowhere.
+    MetricValueLists, NodeMetricsLists, and Lists of them; and CSV files of metrics. With --cluster nodes, pods,
+    policies and metrics are read from the cluster, once, and nothing is written; files beside it win.
+    Pods that wait are decided; with --running those on a node as well: which sit where a policy rejects them, and
+    where each would go. Only what nodewise's agents say is told here: requests, taints and affinity are
+    kube-scheduler's own part.
+    Exit code 0: every pod fits somewhere, and may stay; 3: some pod fits nowhere, or sits where it may not.
 
     \b
     Example:  nodewise decide examples/health-metric
+              nodewise decide --cluster --running --policy stricter.yaml
               kubectl get nodes,pods,taspolicies -A -o json | nodewise decide - metrics.yaml -o wide
     """
-    plain, tables = metric_files.split(paths)
-    objects = files.read(plain)
-    kinds = _asked(agents_, objects)
-    pod_type = merge("Pod", _PodPlace, *(kind.pod_fields for kind in kinds))
-    pods = [pod for pod in objects.of(PODS, pod_type) if not pod.spec.nodeName]
-    names = [node.metadata.name for node in objects.of(NODES, merge("Node"))]
-    _complete(paths, pods, names)
-    snapshot = metric_files.snapshot(objects, tables)
-    at = _now(now, snapshot)
-    view = _view(kinds, given, _world(kinds, objects, names, snapshot, at))
-    chain = Chain([kind.agent(settings.build(kind.options, given)) for kind in kinds])
-    documents = [_decided(chain, pod, names, view) for pod in pods]
-    _FORMS[output](documents)
-    if not all(document["feasible"] for document in documents):
+    logs.configure("warning")
+    if not given["paths"] and not given["cluster"]:
+        raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
+    wish = Wish(
+        given["paths"],
+        given["policies"],
+        [name.strip() for name in given["agents_"].split(",") if name.strip()],
+        given["namespace"],
+        given["running"],
+        given["metrics"],
+    )
+    situation = asyncio.run(_situation(wish, given))
+    pods = _pods(situation.found, wish)
+    _complete(wish, situation.found, pods, live=given["cluster"])
+    outcome = Outcome(_decided(situation, pods, given), wish.running)
+    if not decided.FORMS[given["output"]](outcome):
         click.get_current_context().exit(exits.NO)
 
 
-def _asked(names: str, objects: files.Objects) -> list[AgentKind]:
-    """The agents that are named, or those whose objects are there."""
-    if names:
-        return [agents.load(name.strip()) for name in names.split(",")]
-    every = [agents.load(name) for name in agents.names()]
-    found = [
-        kind
-        for kind in every
-        if any(objects.entries(one.resource.group, one.resource.kind) for one in kind.watched)
-    ]
-    return found or every
+async def _situation(wish: Wish, given: dict[str, Any]) -> Situation:
+    kube = KubeOptions(kubeconfig=given["kubeconfig"], context=given["context"])
+    api = connect(kube, Meters()) if given["cluster"] else None
+    try:
+        return await _seen(wish, given, api)
+    finally:
+        if api is not None:
+            await api.close()
 
 
-def _complete(paths: Sequence[str], pods: Sequence[Any], names: Sequence[str]) -> None:
-    problems = [] if names else [Problem(" ".join(paths), "no Node", "at least one")]
-    if not pods:
-        problems.append(Problem(" ".join(paths), "no Pod without spec.nodeName", "at least one to decide"))
-    if problems:
-        raise BadInput("decide", problems)
+async def _seen(wish: Wish, given: dict[str, Any], api: Api | None) -> Situation:
+    found = await reading.read(wish, api)
+    refresh = settings.build(RefreshOptions, given)
+    states = {
+        kind.name: kind.state(settings.build(kind.options, given), refresh.sync_period_s)
+        for kind in found.kinds
+    }
+    wants = (want for state in states.values() for want in state.wants(found.objects))
+    how = Measuring(wish.metrics, refresh, settings.build(PrometheusOptions, given))
+    snapshot = await reading.measured(found, wants, how, api)
+    at = _now(given["now"], found.snapshot if api is None else None)
+    return Situation(found, _view(states, found, snapshot, at))
 
 
-def _now(text: str, snapshot: Snapshot) -> float:
-    """The moment of the decision: as told, else the newest timestamp of the input."""
+def _view(states: dict[str, AgentState], found: Read, snapshot: Snapshot, at: float) -> View:
+    world = World(NodeIndex(found.node_names), found.objects, snapshot, at)
+    return View(world.nodes, {name: clock.result(state.slot(world)) for name, state in states.items()}, at, 1)
+
+
+def _now(text: str, given: Snapshot | None) -> float:
+    """The moment of the decision: as told, else the newest timestamp of files, else now."""
     if text:
         try:
             return clock.parse_rfc3339(text)
         except ValueError as error:
             raise BadSettings("settings", [Problem("--now", repr(text), "2026-11-21T00:43:47Z")]) from error
-    times = [one.at for series in snapshot.series.values() for one in series.samples.values()]
+    series = given.series.values() if given else ()
+    times = [sample.at for one in series for sample in one.samples.values()]
     return max((at for at in times if at is not None), default=clock.SystemClock().now())
 
 
-def _world(
-    kinds: Iterable[AgentKind], objects: files.Objects, names: Sequence[str], snapshot: Snapshot, at: float
-) -> World:
-    by_name: dict[str, dict[ObjectKey, Any]] = {}
-    for kind in kinds:
-        for one in kind.watched:
-            found: list[Any] = objects.of(one.resource, cast("type[Any]", one.type))
-            by_name[one.name] = {(item.metadata.namespace, item.metadata.name): item for item in found}
-    return World(NodeIndex(names), by_name, snapshot, at)
+def _pods(found: Read, wish: Wish) -> list[Any]:
+    """The pods to decide: those that wait, then those that run."""
+    inside = [pod for (namespace, _), pod in found.pods.items() if wish.namespace in {"", namespace}]
+    waiting = [pod for pod in inside if not pod.spec.node_name]
+    running = [pod for pod in inside if pod.spec.node_name and _lasts(pod)] if wish.running else []
+    return [*waiting, *running]
 
 
-def _view(kinds: Iterable[AgentKind], given: dict[str, Any], world: World) -> View:
-    period_s = RefreshOptions().sync_period_s
-    slots = {
-        kind.name: clock.result(kind.state(settings.build(kind.options, given), period_s).slot(world))
-        for kind in kinds
-    }
-    return View(world.nodes, slots, world.now, 1)
+def _lasts(pod: Any) -> bool:
+    return pod.metadata.deletion_timestamp is None and pod.status.phase not in {"Succeeded", "Failed"}
 
 
-def _decided(chain: Chain, pod: Any, names: Sequence[str], view: View) -> dict[str, Any]:
-    """As kube-scheduler asks: filter, then score what is left."""
-    filtered = chain.filter(pod, names, view, view.at)
-    left = filtered.names[filtered.kept()].tolist()
-    scored = chain.prioritize(pod, left, view, view.at)
-    return report.pod(filtered, scored, [agent.name for agent in chain.agents])
+def _complete(wish: Wish, found: Read, pods: Sequence[Any], *, live: bool) -> None:
+    """A cluster may be without pods that wait; files without any pod to decide were not meant."""
+    where = " ".join(wish.paths) or "the cluster"
+    problems = [] if found.nodes else [Problem(where, "no Node", "at least one")]
+    if not pods and not live:
+        seen = "no Pod" if wish.running else "no Pod without spec.nodeName"
+        problems.append(Problem(where, seen, "at least one to decide"))
+    if problems:
+        raise BadInput("decide", problems)
 
 
-def _json(documents: list[dict[str, Any]]) -> None:
-    click.echo(report.encode({"decisions": documents}))
+def _decided(situation: Situation, pods: Sequence[Any], given: dict[str, Any]) -> Iterator[Decided]:
+    kinds = situation.found.kinds
+    chain = Chain([kind.agent(settings.build(kind.options, given)) for kind in kinds])
+    names = situation.found.node_names
+    return (decided.decide(chain, pod, names, situation.view) for pod in pods)
 
 
-def _yaml(documents: list[dict[str, Any]]) -> None:
-    plain = msgspec.json.decode(report.encode({"decisions": documents}))
-    click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
+def _metrics_help() -> str:
+    return next(one.help for one in settings.settings(ExtenderOptions) if one.field == "metrics")
 
-
-def _table(documents: list[dict[str, Any]]) -> None:
-    """A row a pod: where it may go, which node is liked best, and why not elsewhere."""
-    table = Table("POD", "FITS", "BEST", "WHY NOT ELSEWHERE", box=None, header_style="")
-    for one in documents:
-        best = max(one["feasible"], key=lambda node: one["scores"].get(node, 0), default="-")
-        reasons = Counter(rejection["reason"] for node in one["rejected"].values() for rejection in node)
-        why = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        fits = f"{len(one['feasible'])}/{len(one['feasible']) + len(one['rejected'])}"
-        table.add_row(one["pod"], fits, best, why or "-")
-    _print(table)
-
-
-def _wide(documents: list[dict[str, Any]]) -> None:
-    """A row a pod and node, with what was measured there."""
-    table = Table("POD", "NODE", "SCORE", "MEASURED", "REJECTED", box=None, header_style="")
-    for one in documents:
-        measured: dict[str, list[str]] = {}
-        for value in one["values"]:
-            text = f"{value['metric']}={value['value'] if value['value'] is not None else value['state']}"
-            if text not in measured.setdefault(value["node"], []):
-                measured[value["node"]].append(text)
-        for node in [*one["feasible"], *one["rejected"]]:
-            why = "; ".join(rejection["reason"] for rejection in one["rejected"].get(node, []))
-            score = str(one["scores"].get(node, "-"))
-            table.add_row(one["pod"], node, score, " ".join(measured.get(node, [])) or "-", why or "-")
-    _print(table)
-
-
-def _print(table: Table) -> None:
-    # A pipe gets whole lines; only a terminal has a width to keep to.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
-    console.print(table)
-
-
-_FORMS = {"table": _table, "wide": _wide, "json": _json, "yaml": _yaml}
 
 command = click.Command(
     "decide",
     callback=run,
     help=run.__doc__,
-    short_help="Decide offline.",
+    short_help="Decide offline, or for a whole cluster.",
     params=[
-        click.Argument(["paths"], nargs=-1, required=True, metavar="FILE..."),
+        click.Argument(["paths"], nargs=-1, metavar="[FILE]..."),
+        click.Option(["--cluster"], is_flag=True, help="Read the cluster, with list and get rights only."),
+        click.Option(["--running"], is_flag=True, help="Decide pods that are on a node as well."),
+        click.Option(
+            ["--policy", "policies"], multiple=True, help="Policies to try: files that win over all others."
+        ),
+        click.Option(
+            ["-n", "--namespace"], default="", help="Only pods and policies of this one; default: all."
+        ),
         click.Option(["--agents", "agents_"], default="", help="Agents to ask; default: those with input."),
-        click.Option(["--now"], default="", help="Time of the decision; default: the newest sample's."),
-        click.Option(["-o", "--output"], type=click.Choice(list(_FORMS)), default="table", show_default=True),
-        *settings.options(*(agents.load(name).options for name in agents.names())),
+        click.Option(
+            ["--now"], default="", help="Time of the decision; default: the newest sample's of files."
+        ),
+        click.Option(
+            ["-o", "--output"], type=click.Choice(list(decided.FORMS)), default="table", show_default=True
+        ),
+        click.Option(["--kubeconfig"], default="", help="A kubeconfig file; default: as kubectl takes it."),
+        click.Option(["--context"], default="", help="A context of the kubeconfig."),
+        click.Option(
+            ["--metrics"],
+            multiple=True,
+            default=ExtenderOptions().metrics,
+            envvar="NODEWISE_METRICS",
+            help=_metrics_help(),
+        ),
+        *settings.options(*GROUPS, *(agents.load(name).options for name in agents.names())),
     ],
 )

@@ -97,7 +97,7 @@ def _api(asked: Asked) -> HttpApi | None:
 
 async def _told(asked: Asked, api: HttpApi | None) -> Story:
     namespace = asked.namespace or (api.namespace if api else "default")
-    async with Progress() as progress:
+    with Progress() as progress:
         progress.say("looking for the replicas of nodewise")
         found = await _replicas(asked, api)
         progress.say(f"asking {len(found)} of them about pod {namespace}/{asked.pod}")

@@ -1,7 +1,7 @@
 """What a command is doing, on stderr, once it takes longer than two seconds; only on a terminal."""
 
-import asyncio
 import sys
+import threading
 from types import TracebackType
 from typing import Final, Self
 
@@ -12,22 +12,27 @@ LATE_S: Final = 2.0
 
 
 class Progress:
-    """`async with Progress() as progress: progress.say("reading nodes")`. The line is gone at the end."""
+    """`with Progress() as progress: progress.say("reading nodes")`. The line is gone at the end.
+
+    Nothing may be printed inside: it would stand in the middle of the line.
+    """
 
     def __init__(self) -> None:
         self._status = Status("", console=Console(stderr=True, highlight=False))
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = threading.Timer(LATE_S, self._status.start)
+        self._timer.daemon = True
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         if sys.stderr.isatty():
-            self._timer = asyncio.get_running_loop().call_later(LATE_S, self._status.start)
+            self._timer.start()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
+        if self._timer.ident is not None:
+            self._timer.join()
             self._status.stop()
 
     def say(self, doing: str) -> None:

@@ -1,0 +1,205 @@
+"""What `decide` decides from, read once: from files, from a cluster, or from both; files win.
+
+Of a cluster it needs the rights to list nodes, pods and what agents watch, and to get metrics. Nothing is written.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+import click
+import msgspec
+
+from nodewise import agents, clock
+from nodewise.agent import AgentKind, ObjectKey, Want, Watched
+from nodewise.cli import feeds
+from nodewise.cli.feeds import Ground
+from nodewise.cli.progress import Progress
+from nodewise.errors import Unavailable
+from nodewise.kube import files, listing
+from nodewise.kube.api import Api, NotFound
+from nodewise.kube.fields import merge
+from nodewise.kube.files import Objects
+from nodewise.kube.reflector import Target
+from nodewise.kube.resources import NODES, PODS, Resource
+from nodewise.metrics import file as metric_files
+from nodewise.metrics import nodes as node_facts
+from nodewise.metrics.nodes import Nodes
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusMetrics
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.series import Series
+from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.source import Source
+from nodewise.observe.meters import Meters
+
+_LASTING: Final = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class _Leaving(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    deletion_timestamp: str | None = None
+
+
+class _Place(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    node_name: str = ""
+
+
+class _Phase(msgspec.Struct, frozen=True, gc=False):
+    phase: str = ""
+
+
+class PodPlace(msgspec.Struct, frozen=True, gc=False):
+    """Where a pod is, if it is anywhere, and whether it is on its way out."""
+
+    metadata: _Leaving = _Leaving()
+    spec: _Place = _Place()
+    status: _Phase = _Phase()
+
+
+class Wish(NamedTuple):
+    """What to read."""
+
+    paths: Sequence[str]
+    policies: Sequence[str]
+    """Files whose objects win over all others, to try policies."""
+    agents: Sequence[str]
+    """Their names; empty: those whose objects are there."""
+    namespace: str
+    """Of pods and of what agents watch; empty: all."""
+    running: bool
+    """Whether pods that are on a node are wanted too."""
+    metrics: Sequence[str]
+    """As `--metrics` says."""
+
+
+Keyed = Mapping[ObjectKey, Any]
+
+
+class Read(NamedTuple):
+    """All objects by namespace and name, and the metrics of files."""
+
+    kinds: Sequence[AgentKind]
+    nodes: Keyed
+    pods: Keyed
+    objects: Mapping[str, Keyed]
+    """By the name in `Watched`."""
+    snapshot: Snapshot
+
+    @property
+    def node_names(self) -> list[str]:
+        return [name for _, name in self.nodes]
+
+
+async def read(wish: Wish, api: Api | None) -> Read:
+    """Everything but the metrics of live sources. `BadInput` names what cannot be read in files."""
+    kinds = [agents.load(name) for name in wish.agents or agents.names()]
+    plain, tables = metric_files.split(wish.paths)
+    given, tried = files.read(plain), files.read(wish.policies)
+    wanted = _wanted(kinds)
+    listed = await _listed(api, wanted, wish) if api is not None else [{} for _ in wanted]
+    nodes, pods, *others = (
+        {**found, **_keyed(given, one), **_keyed(tried, one)}
+        for one, found in zip(wanted, listed, strict=True)
+    )
+    objects = {one.name: found for one, found in zip(wanted[2:], others, strict=True)}
+    if not wish.agents:
+        kinds = [kind for kind in kinds if any(objects[one.name] for one in kind.watched)] or kinds
+    known = clock.result(node_facts.read(nodes.values()))
+    return Read(kinds, nodes, pods, objects, metric_files.snapshot(given, tables, known))
+
+
+def _wanted(kinds: Sequence[AgentKind]) -> list[Watched]:
+    """Nodes, pods, and what the agents watch, each once."""
+    pod_type = merge("Pod", PodPlace, *(kind.pod_fields for kind in kinds))
+    watched = {one.name: one for kind in kinds for one in kind.watched}
+    return [
+        Watched("nodes", NODES, feeds.node_type(kinds)),
+        Watched("pods", PODS, pod_type),
+        *watched.values(),
+    ]
+
+
+def _keyed(objects: Objects, one: Watched) -> Keyed:
+    found: list[Any] = objects.of(one.resource, cast("type[Any]", one.type))
+    return {(item.metadata.namespace, item.metadata.name): item for item in found}
+
+
+async def _listed(api: Api, wanted: Sequence[Watched], wish: Wish) -> list[Keyed]:
+    """From the cluster, all kinds at once."""
+    counts: dict[str, int] = {}
+    with Progress() as progress:
+
+        def told(name: str, count: int) -> None:
+            counts[name] = count
+            progress.say("reading " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+
+        return list(await asyncio.gather(*(_one(api, one, wish, partial(told, one.name)) for one in wanted)))
+
+
+async def _one(api: Api, one: Watched, wish: Wish, told: Callable[[int], None]) -> Keyed:
+    namespace = wish.namespace if one.resource.namespaced else ""
+    selectors: dict[str, str] = {}
+    if one.resource is PODS:
+        selectors["fieldSelector"] = _LASTING if wish.running else f"spec.nodeName=,{_LASTING}"
+    target = Target[Any](one.resource, one.type, namespace, selectors)
+    try:
+        store = await listing.read(api, target, Meters(), told)
+    except NotFound:
+        _say_unknown(one.resource)
+        return {}
+    return store.snapshot()
+
+
+def _say_unknown(resource: Resource) -> None:
+    name = f"{resource.plural}.{resource.group}".rstrip(".")
+    click.echo(f"nodewise: the cluster knows no {name}: is its definition (CRD) installed?", err=True)
+
+
+class Held:
+    """The source of metrics that were read already: from standard input, too, which nobody can read again."""
+
+    name = metric_files.SOURCE
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def takes(self, want: Want) -> bool:
+        return not want.query
+
+    async def fetch(self, want: Want, now: float) -> Series:  # noqa: ARG002 - the contract of a source
+        found = self._snapshot.series.get(want.metric)
+        if found is None:
+            raise Unavailable(f"metric {want.metric} is not in the files given")
+        return found
+
+
+class Measuring(NamedTuple):
+    """How metrics are asked for."""
+
+    names: Sequence[str]
+    """As `--metrics` says."""
+    refresh: RefreshOptions
+    prometheus: PrometheusOptions
+
+
+async def measured(found: Read, wants: Iterable[Want], how: Measuring, api: Api | None) -> Snapshot:
+    """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
+    nodes, meters = clock.result(node_facts.read(found.nodes.values())), Meters()
+
+    async def lookup() -> Nodes:
+        return nodes
+
+    back_s = max(5 * how.refresh.sync_period_s, 60.0)
+    ground = Ground(api, lookup, how.prometheus, back_s, how.refresh.metrics_timeout_s, meters)
+    live = feeds.sources(how.names, (), ground)
+    held: list[Source] = [Held(found.snapshot)] if found.snapshot.series or not live else []
+    refresher = Refresher([*held, *live], how.refresh, clock.SystemClock(), meters)
+    with Progress() as progress:
+        progress.say("asking for metrics")
+        refresher.want(frozenset(wants))
+        await refresher.settle()
+    for source in live:
+        if isinstance(source, PrometheusMetrics):
+            await source.close()
+    return refresher.snapshot
