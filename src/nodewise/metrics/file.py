@@ -48,8 +48,11 @@ class FileMetrics:
         self._snapshot = Snapshot()
 
     def takes(self, want: Want) -> bool:
-        """Any metric by its name; files know no expressions."""
-        return bool(want.metric) and not want.query
+        """Any metric by its name. A rule's query is not asked: what the file has under the name is its answer.
+
+        So `decide`, which has files only, says the same as an extender that serves from them.
+        """
+        return bool(want.metric)
 
     async def fetch(self, want: Want, now: float) -> Series:
         """The metric as it stands in the files. `Unavailable` if it does not, `BadInput` if they cannot be read."""

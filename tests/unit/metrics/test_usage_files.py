@@ -87,6 +87,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         file.snapshot(files.read([path]))
 
 
-def test_a_query_is_none_of_a_files_business(tmp_path: Path) -> None:
-    source = FileMetrics([str(tmp_path)])
-    assert (source.takes(Want("m")), source.takes(Want("m", "m * 2"))) == (True, False)
+def test_what_a_file_has_under_a_name_answers_the_query_of_that_name(tmp_path: Path) -> None:
+    source = FileMetrics([written(tmp_path, USED, NODE)])
+    want = Want("cpu_usage", "sum by (node) (rate(x[5m]))")
+    assert source.takes(want)
+    assert asyncio.run(source.fetch(want, 0.0)).samples["a"].value == NANO
