@@ -1,8 +1,9 @@
-"""Tests against real programs: etcd, kube-apiserver, kube-controller-manager and kube-scheduler on loopback.
+"""Tests against real programs on loopback: a control plane, and what measures nodes and evicts pods around it.
 
 What one room of this folder is for:
 
-    programs, toolchain      finding the programs, or building them once; bin/ pins what is built
+    programs, building       finding the programs, or building them once; bin/ pins what is built
+    packages, toolchain      Prometheus out of Debian's packages; a Go to build with
     availability             saying what could not be set up
     processes                one child process: its port, its log, its readiness, its end
     certificates             a CA of a test's own
@@ -11,6 +12,10 @@ What one room of this folder is for:
     objects, sandbox         nodes and pods, and a test's own corner with the words for what it waits for
     loopback                 serving from a thread of the test
     custom_metrics           a metrics server behind the real aggregation layer
+    monitoring, prometheus   node exporters fed by text files, and the Prometheus that scrapes them
+    pipeline, aggregation    from there through prometheus-adapter to the API server's custom metrics
+    descheduling             one pass of the descheduler
+    example                  the health example's files, as objects
     extender_double          a scheduler extender that does nothing, or fails as told
     schedulers               what a scheduler is to a test, so that a stand-in can pass the same tests
 """

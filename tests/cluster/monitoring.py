@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import yaml
 
-from tests.cluster import packages, processes, sandbox
+from tests.cluster import packages, processes, prometheus, sandbox
 from tests.cluster.processes import Process
+from tests.cluster.prometheus import Prometheus
 
 SCRAPE_INTERVAL = "500ms"
 HEALTH = "node_health_metric"
@@ -43,8 +43,9 @@ class Exporter:
             "--web.disable-exporter-metrics",
         ]
         self.process = Process(arguments, folder.with_suffix(".log"))
-        with processes.stopped_on_error(self.process):
-            self.process.wait_ready(lambda: _answers(f"http://127.0.0.1:{self.port}/metrics"), 20)
+        metrics = f"http://127.0.0.1:{self.port}/metrics"
+        with processes.stopped_on_error(self.process), httpx2.Client(trust_env=False) as client:
+            self.process.wait_ready(lambda: prometheus.answers(metrics, client), 20)
 
     def write(self, series: str, value: float | str) -> None:
         """A value from now on; in one step, so that no scrape reads half a file."""
@@ -63,46 +64,31 @@ class Monitoring:
     def __init__(
         self, programs: packages.Programs, folder: Path, jobs: Sequence[Mapping[str, Any]] = (JOB,)
     ) -> None:
-        self.folder = folder
-        self.folder.mkdir(exist_ok=True)
-        self.url = f"http://127.0.0.1:{processes.free_port()}"
-        self._programs = programs
-        self._exporters: dict[str, Exporter] = {}
-        self._prometheus: Process | None = None
-        self._write_targets()
         config = {"global": {"scrape_interval": SCRAPE_INTERVAL}, "scrape_configs": list(jobs)}
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        self.prometheus = Prometheus(programs, folder, config)
+        self.folder = folder
+        self._program = programs.node_exporter
+        self._exporters: dict[str, Exporter] = {}
+        self._write_targets()
+
+    @property
+    def url(self) -> str:
+        """Where Prometheus answers."""
+        return self.prometheus.url
 
     def start(self) -> None:
-        """Starts Prometheus; twice is fine, and after an end it goes on with the data it had."""
-        if self._prometheus and self._prometheus.is_running:
-            return
-        arguments = [
-            self._programs.prometheus,
-            f"--config.file={self.folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={self.folder / 'data'}",
-            f"--web.listen-address={self.url.removeprefix('http://')}",
-            "--log.level=warn",
-        ]
-        self._prometheus = Process(arguments, self.folder / "prometheus.log")
-        with processes.stopped_on_error(self._prometheus):
-            self._prometheus.wait_ready(lambda: _answers(f"{self.url}/-/ready"))
+        """Starts Prometheus; one that runs is left alone."""
+        self.prometheus.start()
 
     def stop(self) -> None:
         """Ends Prometheus and every exporter."""
-        if self._prometheus:
-            self._prometheus.stop()
+        self.prometheus.stop()
         self.forget(*self._exporters)
-
-    def kill_prometheus(self) -> None:
-        """Ends Prometheus as a crash would; `start` has it back."""
-        assert self._prometheus, "Prometheus was never started"
-        self._prometheus.kill()
 
     @contextlib.contextmanager
     def without_prometheus(self) -> Iterator[None]:
-        """A stretch of time with Prometheus killed; it is back when the block is left."""
-        self.kill_prometheus()
+        """A stretch of time with Prometheus killed; when the block is left it is back, with the data it had."""
+        self.prometheus.kill()
         try:
             yield
         finally:
@@ -113,7 +99,7 @@ class Monitoring:
         for node in nodes:
             if node not in self._exporters:
                 folder = self.folder / f"{node}-{processes.free_port()}"
-                self._exporters[node] = Exporter(self._programs.node_exporter, folder)
+                self._exporters[node] = Exporter(self._program, folder)
         self._write_targets()
 
     def forget(self, *nodes: str) -> None:
@@ -141,15 +127,9 @@ class Monitoring:
             for file in exporter.folder.glob("*.prom"):
                 exporter.remove(file.stem)
 
-    def ask(self, query: str) -> list[dict[str, Any]]:
-        """What Prometheus answers to a query: series with their labels and their newest value."""
-        answer = httpx2.get(f"{self.url}/api/v1/query", params={"query": query}, trust_env=False)
-        found: list[dict[str, Any]] = answer.raise_for_status().json()["data"]["result"]
-        return found
-
     def values(self, series: str) -> dict[str, float]:
         """The newest value of each node."""
-        return {one["metric"]["instance"]: float(one["value"][1]) for one in self.ask(series)}
+        return {one["metric"]["instance"]: float(one["value"][1]) for one in self.prometheus.ask(series)}
 
     def wait_scraped(self, series: str, values: Mapping[str, float], deadline_s: float = 20) -> None:
         """Waits until Prometheus has these values, and of no other node."""
@@ -157,12 +137,8 @@ class Monitoring:
             f"Prometheus has {series} {dict(values)}",
             lambda: self.values(series) == dict(values) or None,
             deadline_s,
-            lambda: (self.values(series), self._targets()),
+            lambda: (self.values(series), self.prometheus.targets()),
         )
-
-    def _targets(self) -> Any:
-        answer = httpx2.get(f"{self.url}/api/v1/targets", trust_env=False).json()["data"]
-        return [(one["labels"], one["lastError"]) for one in answer["activeTargets"]]
 
     def _write_targets(self) -> None:
         targets = [
@@ -172,12 +148,6 @@ class Monitoring:
         part = self.folder / "targets.part"
         part.write_text(json.dumps(targets))
         part.rename(self.folder / "targets.json")
-
-
-def _answers(url: str) -> bool:
-    with contextlib.suppress(httpx2.TransportError):
-        return httpx2.get(url, timeout=2, trust_env=False).is_success
-    return False
 
 
 @contextlib.contextmanager

@@ -1,0 +1,116 @@
+"""A real Prometheus, alone: with what it scrapes, or with what it is given to hold."""
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+
+from tests.cluster import packages, processes
+from tests.cluster.api import Object
+from tests.cluster.processes import Process
+from tests.unit.metrics.prometheus_double import Given
+
+
+class Prometheus:
+    """One server with a folder of its own; it may end and start again, at the same address and with its data.
+
+    `web` is its web configuration: how it is called over TLS, and by whom. Who sets it brings the client to ask with.
+    """
+
+    def __init__(
+        self, programs: packages.Programs, folder: Path, config: Object, web: Object | None = None
+    ) -> None:
+        self.folder = folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.data = folder / "data"
+        self.client = httpx2.Client(trust_env=False)
+        port = processes.free_port()
+        self.url = f"{'https' if web and 'tls_server_config' in web else 'http'}://127.0.0.1:{port}"
+        self._programs = programs
+        self._process: Process | None = None
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        (folder / "web.yml").write_text(yaml.safe_dump(web or {}))
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.is_running
+
+    def start(self) -> None:
+        """Starts it, ready to answer; one that runs is left alone."""
+        if self.is_running:
+            return
+        arguments = [
+            self._programs.prometheus,
+            f"--config.file={self.folder / 'prometheus.yml'}",
+            f"--web.config.file={self.folder / 'web.yml'}",
+            f"--storage.tsdb.path={self.data}",
+            f"--web.listen-address={self.url.rpartition('/')[2]}",
+            "--log.level=warn",
+        ]
+        self._process = Process(arguments, self.folder / "prometheus.log")
+        with processes.stopped_on_error(self._process):
+            self._process.wait_ready(lambda: answers(f"{self.url}/-/ready", self.client))
+
+    def stop(self) -> None:
+        """Ends it."""
+        if self._process:
+            self._process.stop()
+        self.client.close()
+
+    def kill(self) -> None:
+        """Ends it as a crash would; `start` has it back."""
+        assert self._process, "Prometheus was never started"
+        self._process.kill()
+
+    def hold(self, series: Given) -> None:
+        """Writes samples into its data; before it starts."""
+        now = time.time()
+        aged = {text: given if isinstance(given, tuple) else (given, 0.0) for text, given in series.items()}
+        lines = [f"{text} {value} {now - age_s:.3f}" for text, (value, age_s) in aged.items()]
+        file = self.folder / "samples"
+        file.write_text("\n".join([*lines, "# EOF\n"]))
+        promtool = self._programs.prometheus.parent / "promtool"
+        command = [promtool, "tsdb", "create-blocks-from", "openmetrics", file, self.data]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def ask(self, query: str) -> list[Object]:
+        """What it answers to a query: series with their labels and their newest value."""
+        answer = self.client.get(f"{self.url}/api/v1/query", params={"query": query})
+        found: list[Object] = answer.raise_for_status().json()["data"]["result"]
+        return found
+
+    def targets(self) -> Any:
+        """What it scrapes, and what went wrong with it."""
+        answer = self.client.get(f"{self.url}/api/v1/targets").json()["data"]
+        return [(one["labels"], one["lastError"]) for one in answer["activeTargets"]]
+
+
+@contextlib.contextmanager
+def holding(
+    programs: packages.Programs,
+    folder: Path,
+    series: Given,
+    web: Object | None = None,
+    client: httpx2.Client | None = None,
+) -> Iterator[Prometheus]:
+    """A Prometheus that has these series and no others, and scrapes nothing."""
+    server = Prometheus(programs, folder, {}, web)
+    server.client = client or server.client
+    try:
+        server.hold(series)
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+def answers(url: str, client: httpx2.Client) -> bool:
+    """Whether an address answers with success now."""
+    with contextlib.suppress(httpx2.TransportError):
+        return client.get(url, timeout=2).is_success
+    return False
