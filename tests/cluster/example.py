@@ -5,7 +5,9 @@ from typing import Any
 
 import yaml
 
+from tests.cluster import sandbox
 from tests.cluster.api import Object
+from tests.cluster.sandbox import Sandbox, wait
 
 FOLDER = Path(__file__).parents[2] / "examples" / "health-metric"
 CLUSTER = FOLDER / "cluster"
@@ -42,6 +44,24 @@ def pod(name: str) -> Object:
     template = deployment()["spec"]["template"]
     metadata = template["metadata"] | {"name": name}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def pods(corner: Sandbox) -> list[Object]:
+    """The pods of the demo application that are there to stay."""
+    pods = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods", labelSelector="app=demo-app")[
+        "items"
+    ]
+    return [pod for pod in pods if not sandbox.is_leaving(pod)]
+
+
+def placed(corner: Sandbox) -> str:
+    """The node of the one pod of the demo application, once it has one."""
+
+    def node() -> str | None:
+        found = [sandbox.node_of(pod) for pod in pods(corner)]
+        return found[0] if len(found) == 1 else None
+
+    return wait("the demo application is placed", node, show=lambda: pods(corner))
 
 
 def _at_home(obj: Object) -> Object:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import descheduling, example, extender_double, objects, sandbox, served
-from tests.cluster.api import Object
+from tests.cluster import descheduling, example, extender_double, objects, served
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.example import LABEL, NODES
 from tests.cluster.extender_double import Double
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandbox import Sandbox
 
 ADVERTISED = {"telemetry/scheduling": "1000"}
 
@@ -34,24 +33,6 @@ def scheduled(plane: ControlPlane, double: Double) -> Iterator[None]:
         yield
 
 
-def demo_pods(corner: Sandbox) -> list[Object]:
-    """The pods of the demo application that are there to stay."""
-    pods = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods", labelSelector="app=demo-app")[
-        "items"
-    ]
-    return [pod for pod in pods if not sandbox.is_leaving(pod)]
-
-
-def placed(corner: Sandbox) -> str:
-    """The node of the one pod of the demo application, once it has one."""
-
-    def node() -> str | None:
-        found = [sandbox.node_of(pod) for pod in demo_pods(corner)]
-        return found[0] if len(found) == 1 else None
-
-    return wait("the demo application is placed", node, show=lambda: demo_pods(corner))
-
-
 def label(corner: Sandbox, node: str) -> None:
     corner.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": LABEL}})
 
@@ -63,11 +44,11 @@ class TestDemoApplication:
     ) -> None:
         corner.nodes(*(objects.node(name, extra=ADVERTISED) for name in NODES))
         corner.put(example.deployment())
-        first = placed(corner)
+        first = example.placed(corner)
         assert descheduling.once(plane, descheduler_program).evicted == 0
         label(corner, first)
         assert descheduling.once(plane, descheduler_program).evicted == 1
-        assert placed(corner) != first
+        assert example.placed(corner) != first
 
     def test_it_stays_where_no_node_has_the_resource_that_it_asks_for(
         self, plane: ControlPlane, corner: Sandbox, descheduler_program: Path
@@ -75,23 +56,23 @@ class TestDemoApplication:
         """Whether a pod fits elsewhere is always asked, and the descheduler knows of no extender."""
         corner.nodes(*(objects.node(name) for name in NODES))
         corner.put(example.deployment())
-        first = placed(corner)
+        first = example.placed(corner)
         label(corner, first)
         said = descheduling.once(plane, descheduler_program)
         assert said.evicted == 0
         assert "insufficient telemetry/scheduling" in said.log
-        assert placed(corner) == first
+        assert example.placed(corner) == first
 
     def test_it_stays_where_every_node_is_labelled(
         self, plane: ControlPlane, corner: Sandbox, descheduler_program: Path
     ) -> None:
         corner.nodes(*(objects.node(name, extra=ADVERTISED) for name in NODES))
         corner.put(example.deployment())
-        first = placed(corner)
+        first = example.placed(corner)
         for node in NODES:
             label(corner, node)
         assert descheduling.once(plane, descheduler_program).evicted == 0
-        assert placed(corner) == first
+        assert example.placed(corner) == first
 
 
 def test_a_resource_that_is_advertised_through_the_status_counts(

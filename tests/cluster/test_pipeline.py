@@ -35,12 +35,7 @@ def measured(corner: Sandbox, pipeline: Pipeline) -> Pipeline:
 @pytest.fixture
 def nodewise(plane: ControlPlane, corner: Sandbox, measured: Pipeline, tmp_path: Path) -> Iterator[Served]:
     """An extender that has read the example's policy and its metric."""
-    for definition in served.manifest("crds/taspolicies.yaml"):
-        corner.api.ensure(definition)
-    wait(
-        "TASPolicy is served",
-        lambda: corner.api.answers("/apis/telemetry.intel.com/v1alpha1/taspolicies") or None,
-    )
+    served.define(corner.api)
     corner.put(example.policy())
     with served.extender(plane, tmp_path) as running:
         wait("the metric is known", lambda: running.fetched("health_metric") or None)

@@ -1,0 +1,110 @@
+"""The health example from end to end, as its page tells it: measured, placed, labelled, drained, healed.
+
+Only the kubelet is missing: node exporter, Prometheus, prometheus-adapter, kube-scheduler, the controllers behind a
+Deployment and the descheduler are the real ones, with the files that an operator applies.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import descheduling, example, label_watch, objects, pipeline, served
+from tests.cluster.api import Object
+from tests.cluster.conftest import Measuring
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.example import NODES, POLICY
+from tests.cluster.label_watch import Change
+from tests.cluster.monitoring import HEALTH, Monitoring
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import Served
+
+ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
+
+
+@pytest.fixture(params=[ADAPTER, DIRECT])
+def way(request: pytest.FixtureRequest, corner: Sandbox, measuring: Measuring) -> Iterator[str]:
+    """How values get to nodewise; every node is there, and well."""
+    corner.nodes(*(objects.node(name) for name in NODES))
+    with pipeline.registered(corner.api, *measuring) as both_ends:
+        both_ends.monitoring.set(HEALTH, dict.fromkeys(NODES, 0))
+        both_ends.wait_visible("health_metric", dict.fromkeys(NODES, "0"))
+        yield request.param
+
+
+@pytest.fixture
+def nodes(way: str, measuring: Measuring) -> Monitoring:
+    """What the nodes measure, for the test to change."""
+    return measuring.monitoring
+
+
+def policy(way: str) -> Object:
+    """The example's; without the adapter its rules name the series that the metric comes from."""
+    found = example.policy()
+    if way == DIRECT:
+        for strategy in found["spec"]["strategies"].values():
+            strategy["rules"] = [rule | {"query": HEALTH} for rule in strategy["rules"]]
+    return found
+
+
+@pytest.fixture
+def nodewise(
+    plane: ControlPlane, corner: Sandbox, way: str, measuring: Measuring, tmp_path: Path
+) -> Iterator[Served]:
+    """nodewise, and a kube-scheduler that asks it."""
+    served.define(corner.api)
+    corner.put(policy(way))
+    direct = ["--metrics=prometheus", f"--prometheus-url={measuring.monitoring.url}"]
+    source = direct if way == DIRECT else ["--metrics=custom"]
+    advertise = "--advertise-resource=telemetry/scheduling=1000"
+    with served.extender(plane, tmp_path, advertise, *source) as running:
+        wait("the metric is known", lambda: running.fetched("health_metric") or None)
+        with plane.start_scheduler({"extenders": [running.entry()]}):
+            yield running
+
+
+@pytest.fixture
+def application(plane: ControlPlane, corner: Sandbox, nodewise: Served) -> Iterator[str]:
+    """The demo application, and the node that it was placed on."""
+    with plane.start_controller_manager("deployment-controller,replicaset-controller"):
+        corner.put(example.deployment())
+        yield example.placed(corner)
+
+
+def labelled(corner: Sandbox) -> set[str]:
+    """The nodes that are marked as violating."""
+    found = corner.api.get("/api/v1/nodes", labelSelector=f"{POLICY}=violating")["items"]
+    return {node["metadata"]["name"] for node in found}
+
+
+def until_labelled(corner: Sandbox, *wanted: str) -> None:
+    wait(
+        f"{wanted} are labelled", lambda: labelled(corner) == set(wanted) or None, 5, lambda: labelled(corner)
+    )
+
+
+def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
+    plane: ControlPlane, corner: Sandbox, nodes: Monitoring, application: str, descheduler_program: Path
+) -> None:
+    with label_watch.watching(plane) as labels:
+        nodes.set_health(application, 2)
+        until_labelled(corner, application)
+        assert descheduling.once(plane, descheduler_program).evicted == 1
+        assert example.placed(corner) != application
+        assert descheduling.once(plane, descheduler_program).evicted == 0
+        nodes.set_health(application, 0)
+        until_labelled(corner)
+    marked, cleared = (None, "violating"), ("violating", None)
+    assert labels.changes == [Change(application, POLICY, *marked), Change(application, POLICY, *cleared)]
+
+
+def test_a_pod_that_no_node_takes_is_placed_soon_after_one_is_well_again(
+    corner: Sandbox, nodes: Monitoring, nodewise: Served
+) -> None:
+    nodes.set(HEALTH, dict.fromkeys(NODES, 1))
+    for node in NODES:
+        wait(f"{node} is bad", lambda at=node: nodewise.rejects(corner.namespace, at, POLICY) or None, 5)
+    corner.pods(example.pod("late"))
+    assert "3 telemetry policy" in corner.expect_event("late")
+    nodes.set_health(NODES[1], 0)
+    assert corner.expect_bound("late", 6) == NODES[1]
