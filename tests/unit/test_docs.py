@@ -14,14 +14,18 @@ SOURCES = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
 
 
 def test_every_file_that_architecture_names_exists() -> None:
-    named = re.findall(r"`((?:src|tests|docs|bench|deploy|examples)/[\w./-]*)`", (ROOT / "ARCHITECTURE.md").read_text())
+    named = re.findall(
+        r"`((?:src|tests|docs|bench|deploy|examples)/[\w./-]*)`", (ROOT / "ARCHITECTURE.md").read_text()
+    )
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_every_room_is_in_architecture() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    rooms = {path.name for path in (ROOT / "src/nodewise").iterdir() if not path.name.startswith("_")} - {"py.typed"}
+    rooms = {path.name for path in (ROOT / "src/nodewise").iterdir() if not path.name.startswith("_")} - {
+        "py.typed"
+    }
     assert [room for room in sorted(rooms) if f"src/nodewise/{room}" not in text] == []
 
 
@@ -41,7 +45,9 @@ def test_every_event_and_metric_has_a_use_and_every_use_a_row() -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-    links = [(page, to) for page in pages for to in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
+    links = [
+        (page, to) for page in pages for to in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    ]
     assert links
     assert [f"{page.name}: {to}" for page, to in links if not (page.parent / to).exists()] == []
 
