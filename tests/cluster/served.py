@@ -125,9 +125,9 @@ class Served:
 class Papers:
     """The certificates of one extender and its scheduler."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *hosts: str) -> None:
         self.authority = Authority(folder, "nodewise-ca")
-        self.server: Pair = self.authority.issue("nodewise", "127.0.0.1", "localhost")
+        self.server: Pair = self.authority.issue("nodewise", "127.0.0.1", "localhost", *hosts)
         self.client: Pair = self.authority.issue("kube-scheduler")
 
 

@@ -1,0 +1,80 @@
+"""nodewise's commands that look at a cluster, run as somebody who may look and do nothing else."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import objects, processes, served
+from tests.cluster.access import User
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox, wait
+
+HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+COOLEST = {"metricname": "heat", "operator": "LessThan"}
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """The command without any configuration of this machine's user."""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    return subprocess.run(
+        [served.NODEWISE, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+
+
+def told(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
+    """The JSON that a command printed."""
+    assert done.returncode == code, f"{done.returncode}: {done.stderr}\n{done.stdout}"
+    return json.loads(done.stdout)
+
+
+def reader(plane: ControlPlane, rules: list[Object] | None = None, namespace: str = "") -> User:
+    """A user with the rights that ship for looking, or with these."""
+    (role,) = served.manifest("reader.yaml")
+    return plane.user(f"reader-{processes.free_port()}", rules or role["rules"], namespace)
+
+
+def define(corner: Sandbox) -> None:
+    """The definition of TASPolicy."""
+    for definition in served.manifest("crds/taspolicies.yaml"):
+        corner.api.ensure(definition)
+    path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
+    wait("TASPolicy is served", lambda: corner.api.answers(path) or None)
+
+
+def policy(namespace: str, *rules: Object, name: str = "pol") -> Object:
+    """Avoids the nodes that break these rules, and prefers the coolest."""
+    strategies = {"dontschedule": {"rules": list(rules)}, "scheduleonmetric": {"rules": [COOLEST]}}
+    return {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"strategies": strategies},
+    }
+
+
+def policy_file(folder: Path, namespace: str, *rules: Object) -> Path:
+    file = folder / "policy.json"
+    file.write_text(json.dumps(policy(namespace, *rules)))
+    return file
+
+
+def pod(name: str, **more: Any) -> Object:
+    return objects.pod(name, labels={"telemetry-policy": "pol"}, limits=served.LIMITS, **more)
+
+
+def warm(corner: Sandbox, metrics: CustomMetrics) -> None:
+    """Nodes a to d, of which a and d are too hot, b is the coolest."""
+    define(corner)
+    corner.nodes(*objects.nodes("a b c d"))
+    metrics.set("heat", {"a": 90, "b": 30, "c": 60, "d": "84500m"})
+    corner.create(policy(corner.namespace, HOT))

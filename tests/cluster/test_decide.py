@@ -1,0 +1,132 @@
+"""`nodewise decide --cluster` on a real API server, as a user who can only look; a real scheduler then agrees."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import access, looking, objects, served
+from tests.cluster.access import rule
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.looking import HOT, pod, run, told, warm
+from tests.cluster.sandbox import Sandbox, wait
+
+LEAST = [
+    rule("get list", "nodes pods"),
+    rule("get list", "taspolicies", "telemetry.intel.com"),
+    rule("get", "*", "custom.metrics.k8s.io"),
+    rule("get list", "*", "metrics.k8s.io"),
+]
+"""What `decide` needs."""
+
+
+@pytest.fixture
+def cluster(corner: Sandbox, metrics: CustomMetrics) -> Sandbox:
+    warm(corner, metrics)
+    return corner
+
+
+def given(plane: ControlPlane, corner: Sandbox, *more: str, rules: list[Object] | None = None) -> list[str]:
+    kubeconfig = looking.reader(plane, rules or LEAST).kubeconfig
+    return ["decide", "--cluster", f"--kubeconfig={kubeconfig}", "-n", corner.namespace, *more]
+
+
+def versions(corner: Sandbox) -> dict[str, str]:
+    """The resource version of everything that could be written."""
+    folders = (
+        "/api/v1/nodes",
+        f"/api/v1/namespaces/{corner.namespace}/pods",
+        f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies",
+        f"/apis/events.k8s.io/v1/namespaces/{corner.namespace}/events",
+        f"/apis/coordination.k8s.io/v1/namespaces/{corner.namespace}/leases",
+    )
+    items = [item for folder in folders for item in corner.api.get(folder)["items"]]
+    return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in items}
+
+
+def test_the_rights_that_ship_are_to_look_only() -> None:
+    (role,) = served.manifest("reader.yaml")
+    assert {verb for one in role["rules"] for verb in one["verbs"]} == {"get", "list"}
+
+
+def test_waiting_pods_are_decided_as_kube_scheduler_then_places_them(
+    plane: ControlPlane, cluster: Sandbox, tmp_path: Path
+) -> None:
+    cluster.pods(*(pod(f"web-{number}") for number in range(3)))
+    before = versions(cluster)
+    found = told(run(*given(plane, cluster, "-o", "json")))["decisions"]
+    assert versions(cluster) == before
+    assert [one["pod"] for one in found] == [f"{cluster.namespace}/web-{number}" for number in range(3)]
+    assert list(found[0]) == ["pod", "agents", "feasible", "scores", "rejected", "values", "error"]
+    assert found[0]["feasible"] == ["b", "c"]
+    assert found[0]["scores"] == {"b": 10, "c": 9}
+    with served.extender(plane, tmp_path) as nodewise:
+        wait("heat is known", lambda: nodewise.fetched("heat") or None)
+        with plane.start_scheduler({"extenders": [nodewise.entry()]}):
+            assert {cluster.expect_bound(f"web-{number}") for number in range(3)} == {"b"}
+
+
+def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, tmp_path: Path) -> None:
+    """Which pods sit on nodes that it would reject, and where each would go."""
+    cluster.pods(
+        objects.running_on("c", pod("warm")), objects.running_on("b", pod("cool")), objects.pod("plain")
+    )
+    stricter = looking.policy_file(tmp_path, cluster.namespace, HOT | {"target": 50})
+    calm = told(run(*given(plane, cluster, "--running", "-o", "json")))["decisions"]
+    assert {(one["pod"].rpartition("/")[2], one["stays"]) for one in calm} == {
+        ("warm", True),
+        ("cool", True),
+        ("plain", None),
+    }
+    tried = told(run(*given(plane, cluster, "--running", "--policy", str(stricter), "-o", "json")), 3)
+    found = {one["pod"].rpartition("/")[2]: one for one in tried["decisions"]}
+    assert (found["warm"]["node"], found["warm"]["stays"], found["warm"]["feasible"]) == ("c", False, ["b"])
+    assert found["cool"]["stays"]
+    table = run(*given(plane, cluster, "--running", "--policy", str(stricter)))
+    assert "1 running where a policy rejects them, 1 where they may stay" in table.stdout
+
+
+def test_nobody_waits(plane: ControlPlane, cluster: Sandbox) -> None:
+    done = run(*given(plane, cluster))
+    assert (done.returncode, done.stdout) == (0, "no pod waits\n")
+    assert told(run(*given(plane, cluster, "-o", "json"))) == {"decisions": []}
+
+
+def test_a_pod_that_fits_nowhere_and_a_metric_that_fails(
+    plane: ControlPlane, cluster: Sandbox, metrics: CustomMetrics
+) -> None:
+    cluster.pods(pod("web"))
+    metrics.fail("heat")
+    done = run(*given(plane, cluster, "-o", "json"))
+    (one,) = told(done, 3)["decisions"]
+    assert one["error"] == f"telemetry policy {cluster.namespace}/pol: metric heat was never fetched"
+    assert "told to fail with 503" in done.stderr
+
+
+def test_files_beside_the_cluster_win(plane: ControlPlane, cluster: Sandbox, tmp_path: Path) -> None:
+    cluster.pods(pod("web"))
+    table = tmp_path / "heat.csv"
+    table.write_text(
+        "".join(f"{node},heat,{value}\n" for node, value in zip("abcd", (1, 99, 99, 2), strict=True))
+    )
+    (one,) = told(run(*given(plane, cluster, str(table), "-o", "json")))["decisions"]
+    assert one["feasible"] == ["a", "d"]
+
+
+def test_rights_of_one_namespace_are_enough_for_it(plane: ControlPlane, cluster: Sandbox) -> None:
+    cluster.pods(pod("web"))
+    inside = [rule("list", "pods"), rule("list", "taspolicies", "telemetry.intel.com")]
+    user = looking.reader(plane, inside, cluster.namespace)
+    access.grant(plane.api, user.name, [rule("list", "nodes"), rule("get", "*", "custom.metrics.k8s.io")])
+    asked = ["decide", "--cluster", f"--kubeconfig={user.kubeconfig}", "-o", "json"]
+    (one,) = told(run(*asked, "-n", cluster.namespace))["decisions"]
+    assert one["feasible"] == ["b", "c"]
+    assert run(*asked).returncode == 1
+
+
+def test_a_missing_right_is_named(plane: ControlPlane, cluster: Sandbox) -> None:
+    done = run(*given(plane, cluster, rules=[one for one in LEAST if "pods" not in one["resources"]]))
+    assert done.returncode == 1
+    assert "cannot list resource" in done.stderr
+    assert "grant this right" in done.stderr

@@ -1,0 +1,190 @@
+"""`nodewise explain` on a real API server: several replicas, found by their Service, and what a real scheduler did."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import access, looking, objects, processes, served
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.looking import pod, run, told, warm
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import Papers, Served
+
+SERVICE = "nodewise"
+
+
+def own_address() -> str:
+    """An address of this machine other than loopback, which the API server takes for an endpoint."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # nothing is sent
+        found: str = probe.getsockname()[0]
+        if not found.startswith("127."):
+            return found
+    pytest.skip("this machine has no address but loopback")
+
+
+@pytest.fixture
+def cluster(corner: Sandbox, metrics: CustomMetrics) -> Sandbox:
+    warm(corner, metrics)
+    return corner
+
+
+@pytest.fixture
+def papers(corner: Sandbox, tmp_path: Path) -> Papers:
+    """The certificate is for the Service's name, as the addresses of pods are in none."""
+    return Papers(tmp_path, f"{SERVICE}.{corner.namespace}.svc")
+
+
+@contextlib.contextmanager
+def replica(
+    plane: ControlPlane, papers: Papers, folder: Path, address: str = "127.0.0.1"
+) -> Iterator[Served]:
+    """One replica, with the rights that ship; ready."""
+    user = plane.user(f"nodewise-{processes.free_port()}", served.rules())
+    access.grant(plane.api, user.name, served.rules("Role"), served.OWN_NAMESPACE)
+    given = [
+        f"--kubeconfig={user.kubeconfig}",
+        f"--namespace={served.OWN_NAMESPACE}",
+        f"--address={address}",
+        "--port=0",
+        "--health-port=0",
+        f"--cert={papers.server.cert}",
+        f"--key={papers.server.key}",
+        f"--client-ca={papers.authority.ca_file}",
+        "--sync-period=500ms",
+    ]
+    with served.started(folder, given, papers) as running:
+        running.process.wait_ready(running.is_ready)
+        yield running
+
+
+def endpoint(name: str, url: str, *, ready: bool = True) -> Object:
+    """An EndpointSlice of one replica."""
+    address, _, port = url.removeprefix("https://").rpartition(":")
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": SERVICE}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}],
+        "ports": [{"name": "https", "port": int(port)}],
+    }
+
+
+def certificates(papers: Papers) -> list[str]:
+    return [f"--cert={papers.client.cert}", f"--key={papers.client.key}", f"--ca={papers.authority.ca_file}"]
+
+
+def through_the_cluster(plane: ControlPlane, corner: Sandbox, name: str, *more: str) -> list[str]:
+    user = looking.reader(plane)
+    place = [f"--kubeconfig={user.kubeconfig}", f"--service-namespace={corner.namespace}"]
+    return ["explain", f"{corner.namespace}/{name}", *place, *more]
+
+
+def test_every_replica_is_asked_and_one_that_is_gone_is_named(
+    plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
+) -> None:
+    """Filter goes to one replica, prioritize to another, as behind a Service."""
+    address = own_address()
+    with replica(plane, papers, tmp_path, address) as one, replica(plane, papers, tmp_path, address) as other:
+        for name, running in (("one", one), ("other", other)):
+            cluster.put(endpoint(name, running.url))
+        cluster.put(endpoint("starting", f"https://{address}:1", ready=False))
+        tls = one.entry()["tlsConfig"] | {"serverName": f"{SERVICE}.{cluster.namespace}.svc"}
+        filters = one.entry(prioritizeVerb="", preemptVerb="", httpTimeout="5s", tlsConfig=tls)
+        scores = other.entry(
+            filterVerb="", preemptVerb="", managedResources=[], httpTimeout="5s", tlsConfig=tls
+        )
+        with plane.start_scheduler({"extenders": [filters, scores]}):
+            cluster.pods(pod("web"))
+            assert cluster.expect_bound("web") == "b"
+        asked = through_the_cluster(plane, cluster, "web", *certificates(papers))
+        found = told(run(*asked, "-o", "json"))
+        assert {one["url"]: one["found"] for one in found["replicas"]} == {one.url: 1, other.url: 1}
+        assert found["attempt"]["calls"] == ["filter", "prioritize"]
+        assert found["state"]["node"] == "b"
+        nodes = {one["node"]: (one["passes"], one["score"]) for one in found["attempt"]["nodes"]}
+        assert nodes == {"b": (True, 10), "c": (True, 9), "d": (False, None), "a": (False, None)}
+        other.process.kill()
+        late = run(*asked)
+        assert late.returncode == 0
+        assert f"{other.url} is left out" in late.stderr
+        assert "web is on b: 2 of the 4 nodes asked about pass" in late.stdout
+        one.process.kill()
+        none = run(*asked)
+        assert none.returncode == 1
+        assert none.stderr.count(": no answer") == 2
+
+
+def test_a_pod_that_waits_is_told_what_would_have_changed_it(
+    plane: ControlPlane, cluster: Sandbox, metrics: CustomMetrics, papers: Papers, tmp_path: Path
+) -> None:
+    metrics.set("heat", {"a": 90, "b": 82, "c": 85, "d": "84500m"})
+    with replica(plane, papers, tmp_path) as running:
+        wait("all are hot", lambda: running.rejects(cluster.namespace, "b") or None)
+        with plane.start_scheduler({"extenders": [running.entry(httpTimeout="5s")]}):
+            cluster.pods(pod("web"))
+            event = cluster.expect_event("web")
+        asked = through_the_cluster(plane, cluster, "web", f"--server={running.url}", *certificates(papers))
+        done = run(*asked)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert lines[0].endswith("web waits: none of the 4 nodes asked about passes")
+        assert f"kube-scheduler: {event}" in lines
+        assert "  heat GreaterThan: 1 more node passes at 82 instead of 80, 3 at 85, 4 at 90" in lines
+        found = told(run(*asked, "-o", "json"))["attempt"]
+        (group,) = found["groups"]
+        assert f"{len(group['nodes'])} {group['reason']}" in event
+        assert found["changes"][0]["more"][-1] == {"target": 90, "nodes": 4}
+
+
+def test_pods_that_nobody_asked_about(
+    plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
+) -> None:
+    """One asks for no managed resource, one for more cores than there are, one is not there at all."""
+    with replica(plane, papers, tmp_path) as running:
+        with plane.start_scheduler({"extenders": [running.entry()]}):
+            large = pod("large", cpu="64")
+            cluster.pods(objects.pod("plain"), large)
+            cluster.expect_bound("plain")
+            cluster.expect_rejected("large")
+        said = {}
+        for name in ("plain", "large", "absent"):
+            done = run(*through_the_cluster(plane, cluster, name, f"--server={running.health}"))
+            assert done.returncode == 3, done.stderr
+            said[name] = done.stdout
+    assert "it requests no extended resource" in said["plain"]
+    assert "Insufficient cpu" in said["large"]
+    assert "only about nodes that its own rules leave" in said["large"]
+    assert "there is no such pod now" in said["absent"]
+
+
+def test_without_a_cluster_a_replica_alone_explains(
+    plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
+) -> None:
+    with replica(plane, papers, tmp_path) as running:
+        with plane.start_scheduler({"extenders": [running.entry(httpTimeout="5s")]}):
+            cluster.pods(pod("web"))
+            cluster.expect_bound("web")
+        done = run("explain", f"{cluster.namespace}/web", f"--server={running.health}", "-o", "wide")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "web at its last attempt: 2 of the 4 nodes asked about pass" in done.stdout
+    assert "heat GreaterThan 80" in done.stdout
+
+
+def test_who_has_no_certificate_is_told_another_way(plane: ControlPlane, cluster: Sandbox) -> None:
+    done = run(*through_the_cluster(plane, cluster, "web"))
+    assert done.returncode == 2
+    assert "port-forward" in done.stderr
+
+
+def test_a_service_without_replicas(plane: ControlPlane, cluster: Sandbox, papers: Papers) -> None:
+    done = run(*through_the_cluster(plane, cluster, "web", *certificates(papers)))
+    assert done.returncode == 1
+    assert "no ready endpoint" in done.stderr
