@@ -184,7 +184,7 @@ def _recorder(given: Given, tools: Tools) -> recording.Recorder:
         return recording.Silent()
     period_s = given.settings[RefreshOptions].sync_period_s
     header = recording.header(given.agents, given.agent_options, period_s, tools.clock.now())
-    return Recording(recording.create(Path(own.record)), header, own.record_max_bytes, tools.meters)
+    return Recording(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
 
 
 def _extender(given: Given, keeper: WorldKeeper, recorder: recording.Recorder, tools: Tools) -> Extender:

@@ -19,6 +19,7 @@ import msgspec
 import nodewise
 from nodewise import clock as clocks
 from nodewise.agent import AgentKind, World
+from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import deltas, tape
 from nodewise.extender.tape import AgentHeader, Exchange, Gap, Header, Record
@@ -98,11 +99,12 @@ class _Backlog:
 class Recording:
     """The recorder that writes: `world` and `exchange` are the server's, everything else is the writing thread's."""
 
-    def __init__(self, file: BinaryIO, header: Header, max_bytes: int, meters: Meters) -> None:
+    def __init__(self, file: BinaryIO, header: Header, max_bytes: int, clock: Clock, meters: Meters) -> None:
         self._backlog = _Backlog()
         self._told = deltas.EMPTY
         self._lost = Gap()
         self._ended = False
+        self._clock = clock
         self._meters = meters
         self._max_bytes = max_bytes
         self._one_writer = threading.Lock()
@@ -143,7 +145,7 @@ class Recording:
     async def run(self) -> None:
         """Write what is told, in a thread, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await self._clock.sleep(_LOOK_S)
             if self._backlog:
                 await asyncio.to_thread(self.write)
 
@@ -163,15 +165,15 @@ class Recording:
             self._end("stopped")
 
     def _drain(self) -> None:
-        flush_at = time.monotonic() + _FLUSH_S
+        flush_at = self._clock.monotonic() + _FLUSH_S
         try:
             while not self._ended and (item := self._backlog.taken()):
                 self._write(item)
                 if self._tape.size_bytes >= self._max_bytes:
                     self._end("full")
-                elif time.monotonic() > flush_at:
+                elif self._clock.monotonic() > flush_at:
                     self._flush()
-                    flush_at = time.monotonic() + _FLUSH_S
+                    flush_at = self._clock.monotonic() + _FLUSH_S
             if not self._ended:
                 self._flush()
         except Exception as error:  # noqa: BLE001 - whatever ends the recording, it must not end the serving

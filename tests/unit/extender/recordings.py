@@ -49,7 +49,7 @@ class Recorded:
         self.meters = Meters()
         self.clock = ManualClock(1000.0)
         header = recording.header([KIND], self.options, PERIOD_S, self.clock.now())
-        self.recording = Recording(self.disk, header, max_bytes, self.meters)
+        self.recording = Recording(self.disk, header, max_bytes, self.clock, self.meters)
         self.view = View(NodeIndex(), {}, 0.0)
         self._state = KIND.state(self.options["telemetry"], PERIOD_S)
         answering = Answering([KIND], self.options)

@@ -1,0 +1,245 @@
+"""What is written, what is not, and what a reader finds."""
+
+import asyncio
+import gzip
+import io
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.agent import NodeIndex, World
+from nodewise.agents.telemetry.state import POLICIES
+from nodewise.clock import ManualClock
+from nodewise.errors import BadInput, BadSettings
+from nodewise.extender import recording, tape
+from nodewise.extender.tape import End, Exchange, Gap, Header, Record, SeriesEntry
+from nodewise.extender.world import WorldKeeper
+from nodewise.kube.store import Writer
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.series import Sample
+from nodewise.metrics.snapshot import Snapshot
+from nodewise.observe.meters import Meters
+from tests.unit.agents.telemetry.worlds import NOW, policy, rule, series, snapshot, world
+from tests.unit.extender.recordings import Disk, Recorded, body, records
+
+HEAT = policy(dontschedule=[rule("heat", target=5)])
+HEADER = Header(format=tape.FORMAT, nodewise="1", agents=(), sync_period_s=5.0, at=1.0)
+
+
+def kinds(file: bytes) -> list[str]:
+    return [type(one.entry).__name__ for one in records(file)]
+
+
+def entries(file: bytes, kind: type) -> list[Any]:
+    return [one.entry for one in records(file) if isinstance(one.entry, kind)]
+
+
+def written(*given: Record) -> bytes:
+    disk = Disk()
+    writer = tape.Writer(disk)
+    for one in given:
+        writer.write(one)
+    writer.close()
+    return disk.contents
+
+
+class TestTape:
+    def test_bytes_come_back_as_they_were(self) -> None:
+        exchange = tape.record(Exchange(path="/x", at=0.1, generation=3), b"\n{\xff\x00", b"")
+        assert records(written(Record(HEADER), exchange)) == [Record(HEADER), exchange]
+
+    def test_a_person_can_read_it(self) -> None:
+        exchange = tape.record(Exchange(path="/x", at=0.5, generation=3), b'{"Pod":1}', b"[]")
+        text = gzip.decompress(written(Record(HEADER), exchange)).splitlines()
+        assert text[1:] == [
+            b'{"kind":"request","path":"/x","at":0.5,"generation":3,"sizes":[9,2]}',
+            b'{"Pod":1}[]',
+        ]
+
+    @pytest.mark.parametrize(
+        ("file", "said"),
+        [
+            (b"", "header: none"),
+            (b"no gzip", "entry 1"),
+            (gzip.compress(b"{}\n"), "entry 1"),
+            (gzip.compress(b'{"kind":"end","why":"full"}\n'), "header: none"),
+            (written(Record(HEADER))[:-8] + bytes(8), "incorrect data check"),
+            (gzip.compress(b'{"kind":"recording","format":9,"nodewise":"7","agents":[],"sync_period_s":5,"at":1}\n'),
+             "format: 9, by nodewise 7; wanted 1"),
+        ],
+        ids=["empty", "no gzip", "no kind", "no header", "wrong checksum", "of a later format"],
+    )  # fmt: skip
+    def test_what_is_no_recording_is_said_to_be_none(self, file: bytes, said: str) -> None:
+        with pytest.raises(BadInput, match=said):
+            records(file)
+
+
+class TestEntries:
+    def test_what_does_not_change_is_not_told_again(self) -> None:
+        recorded = Recorded()
+        heat = snapshot(series("heat", n1=1, n2=9))
+        given = world([HEAT], heat, "n1 n2")
+        recorded.see(given)
+        recorded.see(World(given.nodes, given.objects, heat, NOW + 1))
+        assert kinds(recorded.ended()) == [
+            "Header",
+            *("Nodes", "Object", "SeriesEntry", "Metrics", "Moment"),
+            "Moment",
+            "End",
+        ]
+
+    def test_of_a_metric_only_what_changed_is_told(self) -> None:
+        recorded = Recorded()
+        nodes = NodeIndex([f"n{n}" for n in range(100)])
+        first = {name: Sample(7, 1.0) for name in nodes.known}
+        second = {**first, "n3": Sample(8, 1.0)}
+        third = {name: Sample(sample.value, 2.0) for name, sample in second.items()}
+        for samples in (first, second, third, third):
+            one = series("heat")
+            recorded.see(World(nodes, {POLICIES: {}}, snapshot(with_samples(one, samples)), NOW))
+        told = [(one.nodes is None, one.columns) for one in entries(recorded.ended(), SeriesEntry)]
+        assert told[1:] == [
+            (True, {"value": tape.Cells(at=[3], to=[8])}),
+            (True, {"at": tape.Cells(one=2.0)}),
+            (True, {}),
+        ]
+
+
+def with_samples(one: Any, samples: dict[str, Sample]) -> Any:
+    return type(one)(one.metric, one.source, one.fetched_at, samples)
+
+
+class TestRecording:
+    def test_what_was_written_is_there_without_an_end(self) -> None:
+        recorded = Recorded()
+        recorded.see(world([], Snapshot()))
+        recorded.ask("/scheduler/filter", body(None, "n1"))
+        recorded.recording.write()
+        assert kinds(recorded.disk.getvalue())[-1] == "Exchange"
+
+    def test_a_request_that_cannot_be_read_is_recorded_with_its_error(self) -> None:
+        recorded = Recorded()
+        recorded.ask("/scheduler/filter", b"garbage")
+        found = records(recorded.ended())[1]
+        assert (found.entry.error, found.blobs[0]) == ("BadInput", b"garbage")  # type: ignore[union-attr]
+        assert b"wanted an ExtenderArgs object" in found.blobs[1]
+
+    def test_it_ends_at_its_limit_and_says_so_once(self, capsys: Any) -> None:
+        recorded = Recorded(max_bytes=400)
+        for _ in range(50):
+            recorded.ask("/scheduler/filter", body(None, "n1 n2"))
+            recorded.recording.write()
+        file = recorded.ended()
+        assert entries(file, End) == [End(why="full")]
+        assert 400 < len(file) < 1000
+        assert "".join(capsys.readouterr()).count("recording_stopped") == 1
+
+    def test_what_does_not_fit_is_counted_in_the_file(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr(recording, "_QUEUE_BYTES", 1500)
+        recorded = Recorded()
+        ask = ("/scheduler/filter", body(None, "n1"))
+        for _ in range(4):
+            recorded.ask(*ask)
+        recorded.see(world([], Snapshot()))
+        recorded.recording.write()
+        recorded.ask(*ask)
+        file = recorded.ended()
+        assert kinds(file) == ["Header", "Exchange", "Exchange", "Gap", "Exchange", "End"]
+        assert entries(file, Gap) == [Gap(requests=2, worlds=1)]
+        counted = recorded.meters.exposition()
+        assert b'nodewise_recording_lost_total{what="request"} 2.0' in counted
+        assert b'nodewise_recording_lost_total{what="world"} 1.0' in counted
+
+    def test_what_was_lost_last_is_counted_too(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr(recording, "_QUEUE_BYTES", 1)
+        recorded = Recorded()
+        for _ in range(2):
+            recorded.ask("/scheduler/filter", body(None, "n1"))
+        assert kinds(recorded.ended()) == ["Header", "Exchange", "Gap", "End"]
+
+    def test_a_full_disk_ends_the_recording_and_nothing_else(self, capsys: Any) -> None:
+        disk = FullDisk()
+        recorded = Recorded(disk=disk)
+        disk.is_full = True
+        for _ in range(3):
+            assert recorded.ask("/scheduler/filter", body(None, "n1"))
+            recorded.recording.write()
+        recorded.recording.finish()
+        assert "".join(capsys.readouterr()).count("No space left") == 1
+
+    def test_a_task_writes_and_ends(self) -> None:
+        async def play() -> bytes:
+            recorded = Recorded()
+            task = asyncio.create_task(recorded.recording.run())
+            recorded.ask("/scheduler/filter", body(None, "n1"))
+            while len(records(recorded.disk.getvalue())) < 2:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await recorded.recording.close()
+            return recorded.disk.contents
+
+        assert kinds(asyncio.run(play())) == ["Header", "Exchange", "End"]
+
+
+class FullDisk(Disk):
+    is_full = False
+
+    def write(self, data: Any) -> int:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        return super().write(data)
+
+
+class TestFile:
+    def test_only_its_owner_reads_it(self, tmp_path: Path) -> None:
+        recording.create(tmp_path / "r.gz").close()
+        assert stat.S_IMODE((tmp_path / "r.gz").stat().st_mode) == 0o600
+
+    def test_one_that_is_there_is_kept(self, tmp_path: Path) -> None:
+        (tmp_path / "r.gz").write_bytes(b"before")
+        recording.create(tmp_path / "r.gz").close()
+        assert (tmp_path / "r.gz").read_bytes() == b""
+        assert (tmp_path / "r.gz.old").read_bytes() == b"before"
+
+    @pytest.mark.parametrize("name", ["", "nowhere/r.gz"])
+    def test_one_that_cannot_be_made_is_a_wrong_setting(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(BadSettings, match="--record"):
+            recording.create(tmp_path / name)
+
+
+def test_the_keeper_tells_a_world_before_it_computes_slots_of_it() -> None:
+    told: list[tuple[str, int]] = []
+
+    class State:
+        def wants(self, _: Any) -> frozenset[Any]:
+            return frozenset()
+
+        def problems(self, _: Any) -> dict[str, Any]:
+            return {}
+
+        def slot(self, _: World) -> Any:
+            told.append(("slot", keeper.view.generation + 1))
+            yield
+
+    nodes: Writer[Any] = Writer()
+    nodes.replace([])
+    clock, meters = ManualClock(), Meters()
+    refresher = Refresher((), RefreshOptions(), clock, meters)
+    keeper = WorldKeeper({"t": State()}, nodes.store, {}, refresher, clock, meters)  # type: ignore[dict-item]
+    keeper.subscribe(lambda _, generation: told.append(("world", generation)))
+
+    async def publish() -> None:
+        await keeper.publish()
+        await keeper.publish()
+
+    asyncio.run(publish())
+    assert told == [("world", 1), ("slot", 1), ("world", 2), ("slot", 2)]
+
+
+def test_reading_needs_no_whole_file() -> None:
+    file = written(Record(HEADER), *[tape.record(Exchange(path="/x", at=1.0, generation=1), b"a" * 99)] * 9)
+    found = [len(list(tape.read(io.BytesIO(file[:size])))) for size in range(len(file), 120, -1)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == 10
