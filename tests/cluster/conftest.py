@@ -5,7 +5,7 @@ What cannot be set up on this machine is reported by `availability.not_run`.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -24,8 +24,7 @@ from tests.cluster import (
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.extender_double import Double
-from tests.cluster.monitoring import Monitoring
-from tests.cluster.pipeline import Adapter, Pipeline
+from tests.cluster.pipeline import Measuring, Pipeline
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.schedulers import RealScheduler, Scheduler
 from tests.cluster.standin import StandIn
@@ -89,13 +88,6 @@ def prometheus_programs(request: pytest.FixtureRequest) -> packages.Programs:
 def descheduler_program(request: pytest.FixtureRequest) -> Path:
     """The descheduler; see `descheduling`."""
     return _got(request, programs.descheduler)
-
-
-class Measuring(NamedTuple):
-    """What runs for the whole session; see `pipeline`."""
-
-    monitoring: Monitoring
-    adapter: Adapter
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,13 @@ class Adapter(NamedTuple):
     backend: Backend
 
 
+class Measuring(NamedTuple):
+    """What runs for the whole session: exporters of the example's nodes, Prometheus, and an adapter that asks it."""
+
+    monitoring: Monitoring
+    adapter: Adapter
+
+
 @contextlib.contextmanager
 def adapting(
     plane: ControlPlane, program: Path, prometheus_url: str, rules: Path = example.ADAPTER_RULES

@@ -9,9 +9,8 @@ import yaml
 
 from tests.cluster import example, objects, packages, pipeline, programs
 from tests.cluster.api import ApiError, Object
-from tests.cluster.conftest import Measuring
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.pipeline import Pipeline
+from tests.cluster.pipeline import Measuring, Pipeline
 from tests.cluster.sandbox import Sandbox, wait
 
 FOLDER = example.FOLDER.parent / "power" / "cluster"

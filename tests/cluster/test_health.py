@@ -4,18 +4,21 @@ Only the kubelet is missing: node exporter, Prometheus, prometheus-adapter, kube
 Deployment and the descheduler are the real ones, with the files that an operator applies.
 """
 
+import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests.cluster import descheduling, example, label_watch, objects, pipeline, served
 from tests.cluster.api import Object
-from tests.cluster.conftest import Measuring
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.example import NODES, POLICY
 from tests.cluster.label_watch import Change
 from tests.cluster.monitoring import HEALTH, Monitoring
+from tests.cluster.pipeline import Measuring
 from tests.cluster.sandbox import Sandbox, wait
 from tests.cluster.served import Served
 
@@ -47,20 +50,34 @@ def policy(way: str) -> Object:
     return found
 
 
-@pytest.fixture
-def nodewise(
-    plane: ControlPlane, corner: Sandbox, way: str, measuring: Measuring, tmp_path: Path
-) -> Iterator[Served]:
-    """nodewise, and a kube-scheduler that asks it."""
+@contextlib.contextmanager
+def serving(plane: ControlPlane, corner: Sandbox, way: str, folder: Path, *more: str) -> Iterator[Served]:
+    """nodewise with the policy and the metric, and with telemetry/scheduling on every node."""
     served.define(corner.api)
     corner.put(policy(way))
-    direct = ["--metrics=prometheus", f"--prometheus-url={measuring.monitoring.url}"]
-    source = direct if way == DIRECT else ["--metrics=custom"]
-    advertise = "--advertise-resource=telemetry/scheduling=1000"
-    with served.extender(plane, tmp_path, advertise, *source) as running:
+    given = ["--advertise-resource=telemetry/scheduling=1000", *more]
+    with served.extender(plane, folder, *given) as running:
         wait("the metric is known", lambda: running.fetched("health_metric") or None)
-        with plane.start_scheduler({"extenders": [running.entry()]}):
-            yield running
+        yield running
+
+
+@pytest.fixture
+def source(way: str, measuring: Measuring) -> list[str]:
+    """The flags by which nodewise goes this way."""
+    direct = ["--metrics=prometheus", f"--prometheus-url={measuring.monitoring.url}"]
+    return direct if way == DIRECT else ["--metrics=custom"]
+
+
+@pytest.fixture
+def nodewise(
+    plane: ControlPlane, corner: Sandbox, way: str, source: list[str], tmp_path: Path
+) -> Iterator[Served]:
+    """nodewise, and a kube-scheduler that asks it."""
+    with (
+        serving(plane, corner, way, tmp_path, *source) as running,
+        plane.start_scheduler({"extenders": [running.entry()]}),
+    ):
+        yield running
 
 
 @pytest.fixture
@@ -81,6 +98,17 @@ def until_labelled(corner: Sandbox, *wanted: str) -> None:
     wait(
         f"{wanted} are labelled", lambda: labelled(corner) == set(wanted) or None, 5, lambda: labelled(corner)
     )
+
+
+def suspended(corner: Sandbox) -> str:
+    """The status of the policy's condition Suspended."""
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{POLICY}"
+    conditions = corner.api.get(path).get("status", {}).get("conditions", [])
+    return next((str(one["status"]) for one in conditions if one["type"] == "Suspended"), "")
+
+
+def until_suspended(corner: Sandbox, wanted: str) -> None:
+    wait(f"Suspended is {wanted}", lambda: suspended(corner) == wanted or None, 20, lambda: suspended(corner))
 
 
 def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
@@ -108,3 +136,22 @@ def test_a_pod_that_no_node_takes_is_placed_soon_after_one_is_well_again(
     assert "3 telemetry policy" in corner.expect_event("late")
     nodes.set_health(NODES[1], 0)
     assert corner.expect_bound("late", 6) == NODES[1]
+
+
+def test_without_prometheus_verdicts_and_labels_hold_and_the_policy_says_so(
+    plane: ControlPlane, corner: Sandbox, nodes: Monitoring, way: str, source: list[str], tmp_path: Path
+) -> None:
+    with (
+        serving(plane, corner, way, tmp_path, "--max-age=2s", *source) as running,
+        label_watch.watching(plane) as labels,
+    ):
+        nodes.set_health(NODES[1], 2)
+        until_labelled(corner, NODES[1])
+        with nodes.without_prometheus():
+            until_suspended(corner, "True")
+            assert [running.rejects(corner.namespace, node, POLICY) for node in NODES] == [False, True, False]
+            shown = httpx2.get(f"{running.health}/metrics").text
+            assert re.search(r"(?m)^nodewise_rules_suspended [1-9]", shown)
+            assert "the last verdicts hold" in corner.expect_event(POLICY, "LostNodes")
+        until_suspended(corner, "False")
+    assert labels.changes == [Change(NODES[1], POLICY, None, "violating")]
