@@ -96,7 +96,7 @@ def test_the_controller_manager_clears_a_namespace(plane: ControlPlane) -> None:
     plane.api.create(objects.namespace("doomed"))
     manager = plane.start_controller_manager("namespace-controller")
     plane.api.delete("/api/v1/namespaces/doomed")
-    wait("doomed is gone", lambda: plane.api.find("/api/v1/namespaces/doomed") is None or None)
+    wait("doomed is gone", lambda: plane.api.find("/api/v1/namespaces/doomed") is None or None, deadline_s=60)
     manager.stop()
 
 
