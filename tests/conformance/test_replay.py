@@ -1,0 +1,217 @@
+"""A real extender records, is ended or killed, and its recording is answered once more by the real command."""
+
+import http.client
+import itertools
+import json
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from nodewise.cli import child
+from nodewise.extender import tape
+from nodewise.extender.tape import Exchange
+
+ROOT = Path(__file__).parents[2]
+NODEWISE = Path(sys.executable).parent / "nodewise"
+NODES = ["rack1-a", "rack1-b", "rack2-a", "nobody"]
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ROOT / "examples/health-metric", tmp_path / "objects"))
+
+
+class Caller:
+    """kube-scheduler's part: one connection."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
+        self.asked = 0
+
+    def ask(self, path: str, body: bytes) -> bytes:
+        self.asked += 1
+        self._connection.request("POST", path, body, {"Content-Type": "application/json"})
+        with self._connection.getresponse() as response:
+            return response.read()
+
+    def filter(self, *names: str) -> Any:
+        return json.loads(self.ask("/scheduler/filter", body(NodeNames=list(names or NODES))))
+
+    def until(self, kept: list[str]) -> None:
+        """Ask over and over until just these nodes are kept."""
+        for _ in tries():
+            if self.filter()["NodeNames"] == kept:
+                return
+        raise AssertionError(f"never {kept}, but {self.filter()}")
+
+    def everything(self) -> None:
+        whole = {"items": [{"metadata": {"name": name}, "spec": {"x": 1}} for name in NODES]}
+        victims = {name: {"Pods": [{"UID": "v"}]} for name in NODES}
+        for prefix in ("/scheduler", "/agents/telemetry"):
+            for policy in ("demo-policy", "missing", "", None):
+                self.ask(f"{prefix}/filter", body(policy, NodeNames=NODES))
+                self.ask(f"{prefix}/filter", body(policy, Nodes=whole))
+                self.ask(f"{prefix}/prioritize", body(policy, NodeNames=NODES))
+                self.ask(f"{prefix}/preempt", body(policy, NodeNameToMetaVictims=victims))
+            for bad in (b"", b"garbage", b'{"Pod":{}}', b"[" * 9999):
+                self.ask(f"{prefix}/filter", bad)
+
+
+def tries() -> Iterator[int]:
+    end = time.monotonic() + PATIENCE_S
+    for number in itertools.takewhile(lambda _: time.monotonic() < end, itertools.count()):
+        yield number
+        time.sleep(0.02)
+
+
+def body(policy: str | None = "demo-policy", **more: Any) -> bytes:
+    labels = {} if policy is None else {"telemetry-policy": policy}
+    metadata = {"name": "p", "namespace": "health-metric-demo", "uid": "u", "labels": labels}
+    return json.dumps({"Pod": {"metadata": metadata}, **more}).encode()
+
+
+def arguments(objects: Path, file: Path, *more: str) -> list[str]:
+    return ["--objects-from", str(objects), "--record", str(file), "--sync-period=100ms", *more]
+
+
+def replay(file: Path, *more: str) -> tuple[int, Any]:
+    done = subprocess.run(
+        [NODEWISE, "simulate", "replay", file, "-o", "json", *more],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == b""
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recording.gz"
+    with child.extender(arguments(objects, file)) as extender:
+        extender.wait_ready()
+        caller = Caller(extender.url)
+        caller.everything()
+        caller.until(["rack1-a", "rack2-a", "nobody"])
+        policy = objects / "policy.yaml"
+        policy.write_text(policy.read_text().replace("target: 2", "target: 0"))
+        caller.until(["rack1-b", "nobody"])
+        caller.everything()
+        (objects / "more.csv").write_text("node,metric,value\nrack1-a,health_metric,1\n")
+        nodes = objects / "nodes.yaml"
+        nodes.write_text(nodes.read_text().replace("rack2-a", "rack9-z"))
+        caller.everything()
+        policy.unlink()
+        caller.until([])
+        caller.everything()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    code, found = replay(file)
+    assert (code, found["differences"], found["notes"], found["end"]) == (0, [], [], "stopped")
+    assert found["same"] == found["requests"] == caller.asked
+    assert found["worlds"] > 4
+
+
+def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "recording.gz", tmp_path / "policy.yaml"
+    other.write_text((objects / "policy.yaml").read_text().replace("target: 2", "target: 0"))
+    with child.extender(arguments(objects, file)) as extender:
+        extender.wait_ready()
+        caller = Caller(extender.url)
+        caller.filter()
+    code, found = replay(file, "--policy", str(other))
+    assert (code, found["same"], found["different"]) == (3, 0, 1)
+    assert found["pods"] == {"health-metric-demo/p": {"requests": 1, "kept": 1, "rejected": 2, "scored": 0}}
+    text = "telemetry policy health-metric-demo/demo-policy: health_metric Equals"
+    assert found["differences"][0]["nodes"] == [
+        {"node": "rack1-a", "recorded": "kept", "replayed": f"{text} 0"},
+        {"node": "rack2-a", "recorded": "kept", "replayed": f"{text} 0"},
+        {"node": "rack1-b", "recorded": f"{text} 2", "replayed": "kept"},
+    ]
+
+
+def test_after_a_kill_all_that_was_flushed_is_answered_again(objects: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recording.gz"
+    with child.extender(arguments(objects, file)) as extender:
+        extender.wait_ready()
+        caller = Caller(extender.url)
+        caller.everything()
+        flushed = caller.asked
+        began = time.monotonic()
+        assert any(exchanges(file) >= flushed for _ in tries())
+        assert time.monotonic() - began < PATIENCE_S / 2
+        caller.everything()
+        extender.kill()
+    code, found = replay(file)
+    assert (code, found["different"], found["end"]) == (0, 0, "cut off")
+    assert flushed <= found["same"] <= caller.asked
+    assert found["notes"] == ["the recording was cut off; what came after its last flush is not in it"]
+
+
+def exchanges(file: Path) -> int:
+    """How many requests are in the file, which is still written to."""
+    with file.open("rb") as opened:
+        return sum(isinstance(record.entry, Exchange) for record in tape.read(opened))
+
+
+def test_at_its_limit_a_recording_ends_and_the_extender_serves_on(objects: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recording.gz"
+    with child.extender(arguments(objects, file, "--record-max-bytes=4Ki")) as extender:
+        extender.wait_ready()
+        caller = Caller(extender.url)
+        for number in tries():
+            caller.filter(*(f"node-{number}-{n * 7919 % 997}" for n in range(200)))
+            if file.stat().st_size > 4096:
+                break
+        assert caller.filter()["NodeNames"] == ["rack1-a", "rack2-a", "nobody"]
+    code, found = replay(file)
+    assert (code, found["different"], found["end"]) == (0, 0, "full")
+    assert 0 < found["same"] < caller.asked
+
+
+def test_a_file_that_cannot_be_written_is_a_wrong_setting(objects: Path, tmp_path: Path) -> None:
+    given = arguments(objects, tmp_path / "nowhere/recording.gz", "--unsafe", "--port=0", "--health-port=0")
+    done = subprocess.run([NODEWISE, "extender", *given], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert b"--record" in done.stderr
+
+
+@pytest.mark.parametrize(("contents", "said"), [(None, "No such file"), (b"words", "entry 1")])
+def test_a_file_that_is_no_recording_is_bad_input(tmp_path: Path, contents: bytes | None, said: str) -> None:
+    file = tmp_path / "recording.gz"
+    if contents is not None:
+        file.write_bytes(contents)
+    done = subprocess.run(
+        [NODEWISE, "simulate", "replay", file], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_in_words(objects: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recording.gz"
+    with child.extender(arguments(objects, file)) as extender:
+        extender.wait_ready()
+        Caller(extender.url).filter()
+    same = subprocess.run(
+        [NODEWISE, "simulate", "replay", file], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert same.stdout.splitlines()[-1] == "all 1 answers are the same, byte for byte"
+    other = subprocess.run(
+        [NODEWISE, "simulate", "replay", file, "--when-missing=reject"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert other.returncode == 3
+    assert "changed: --when-missing: pass -> reject" in other.stdout
+    line = (
+        "  nobody: kept -> telemetry policy health-metric-demo/demo-policy: no fresh value of health_metric"
+    )
+    assert line in other.stdout.splitlines()

@@ -1,0 +1,200 @@
+"""Recordings answered once more: as they were, by other policies and settings, and with holes in them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from nodewise.agent import NodeIndex, World
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+from nodewise.errors import BadInput
+from nodewise.extender import tape
+from nodewise.extender.tape import Exchange, Gap, Moment, Record
+from nodewise.metrics.snapshot import Snapshot
+from nodewise.simulate import differences
+from nodewise.simulate.differences import NodeChange, Outcome
+from nodewise.simulate.replay import PodChange
+from tests.unit.agents.telemetry.worlds import NOW, policy, rule, series, snapshot, world
+from tests.unit.extender.recordings import Recorded, body, played, records
+
+TOO_HOT = "telemetry policy d/pol: heat GreaterThan {}"
+ASK = body("pol", "n1 n2 n3", NodeNameToMetaVictims={"n1": {}, "n2": {}, "n3": {}})
+
+
+def strict(target: int) -> Any:
+    ranking = [rule("heat", "LessThan")]
+    return policy(dontschedule=[rule("heat", target=target)], scheduleonmetric=ranking)
+
+
+def recorded(*verbs: str) -> list[Record]:
+    """n1 is cool, n2 is warm, n3 is hot and rejected."""
+    made = Recorded()
+    made.see(world([strict(8)], snapshot(series("heat", n1=1, n2=5, n3=9))))
+    for verb in verbs:
+        made.ask(f"/scheduler/{verb}", ASK)
+    return records(made.ended())
+
+
+STRICTER = {POLICIES: {("d", "pol"): strict(4)}}
+
+
+class TestAnotherPolicy:
+    def test_filter(self) -> None:
+        [found] = played(recorded("filter"), objects=STRICTER).differences
+        assert (found.pod, found.path, found.view, found.text) == ("d/p", "/scheduler/filter", 1, "")
+        assert found.nodes == (
+            NodeChange("n2", "kept", TOO_HOT.format(4)),
+            NodeChange("n3", TOO_HOT.format(8), TOO_HOT.format(4)),
+        )
+
+    def test_preempt(self) -> None:
+        [found] = played(recorded("preempt"), objects=STRICTER).differences
+        assert found.nodes == (NodeChange("n2", "kept", "rejected"),)
+
+    def test_prioritize(self) -> None:
+        warmest = policy(scheduleonmetric=[rule("heat", "GreaterThan")])
+        [found] = played(recorded("prioritize"), objects={POLICIES: {("d", "pol"): warmest}}).differences
+        assert found.nodes == (NodeChange("n1", 10, 8), NodeChange("n3", 8, 10))
+
+    def test_the_pods_that_fare_otherwise_are_counted(self) -> None:
+        found = played(recorded("filter", "filter", "prioritize", "preempt"), objects=STRICTER)
+        assert found.player.tally.pods == {"d/p": PodChange(requests=3, kept=0, rejected=3, scored=0)}
+        assert (found.player.tally.same, found.player.tally.different) == (1, 3)
+
+    def test_one_beside_the_others_changes_nothing_for_them(self) -> None:
+        beside = {POLICIES: {("d", "other"): strict(0)}}
+        assert played(recorded("filter"), objects=beside).differences == []
+
+    def test_its_metric_may_not_be_in_the_recording(self) -> None:
+        noise = policy(dontschedule=[rule("noise", target=1)])
+        found = played(recorded("filter"), objects={POLICIES: {("d", "pol"): noise}})
+        assert found.player.unrecorded() == ["noise"]
+        assert {change.replayed for change in found.differences[0].nodes} == {
+            "telemetry policy d/pol: metric noise was never fetched"
+        }
+
+
+def test_other_settings() -> None:
+    made = Recorded()
+    made.see(world([strict(8)], snapshot(series("heat", n1=1))))
+    made.ask("/scheduler/filter", ASK)
+    [found] = played(records(made.ended()), TelemetryOptions(when_missing="reject")).differences
+    assert [(one.node, one.replayed) for one in found.nodes] == [
+        ("n2", "telemetry policy d/pol: no fresh value of heat"),
+        ("n3", "telemetry policy d/pol: no fresh value of heat"),
+    ]
+
+
+def forgetful() -> list[Record]:
+    """A rule loses three of its four nodes at once, so its last verdicts hold."""
+    made = Recorded()
+    given, nodes = strict(8), NodeIndex(["n1", "n2", "n3", "n4"])
+    whole = snapshot(series("heat", n1=1, n2=9, n3=9, n4=9))
+    rest = snapshot(series("heat", n1=1))
+    for metrics, after_s in ((whole, 0.0), (rest, 10.0)):
+        made.see(World(nodes, {POLICIES: {("d", "pol"): given}}, metrics, NOW + after_s))
+    made.ask("/scheduler/filter", ASK)
+    return records(made.ended())
+
+
+class TestMemory:
+    def test_a_rule_that_holds_its_verdicts_holds_them_again(self) -> None:
+        found = played(forgetful())
+        assert json.loads(_answers(forgetful())[0])["NodeNames"] == ["n1"]
+        assert found.differences == []
+
+    def test_a_world_that_was_lost_may_make_a_difference_and_is_told(self) -> None:
+        whole = forgetful()
+        moments = [n for n, one in enumerate(whole) if isinstance(one.entry, Moment)]
+        whole[moments[0]] = Record(Gap(worlds=1))
+        found = played(whole)
+        assert found.player.tally.lost.worlds == 1
+        assert [change.node for change in found.differences[0].nodes] == ["n2", "n3"]
+
+
+def _answers(given: list[Record]) -> list[bytes]:
+    return [one.blobs[1] for one in given if isinstance(one.entry, Exchange)]
+
+
+class TestHoles:
+    def test_a_request_whose_view_is_lost_is_not_compared(self) -> None:
+        whole = [one for one in recorded("filter", "filter") if not isinstance(one.entry, Moment)]
+        tally = played(whole).player.tally
+        assert (tally.unanswered, tally.requests, tally.same) == (2, 2, 0)
+
+    def test_a_path_that_nobody_serves_any_more(self) -> None:
+        old = tape.record(Exchange(path="/scheduler/guess", at=1.0, generation=1), b"{}", b"{}")
+        assert played([*recorded(), old]).player.tally.unanswered == 1
+
+    def test_requests_before_the_first_view(self) -> None:
+        made = Recorded()
+        made.ask("/scheduler/filter", ASK)
+        tally = played(records(made.ended())).player.tally
+        assert (tally.same, tally.worlds) == (1, 0)
+
+    def test_without_an_end_it_was_cut_off(self) -> None:
+        assert played(recorded("filter")[:-1]).player.tally.end == "cut off"
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            Record(tape.Nodes(gone=("nobody",))),
+            Record(tape.Objects(of=POLICIES, order=(("d", "x"),))),
+            tape.record(tape.Object(of=POLICIES, key=("d", "x")), b"[]"),
+            tape.record(tape.SeriesEntry(metric="m", nodes=("a", "b")), b"{}"),
+            Record(tape.SeriesEntry(metric="m")),
+        ],
+        ids=["a node that was not there", "no such object", "no object", "no samples", "no series"],
+    )
+    def test_an_entry_that_does_not_follow_is_bad_input(self, entry: Record) -> None:
+        with pytest.raises(BadInput, match="wanted one that follows"):
+            played([recorded()[0], entry])
+
+    def test_objects_of_an_agent_that_is_off_are_left_out(self) -> None:
+        other = tape.record(tape.Object(of="cards", key=("", "n1")), b"{}")
+        whole = recorded("filter")
+        assert played([whole[0], other, *whole[1:]]).differences == []
+
+
+class TestDefects:
+    """A defect of an agent is recorded as an answer, and met again."""
+
+    def test_a_world_that_no_view_can_be_made_of(self, monkeypatch: Any) -> None:
+        def broken(*_: Any) -> Any:
+            raise ZeroDivisionError("by zero")
+
+        whole = recorded("filter")
+        monkeypatch.setattr(TelemetryState, "slot", broken)
+        tally = played(whole).player.tally
+        assert (tally.failed, tally.unanswered) == (["ZeroDivisionError: by zero"], 1)
+
+    def test_an_error_where_there_was_an_answer(self) -> None:
+        whole = recorded("filter")
+        place = next(n for n, one in enumerate(whole) if isinstance(one.entry, Exchange))
+        whole[place] = Record(whole[place].entry, (b"garbage", whole[place].blobs[1]))
+        [found] = played(whole).differences
+        assert (found.pod, found.nodes) == ("", ())
+        assert 'from byte 0 on: \'{"Nodes":null' in found.text
+        assert "-> BadInput 'request: body: JSON is malformed" in found.text
+
+
+class TestParting:
+    def test_whole_nodes_are_told_apart_by_name(self) -> None:
+        whole = b'{"Nodes":{"items":[{"metadata":{"name":"a"}}]},"FailedNodes":{"b":"hot"}}'
+        assert differences.by_node("filter", whole) == {"a": "kept", "b": "hot"}
+
+    def test_bytes_that_say_the_same_differ_all_the_same(self) -> None:
+        one, other = Outcome(b'[{"Host":"a","Score":1}]'), Outcome(b'[{"Host":"a", "Score":1}]')
+        assert differences.changes("prioritize", one, other) == ()
+        assert differences.parting(one, other).startswith("from byte 13 on: ")
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b'{"Nodes":{"items":[{}]}}', b"\xff"])
+    def test_what_is_no_answer_names_no_node(self, body: bytes) -> None:
+        assert differences.changes("filter", Outcome(body), Outcome(b'{"NodeNames":["a"]}')) == ()
+
+
+def test_nothing_recorded_is_nothing_replayed() -> None:
+    made = Recorded()
+    made.see(World(NodeIndex(), {POLICIES: {}}, Snapshot(), NOW))
+    assert played(records(made.ended())).player.tally.requests == 0
