@@ -1,0 +1,71 @@
+"""A pod's own state, from its JSON."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.cli import pods
+from nodewise.cli.pods import State
+from nodewise.errors import BadInput
+
+
+def state(spec: Any = None, status: Any = None, **metadata: Any) -> State:
+    pod = {"metadata": metadata, "spec": spec or {}, "status": status or {}}
+    return pods.state(msgspec.json.encode(pod))
+
+
+def asking(**resources: Any) -> dict[str, Any]:
+    return {"name": "main", "resources": resources}
+
+
+def test_a_pod_that_waits() -> None:
+    conditions = [
+        {"type": "Ready", "status": "False"},
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"},
+    ]
+    found = state(
+        status={"phase": "Pending", "conditions": conditions},
+        uid="u",
+        creationTimestamp="2026-11-21T10:00:00Z",
+    )
+    assert (found.uid, found.created, found.node, found.phase) == ("u", "2026-11-21T10:00:00Z", "", "Pending")
+    assert (found.reason, found.message) == ("Unschedulable", "0/3 nodes")
+    assert found.scheduler == "default-scheduler"
+
+
+def test_a_pod_that_runs_has_nothing_against_it() -> None:
+    conditions = [{"type": "PodScheduled", "status": "True", "message": "old"}]
+    found = state({"nodeName": "a"}, {"conditions": conditions})
+    assert (found.node, found.reason, found.message) == ("a", "", "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "asks"),
+    [
+        pytest.param({"containers": [asking(requests={"cpu": 1})]}, (), id="cores are none"),
+        pytest.param(
+            {"containers": [asking(limits={"telemetry/scheduling": "1"})]},
+            ("telemetry/scheduling",),
+            id="limits",
+        ),
+        pytest.param(
+            {"containers": [{"name": "x"}], "initContainers": [asking(requests={"a.b/c": 1})]},
+            ("a.b/c",),
+            id="init containers",
+        ),
+        pytest.param({"resources": {"limits": {"a.b/c": 1}}}, (), id="the pod's own resources do not count"),
+        pytest.param({"containers": None}, (), id="no containers"),
+    ],
+)
+def test_extended_resources(spec: Any, asks: tuple[str, ...]) -> None:
+    assert state(spec).asks == asks
+
+
+def test_gates() -> None:
+    assert state({"schedulingGates": [{"name": "quota"}]}).gates == ("quota",)
+
+
+def test_no_pod() -> None:
+    with pytest.raises(BadInput, match="the pod"):
+        pods.state(b"[]")

@@ -1,0 +1,36 @@
+"""Progress is told late, on a terminal, and leaves nothing behind."""
+
+import sys
+
+import pytest
+
+from nodewise.cli import progress
+from nodewise.cli.progress import Progress
+
+
+def test_a_pipe_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress() as telling:
+        telling.say("reading")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_is_told_nothing_of_what_is_quick(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress() as telling:
+        telling.say("reading")
+    assert "reading" not in capsys.readouterr().err
+
+
+def test_a_terminal_is_told_of_what_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(progress, "LATE_S", 0.0)
+    with Progress() as telling:
+        telling.say("reading 12,000 pods")
+        telling._timer.join()
+    told = capsys.readouterr()
+    assert "reading 12,000 pods" in told.err
+    assert told.out == ""

@@ -1,0 +1,66 @@
+"""Where replicas are, from EndpointSlices; and what certificates are worth."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.cli import replicas
+from nodewise.cli.replicas import Papers, Service
+from nodewise.errors import BadInput, BadSettings
+
+SERVICE = Service("nodewise", "nodewise")
+
+
+def one(*addresses: str, ready: Any = True, ports: Any = ((None, 9001),)) -> dict[str, Any]:
+    conditions = {} if ready is None else {"ready": ready}
+    return {
+        "endpoints": [{"addresses": [address], "conditions": conditions} for address in addresses],
+        "ports": [{"name": name, "port": port} for name, port in ports],
+    }
+
+
+CASES = [
+    pytest.param([one("10.0.0.7", "10.0.0.8")], ["https://10.0.0.7:9001", "https://10.0.0.8:9001"], id="two"),
+    pytest.param([one("10.0.0.7", ready=False)], [], id="one that is not ready is left out"),
+    pytest.param(
+        [one("10.0.0.7", ready=None)], ["https://10.0.0.7:9001"], id="one that does not say is ready"
+    ),
+    pytest.param([one("fd00::7")], ["https://[fd00::7]:9001"], id="IPv6"),
+    pytest.param([one("10.0.0.7"), one("10.0.0.7")], ["https://10.0.0.7:9001"], id="one in two slices"),
+    pytest.param(
+        [one("10.0.0.7", ports=(("metrics", 9002), ("https", 8443)))],
+        ["https://10.0.0.7:8443"],
+        id="the port named https",
+    ),
+    pytest.param(
+        [one("10.0.0.7", ports=(("metrics", 9002), ("main", 9001)))],
+        ["https://10.0.0.7:9001"],
+        id="else our own number",
+    ),
+    pytest.param([one("10.0.0.7", ports=(("main", 8000),))], ["https://10.0.0.7:8000"], id="else the first"),
+    pytest.param([one("10.0.0.7", ports=())], [], id="no port at all"),
+    pytest.param([{"endpoints": None, "ports": None}], [], id="an empty slice"),
+]
+
+
+@pytest.mark.parametrize(("slices", "urls"), CASES)
+def test_ready_replicas(slices: list[Any], urls: list[str]) -> None:
+    found = replicas.ready(msgspec.json.encode({"items": slices}), SERVICE)
+    assert [one.url for one in found] == urls
+    assert {one.host for one in found} <= {"nodewise.nodewise.svc"}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"items": 7}'])
+def test_an_answer_that_is_no_list(body: bytes) -> None:
+    with pytest.raises(BadInput, match="EndpointSlices"):
+        replicas.ready(body, SERVICE)
+
+
+def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.pem"
+    bad.write_text("no certificate")
+    for papers in (Papers(cert=str(bad)), Papers(ca=str(bad)), Papers(cert=str(tmp_path / "absent"))):
+        with pytest.raises(BadSettings, match="--cert, --key, --ca"):
+            papers.context()

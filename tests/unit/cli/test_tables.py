@@ -1,0 +1,33 @@
+"""Tables in a pipe and on a terminal."""
+
+import sys
+
+import pytest
+
+from nodewise.cli import tables
+
+ROWS = [("a", "word " * 10), ("bb", "x")]
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    tables.show(("NAME", "WHY"), ROWS)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_pipe_gets_a_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys) == ["NAME  WHY", "a     " + ("word " * 10).strip(), "bb    x"]
+
+
+def test_a_terminal_folds_the_last_column_and_cuts_nothing_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    said = shown(capsys)
+    assert " ".join(said).split().count("word") == 10
+    assert len(said) > 3
+
+
+def test_markup_and_braces_are_words(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.show(("A", "B"), [("[bold]", "{x} [/]")])
+    assert capsys.readouterr().out.splitlines()[1] == "[bold]  {x} [/]"
