@@ -109,8 +109,7 @@ def _series(old: Series | None, new: Series) -> Iterator[Record | None]:
 def _columns(series: Series | None) -> dict[str, tuple[Any, ...]]:
     """The samples by field, each in the order of the nodes."""
     samples = series.samples.values() if series else ()
-    cells = zip(*samples, strict=True) if samples else ((),) * len(Sample._fields)
-    return dict(zip(Sample._fields, cells, strict=True))
+    return {field: tuple(getattr(sample, field) for sample in samples) for field in Sample.__struct_fields__}
 
 
 def _cells(old: tuple[Any, ...], new: tuple[Any, ...]) -> Cells | None:
@@ -188,7 +187,7 @@ def _moved(items: dict[K, V], entry: tape.Nodes | tape.Objects | tape.Metrics) -
 def _fetched(old: Series | None, entry: tape.SeriesEntry, rest: bytes) -> Series:
     nodes = tuple(old.samples) if entry.nodes is None and old is not None else entry.nodes or ()
     before = _columns(old if entry.nodes is None else None)
-    columns = [_column(before[field], entry.columns.get(field), len(nodes)) for field in Sample._fields]
+    columns = [_column(before[field], entry.columns.get(field), len(nodes)) for field in Sample.__struct_fields__]
     samples = dict(zip(nodes, map(Sample, *columns), strict=True))
     return msgspec.structs.replace(msgspec.json.decode(rest, type=Series), samples=samples)
 

@@ -1,7 +1,6 @@
 """One metric as a source gave it: a value for each node, with its time, window and origin."""
 
 from enum import IntEnum
-from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +17,7 @@ class State(IntEnum):
     """The source gave something that is no quantity."""
 
 
-class Sample(NamedTuple):
+class Sample(msgspec.Struct, frozen=True, gc=False):
     """One node's value: exact nano-units, when it was measured, and over which window."""
 
     value: int

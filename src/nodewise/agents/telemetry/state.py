@@ -81,7 +81,11 @@ class TelemetryState:
         """Judge and rank all nodes by every policy."""
         slot: dict[ObjectKey, PolicySlot] = {}
         memo: dict[Rule, rules.Measured] = {}
-        for key, policy in self.policies(world.objects).items():
+        policies_ = self.policies(world.objects)
+        for metric in dict.fromkeys(rule.metric for policy in policies_.values() for rule in _rules(policy)):
+            self._column(metric, world)
+            yield
+        for key, policy in policies_.items():
             slot[key] = self._decide(policy, world, memo)
             yield
         self._memories = {rule: memory for rule, memory in self._memories.items() if rule in memo}
