@@ -55,7 +55,7 @@ docs: $(VENV)/.dev ## print the reference pages anew
 bench: $(VENV)/.dev ## measure on this machine: bench/results.json
 	@$(BIN)/python -m bench
 
-controlplane: $(VENV)/.dev ## build the control-plane programs once, into a cache outside the tree
+controlplane: $(VENV)/.dev ## build or fetch the real programs once, into a cache outside the tree
 	@$(BIN)/python -m tests.cluster.programs
 
 lock: $(VENV)/.run ## lock the dependencies anew

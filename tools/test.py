@@ -1,6 +1,6 @@
 """Runs every tier of tests that this machine can run, and closes with a list of what was not run and why.
 
-Called by `make test`. With `--require all` a test that cannot run is a failure. The control-plane programs are built
+Called by `make test`. With `--require all` a test that cannot run is a failure. The real programs are built or fetched
 (once, into a cache outside the tree) while the quick tiers run; see `tests/cluster/programs.py`.
 """
 
@@ -92,7 +92,7 @@ def main() -> int:
         )
         outcomes = [run(tier, environment) for tier in TIERS[:-1]]
         if building.poll() is None:
-            print("\n== waiting for the control-plane programs to be built", flush=True)
+            print("\n== waiting for the real programs to be built", flush=True)
         building.wait()
         outcomes.append(run(TIERS[-1], environment))
     return close(outcomes)
