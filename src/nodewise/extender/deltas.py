@@ -4,7 +4,8 @@ A value is told anew where it is another object than before, as an agent's state
 state finds unchanged what the recorded one found unchanged, and nothing is compared that is large.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -65,7 +66,17 @@ def _moves(old: Mapping[K, Any], new: Mapping[K, Any]) -> Generator[None, None, 
         if not number % _STRIDE:
             yield
     left += [key for key in changed if key not in old]
-    return _Moves(changed, tuple(gone), None if left == list(new) else tuple(new))
+    in_order = yield from _equal(left, new)
+    return _Moves(changed, tuple(gone), None if in_order else tuple(new))
+
+
+def _equal(left: Iterable[K], right: Iterable[K]) -> Generator[None, None, bool]:
+    for number, (one, other) in enumerate(zip(left, right, strict=True)):
+        if one != other:
+            return False
+        if not number % _STRIDE:
+            yield
+    return True
 
 
 def _nodes(old: NodeIndex, new: NodeIndex) -> Iterator[Record | None]:
@@ -86,33 +97,32 @@ def _objects(
 def _metrics(old: Snapshot, new: Snapshot) -> Iterator[Record | None]:
     moves = yield from _moves(old.series, new.series)
     for metric in moves.changed:
-        yield from _series(old.series.get(metric), new.series[metric])
+        yield from _series(metric, old.series.get(metric), new.series[metric])
     before, rest = (msgspec.structs.replace(one, series={}) for one in (old, new))
     blobs = () if rest == before else (_encode(rest),)
     yield tape.record(tape.Metrics(gone=moves.gone, order=moves.order), *blobs)
 
 
-def _series(old: Series | None, new: Series) -> Iterator[Record | None]:
+def _series(metric: str, old: Series | None, new: Series) -> Iterator[Record | None]:
     nodes = tuple(new.samples)
     same = old is not None and tuple(old.samples) == nodes
-    before = _columns(old if same else None)
     columns: dict[str, Cells] = {}
-    for field, cells in _columns(new).items():
-        changed = _cells(before[field], cells)
+    for field in Sample.__struct_fields__:
+        before = _column(old, field) if old is not None and same else []
+        changed = _cells(before, _column(new, field))
         if changed is not None:
             columns[field] = changed
         yield None
-    told = tape.SeriesEntry(metric=new.metric, nodes=None if same else nodes, columns=columns)
+    told = tape.SeriesEntry(metric=metric, nodes=None if same else nodes, columns=columns)
     yield tape.record(told, _encode(msgspec.structs.replace(new, samples={})))
 
 
-def _columns(series: Series | None) -> dict[str, tuple[Any, ...]]:
-    """The samples by field, each in the order of the nodes."""
-    samples = series.samples.values() if series else ()
-    return {field: tuple(getattr(sample, field) for sample in samples) for field in Sample.__struct_fields__}
+def _column(series: Series, field: str) -> list[Any]:
+    """One field of all samples, in the order of the nodes."""
+    return list(map(attrgetter(field), series.samples.values()))
 
 
-def _cells(old: tuple[Any, ...], new: tuple[Any, ...]) -> Cells | None:
+def _cells(old: list[Any], new: list[Any]) -> Cells | None:
     """The shortest way to tell a column; None where it is as before."""
     if old == new:
         return None
@@ -122,7 +132,7 @@ def _cells(old: tuple[Any, ...], new: tuple[Any, ...]) -> Cells | None:
         at = [place for place, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
         if 2 * len(at) < len(new):
             return Cells(at=at, to=[new[place] for place in at])
-    return Cells(every=list(new))
+    return Cells(every=new)
 
 
 class Rebuilding:
@@ -186,20 +196,22 @@ def _moved(items: dict[K, V], entry: tape.Nodes | tape.Objects | tape.Metrics) -
 
 def _fetched(old: Series | None, entry: tape.SeriesEntry, rest: bytes) -> Series:
     nodes = tuple(old.samples) if entry.nodes is None and old is not None else entry.nodes or ()
-    before = _columns(old if entry.nodes is None else None)
-    columns = [_column(before[field], entry.columns.get(field), len(nodes)) for field in Sample.__struct_fields__]
+    before = old if entry.nodes is None else None
+    columns = [
+        _mended(_column(before, field) if before else [], entry.columns.get(field), len(nodes))
+        for field in Sample.__struct_fields__
+    ]
     samples = dict(zip(nodes, map(Sample, *columns), strict=True))
     return msgspec.structs.replace(msgspec.json.decode(rest, type=Series), samples=samples)
 
 
-def _column(old: Sequence[Any], cells: Cells | None, size: int) -> Sequence[Any]:
+def _mended(old: list[Any], cells: Cells | None, size: int) -> list[Any]:
     if cells is None:
         return old
     if cells.every is not UNSET:
         return cells.every
     if cells.one is not UNSET:
         return [cells.one] * size
-    column = list(old)
     for place, value in zip(cells.at, cells.to, strict=True):
-        column[place] = value
-    return column
+        old[place] = value
+    return old
