@@ -215,3 +215,10 @@ def test_in_words(objects: Path, tmp_path: Path) -> None:
         "  nobody: kept -> telemetry policy health-metric-demo/demo-policy: no fresh value of health_metric"
     )
     assert line in other.stdout.splitlines()
+
+
+def test_help_has_an_example() -> None:
+    done = subprocess.run(
+        [NODEWISE, "simulate", "replay", "--help"], capture_output=True, timeout=60, check=False
+    )
+    assert b"Example:" in done.stdout
