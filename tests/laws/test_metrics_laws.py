@@ -113,13 +113,9 @@ wants = st.builds(
 
 
 @given(st.frozensets(wants))
-def test_every_metric_is_asked_for_once_or_disputed(given_: frozenset[Want]) -> None:
+def test_every_metric_and_query_is_asked_for_once_with_the_longest_age(given_: frozenset[Want]) -> None:
     found = merged(given_)
-    asked = [want.metric for want in found.wants]
-    assert len(asked) == len(set(asked))
-    assert set(asked) | found.disputed.keys() == {want.metric for want in given_}
-    assert not set(asked) & found.disputed.keys()
-    for want in found.wants:
-        same = [one for one in given_ if one.metric == want.metric]
-        assert {one.query for one in same} == {want.query}
-        assert want.max_age_s == max(one.max_age_s for one in same)
+    assert {want.key for want in found} == {want.key for want in given_}
+    assert len(found) == len({want.key for want in found})
+    for want in found:
+        assert want.max_age_s == max(one.max_age_s for one in given_ if one.key == want.key)

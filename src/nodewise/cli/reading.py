@@ -165,7 +165,7 @@ class Held:
         self._snapshot = snapshot
 
     def takes(self, want: Want) -> bool:
-        return not want.query
+        return bool(want.metric)
 
     async def fetch(self, want: Want, now: float) -> Series:  # noqa: ARG002 - the contract of a source
         found = self._snapshot.series.get(want.metric)

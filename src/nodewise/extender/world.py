@@ -95,7 +95,7 @@ class WorldKeeper:
             slots[name] = await clocks.paced_result(state.slot(world))
             self._meters.observe("view_seconds", self._clock.monotonic() - began, agent=name)
         self.view = View(world.nodes, slots, world.now, self.view.generation + 1)
-        self._waiting = tuple(sorted({w.metric for w in wants if not world.metrics.was_asked(w.metric)}))
+        self._waiting = tuple(sorted({w.key for w in wants if not world.metrics.was_asked(w.key)}))
         self._meters.set("view_generation", self.view.generation)
         self._tell_problems(world)
 

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError
 from nodewise.metrics.series import Series
@@ -82,7 +84,7 @@ class Asker:
 
     def forget(self, gone: frozenset[Want]) -> None:
         """Nobody needs these any more."""
-        metrics = {want.metric for want in gone}
+        metrics = {want.key for want in gone}
         self._known = {want: known for want, known in self._known.items() if want not in gone}
         self._compared -= gone
         self._told = {told for told in self._told if told[0] not in metrics}
@@ -110,8 +112,8 @@ class Asker:
             self._known[want] = _Known(source, self._clock.monotonic())
 
     def _tell(self, want: Want, used: Source, unused: Source) -> None:
-        if (want.metric, unused.name) not in self._told:
-            self._told.add((want.metric, unused.name))
+        if (want.key, unused.name) not in self._told:
+            self._told.add((want.key, unused.name))
             logs.emit("metric_in_two_sources", metric=want.metric, used=used.name, unused=unused.name)
 
     async def _one(self, source: Source, want: Want) -> Series | _Failure:
@@ -124,7 +126,7 @@ class Asker:
             failure = _Failure(source.name, str(error), isinstance(error, NotThere))
         else:
             self._meters.count("metric_fetches_total", source=source.name, outcome="good")
-            return series
+            return series if series.metric == want.key else msgspec.structs.replace(series, metric=want.key)
         outcome = "not_there" if failure.not_there else "failed"
         self._meters.count("metric_fetches_total", source=source.name, outcome=outcome)
         return failure

@@ -1,7 +1,7 @@
 """Asks the sources, over and over, for what is wanted. Each metric has its own call, deadline and outcome."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -47,7 +47,6 @@ class Refresher:
         self._meters = meters
         self._subscribers: list[Callable[[], None]] = []
         self._wants: frozenset[Want] = frozenset()
-        self._disputed: Mapping[str, str] = {}
         self._under_way: dict[Want, asyncio.Task[None]] = {}
 
     def subscribe(self, changed: Callable[[], None]) -> None:
@@ -57,18 +56,15 @@ class Refresher:
     def want(self, wants: frozenset[Want]) -> None:
         """Set what is needed. A metric that is new is asked for at once; one that nobody names is forgotten."""
         wanted = merged(wants)
-        new, gone = wanted.wants - self._wants, self._wants - wanted.wants
-        if not new and not gone and wanted.disputed == self._disputed:
+        new, gone = wanted - self._wants, self._wants - wanted
+        if not new and not gone:
             return
-        self._wants, self._disputed = wanted.wants, wanted.disputed
-        names = frozenset(want.metric for want in wants)
-        self.snapshot = self.snapshot.only(names - _asked_otherwise(gone, wanted.wants))
-        for metric in {want.metric for want in gone} - names:
+        self._wants = wanted
+        self.snapshot = self.snapshot.only(frozenset(want.key for want in wanted))
+        for metric in {want.metric for want in gone} - {want.metric for want in wanted}:
             for meter in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
                 self._meters.forget(meter, metric=metric)
         self._asker.forget(gone)
-        for metric, why in wanted.disputed.items():
-            self._fail(metric, why)
         self._start(new)
 
     async def run(self) -> None:
@@ -109,34 +105,30 @@ class Refresher:
             self._keep(want, outcome)
             await self._asker.name_losers(want)
         else:
-            self._fail(want.metric, outcome)
+            self._fail(want.key, outcome)
 
     def _keep(self, want: Want, series: Series) -> None:
-        if want.metric in self.snapshot.failures:
-            logs.emit("metric_back", metric=want.metric, nodes=len(series.samples))
-        before = self.snapshot.series.get(want.metric)
+        if want.key in self.snapshot.failures:
+            logs.emit("metric_back", metric=want.key, nodes=len(series.samples))
+        before = self.snapshot.series.get(want.key)
         if series.invalid and (before is None or before.invalid.keys() != series.invalid.keys()):
             node, why = next(iter(series.invalid.items()))
             logs.emit(
-                "metric_values_bad", metric=want.metric, nodes=len(series.invalid), example=f"{node}: {why}"
+                "metric_values_bad", metric=want.key, nodes=len(series.invalid), example=f"{node}: {why}"
             )
         self.snapshot = self.snapshot.with_series(series)
         self._meters.set("metric_nodes", len(series.samples), metric=want.metric)
         self._changed()
 
-    def _fail(self, metric: str, why: str) -> None:
-        if self.snapshot.failures.get(metric) != why:
-            logs.emit("metric_failed", metric=metric, error=why)
-        self.snapshot = self.snapshot.with_failure(metric, why)
+    def _fail(self, key: str, why: str) -> None:
+        if self.snapshot.failures.get(key) != why:
+            logs.emit("metric_failed", metric=key, error=why)
+        self.snapshot = self.snapshot.with_failure(key, why)
         self._changed()
 
     def _report_ages(self) -> None:
         now = self._clock.now()
-        for metric, series in self.snapshot.series.items():
-            self._meters.set("metric_age_seconds", now - series.fetched_at, metric=metric)
-
-
-def _asked_otherwise(gone: frozenset[Want], wants: frozenset[Want]) -> set[str]:
-    """Metrics that are asked for by another query than before: what the old one gave says nothing of the new."""
-    queries = {want.metric: want.query for want in wants}
-    return {want.metric for want in gone if queries.get(want.metric) != want.query}
+        for want in self._wants:
+            series = self.snapshot.series.get(want.key)
+            if series is not None:
+                self._meters.set("metric_age_seconds", now - series.fetched_at, metric=want.metric)

@@ -11,9 +11,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The newest series of each metric, and what came of asking."""
 
     series: Mapping[str, Series] = {}
-    """By metric name; a metric that was never fetched with success is not in here."""
+    """By `Want.key`; a metric that was never fetched with success is not in here."""
     failures: Mapping[str, str] = {}
-    """By metric name: why the last fetch failed. The last good series, if any, stays and grows old."""
+    """By `Want.key`: why the last fetch failed. The last good series, if any, stays and grows old."""
 
     def was_asked(self, metric: str) -> bool:
         """Whether a source answered about the metric at all, be it with an error."""

@@ -1,9 +1,9 @@
 """What a source of node metrics is, and what one is asked for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from nodewise.errors import Unavailable, shown
+from nodewise.errors import Unavailable
 from nodewise.metrics.series import Series
 
 
@@ -15,6 +15,13 @@ class Want(NamedTuple):
     """An expression to ask instead of the name, for sources that understand one."""
     max_age_s: float = 0.0
     """How old a value may be and still be of use; 0: the source decides how far back it looks."""
+
+    @property
+    def key(self) -> str:
+        """What the answer is kept under. A name that is asked for by a query is another thing than the name alone,
+        or than by another query: any tenant can write any query, and none may stand in another's way.
+        """
+        return f"{self.metric} by {self.query}" if self.query else self.metric
 
 
 class NotThere(Unavailable):
@@ -35,32 +42,11 @@ class Source(Protocol):
         ...
 
 
-class Wanted(NamedTuple):
-    """What to ask for: each metric once."""
-
-    wants: frozenset[Want]
-    disputed: Mapping[str, str]
-    """Metrics that cannot be asked for, and why."""
-
-
-def merged(wants: Iterable[Want]) -> Wanted:
-    """One want a metric, with the longest of the ages. A name with two queries would be two things: disputed."""
-    by_metric: dict[str, list[Want]] = {}
+def merged(wants: Iterable[Want]) -> frozenset[Want]:
+    """One want a key, with the longest of the ages."""
+    by_key: dict[str, Want] = {}
     for want in wants:
-        by_metric.setdefault(want.metric, []).append(want)
-    disputed = {
-        metric: _dispute(queries)
-        for metric, same in by_metric.items()
-        if len(queries := {want.query for want in same}) > 1
-    }
-    longest = (
-        max(same, key=lambda want: want.max_age_s)
-        for metric, same in by_metric.items()
-        if metric not in disputed
-    )
-    return Wanted(frozenset(longest), disputed)
-
-
-def _dispute(queries: set[str]) -> str:
-    texts = " and ".join(shown(query) if query else "its name" for query in sorted(queries))
-    return f"rules ask for it by {texts}: give each query a metric name of its own"
+        known = by_key.get(want.key)
+        if known is None or known.max_age_s < want.max_age_s:
+            by_key[want.key] = want
+    return frozenset(by_key.values())

@@ -139,7 +139,7 @@ class Player:
 
     def _view(self, world: World, generation: int) -> View:
         for state in self._states.values():
-            self._wanted |= {want.metric for want in state.wants(world.objects)}
+            self._wanted |= {want.key for want in state.wants(world.objects)}
         self._asked |= {metric for metric in self._wanted - self._asked if world.metrics.was_asked(metric)}
         slots = {name: clock.result(state.slot(world)) for name, state in self._states.items()}
         for state in self._states.values():

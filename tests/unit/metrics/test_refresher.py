@@ -149,36 +149,20 @@ class Asked(Source):
         return Series(want.metric, self.name, now, {"a": Sample(len(self.asked), 1000.0 - len(self.asked))})
 
 
-def test_another_query_for_a_metric_begins_anew() -> None:
+def test_a_name_by_two_queries_is_two_things_and_neither_stands_in_the_others_way() -> None:
     source = Asked()
 
     async def play(refresher: Refresher) -> None:
-        refresher.want(frozenset({Want("m", "one")}))
+        refresher.want(frozenset({Want("m"), Want("m", "one")}))
         await refresher.settle()
-        refresher.want(frozenset({Want("m", "two")}))
-        assert not refresher.snapshot.was_asked("m")
+        refresher.want(frozenset({Want("m"), Want("m", "one"), Want("m", "two")}))
+        assert not refresher.snapshot.was_asked("m by two")
         await refresher.settle()
+        assert refresher.snapshot.series.keys() == {"m", "m by one", "m by two"}
+        refresher.want(frozenset({Want("m")}))
 
-    # the second sample is older than the first, but of another thing
-    assert scenario(play, source).snapshot.series["m"].samples["a"].value == 2
-
-
-def test_two_queries_for_a_metric_are_a_dispute_that_is_told_and_ends() -> None:
-    source = Asked()
-
-    async def play(refresher: Refresher) -> None:
-        refresher.want(frozenset({Want("m", "one")}))
-        await refresher.settle()
-        refresher.want(frozenset({Want("m", "one"), Want("m", "two"), Want("k")}))
-        await refresher.settle()
-        why = "rules ask for it by 'one' and 'two': give each query a metric name of its own"
-        assert refresher.snapshot.failures == {"m": why}
-        assert refresher.snapshot.series.keys() == {"k"}
-        refresher.want(frozenset({Want("m", "two"), Want("k")}))
-        await refresher.settle()
-
-    assert scenario(play, source).snapshot.failures == {}
-    assert source.asked == ["one", "k", "two"]
+    assert scenario(play, source).snapshot.series.keys() == {"m"}
+    assert sorted(source.asked) == ["m", "one", "two"]
 
 
 def test_rules_of_several_ages_ask_once_with_the_longest() -> None:

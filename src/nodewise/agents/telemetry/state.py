@@ -62,12 +62,16 @@ class TelemetryState:
     def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
         """The metrics that usable rules name."""
         return frozenset(
-            Want(rule.metric, rule.query)
+            self._want(rule)
             for policy in self.policies(objects).values()
             for strategy in policy.strategies.values()
             for rule in strategy.rules
             if not rule.unusable
         )
+
+    def _want(self, rule: Rule) -> Want:
+        max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
+        return Want(rule.metric, rule.query, max_age_s)
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:
         """What is wrong with policies, by `namespace/name`."""
@@ -82,8 +86,8 @@ class TelemetryState:
         slot: dict[ObjectKey, PolicySlot] = {}
         memo: dict[Rule, rules.Measured] = {}
         policies_ = self.policies(world.objects)
-        for metric in dict.fromkeys(rule.metric for policy in policies_.values() for rule in _rules(policy)):
-            self._column(metric, world)
+        for asked in dict.fromkeys(_key(rule) for policy in policies_.values() for rule in _rules(policy)):
+            self._column(asked, world)
             yield
         for key, policy in policies_.items():
             slot[key] = self._decide(policy, world, memo)
@@ -142,7 +146,7 @@ class TelemetryState:
         for item in filtering:
             if item.rule.unusable:
                 return rules.reject_all(size, reasons.RuleUnusable(name, item.rule.unusable))
-            if item.rule.metric not in world.metrics.series:
+            if _key(item.rule) not in world.metrics.series:
                 return rules.reject_all(size, reasons.NeverFetched(name, item.rule.metric))
         judge = rules.all_of if policy.strategies["dontschedule"].all_of else rules.any_of
         return judge(name, filtering)
@@ -151,7 +155,7 @@ class TelemetryState:
         """The rule over all nodes; equal rules of several policies are computed once."""
         found = memo.get(rule)
         if found is None:
-            column = self._column(rule.metric, world)
+            column = self._column(_key(rule), world)
             measured = rules.measure(
                 rule, column, world.now, self._max_age_s, reject_missing=self._reject_missing
             )
@@ -186,4 +190,8 @@ def _rules(policy: Policy) -> list[Rule]:
 
 
 def _never_fetched(policy: Policy, world: World) -> tuple[str, ...]:
-    return tuple(sorted({rule.metric for rule in _rules(policy)} - world.metrics.series.keys()))
+    return tuple(sorted({_key(rule) for rule in _rules(policy)} - world.metrics.series.keys()))
+
+
+def _key(rule: Rule) -> str:
+    return Want(rule.metric, rule.query).key
