@@ -1,0 +1,288 @@
+"""`explain` and `decide` say what kube-scheduler did: random policies and clusters, the real extender in between.
+
+The scheduler is the stand-in, which passes the real one's suite (tests/cluster/test_scheduler_rules.py).
+"""
+
+import itertools
+import json
+import re
+import ssl
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+import pytest
+import structlog
+from click.testing import CliRunner
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from nodewise.cli import child
+from nodewise.cli.child import Child
+from nodewise.cli.main import command
+from nodewise.simulate.cluster import Cluster
+from tests.cluster import objects
+
+Json = dict[str, Any]
+TOGETHER = 10
+"""Worlds that one extender holds at once: most of the time goes into waiting until it has read them."""
+
+_numbers = itertools.count(1)
+_http = httpx2.Client(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), trust_env=False)
+"""Without the system's certificates, which take longer to read than any answer here."""
+
+RULE = st.fixed_dictionaries(
+    {
+        "metricname": st.sampled_from("ab"),
+        "operator": st.sampled_from(["LessThan", "GreaterThan", "Equals"]),
+        "target": st.integers(0, 6),
+    },
+    optional={"when_missing": st.sampled_from(["pass", "reject"])},
+)
+VALUES = st.lists(st.none() | st.integers(0, 6) | st.sampled_from(["1500m", "2.25"]), min_size=5, max_size=5)
+
+
+class Draw(NamedTuple):
+    """What is drawn of one world."""
+
+    nodes: int
+    rules: list[Json]
+    logical: str
+    prefers: Json | None
+    values: dict[str, list[Any]]
+    """By metric, of each node; a metric that is not there was never fetched."""
+    exists: bool
+    """Whether the policy that the pods name does."""
+    pods: int
+
+
+DRAWS = st.builds(
+    Draw,
+    nodes=st.integers(1, 5),
+    rules=st.lists(RULE, max_size=3),
+    logical=st.sampled_from(["anyOf", "allOf"]),
+    prefers=st.none() | RULE.filter(lambda rule: rule["operator"] != "Equals"),
+    values=st.fixed_dictionaries({"a": VALUES}, optional={"b": VALUES}),
+    exists=st.sampled_from([True] * 9 + [False]),
+    pods=st.integers(1, 2),
+)
+
+
+class World:
+    """A draw with names of its own, so that many can be in one cluster, and as files."""
+
+    def __init__(self, draw: Draw, folder: Path) -> None:
+        self.namespace = f"w{next(_numbers)}"
+        self.draw = draw
+        self.nodes = [f"{self.namespace}-n{number}" for number in range(draw.nodes)]
+        self.pods = [self._pod(f"p{number}") for number in range(draw.pods)]
+        self._files = [folder / f"{self.namespace}-{name}" for name in ("objects.json", "values.csv")]
+
+    def metric(self, name: str) -> str:
+        return f"{self.namespace}_{name}"
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Values by node; a metric without any is not there."""
+        found = {
+            self.metric(name): {n: v for n, v in zip(self.nodes, values, strict=False) if v is not None}
+            for name, values in self.draw.values.items()
+        }
+        return {name: values for name, values in found.items() if values}
+
+    @property
+    def named(self) -> set[str]:
+        """The metrics that the policy names."""
+        rules = [*self.draw.rules, *([self.draw.prefers] if self.draw.prefers else [])]
+        return {self.metric(rule["metricname"]) for rule in rules} if self.draw.exists else set()
+
+    def policy(self, number: int = -1, **fields: Any) -> Json:
+        """The policy, with some fields of one rule changed."""
+        rules = [rule | {"metricname": self.metric(rule["metricname"])} for rule in self.draw.rules]
+        if fields:
+            rules[number] |= fields
+        strategies: Json = {}
+        if rules:
+            strategies["dontschedule"] = {"rules": rules, "logicalOperator": self.draw.logical}
+        if prefers := self.draw.prefers:
+            named = prefers | {"metricname": self.metric(prefers["metricname"])}
+            strategies["scheduleonmetric"] = {"rules": [named]}
+        return {
+            "apiVersion": "telemetry.intel.com/v1alpha1",
+            "kind": "TASPolicy",
+            "metadata": {"name": "pol", "namespace": self.namespace},
+            "spec": {"strategies": strategies},
+        }
+
+    def _pod(self, name: str) -> Json:
+        pod = objects.pod(name, labels={"telemetry-policy": "pol"}, limits={"telemetry/scheduling": "1"})
+        return pod | {"metadata": pod["metadata"] | {"namespace": self.namespace}}
+
+    @property
+    def cluster(self) -> list[Json]:
+        return [objects.node(name) for name in self.nodes]
+
+    def write(self) -> list[str]:
+        """Its files; the extender reads them with those of other worlds, `decide` alone."""
+        listed = [*self.cluster, *self.pods, *([self.policy()] if self.draw.exists else [])]
+        self._files[0].write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
+        rows = [f"{n},{metric},{v}\n" for metric, values in self.metrics.items() for n, v in values.items()]
+        self._files[1].write_text("".join(rows))
+        return [str(file) for file in self._files]
+
+    def remove(self) -> None:
+        for file in self._files:
+            file.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("worlds")
+    structlog.reset_defaults()  # the commands below ran in this process
+
+
+@pytest.fixture(scope="module")
+def extender(folder: Path) -> Iterator[Child]:
+    first = World(Draw(1, [], "anyOf", None, {}, True, 1), folder)
+    first.write()
+    with child.extender([f"--objects-from={folder}", "--sync-period=100ms"]) as running:
+        running.wait_ready()
+        yield running
+
+
+def said(*arguments: str) -> tuple[int, Json]:
+    """Exit code and JSON of a command."""
+    done = CliRunner().invoke(command, [*arguments, "-o", "json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def decided(files: list[str], *more: str) -> dict[str, Json]:
+    """What `decide` says, by pod."""
+    code, found = said("decide", *files, *more)
+    by_pod = {one["pod"]: one for one in found["decisions"]}
+    assert code == (0 if all(one["feasible"] for one in by_pod.values()) else 3)
+    return by_pod
+
+
+def until_read(extender: Child, worlds: list[World]) -> None:
+    """Until the extender's View holds all of these worlds: their policies, and every metric there is."""
+    wanted = {metric for world in worlds for metric in world.named & world.metrics.keys()}
+    end = time.monotonic() + 20
+    while not all(_knows_policy(extender, world) for world in worlds if world.draw.exists):
+        assert time.monotonic() < end, "policies are not read"
+        time.sleep(0.02)
+    while not wanted <= set(re.findall(r'nodewise_metric_nodes\{metric="(\w+)"', _metrics(extender))):
+        assert time.monotonic() < end, "metrics are not fetched"
+        time.sleep(0.02)
+    seen = _generation(extender)
+    while _generation(extender) < seen + 2:
+        assert time.monotonic() < end, "no new view"
+        time.sleep(0.02)
+
+
+def _metrics(extender: Child) -> str:
+    return _http.get(f"{extender.health_url}/metrics").text
+
+
+def _generation(extender: Child) -> float:
+    return float(re.findall(r"^nodewise_view_generation (\S+)", _metrics(extender), re.MULTILINE)[0])
+
+
+def _knows_policy(extender: Child, world: World) -> bool:
+    probe = world.pods[0] | {"metadata": world.pods[0]["metadata"] | {"name": "probe"}}
+    body = {"Pod": probe, "NodeNames": world.nodes}
+    answer = _http.post(f"{extender.url}/scheduler/filter", json=body).json()
+    return "does not exist" not in str(answer["FailedNodes"])
+
+
+@given(st.lists(DRAWS, min_size=TOGETHER, max_size=TOGETHER))
+@settings(
+    max_examples=100 // TOGETHER,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failing case would take minutes
+)
+def test_what_is_told_is_what_the_scheduler_did(folder: Path, extender: Child, draws: list[Draw]) -> None:
+    worlds = [World(draw, folder) for draw in draws]
+    files = [world.write() for world in worlds]
+    try:
+        until_read(extender, worlds)
+        for world, given_files in zip(worlds, files, strict=True):
+            agree(world, given_files, extender)
+    finally:
+        for world in worlds:
+            world.remove()
+
+
+def agree(world: World, files: list[str], extender: Child) -> None:
+    entry = {
+        "urlPrefix": f"{extender.url}/scheduler",
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "weight": 100,  # so that nothing else decides between our scores
+        "nodeCacheCapable": True,
+        "managedResources": [{"name": "telemetry/scheduling", "ignoredByScheduler": True}],
+    }
+    told = decided(files)
+    with Cluster(world.cluster, [entry]) as cluster:
+        for pod in world.pods:
+            name = f"{world.namespace}/{pod['metadata']['name']}"
+            node = cluster.submit(pod).node
+            code, explained = said("explain", name, "--server", extender.health_url)
+            assert code == 0
+            placed(node, told[name])
+            same(explained["attempt"], told[name])
+            if node is None:
+                counted(cluster.event(name), explained["attempt"])
+    changed(world, files, explained["attempt"])
+
+
+def placed(node: str | None, told: Json) -> None:
+    """The scheduler took one of the nodes that are told to be best, or none where none is."""
+    assert (node is None) == (not told["feasible"])
+    if node is not None:
+        assert node in told["feasible"]
+        assert told["scores"][node] == max(told["scores"].values())
+
+
+def same(attempt: Json, told: Json) -> None:
+    """`explain`, from what the extender decided, and `decide`, from the same files, tell one thing."""
+    nodes = {one["node"]: one for one in attempt["nodes"]}
+    assert {name for name, one in nodes.items() if one["passes"]} == set(told["feasible"])
+    reasons = {name: one["reasons"] for name, one in nodes.items() if one["reasons"]}
+    assert reasons == told["rejected"]
+    if "prioritize" in attempt["calls"]:
+        scores = {name: one["score"] or 0 for name, one in nodes.items() if one["passes"]}
+        assert scores == told["scores"]
+        measured = {
+            (name, one["metric"], one["operator"], one["target"], one["value"], one["state"])
+            for name, found in nodes.items()
+            for one in found["measured"]
+        }
+        keys = ("node", "metric", "operator", "target", "value", "state")
+        assert measured == {tuple(one[key] for key in keys) for one in told["values"]}
+
+
+def counted(event: str, attempt: Json) -> None:
+    """The pod's event counts the nodes by the same reasons."""
+    groups = Counter({group["reason"]: len(group["nodes"]) for group in attempt["groups"]})
+    assert all(f"{count} {reason}" in event for reason, count in groups.items())
+    assert sum(groups.values()) == attempt["asked"]
+
+
+def changed(world: World, files: list[str], attempt: Json) -> None:
+    """With the policy changed as it is told, so many more nodes pass as it is told."""
+    name = f"{world.namespace}/{world.pods[-1]['metadata']['name']}"
+    file = Path(files[0]).with_suffix(".tried")
+    for change in attempt["changes"]:
+        steps = [({"target": str(step["target"])}, step["nodes"]) for step in change["more"][:1]]
+        steps += [({"when_missing": "pass"}, change["missing"])] if change["missing"] else []
+        for fields, more in steps:
+            file.write_text(json.dumps(world.policy(change["rule"], **fields)))
+            again = decided(files, "--policy", str(file))[name]
+            assert len(again["feasible"]) == attempt["passing"] + more
+    file.unlink(missing_ok=True)
