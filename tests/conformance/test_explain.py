@@ -1,0 +1,175 @@
+"""`nodewise explain`, run as a user runs it, against the real extender on files."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from nodewise.cli import child
+from nodewise.cli.child import Child
+from tests.conformance.test_commands import EXAMPLE, ROOT, run
+
+Json = dict[str, Any]
+POD = "health-metric-demo/demo-app-1"
+NODES = ["rack1-a", "rack1-b", "rack2-a"]
+
+
+def pod(name: str = "demo-app-1", policy: str = "demo-policy") -> Json:
+    labels = {"telemetry-policy": policy}
+    metadata = {"name": name, "namespace": "health-metric-demo", "uid": f"uid-of-{name}", "labels": labels}
+    return {"metadata": metadata, "spec": {}}
+
+
+def ask(served: Child, verb: str, nodes: list[str], given: Json) -> Any:
+    """As kube-scheduler would."""
+    body = {"Pod": given, "NodeNames": nodes}
+    return httpx2.post(f"{served.url}/scheduler/{verb}", json=body).json()
+
+
+@pytest.fixture(scope="module")
+def asked() -> Iterator[Child]:
+    """An extender that decided about two pods: one was placed, the other's policy does not exist."""
+    with child.extender([f"--objects-from={ROOT / EXAMPLE}"]) as served:
+        served.wait_ready()
+        left = ask(served, "filter", NODES, pod())["NodeNames"]
+        ask(served, "prioritize", left, pod())
+        ask(served, "filter", NODES, pod("lost", "absent"))
+        yield served
+
+
+def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run("explain", *arguments)
+
+
+def test_text_tells_each_node_and_what_would_have_changed_it(asked: Child) -> None:
+    done = explain(POD, "--server", asked.health_url)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert done.stdout.startswith(f"{POD} at its last attempt: 2 of the 3 nodes asked about pass\n")
+    assert ["rack1-a", "10", "health_metric", "0", "-"] in lines
+    assert ["rack2-a", "10", "health_metric", "0", "-"] in lines
+    assert done.stdout.endswith("  without the rule health_metric Equals 2: 1 more node passes\n")
+
+
+def test_namespace_as_an_option(asked: Child) -> None:
+    done = explain("demo-app-1", "-n", "health-metric-demo", "--server", asked.health_url, "-o", "wide")
+    assert done.returncode == 0
+    assert "health_metric LessThan (ranks)" in done.stdout
+
+
+def test_json_holds_the_whole_attempt(asked: Child) -> None:
+    found = json.loads(explain(POD, "--server", asked.health_url, "-o", "json").stdout)
+    assert list(found) == ["pod", "state", "gone", "replicas", "tries", "since", "attempt", "why_none"]
+    assert (found["pod"], found["state"], found["tries"], found["why_none"]) == (POD, None, 1, None)
+    assert found["replicas"][0]["url"] == asked.health_url
+    assert (found["replicas"][0]["found"], found["replicas"][0]["error"]) == (2, None)
+    attempt = found["attempt"]
+    assert (attempt["asked"], attempt["passing"], attempt["calls"]) == (3, 2, ["filter", "prioritize"])
+    assert attempt["nodes"][-1] == {
+        "node": "rack1-b",
+        "passes": False,
+        "score": None,
+        "reasons": [
+            {
+                "agent": "telemetry",
+                "reason": "telemetry policy health-metric-demo/demo-policy: health_metric Equals 2",
+            }
+        ],
+        "measured": [
+            measured(1, rejects=False),
+            measured(2, rejects=True),
+        ],
+    }
+    (change,) = attempt["changes"]
+    assert (change["operator"], change["target"], change["more"], change["alone"]) == ("Equals", 2, [], 1)
+
+
+def measured(target: int, *, rejects: bool) -> Json:
+    return {
+        "metric": "health_metric",
+        "operator": "Equals",
+        "target": target,
+        "value": 2,
+        "state": "fresh",
+        "age_s": None,
+        "rejects": rejects,
+    }
+
+
+def test_a_policy_that_does_not_exist_is_told_with_its_remedy(asked: Child) -> None:
+    done = explain("health-metric-demo/lost", "--server", asked.health_url)
+    assert done.returncode == 0
+    assert "3      nodewise: policy health-metric-demo/absent does not exist" in done.stdout
+    assert "  make TASPolicy health-metric-demo/absent, or correct the pod's label" in done.stdout
+
+
+def test_no_decision_is_exit_3_with_reasons(asked: Child) -> None:
+    done = explain("web/other", "--server", asked.health_url)
+    assert done.returncode == 3
+    assert done.stdout.startswith("web/other: 1 replica asked, none knows a decision\n")
+    assert "managedResources" in done.stdout
+    again = explain("web/other", "--server", asked.health_url, "-o", "json")
+    assert again.returncode == 3
+    found = json.loads(again.stdout)
+    assert found["attempt"] is None
+    assert found["why_none"]
+
+
+def test_a_replica_that_is_down_is_named_and_the_others_answer(asked: Child) -> None:
+    down = "http://127.0.0.1:1"
+    done = explain(POD, "--server", down, "--server", asked.health_url, "-o", "json")
+    assert done.returncode == 0
+    assert f"nodewise: {down} is left out: no answer" in done.stderr
+    assert [bool(one["error"]) for one in json.loads(done.stdout)["replicas"]] == [True, False]
+    alone = explain(POD, "--server", down)
+    assert (alone.returncode, alone.stdout) == (1, "")
+    assert "no replica of nodewise answers" in alone.stderr
+
+
+def test_a_port_without_decisions_is_told_from_one_that_is_down(asked: Child) -> None:
+    done = explain(POD, "--server", asked.url)
+    assert done.returncode == 1
+    assert "HTTP status 404" in done.stderr
+    assert "admin port" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["a", "--server", "127.0.0.1:9002"], 2, "http://127.0.0.1:9002 or https://HOST:9001"),
+        (["a/b", "-n", "c", "--server", "http://x"], 2, "one namespace"),
+        (["a/", "--server", "http://x"], 2, "a name, or NAMESPACE/NAME"),
+        (["a", "--kubeconfig", "/nowhere"], 2, "or name a replica's admin port with --server"),
+        (["a", "--server", "https://x", "--cert", "/nowhere"], 2, "--cert, --key, --ca"),
+        ([], 2, "POD"),
+    ],
+)
+def test_usage(arguments: list[str], code: int, said: str) -> None:
+    done = explain(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+
+
+def test_a_page_of_another_version_is_an_error_of_that_replica(tmp_path: Path) -> None:
+    """As while replicas are being replaced one by one."""
+    import http.server
+    import threading
+
+    class Old(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"decisions": [{"verb": "filter"}]}')
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Old) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = explain("a", "--server", f"http://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+    assert done.returncode == 1
+    assert "the form of this version" in done.stderr
