@@ -9,6 +9,7 @@ from typing import NamedTuple
 import httpx2
 
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import wait
 
 
 class Change(NamedTuple):
@@ -39,6 +40,15 @@ class LabelWatch:
             for key in sorted(old.keys() | new.keys())
             if old.get(key) != new.get(key)
         ]
+
+    def expect(self, *changes: Change) -> None:
+        """These changes and no others, in this order; the watch may be a moment behind."""
+        wait(
+            "the changes are seen",
+            lambda: len(self.changes) >= len(changes) or None,
+            show=lambda: self.changes,
+        )
+        assert self.changes == list(changes)
 
     def of(self, key: str) -> list[Change]:
         return [change for change in self.changes if change.key == key]

@@ -122,8 +122,8 @@ def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
         assert descheduling.once(plane, descheduler_program).evicted == 0
         nodes.set_health(application, 0)
         until_labelled(corner)
-    marked, cleared = (None, "violating"), ("violating", None)
-    assert labels.changes == [Change(application, POLICY, *marked), Change(application, POLICY, *cleared)]
+        marked, cleared = (None, "violating"), ("violating", None)
+        labels.expect(Change(application, POLICY, *marked), Change(application, POLICY, *cleared))
 
 
 def test_a_pod_that_no_node_takes_is_placed_soon_after_one_is_well_again(

@@ -67,6 +67,7 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
         wait("it leads", lambda: again.events("leading") or None, 30)
         metrics.set("heat", {"a": 20, "b": 90, "c": 95})
         until(corner, "b", {"pol": "violating"})
+    wait("all changes are seen", lambda: len(labels.of("pol")) >= 4 or None)
     changes = labels.of("pol")
     assert set(changes[:2]) == {Change("a", "pol", None, "violating"), Change("c", "pol", None, "violating")}
     assert changes[2:] == [Change("a", "pol", "violating", None), Change("b", "pol", None, "violating")]
@@ -144,6 +145,7 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
     old = "telemetry.aware.scheduling.gone/x"
     gone = [Change("a", old, "1", None), Change("b", old, "1", None)]
     gone += [Change(node, "pol", "violating", None) for node in ("a", "b")]
+    wait("all changes are seen", lambda: len(labels.changes) >= 8 or None)
     assert sorted(labels.changes[4:], key=str) == sorted(gone, key=str)
 
 
@@ -167,6 +169,7 @@ def test_a_metric_that_stops_holds_labels_and_verdicts_and_says_so(
         metrics.set("heat", {"a": 10, "b": 50, "c": 95})
         until(corner, "a", {})
         wait("it is well again", lambda: condition(corner, "Suspended")["status"] == "False" or None)
+    wait("all changes are seen", lambda: len(labels.of("pol")) >= 3 or None)
     assert len(labels.of("pol")) == 3
 
 
