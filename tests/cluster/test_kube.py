@@ -27,12 +27,12 @@ from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import EVENTS, NODES, Resource
 from nodewise.observe.meters import Meters
+from nodewise.simulate.api import CONFIGMAPS
 from tests.cluster import access, processes
 from tests.cluster.access import Server, rule
 from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.sandbox import Sandbox
-from nodewise.simulate.api import CONFIGMAPS
 from tests.unit.kube.suite import (
     CONFIGMAP,
     ApiSuite,

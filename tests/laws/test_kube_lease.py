@@ -14,8 +14,8 @@ from nodewise.kube.api import DEADLINE_S, NONE, Params
 from nodewise.kube.elector import Elector
 from nodewise.kube.lease import Seat
 from nodewise.observe.meters import Meters
-from tests.unit.kube import virtual
 from nodewise.simulate.api import FakeApi
+from tests.unit.kube import virtual
 from tests.unit.kube.virtual import VirtualClock
 
 METERS = Meters()

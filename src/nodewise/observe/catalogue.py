@@ -48,7 +48,7 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "metric_warning": Event(
         "warning",
-        "Prometheus answered with a warning, such as a partial result; nodes may be missing. One line until it is gone.",
+        "Prometheus answered with a warning, such as a partial result; nodes may be missing. Told once.",
     ),
     "policy_problem": Event("warning", "A policy has a field that cannot be used; `problems` names each."),
     "status_failed": Event(
@@ -61,7 +61,9 @@ EVENTS: Final[dict[str, Event]] = {
         "warning", "Somebody else owns a label that a policy wants; it is left alone, and the policy says so."
     ),
     "labels_taken_over": Event("info", "Labels of Telemetry Aware Scheduling are ours from now on."),
-    "woken": Event("info", "A waiting pod fits since a metric healed: one node annotation has pods tried again."),
+    "woken": Event(
+        "info", "A waiting pod fits since a metric healed: one node annotation has pods tried again."
+    ),
     "agent_failed": Event(
         "error", "A defect of an agent: the pods that it judges wait, others go on. Please report it."
     ),
