@@ -1,7 +1,7 @@
 """The kept decisions as `GET /decisions` gives them: in words for people, or as arrays that become decisions again.
 
     ?namespace= &pod=    whose; any if left out
-    ?limit=              how many, the newest first
+    ?limit=              how many at most, the newest first; and no more than make 2 MiB
     ?form=words|arrays   `arrays` is what `explain` asks for: by candidate, values in whole nano-units, so that
                          what is read back is what was written
 
@@ -24,6 +24,8 @@ from nodewise.metrics.column import States
 
 Parts = Generator[None, None, bytes]
 _MOST: Final = 1000
+_ENOUGH_BYTES: Final = 2**21
+"""To copy so much takes half a millisecond, in one step of the event loop. The last decision may exceed it."""
 _FORMS: Final = ("words", "arrays")
 _STATES: Final = np.array([state.name.lower() for state in ValueState], object)
 _NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}
@@ -86,10 +88,9 @@ class _Decision(msgspec.Struct, frozen=True):
     scores: list[_Scores]
 
 
-class Page(msgspec.Struct, frozen=True):
-    """An answer: some decisions, and what is known beside them. Times are RFC 3339, null for none."""
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known beside the decisions of an answer. Times are RFC 3339, null for none."""
 
-    decisions: list[msgspec.Raw]
     found: int
     """How many are kept about these pods."""
     tries: int
@@ -102,24 +103,37 @@ class Page(msgspec.Struct, frozen=True):
     """When the oldest of all was made: what is older was pushed out, or was before the process began."""
 
 
+class Page(Facts, frozen=True, kw_only=True):
+    """An answer: some decisions, the newest first, and the facts."""
+
+    decisions: list[msgspec.Raw]
+
+
 def page(ring: DecisionRing, query: Mapping[str, str]) -> Parts:
     """The answer to a query. `BadInput` names the parameter that cannot be used."""
     limit, form = _asked(query)
     found = ring.about(query.get("namespace", ""), query.get("pod", ""))
+    facts = _encode(_facts(ring, found))
     make = report.encoded if form == "words" else encoded
-    decisions: list[msgspec.Raw] = []
-    chosen = list(islice(reversed(found), limit))
-    facts = (
-        len(found),
-        sum(one.verb == "filter" for one in found),
-        _time(found[0].at if found else None),
-        len(ring),
-        _time(ring.since),
-    )
-    for one in chosen:
-        decisions.append(msgspec.Raw((yield from make(one))))
+    decisions: list[bytes] = []
+    size = 0
+    for one in list(islice(reversed(found), limit)):
+        decisions.append((yield from make(one)))
+        size += len(decisions[-1])
+        if size >= _ENOUGH_BYTES:
+            break
         yield
-    return _encode(Page(decisions, *facts)) + b"\n"
+    return b"".join((b'{"decisions":[', b",".join(decisions), b"],", facts[1:], b"\n"))
+
+
+def _facts(ring: DecisionRing, found: Sequence[Decision]) -> Facts:
+    return Facts(
+        found=len(found),
+        tries=sum(one.verb == "filter" for one in found),
+        since=_time(found[0].at if found else None),
+        kept=len(ring),
+        kept_since=_time(ring.since),
+    )
 
 
 def _asked(query: Mapping[str, str]) -> tuple[int, str]:

@@ -19,7 +19,9 @@ def state(**fields: Any) -> Seen:
 
 
 def answer(kept: int = 5, since: str | None = BEFORE) -> Answer:
-    return Answer(Replica("http://one"), Page([], 0, 0, None, kept, since))
+    return Answer(
+        Replica("http://one"), Page(decisions=[], found=0, tries=0, since=None, kept=kept, kept_since=since)
+    )
 
 
 CASES = [

@@ -19,7 +19,14 @@ WAITING = Seen(WAITS)
 
 
 def story(*calls: Decision | None, seen: Seen = WAITING, tries: int = 1) -> Story:
-    page = Page([], 3, tries, "2026-11-21T09:41:10Z", 7, "2026-11-21T09:00:00Z")
+    page = Page(
+        decisions=[],
+        found=3,
+        tries=tries,
+        since="2026-11-21T09:41:10Z",
+        kept=7,
+        kept_since="2026-11-21T09:00:00Z",
+    )
     answers = [Answer(Replica("http://one"), page)]
     return Story("d/p", seen, answers, explaining.explain(Attempt(*calls)), AT + 12.3)
 

@@ -71,6 +71,13 @@ def test_the_newest_come_first_and_what_is_known_beside_them() -> None:
     assert (page.kept, page.kept_since) == (5, "1970-01-01T00:00:00Z")
 
 
+def test_a_page_ends_where_it_grows_large() -> None:
+    ring = filled(*[decisions.large()] * 20)
+    page, found = ledger.read(body(ring, form="arrays"))
+    assert 3 < len(found) < 20 == page.found
+    assert 1 <= len(json.loads(body(ring))["decisions"]) < 5
+
+
 def test_nothing_is_kept() -> None:
     found = json.loads(body(DecisionRing(), pod="p"))
     assert found == {"decisions": [], "found": 0, "tries": 0, "since": None, "kept": 0, "kept_since": None}
