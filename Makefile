@@ -55,6 +55,9 @@ docs: $(VENV)/.dev ## print the reference pages anew
 bench: $(VENV)/.dev ## measure on this machine: bench/results.json
 	@$(BIN)/python -m bench
 
+bench-cluster: $(VENV)/.dev ## measure a real kube-scheduler with and without nodewise
+	@$(BIN)/python -m bench.cluster
+
 controlplane: $(VENV)/.dev ## build or fetch the real programs once, into a cache outside the tree
 	@$(BIN)/python -m tests.cluster.programs
 
