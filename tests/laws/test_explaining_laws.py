@@ -12,7 +12,7 @@ from nodewise.agent import View
 from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryState
-from nodewise.extender import explaining, ledger, redeciding, thresholds
+from nodewise.extender import arrays, explaining, ledger, redeciding, thresholds
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.extender.explaining import Attempt
@@ -108,7 +108,7 @@ def test_another_process_reads_what_was_decided(of: World) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
     _, (found,) = ledger.read(clock.result(ledger.page(ring, {"form": "arrays"})))
-    assert clock.result(ledger.encoded(found)) == clock.result(ledger.encoded(of.filter()))
+    assert clock.result(arrays.encoded(found)) == clock.result(arrays.encoded(of.filter()))
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))

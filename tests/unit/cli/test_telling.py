@@ -8,9 +8,10 @@ from nodewise.cli.pods import Seen, State
 from nodewise.cli.replicas import Answer, Replica
 from nodewise.cli.story import Story
 from nodewise.extender import explaining
+from nodewise.extender.arrays import Told
 from nodewise.extender.decision import Decision
 from nodewise.extender.explaining import Attempt
-from nodewise.extender.ledger import Page, Told
+from nodewise.extender.ledger import Page
 from tests.unit.extender.decisions import AT, decision, evidence, of, verdict
 from tests.unit.extender.test_explaining import scored
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from nodewise import clock, quantity
 from nodewise.agent import COMPARISONS, Evidence, Joined, ValueState, Verdict
+from nodewise.extender.arrays import Told
 from nodewise.extender.decision import Decision, PodRef
-from nodewise.extender.ledger import Told
 
 AT = clock.parse_rfc3339("2026-11-21T10:00:00Z")
 COUNT = 3000

@@ -7,9 +7,9 @@ import pytest
 
 from nodewise.agent import Evidence, Scores, Verdict
 from nodewise.extender import explaining
+from nodewise.extender.arrays import Told
 from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.explaining import Attempt
-from nodewise.extender.ledger import Told
 from tests.unit.extender.decisions import AT, decision, evidence, of, verdict
 
 

@@ -9,7 +9,7 @@ import pytest
 from nodewise import clock
 from nodewise.agent import Scores
 from nodewise.errors import BadInput
-from nodewise.extender import ledger, report
+from nodewise.extender import arrays, ledger, report
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from tests.unit.extender import decisions
 
@@ -28,7 +28,7 @@ def filled(*given: Decision) -> DecisionRing:
 def same(one: Decision, other: Decision) -> bool:
     """Equal in every word that can be said of them."""
     return clock.result(report.encoded(one)) == clock.result(report.encoded(other)) and (
-        clock.result(ledger.encoded(one)) == clock.result(ledger.encoded(other))
+        clock.result(arrays.encoded(one)) == clock.result(arrays.encoded(other))
     )
 
 

@@ -1,0 +1,181 @@
+"""A decision as arrays by candidate, in JSON, and back: what is read is what was written.
+
+Values are whole nano-units; every list is in the order of the candidates. Another process reads it, perhaps of another
+version, so whatever does not fit together is an error.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from nodewise.agent import Evidence, Joined, Scores, ValueState, Verdict
+from nodewise.extender.decision import Decision, PodRef, Verb
+from nodewise.metrics.column import States
+
+_STATES: Final = np.array([state.name.lower() for state in ValueState], object)
+_NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}
+_encode: Final = msgspec.json.encode
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One rule's evidence. Lists are by candidate and stay JSON until somebody needs them."""
+
+    metric: str
+    operator: str
+    target_nano: int | None
+    rejects_missing: bool
+    values_nano: msgspec.Raw
+    states: msgspec.Raw
+    ages_s: msgspec.Raw
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A reason of another process, as it told it."""
+
+    words: str
+    failure: bool = False
+    advice: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        return self.failure
+
+    def text(self) -> str:
+        return self.words
+
+    def remedy(self) -> str:
+        return self.advice
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    agent: str
+    joined: Joined | None
+    codes: msgspec.Raw
+    reasons: list[Told]
+    rules: list[Rule]
+
+
+class _Scores(msgspec.Struct, frozen=True):
+    agent: str
+    points: msgspec.Raw
+    rules: list[Rule]
+
+
+class _Decision(msgspec.Struct, frozen=True):
+    at: float
+    verb: Verb
+    namespace: str
+    pod: str
+    uid: str
+    view: int
+    nodes: msgspec.Raw
+    verdicts: list[_Verdict]
+    scores: list[_Scores]
+
+
+def encoded(decision: Decision) -> Generator[None, None, bytes]:
+    """The JSON, made in parts."""
+    nodes = _raw(decision.names.tolist())
+    yield
+    verdicts = []
+    for agent, verdict in decision.verdicts:
+        reasons = [Told(one.text(), one.is_failure, one.remedy()) for one in verdict.reasons]
+        rules = yield from _rules(verdict.evidence)
+        verdicts.append(_Verdict(agent, verdict.joined, _raw(verdict.codes.tolist()), reasons, rules))
+    scores = []
+    for agent, given in decision.scores:
+        rules = yield from _rules(given.evidence)
+        scores.append(_Scores(agent, _raw(given.points.tolist()), rules))
+    pod = decision.pod
+    return _encode(
+        _Decision(
+            decision.at,
+            decision.verb,
+            pod.namespace,
+            pod.name,
+            pod.uid,
+            decision.generation,
+            nodes,
+            verdicts,
+            scores,
+        )
+    )
+
+
+def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[Rule]]:
+    rules = []
+    for one in evidence:
+        values = _raw(one.values.tolist())
+        yield
+        states = _raw(_STATES[one.states].tolist())
+        yield
+        ages = _raw(np.round(one.ages_s, 3).tolist())  # NaN is written as null
+        yield
+        rules.append(Rule(one.metric, one.operator, one.target, one.rejects_missing, values, states, ages))
+    return rules
+
+
+def _raw(listed: list[Any]) -> msgspec.Raw:
+    return msgspec.Raw(_encode(listed))
+
+
+def read(raw: bytes | msgspec.Raw) -> Decision:
+    """The decision. One of `errors.UNREADABLE` if it is none."""
+    given = msgspec.json.decode(raw, type=_Decision)
+    names = np.array(_list(given.nodes, str), object)
+    verdicts = tuple((one.agent, _verdict(one, len(names))) for one in given.verdicts)
+    scores = tuple((one.agent, _scores(one, len(names))) for one in given.scores)
+    ref = PodRef(given.namespace, given.pod, given.uid)
+    return Decision(given.verb, ref, given.at, given.view, names, verdicts, scores)
+
+
+def _verdict(given: _Verdict, size: int) -> Verdict:
+    codes = np.array(_sized(given.codes, int, size), np.int16)
+    if len(codes) and not 0 <= codes.min() <= codes.max() <= len(given.reasons):
+        raise ValueError("a code without a reason")
+    return Verdict(codes, tuple(given.reasons), _evidence(given.rules, size), given.joined)
+
+
+def _scores(given: _Scores, size: int) -> Scores:
+    return Scores(np.array(_sized(given.points, int, size), np.int64), _evidence(given.rules, size))
+
+
+def _evidence(rules: Sequence[Rule], size: int) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            one.metric,
+            one.operator,
+            one.target_nano,
+            _whole(_sized(one.values_nano, int, size)),
+            _states(_sized(one.states, str, size)),
+            np.array(_sized(one.ages_s, float | None, size), np.float64),
+            one.rejects_missing,
+        )
+        for one in rules
+    )
+
+
+def _whole(values: list[int]) -> Any:
+    """int64 where every value fits, else Python integers, as in a column."""
+    fits = all(-(2**63) <= value < 2**63 for value in values)
+    return np.array(values, np.int64 if fits else object)
+
+
+def _states(names: list[str]) -> States:
+    if strange := set(names) - _NUMBERS.keys():
+        raise ValueError(f"unknown states {sorted(strange)}")
+    return np.array([_NUMBERS[name] for name in names], np.uint8)
+
+
+def _sized(raw: msgspec.Raw, kind: Any, size: int) -> list[Any]:
+    listed = _list(raw, kind)
+    if len(listed) != size:
+        raise ValueError(f"{len(listed)} entries for {size} nodes")
+    return listed
+
+
+def _list(raw: msgspec.Raw, kind: Any) -> list[Any]:
+    found: list[Any] = msgspec.json.decode(raw, type=list[kind])
+    return found
