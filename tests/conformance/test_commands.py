@@ -121,6 +121,13 @@ class TestDecide:
             done = run("decide", *given, source, "-o", "json")
             assert json.loads(done.stdout)["decisions"][0]["feasible"] == feasible
 
+    def test_the_extenders_file_of_settings_serves_here_too(self, tmp_path: Path) -> None:
+        file, table = tmp_path / "nodewise.yaml", tmp_path / "m.csv"
+        file.write_text("port: 8443\nwhen_missing: reject\nnamespace: elsewhere\n")
+        table.write_text("rack1-a,health_metric,0\n")
+        done = run("decide", *inputs(), str(table), "--config", str(file), "-o", "json")
+        assert json.loads(done.stdout)["decisions"][0]["feasible"] == ["rack1-a"]
+
     def test_another_namespace_has_no_pods(self) -> None:
         done = run("decide", EXAMPLE, "-n", "web")
         assert done.returncode == 1

@@ -8,7 +8,7 @@ import click
 
 from nodewise import agents, clock
 from nodewise.agent import AgentState, NodeIndex, View, World
-from nodewise.cli import decided, exits, reading, settings
+from nodewise.cli import cluster, decided, exits, reading, settings
 from nodewise.cli.decided import Decided, Outcome
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.reading import Measuring, Read, Wish
@@ -22,8 +22,11 @@ from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
+from nodewise.serve.options import AdminOptions, ServeOptions
 
 GROUPS: Final = (RefreshOptions, PrometheusOptions)
+_OTHERS: Final = (ExtenderOptions, ServeOptions, AdminOptions, KubeOptions)
+"""The extender's file of settings serves here too, so that both decide by the same."""
 
 
 class Situation(NamedTuple):
@@ -56,7 +59,7 @@ def run(**given: Any) -> None:
         given["paths"],
         given["policies"],
         [name.strip() for name in given["agents_"].split(",") if name.strip()],
-        given["namespace"],
+        given["inside"],
         given["running"],
         given["metrics"],
     )
@@ -69,8 +72,7 @@ def run(**given: Any) -> None:
 
 
 async def _situation(wish: Wish, given: dict[str, Any]) -> Situation:
-    kube = KubeOptions(kubeconfig=given["kubeconfig"], context=given["context"])
-    api = connect(kube, Meters()) if given["cluster"] else None
+    api = connect(cluster.chosen(given), Meters()) if given["cluster"] else None
     try:
         return await _seen(wish, given, api)
     finally:
@@ -156,7 +158,9 @@ command = click.Command(
             ["--policy", "policies"], multiple=True, help="Policies to try: files that win over all others."
         ),
         click.Option(
-            ["-n", "--namespace"], default="", help="Only pods and policies of this one; default: all."
+            ["-n", "--namespace", "inside"],
+            default="",
+            help="Only pods and policies of this one; default: all.",
         ),
         click.Option(["--agents", "agents_"], default="", help="Agents to ask; default: those with input."),
         click.Option(
@@ -165,8 +169,7 @@ command = click.Command(
         click.Option(
             ["-o", "--output"], type=click.Choice(list(decided.FORMS)), default="table", show_default=True
         ),
-        click.Option(["--kubeconfig"], default="", help="A kubeconfig file; default: as kubectl takes it."),
-        click.Option(["--context"], default="", help="A context of the kubeconfig."),
+        *cluster.options(),
         click.Option(
             ["--metrics"],
             multiple=True,
@@ -174,6 +177,6 @@ command = click.Command(
             envvar="NODEWISE_METRICS",
             help=_metrics_help(),
         ),
-        *settings.options(*GROUPS, *(agents.load(name).options for name in agents.names())),
+        *settings.options(*GROUPS, *(agents.load(name).options for name in agents.names()), known=_OTHERS),
     ],
 )

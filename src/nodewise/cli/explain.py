@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from nodewise import clock
-from nodewise.cli import exits, pods, replicas, telling
+from nodewise.cli import cluster, exits, pods, replicas, telling
 from nodewise.cli.pods import Seen
 from nodewise.cli.progress import Progress
 from nodewise.cli.replicas import Answer, Papers, Replica, Service
@@ -70,7 +70,7 @@ def _asked(pod: str, given: dict[str, Any]) -> Asked:
         given["server_name"],
         Papers(given["cert"], given["key"], given["ca"]),
         Service(given["service_namespace"], given["service"]),
-        KubeOptions(kubeconfig=given["kubeconfig"], context=given["context"]),
+        cluster.chosen(given),
         given["timeout_s"],
     )
 
@@ -182,8 +182,7 @@ command = click.Command(
             ["--service"], default="nodewise", show_default=True, help="The Service of the replicas."
         ),
         click.Option(["--service-namespace"], default="nodewise", show_default=True, help="Its namespace."),
-        click.Option(["--kubeconfig"], default="", help="A kubeconfig file; default: as kubectl takes it."),
-        click.Option(["--context"], default="", help="A context of the kubeconfig."),
+        *cluster.options(),
         click.Option(
             ["--timeout", "timeout_s"], type=Duration(), default="5s", show_default=True, help="Of each call."
         ),

@@ -106,9 +106,14 @@ def _docstrings(group: type) -> dict[str, str]:
     }
 
 
-def options(*groups: type[msgspec.Struct]) -> list[click.Parameter]:
-    """The options of a command that takes these groups, and `--config`."""
-    found: list[click.Parameter] = [_config(groups)]
+def options(
+    *groups: type[msgspec.Struct], known: Sequence[type[msgspec.Struct]] = ()
+) -> list[click.Parameter]:
+    """The options of a command that takes these groups, and `--config`.
+
+    The file may hold settings of `known` groups as well, of which the command takes what it has options for.
+    """
+    found: list[click.Parameter] = [_config([*groups, *known])]
     return found + [_option(setting) for group in groups for setting in settings(group)]
 
 
