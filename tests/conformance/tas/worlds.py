@@ -33,26 +33,28 @@ def _node(name: str) -> dict[str, Any]:
 
 def _objects(tag: str, world: World) -> Iterator[dict[str, Any]]:
     for metric, values in world.metrics.items():
-        items = [_value(f"{tag}_{metric}", node, value) for node, value in values.items()]
+        items = [value(f"{tag}_{metric}", node, given) for node, given in values.items()]
         yield {"apiVersion": "custom.metrics.k8s.io/v1beta2", "kind": "MetricValueList", "items": items}
     for name, strategies in world.policies.items():
         yield {
             "apiVersion": "telemetry.intel.com/v1alpha1",
             "kind": "TASPolicy",
             "metadata": {"namespace": tag, "name": name},
-            **({} if strategies is None else {"spec": {"strategies": _strategies(tag, strategies)}}),
+            **({} if strategies is None else {"spec": {"strategies": strategies(tag, strategies)}}),
         }
 
 
-def _value(metric: str, node: str, value: Any) -> dict[str, Any]:
+def value(metric: str, node: str, given: Any) -> dict[str, Any]:
+    """An item of a MetricValueList."""
     return {
         "describedObject": {"kind": "Node", "name": node},
         "metric": {"name": metric},
-        "value": value,
+        "value": given,
     }
 
 
-def _strategies(tag: str, given: dict[str, Any]) -> dict[str, Any]:
+def strategies(tag: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Strategies as a policy has them; a list is short for rules, a text for a rule."""
     return {name: _strategy(tag, strategy) for name, strategy in given.items()}
 
 
@@ -62,12 +64,18 @@ def _strategy(tag: str, given: Any) -> dict[str, Any]:
 
 
 def _rule(tag: str, given: str | dict[str, Any]) -> dict[str, Any]:
-    """A rule in words made an object; the metric's name gets the case's tag, unless it is empty."""
+    """A rule in words made an object; the metric's name gets the case's tag, unless it is empty.
+
+    The words are `metric operator target [label,label]`; the last two may be left out.
+    """
     if isinstance(given, str):
-        metric, operator, *target = given.split()
-        rule = {"metricname": metric, "operator": operator}
+        words, _, labels = given.partition("[")
+        metric, operator, *target = words.split()
+        rule: dict[str, Any] = {"metricname": metric, "operator": operator}
         if target:
             rule["target"] = int(target[0])
+        if labels:
+            rule["labels"] = labels.removesuffix("]").split(",")
     else:
         rule = dict(given)
     if rule["metricname"]:

@@ -1,0 +1,63 @@
+"""The stories of `tests/conformance/tas`, told to a real process on a real API server: labels, metrics, policies."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.controlplane import ControlPlane
+from tests.conformance.tas import playing, stage, stories
+from tests.conformance.tas.stage import Stage
+from tests.conformance.tas.telling import Telling
+
+STORIES = stories.every()
+
+
+class Told:
+    """The stage after the end, and every story in the order of the tables."""
+
+    def __init__(self, stage: Stage, tellings: list[Telling]) -> None:
+        self.stage, self.tellings = stage, tellings
+
+
+@pytest.fixture(scope="module")
+def told(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    with stage.opened(plane, tmp_path_factory.mktemp("stories")) as opened:
+        yield Told(opened, playing.tell(STORIES, opened))
+
+
+def _cases() -> list[object]:
+    """A row that shows an open defect has to fail until it is mended."""
+    return [
+        pytest.param(
+            number,
+            id=f"{story.number} {story.name}".strip(),
+            marks=pytest.mark.xfail(reason=story.open, strict=True) if story.open else (),
+        )
+        for number, story in enumerate(STORIES)
+    ]
+
+
+@pytest.mark.parametrize("number", _cases())
+def test_stories(told: Told, number: int) -> None:
+    assert told.tellings[number].failures == []
+
+
+@pytest.mark.xfail(reason="what is left after a conflict is applied even if that is nothing new", strict=True)
+def test_no_write_of_a_node_was_idle(told: Told) -> None:
+    assert told.stage.between.idle == []
+
+
+def test_a_metric_is_one_plain_request(told: Told) -> None:
+    asked = [one for one in told.stage.between.requests if "/nodes/" in one.path and "metrics" in one.path]
+    assert asked
+    assert {one.query for one in asked} == {""}
+    assert {one.path.rpartition("/")[0] for one in asked} == {"/apis/custom.metrics.k8s.io/v1beta2/nodes/%2A"}
+
+
+def test_nodes_are_not_listed_once_a_period(told: Told) -> None:
+    lists = [
+        one
+        for one in told.stage.between.requests
+        if one.method == "GET" and one.path == "/api/v1/nodes" and "watch=" not in one.query
+    ]
+    assert len(lists) < 12, lists

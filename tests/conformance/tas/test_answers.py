@@ -1,0 +1,140 @@
+"""What is asked of the metrics API and read of its answers, and objects that are no policies: the rows of metrics.yaml
+and controller.yaml that no real server would let happen, given to the code that reads.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise import clock, quantity
+from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+from nodewise.errors import NodewiseError
+from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
+from nodewise.kube.intake import Intake
+from nodewise.metrics.custom import CustomMetrics
+from nodewise.metrics.series import Series
+from nodewise.metrics.source import Want
+from nodewise.observe.meters import Meters
+from tests.conformance.tas import rows, worlds
+from tests.conformance.tas.between import METRICS
+from tests.conformance.tas.singles import Answered, AnswerRow, AnswerTable, ObjectRow, ObjectTable
+
+PERIOD_S = 5.0
+
+
+class MetricsApi:
+    """As much of an API server as a source of metrics asks; notes every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._offered: tuple[str, ...] = ()
+        self._answers: dict[str, bytes] = {}
+
+    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+        assert not params
+        self.calls.append(path)
+        if path not in self._answers:
+            raise NotFound(f"get {path}")
+        return self._answers[path]
+
+    def offer(self, look: Answered) -> None:
+        """The API as the look finds it."""
+        self.calls.clear()
+        self._offered = look.offered or self._offered
+        paths = [f"{METRICS}/{version}/nodes/%2A/m" for version in self._offered]
+        self._answers = {METRICS: _group(self._offered), **dict.fromkeys(paths, _listed(look))}
+
+
+def _group(offered: tuple[str, ...]) -> bytes:
+    versions = [{"version": version} for version in offered]
+    group = {"kind": "APIGroup", "versions": versions, "preferredVersion": versions[0]}
+    return json.dumps(group).encode()
+
+
+def _listed(look: Answered) -> bytes:
+    items = [
+        worlds.value("m", item["node"], item["value"]) | {k: v for k, v in item.items() if k != "node"}
+        for item in look.items
+    ]
+    return json.dumps({"kind": "MetricValueList", "items": items}).encode()
+
+
+def wanted(row: AnswerRow) -> tuple[frozenset[Want], tuple[str, ...]]:
+    """What the row's rule asks for, and what is wrong with it."""
+    rule = (
+        {"metricname": "m", "operator": "GreaterThan", "target": 10}
+        if isinstance(row.rule, str)
+        else row.rule
+    )
+    spec = {"strategies": {"dontschedule": {"rules": [rule]}}}
+    given = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
+    state = TelemetryState(TelemetryOptions(), 60.0)
+    objects = {POLICIES: {("d", "pol"): given}}
+    return state.wants(objects), state.problems(objects).get("d/pol", ())
+
+
+async def looked(row: AnswerRow, wants: frozenset[Want]) -> None:
+    api = MetricsApi()
+    source = CustomMetrics(api)
+    for number, look in enumerate(row.looks):
+        api.offer(look)
+        (found,) = [await fetched(source, want, number * PERIOD_S) for want in wants]
+        assert api.calls == [f"{METRICS}{end}" for end in look.calls]
+        assert (found and read_of(found, look)) == look.read
+
+
+async def fetched(source: CustomMetrics, want: Want, now: float) -> Series | None:
+    try:
+        return await source.fetch(want, now)
+    except NodewiseError:
+        return None
+
+
+def read_of(series: Series, look: Answered) -> dict[str, dict[str, Any]]:
+    """What was read, as far as the row speaks of it."""
+    told = {
+        node: {
+            "value": str(sample.value // quantity.NANO),
+            "at": None if sample.at is None else clock.format_rfc3339(sample.at),
+            "window_s": sample.window_s,
+        }
+        for node, sample in series.samples.items()
+    }
+    wanted = look.read or {}
+    return {node: {field: told[node][field] for field in wanted.get(node, {})} for node in told}
+
+
+@pytest.mark.parametrize(
+    "row", rows.read("metrics", AnswerTable).answers, ids=lambda row: f"{row.number} {row.name}"
+)
+def test_answers(row: AnswerRow) -> None:
+    wants, problems = wanted(row)
+    if row.problem:
+        assert wants == frozenset()
+        assert any(row.problem in problem for problem in problems)
+    asyncio.run(looked(row, wants))
+
+
+@pytest.mark.parametrize(
+    "row", rows.read("controller", ObjectTable).objects, ids=lambda row: f"{row.number} {row.name}"
+)
+def test_objects(row: ObjectRow, capsys: pytest.CaptureFixture[str]) -> None:
+    intake: Intake[PolicyObject] = Intake("TASPolicy", PolicyObject, Meters())
+    intake.restart()
+    for item in row.items:
+        intake.add(msgspec.Raw(item.encode()))
+    intake.swap()
+    found = {"/".join(key): given for key, given in intake.store.snapshot().items()}
+    assert found.keys() == row.read.keys()
+    for name, problem in row.read.items():
+        told = "; ".join(map(str, policies.read(found[name]).problems))
+        assert problem in told
+        assert bool(problem) == bool(told)
+    said = "".join(capsys.readouterr())
+    assert all(word in said for word in (row.logged.event, *row.logged.about))

@@ -1,0 +1,87 @@
+"""How the process starts and ends, and what it answers while it knows nothing: the rows of process.yaml."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.cluster import served
+from tests.cluster.sandbox import wait
+from tests.cluster.served import NODEWISE, Papers, Served
+from tests.conformance.tas import rows
+from tests.conformance.tas.singles import ProcessRow, ProcessTable
+
+ROWS = rows.read("process", ProcessTable).rows
+DEADLINE_S = 30
+NOBODY = "http://127.0.0.1:1"
+"""Where no API server answers."""
+
+
+def each(found: list[ProcessRow]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", found, ids=lambda row: f"{row.number} {row.name}")
+
+
+def arguments(row: ProcessRow, papers: Papers, folder: Path) -> list[str]:
+    kubeconfig = folder / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": {"server": NOBODY}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here"}}],
+        "current-context": "here",
+    }
+    kubeconfig.write_text(json.dumps(config))
+    return [
+        f"--kubeconfig={kubeconfig}",
+        "--address=127.0.0.1",
+        "--port=0",
+        "--health-port=0",
+        f"--cert={papers.server.cert}",
+        f"--key={papers.server.key}",
+        f"--client-ca={papers.authority.ca_file}",
+        *(given.format(nowhere=folder / "nowhere") for given in row.arguments),
+    ]
+
+
+@each([row for row in ROWS if row.exit is not None and not row.signal])
+def test_a_process_that_does_not_start(row: ProcessRow, tmp_path: Path) -> None:
+    command = [NODEWISE, "extender", *arguments(row, Papers(tmp_path), tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == row.exit, done.stderr
+    for words in row.said:
+        assert words.format(nowhere=tmp_path / "nowhere") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@each([row for row in ROWS if row.signal])
+def test_a_process_that_is_told_to_end(row: ProcessRow, tmp_path: Path) -> None:
+    papers = Papers(tmp_path)
+    with served.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
+        os.kill(running.process.pid, getattr(signal, row.signal))
+        assert running.process._child.wait(DEADLINE_S) == row.exit
+        assert running.events(row.logged)
+
+
+@each([row for row in ROWS if row.exit is None])
+def test_a_process_that_goes_on(row: ProcessRow, tmp_path: Path) -> None:
+    papers = Papers(tmp_path)
+    with served.started(tmp_path, arguments(row, papers, tmp_path), papers) as running:
+        if row.logged:
+            wait(row.logged, lambda: running.events(row.logged) or None)
+        assert rejections(running) == {"n1": row.reason}
+        assert not running.is_ready()
+        assert running.process.is_running
+
+
+def rejections(running: Served) -> dict[str, str]:
+    """What it says of a node to a pod that names a policy."""
+    papers = running.papers
+    pod = {"metadata": {"name": "p", "namespace": "d", "labels": {"telemetry-policy": "demo"}}}
+    with httpx2.Client(verify=papers.authority.client_context(papers.client), trust_env=False) as client:
+        answer = client.post(f"{running.url}/scheduler/filter", json={"Pod": pod, "NodeNames": ["n1"]})
+    found: dict[str, str] = answer.json()["FailedNodes"]
+    return found
