@@ -142,6 +142,7 @@ class World:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield tmp_path_factory.mktemp("worlds")
     structlog.reset_defaults()  # the commands below ran in this process
+    _http.close()
 
 
 @pytest.fixture(scope="module")

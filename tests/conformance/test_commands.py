@@ -3,11 +3,16 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nodewise.agents.telemetry import TASPOLICIES
+from nodewise.kube.resources import NODES, PODS, Resource
+from nodewise.simulate import api_server
+from nodewise.simulate.api import FakeApi
 from tests.cluster.certificates import Authority
 
 ROOT = Path(__file__).parents[2]
@@ -223,6 +228,42 @@ def decide_with(table: str) -> subprocess.CompletedProcess[str]:
         file = Path(folder, "metrics.csv")
         file.write_text(table)
         return run("decide", *inputs(), str(file), "-o", "json")
+
+
+class TestDecideCluster:
+    """`--cluster`, against an API server in memory; tests/cluster/test_decide.py has the real one."""
+
+    def run(self, folder: Path, *resources: Resource, pods: Sequence[dict[str, Any]] = ()) -> Any:
+        api = FakeApi(*resources)
+        for name in ("a", "b"):
+            api.put(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+        for pod in pods:
+            api.put(PODS, pod)
+        with api_server.serving(api) as server:
+            done = run("decide", "--cluster", "--kubeconfig", str(server.kubeconfig(folder)), "-o", "json")
+            assert {verb for verb, _ in server.call(lambda served: served.calls)} == {"get"}
+        return done
+
+    def waiting(self, **metadata: Any) -> dict[str, Any]:
+        pod = on("", "demo-app", phase="Pending")
+        return pod | {"metadata": pod["metadata"] | metadata, "spec": {}}
+
+    def test_a_cluster_without_the_definition_of_policies(self, tmp_path: Path) -> None:
+        done = self.run(tmp_path, pods=[self.waiting()])
+        assert "the cluster knows no taspolicies.telemetry.intel.com" in done.stderr
+        (one,) = json.loads(done.stdout)["decisions"]
+        assert one["error"] == "nodewise: policy health-metric-demo/demo-policy does not exist"
+        assert done.returncode == 3
+
+    def test_a_pod_without_a_policy_may_go_anywhere(self, tmp_path: Path) -> None:
+        done = self.run(tmp_path, TASPOLICIES, pods=[self.waiting(labels={})])
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["decisions"][0]["feasible"] == ["a", "b"]
+
+    def test_no_kubeconfig(self) -> None:
+        done = run("decide", "--cluster", "--kubeconfig", "/nowhere")
+        assert done.returncode == 2
+        assert "/nowhere" in done.stderr
 
 
 class TestPolicyLint:

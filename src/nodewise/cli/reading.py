@@ -134,10 +134,15 @@ async def _listed(api: Api, wanted: Sequence[Watched], wish: Wish) -> list[Keyed
             counts[name] = count
             progress.say("reading " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
 
-        return list(await asyncio.gather(*(_one(api, one, wish, partial(told, one.name)) for one in wanted)))
+        listed = await asyncio.gather(*(_one(api, one, wish, partial(told, one.name)) for one in wanted))
+    for one, found in zip(wanted, listed, strict=True):
+        if found is None:
+            _say_unknown(one.resource)
+    return [found or {} for found in listed]
 
 
-async def _one(api: Api, one: Watched, wish: Wish, told: Callable[[int], None]) -> Keyed:
+async def _one(api: Api, one: Watched, wish: Wish, told: Callable[[int], None]) -> Keyed | None:
+    """All objects of a kind that count here; None where the cluster does not know the kind."""
     namespace = wish.namespace if one.resource.namespaced else ""
     selectors: dict[str, str] = {}
     if one.resource is PODS:
@@ -146,8 +151,7 @@ async def _one(api: Api, one: Watched, wish: Wish, told: Callable[[int], None]) 
     try:
         store = await listing.read(api, target, Meters(), told)
     except NotFound:
-        _say_unknown(one.resource)
-        return {}
+        return None
     return store.snapshot()
 
 

@@ -10,7 +10,7 @@ import base64
 import itertools
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -310,15 +310,19 @@ def _line(entry: _Entry, place: _Place, params: Params) -> bytes:
 def _is_in(item: Object, resource: Resource, place: _Place, params: Params) -> bool:
     if resource != place.resource or (place.namespace and item["metadata"]["namespace"] != place.namespace):
         return False
-    fields = _pairs(params.get("fieldSelector", ""))
-    labels = _pairs(params.get("labelSelector", ""))
-    return all(_at(item, path.split(".")) == value for path, value in fields) and all(
-        item["metadata"].get("labels", {}).get(name) == value for name, value in labels
+    labels = item["metadata"].get("labels", {})
+    return _selects(params.get("fieldSelector", ""), lambda path: _at(item, path.split("."))) and _selects(
+        params.get("labelSelector", ""), labels.get
     )
 
 
-def _pairs(selector: str) -> list[tuple[str, str]]:
-    return [(name, value) for name, _, value in (part.partition("=") for part in selector.split(",") if part)]
+def _selects(selector: str, value_of: Callable[[str], Any]) -> bool:
+    """`a=b,c!=d`: whether every part of it is so."""
+    for part in filter(None, selector.split(",")):
+        name, _, value = part.partition("=")
+        if (value_of(name.removesuffix("!")) == value) == name.endswith("!"):
+            return False
+    return True
 
 
 def _at(item: Any, path: list[str]) -> Any:

@@ -69,6 +69,13 @@ class ApiSuite:
         assert found["metadata"]["uid"] == made["metadata"]["uid"]
         assert found["metadata"]["namespace"] == space
 
+    async def test_a_list_keeps_to_its_selector(self, api: Api, space: str) -> None:
+        for name in "abc":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        selector = {"fieldSelector": "metadata.name!=b,metadata.name!=c,metadata.name!=kube-root-ca.crt"}
+        found = decoded(await api.get(CONFIGMAPS.path(space), selector))
+        assert [one["metadata"]["name"] for one in found["items"]] == ["a"]
+
     async def test_creating_twice_is_a_conflict(self, api: Api, space: str) -> None:
         await api.create(CONFIGMAPS.path(space), item("a"))
         with pytest.raises(Conflict, match='"a" already exists'):
