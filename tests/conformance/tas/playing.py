@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from tests.conformance.tas.between import NODES
-from tests.conformance.tas.stage import DEADLINE_S, POLICIES, Stage
+from tests.conformance.tas.stage import POLICIES, Stage
 from tests.conformance.tas.stories import Labels, Story, Upheaval
 from tests.conformance.tas.telling import Telling
 
@@ -73,17 +73,16 @@ def _round(together: Sequence[Telling], everybody: Sequence[Telling], stage: Sta
 
 
 def _until_so(together: Sequence[Telling], stage: Stage) -> None:
-    """Wait until every story is as its step says; one that is not has failed."""
+    """Wait until every story is as its step says; one that is not in time has failed."""
     waiting = {telling: "" for telling in together if telling.next}
-    end = time.monotonic() + DEADLINE_S
+    began = time.monotonic()
     while waiting:
         found = stage.labels()
         waiting = {telling: why for telling in waiting if (why := telling.lacks(found))}
-        if time.monotonic() > end:
-            break
+        for telling in list(waiting):
+            if time.monotonic() > began + telling.deadline_s:
+                telling.fail(f"step {telling.number}, after {telling.deadline_s:g} s: {waiting.pop(telling)}")
         time.sleep(0.05)
-    for telling, why in waiting.items():
-        telling.fail(f"step {telling.number}, after {DEADLINE_S:g} s: {why}")
 
 
 def _polled(stage: Stage) -> Counter[str]:

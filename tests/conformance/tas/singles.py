@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tests.conformance.tas import rows
 from tests.conformance.tas.rows import Logged
 
 
@@ -111,3 +112,13 @@ class ProcessTable(msgspec.Struct):
     """process.yaml, as far as it is no story."""
 
     rows: tuple[ProcessRow, ...]
+
+
+def every() -> list[AnswerRow | ObjectRow | DefinitionRow | ProcessRow]:
+    """The rows of all these tables."""
+    return [
+        *rows.read("metrics", AnswerTable).answers,
+        *rows.read("controller", ObjectTable).objects,
+        *rows.read("crd", DefinitionTable).rows,
+        *rows.read("process", ProcessTable).rows,
+    ]

@@ -23,10 +23,8 @@ ROW = "conformance"
 BEACON = "beacon"
 POLICIES = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
 PERIOD = "500ms"
-DEADLINE_S = 10.0
-"""For what a step wants."""
-PATIENCE_S = 30.0
-"""For what the process has to do first."""
+PATIENCE_S = 60.0
+"""With the process and the beacon."""
 
 Seen = TypeVar("Seen")
 
