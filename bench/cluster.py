@@ -1,0 +1,177 @@
+"""`python -m bench.cluster`: how many pods a second a real kube-scheduler binds, with and without nodewise.
+
+A control plane of its own: etcd, kube-apiserver and kube-scheduler, no kubelets. Writes cluster-results.json, which
+keeps the last run of each number of nodes, and prints a table.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tests.cluster import controlplane, custom_metrics, programs, sandbox
+from tests.cluster.sandbox import Sandbox
+
+from bench import binding, fleet, results, rivals
+from bench.__main__ import told
+from bench.binding import Bindings, Bound
+from bench.fleet import Object
+from bench.rivals import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
+
+PATH: Final = Path(__file__).parent / "cluster-results.json"
+TARGET: Final = 0.85
+"""Of the rate with the do-nothing extender, at 5,000 nodes."""
+REJECTED: Final = {0, 1, 2, 3, 4}
+"""Last digits of the numbers of nodes that break a rule, in every answer of `fleet`: half of all."""
+SLOWEST_RATE: Final = 5.0
+"""Pods a second; a round that is slower is given up."""
+
+Rounds = dict[str, list[Bound]]
+"""By rival: its rounds, in order. The n-th rounds of all belong together."""
+
+
+class Bench(NamedTuple):
+    """What every round needs."""
+
+    corner: Sandbox
+    folder: Path
+    nodes: int
+    pods: int
+
+
+def main() -> None:
+    given = _arguments()
+    began, spent = time.monotonic(), results.Spent()
+    with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as name:
+        told("finding the control plane (where it has to be built: five minutes)")
+        with _prepared(given, programs.folder(), Path(name)) as bench:
+            measured = _alternated(bench, given.rounds)
+    found = made(measured, given.nodes, given.pods, spent.others_share())
+    if given.write:
+        _write(found, given.nodes)
+    told(f"done in {time.monotonic() - began:.0f} s")
+    print(table(found, given.nodes))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--pods", type=int, default=500, help="of a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def _prepared(given: argparse.Namespace, found: Path, folder: Path) -> Iterator[Bench]:
+    """A control plane with the nodes, the policy, and metrics that change."""
+    names = fleet.names(given.nodes)
+    with controlplane.running(found, folder) as plane, sandbox.sandbox(plane) as corner:
+        told(f"making {given.nodes} nodes")
+        create = functools.partial(plane.api.request, "POST", "/api/v1/nodes")
+        nodes = [_node(name, number) for number, name in enumerate(names)]
+        binding.at_once(lambda node: create(json=node), nodes)
+        rivals.policies(corner)
+        with (
+            custom_metrics.behind(corner, folder, ("v1beta2",)) as metrics,
+            rivals.feeding(metrics, names),
+        ):
+            yield Bench(corner, folder, given.nodes, given.pods)
+
+
+def _node(name: str, number: int) -> Object:
+    """A Node of about 10 kB as it is handed in."""
+    node = fleet.node(name, number)
+    for given_by_server in ("uid", "resourceVersion", "creationTimestamp"):
+        del node["metadata"][given_by_server]
+    return node
+
+
+def _alternated(bench: Bench, count: int) -> Rounds:
+    """So many rounds of all rivals; every other round goes through them backwards."""
+    order = [NONE, NOTHING, NODEWISE, ADMITTING]
+    found: Rounds = {name: [] for name in order}
+    for number in range(count):
+        for name in order if number % 2 == 0 else order[::-1]:
+            told(f"round {number + 1} of {count}, {name}: starting")
+            bound = _round(bench, name, number)
+            found[name].append(bound)
+            told(f"round {number + 1} of {count}, {name}: {bound.rate:g} pods a second")
+    return found
+
+
+def _round(bench: Bench, name: str, number: int) -> Bound:
+    """RuntimeError if nodewise's rules were not obeyed: then it was not nodewise that was measured."""
+    plane = bench.corner.plane
+    deadline_s = 60 + bench.pods / SLOWEST_RATE
+    with rivals.extenders(name, plane, bench.folder / f"{name}-{number}") as extenders:
+        policy = ALL if name == ADMITTING else HALF
+        seen = binding.round_of(bench.corner, bench.pods, policy, extenders, deadline_s)
+    if name == NODEWISE and (wrong := _violating(seen, bench.nodes)):
+        raise RuntimeError(f"{wrong} pods are on nodes that the policy rejects")
+    return binding.summary(seen)
+
+
+def _violating(seen: Bindings, nodes: int) -> int:
+    """How many pods are on a node that breaks a rule."""
+    numbers = {name: number for number, name in enumerate(fleet.names(nodes))}
+    return sum(numbers[node] % 10 in REJECTED for node in seen.node_of.values())
+
+
+def made(measured: Rounds, nodes: int, pods: int, others_share: float) -> dict[str, Any]:
+    """The results of a run; a ratio is the median of the rounds' ratios."""
+
+    def median(name: str) -> float:
+        return round(statistics.median(each.rate for each in measured[name]), 1)
+
+    def ratio(name: str, to: str) -> float:
+        pairs = zip(measured[name], measured[to], strict=True)
+        return round(statistics.median(one.rate / other.rate for one, other in pairs), 2)
+
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": results.machine() | {"others_share": round(others_share, 2)},
+        "versions": results.versions() | {"kubernetes": programs.VERSION},
+        "nodes": nodes,
+        "pods": pods,
+        "cluster_bind_rate_none": median(NONE),
+        "cluster_bind_rate_nothing": median(NOTHING),
+        f"cluster_bind_rate_{nodes}": median(NODEWISE),
+        f"cluster_bind_ratio_{nodes}": ratio(NODEWISE, NOTHING),
+        f"cluster_bind_ratio_none_{nodes}": ratio(NODEWISE, NONE),
+        f"cluster_bind_rate_admitting_{nodes}": median(ADMITTING),
+        f"cluster_bind_ratio_admitting_{nodes}": ratio(ADMITTING, NOTHING),
+        "rounds": {name: [each._asdict() for each in series] for name, series in measured.items()},
+    }
+
+
+def table(found: dict[str, Any], nodes: int) -> str:
+    """For a terminal."""
+    rows = [
+        ("no extender", f"{found['cluster_bind_rate_none']:g} pods/s"),
+        ("do-nothing extender", f"{found['cluster_bind_rate_nothing']:g} pods/s"),
+        ("nodewise", f"{found[f'cluster_bind_rate_{nodes}']:g} pods/s"),
+        ("  to do-nothing", f"{found[f'cluster_bind_ratio_{nodes}']:g} (at least {TARGET:g})"),
+        ("  to no extender", f"{found[f'cluster_bind_ratio_none_{nodes}']:g}"),
+        (ADMITTING, f"{found[f'cluster_bind_rate_admitting_{nodes}']:g} pods/s"),
+        ("  to do-nothing", f"{found[f'cluster_bind_ratio_admitting_{nodes}']:g}"),
+        ("other programs' share of the machine", f"{found['machine']['others_share']:.0%}"),
+    ]
+    return "\n".join([f"{nodes} nodes, {found['pods']} pods a round", *(f"{a:<38}{b}" for a, b in rows)])
+
+
+def _write(found: dict[str, Any], nodes: int) -> None:
+    """Beside the runs of other numbers of nodes."""
+    known = json.loads(PATH.read_text()) if PATH.exists() else {}
+    kept = sorted((known | {str(nodes): found}).items(), key=lambda run: int(run[0]))
+    PATH.write_text(json.dumps(dict(kept), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
