@@ -35,12 +35,12 @@ def _objects(tag: str, world: World) -> Iterator[dict[str, Any]]:
     for metric, values in world.metrics.items():
         items = [value(f"{tag}_{metric}", node, given) for node, given in values.items()]
         yield {"apiVersion": "custom.metrics.k8s.io/v1beta2", "kind": "MetricValueList", "items": items}
-    for name, strategies in world.policies.items():
+    for name, spec in world.policies.items():
         yield {
             "apiVersion": "telemetry.intel.com/v1alpha1",
             "kind": "TASPolicy",
             "metadata": {"namespace": tag, "name": name},
-            **({} if strategies is None else {"spec": {"strategies": strategies(tag, strategies)}}),
+            **({} if spec is None else {"spec": {"strategies": strategies(tag, spec)}}),
         }
 
 
