@@ -25,6 +25,9 @@ from bench.fleet import Object
 from bench.rivals import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
 
 PATH: Final = Path(__file__).parent / "cluster-results.json"
+NOTES: Final = PATH.with_name("cluster.md")
+BEGIN: Final = "<!-- figures: written by `make bench-cluster` from cluster-results.json -->\n"
+END: Final = "<!-- end of figures -->\n"
 TARGET: Final = 0.85
 """Of the rate with the do-nothing extender, at 5,000 nodes."""
 REJECTED: Final = {0, 1, 2, 3, 4}
@@ -167,10 +170,35 @@ def table(found: dict[str, Any], nodes: int) -> str:
 
 
 def _write(found: dict[str, Any], nodes: int) -> None:
-    """Beside the runs of other numbers of nodes."""
+    """Beside the runs of other numbers of nodes; NOTES shows all of them."""
     known = json.loads(PATH.read_text()) if PATH.exists() else {}
-    kept = sorted((known | {str(nodes): found}).items(), key=lambda run: int(run[0]))
-    PATH.write_text(json.dumps(dict(kept), indent=2) + "\n")
+    kept = dict(sorted((known | {str(nodes): found}).items(), key=lambda run: int(run[0])))
+    PATH.write_text(json.dumps(kept, indent=2) + "\n")
+    before, begin, rest = NOTES.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    shown = "\n\n".join(_block(run) for run in kept.values())
+    NOTES.write_text(f"{before}{begin}\n{shown}\n\n{END}{after}")
+
+
+def _block(run: dict[str, Any]) -> str:
+    """A run for NOTES."""
+    machine = run["machine"]
+    heading = f"{run['nodes']} nodes, {run['pods']} pods a round, {run['date']}: {machine['cpu']}, {machine['cores']}"
+    rounds = [f"| {name} | {_rates(series)} |" for name, series in run["rounds"].items()]
+    return "\n".join(
+        [
+            f"{heading} cores; other programs took {machine['others_share']:.0%} of the machine.",
+            "",
+            *("| figure | |", "|---|---|"),
+            *(f"| `{key}` | {value:g} |" for key, value in run.items() if key.startswith("cluster_")),
+            "",
+            *("| rounds | pods a second |", "|---|---|", *rounds),
+        ]
+    )
+
+
+def _rates(series: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{each['rate']:g}" for each in series)
 
 
 if __name__ == "__main__":

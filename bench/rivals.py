@@ -1,7 +1,7 @@
-"""Who takes turns in `bench.cluster`: no extender, one that does nothing, nodewise with two policies. Each over the same mutual TLS.
+"""Who takes turns in `bench.cluster`: no extender, one that does nothing, nodewise with either of two policies.
 
-An entry of kube-scheduler's configuration is the same for both extenders but for the address: names only, every
-pod, filter and prioritize.
+Both extenders serve the same mutual TLS. Their entries in the scheduler's configuration differ in the address alone:
+names only, every pod, filter and prioritize.
 """
 
 import contextlib
