@@ -23,6 +23,7 @@ class Leading:
         self._view = view
         self._is_leading = is_leading
         self._clock = clock
+        self._told: dict[str, str] = {}
 
     async def run(self, period_s: float) -> None:
         """A step after each new View, looked for ten times a period; after a failure the View is tried again."""
@@ -36,6 +37,8 @@ class Leading:
             led = leads
             if leads and view.generation not in {0, done}:
                 done = view.generation if await self._step(view) else -1
+                if done < 0:
+                    await self._clock.sleep(period_s)  # what failed just now fails again just now
             await self._clock.sleep(period_s / 10)
 
     async def _step(self, view: View) -> bool:
@@ -46,6 +49,10 @@ class Leading:
         try:
             await controller.step(view)
         except NodewiseError as error:
-            logs.emit("controller_failed", controller=type(controller).__name__, error=str(error))
+            name = type(controller).__name__
+            if self._told.get(name) != str(error):
+                logs.emit("controller_failed", controller=name, error=str(error))
+            self._told[name] = str(error)
             return False
+        self._told.pop(type(controller).__name__, None)
         return True

@@ -96,8 +96,6 @@ class Story(_Strict, kw_only=True):
     """Labels that the older system set just before the first step."""
     steps: tuple[Step, ...]
     differs: str = ""
-    open: str = ""
-    """The defect that this row shows; it is expected to fail until that is mended."""
 
 
 class _Table(msgspec.Struct):

@@ -146,7 +146,9 @@ class LabelWriter:
             until_s = self._hands.clock.monotonic() + _CONFLICT_S
             self._denied.setdefault(node, {}).update(dict.fromkeys(denied, until_s))
             logs.emit("label_conflict", node=node, keys=sorted(denied), error=str(error))
-            await self._write(node, {key: value for key, value in wanted.items() if key not in denied})
+            left = {key: value for key, value in wanted.items() if key not in denied}
+            if left != self._owned.get(node, {}):
+                await self._write(node, left)
         else:
             self._hands.meters.count("label_writes_total")
             self._hands.node_writes.count += 1

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
-from nodewise.agents.telemetry.policy import Policy
+from nodewise.agents.telemetry.policy import Policy, is_label_part
 from nodewise.agents.telemetry.rules import Measured
 from nodewise.metrics.series import State
 
 PREFIX: Final = "telemetry.aware.scheduling."
 VIOLATING: Final = "violating"
+MOST_PREFIX: Final = 253
+"""Characters of a label key before its `/` (apimachinery v0.36 `pkg/util/validation`)."""
 
 Labels = Mapping[str, str]
 Mask = NDArray[np.bool_]
@@ -37,15 +39,15 @@ class LabelColumn(NamedTuple):
 
 def deschedule(policy: Policy, measured: Sequence[Measured]) -> LabelColumn | None:
     """The label `<policy>=violating`; None for a policy that does not deschedule."""
-    if not measured:
-        return None
+    if not measured or not is_label_part(policy.name):
+        return None  # a key that the API server refuses would take the node's other labels with it
     broken, unknown = _broken(measured, all_of=policy.strategies["deschedule"].all_of)
     return LabelColumn(policy.name, (VIOLATING,), broken.astype(np.int16), unknown)
 
 
 def labeling(policy: Policy, measured: Sequence[Measured]) -> tuple[LabelColumn, ...]:
     """The labels `telemetry.aware.scheduling.<policy>/<name>`, one column a name."""
-    if not measured:
+    if not measured or len(PREFIX + policy.name) > MOST_PREFIX:
         return ()
     claims: dict[str, list[tuple[Measured, str]]] = {}
     for item in measured:

@@ -16,6 +16,8 @@ from nodewise.agents.telemetry.operators import OPERATORS
 from nodewise.errors import UNREADABLE, Problem, shown
 
 STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
+_MOST_LABELING: Final = 226
+"""Characters of a name in `telemetry.aware.scheduling.<name>`, which may have 253."""
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _RULE_FIELDS: Final = {"metricname", "operator", "target", "labels", "when_missing", "max_age", "query"}
 
@@ -111,6 +113,9 @@ class _Reader:
             self.problem(
                 "metadata.name", f"{len(name)} characters", "at most 63, for it is a pod label's value"
             )
+        if "labeling" in strategies and len(name) > _MOST_LABELING:
+            wanted = f"at most {_MOST_LABELING}, for it is part of label keys; it labels nothing"
+            self.problem("metadata.name", f"{len(name)} characters", wanted)
         if "deschedule" in strategies and not is_label_part(name):
             self.problem("metadata.name", shown(name), "letters, digits, - and . for a label's key")
         for strategy in strategies.values():
