@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from tests.conformance.tas.between import NODES
 from tests.conformance.tas.stage import POLICIES, Stage
 from tests.conformance.tas.stories import Labels, Story, Upheaval
-from tests.conformance.tas.telling import Telling
+from tests.conformance.tas.telling import DEADLINE_S, Telling
 
 BLIND_S = 1.5
 """How long a process that cannot list nodes is looked at: three refresh periods."""
@@ -80,8 +80,8 @@ def _until_so(together: Sequence[Telling], stage: Stage) -> None:
         found = stage.labels()
         waiting = {telling: why for telling in waiting if (why := telling.lacks(found))}
         for telling in list(waiting):
-            if time.monotonic() > began + telling.deadline_s:
-                telling.fail(f"step {telling.number}, after {telling.deadline_s:g} s: {waiting.pop(telling)}")
+            if time.monotonic() > began + DEADLINE_S:
+                telling.fail(f"step {telling.number}, after {DEADLINE_S:g} s: {waiting.pop(telling)}")
         time.sleep(0.05)
 
 

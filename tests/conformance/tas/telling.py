@@ -19,7 +19,6 @@ from tests.conformance.tas.stories import Judged, Labels, Names, Pod, Step, Stor
 OLD_MANAGER = "extender"
 """As the API server names who wrote the older system's labels."""
 DEADLINE_S = 20.0
-OPEN_S = 3.0
 
 
 class Telling:
@@ -41,11 +40,6 @@ class Telling:
     def next(self) -> Step | None:
         """What happens next; None at the end, or where the story went wrong."""
         return self._left[0] if self._left and not self.failures else None
-
-    @property
-    def deadline_s(self) -> float:
-        """For what a step wants; what is known to fail is not waited for as long."""
-        return OPEN_S if self.story.open else DEADLINE_S
 
     @property
     def number(self) -> int:
