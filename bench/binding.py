@@ -65,6 +65,8 @@ class Bound(NamedTuple):
     """Pods of which kube-scheduler said at least once that it found no node."""
     nodes: int
     """How many nodes got a pod."""
+    reopened: int
+    """How often the watch was, because we read too slowly: then moments are late."""
 
 
 class Bindings:
@@ -74,10 +76,14 @@ class Bindings:
         self.at_s: dict[str, float] = {}
         self.node_of: dict[str, str] = {}
         self.turned_down: set[str] = set()
+        self.reopened = 0
         self.ended = ""
 
-    def see(self, line: str) -> None:
+    def see(self, line: str) -> str:
+        """Takes in one event; the version to go on from. RuntimeError if the server says that it lost track."""
         now, event = time.monotonic(), _EVENT.decode(line)
+        if event.type == "ERROR":
+            raise RuntimeError(line)
         name, node = event.object.metadata.name, event.object.spec.node
         if node and name not in self.at_s:
             self.at_s[name], self.node_of[name] = now, node
@@ -85,6 +91,7 @@ class Bindings:
             one.type == "PodScheduled" and one.status == "False" for one in event.object.status.conditions
         ):
             self.turned_down.add(name)
+        return event.object.metadata.resource_version
 
     def is_done(self, pods: int) -> bool:
         """Whether so many are bound. RuntimeError if the watch cannot tell any more."""
@@ -115,6 +122,7 @@ def summary(seen: Bindings) -> Bound:
         round(max(times) - min(times), 2),
         len(seen.turned_down),
         len(set(seen.node_of.values())),
+        seen.reopened,
     )
 
 
@@ -151,16 +159,18 @@ def watching(plane: ControlPlane, place: str) -> Iterator[Bindings]:
     seen, opened = Bindings(), threading.Event()
     context = plane.authority.client_context(plane.admin.pair)
     version = plane.api.get(place, limit="1")["metadata"]["resourceVersion"]
-    query = {"watch": "1", "resourceVersion": version}
     with httpx2.Client(base_url=plane.url, verify=context, timeout=None, trust_env=False) as client:
 
         def follow() -> None:
+            since = version
             try:
-                with client.stream("GET", place, params=query) as lines:
-                    opened.set()
-                    for line in lines.iter_lines():
-                        seen.see(line)
-                seen.ended = "by the server"
+                while True:  # the API server ends the watch of who reads too slowly; it goes on where it was
+                    query = {"watch": "1", "resourceVersion": since}
+                    with client.stream("GET", place, params=query) as lines:
+                        opened.set()
+                        for line in lines.iter_lines():
+                            since = seen.see(line)
+                    seen.reopened += 1
             except (
                 httpx2.HTTPError,
                 httpx2.StreamError,
