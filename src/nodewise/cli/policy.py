@@ -8,7 +8,7 @@ import msgspec
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.cli.exits import NO
+from nodewise.cli.exits import DONE, NO
 from nodewise.errors import BadInput, Problem
 from nodewise.kube import files
 
@@ -47,4 +47,4 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
         bad = sum(bool(one.problems) for one in read)
         counted = "1 policy" if len(read) == 1 else f"{len(read)} policies"
         click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")
-    ctx.exit(NO if any(one.problems for one in read) else 0)
+    ctx.exit(NO if any(one.problems for one in read) else DONE)
