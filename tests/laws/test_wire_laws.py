@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodewise.errors import BadInput
@@ -57,6 +57,8 @@ def test_json_that_was_cut_and_mangled_is_read_or_refused(value: Any, at: int, p
     survives(body[:at] + put + body[at + 1 :])
 
 
+@example(['",', ""])
+@example(["a\\", "b"])
 @given(st.lists(st.text(), unique=True))
 def test_names_go_through_as_they_came(names: list[str]) -> None:
     body = json.dumps({"Pod": {"metadata": {"name": "p"}}, "NodeNames": names}, ensure_ascii=True).encode()

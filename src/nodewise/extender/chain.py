@@ -103,8 +103,10 @@ def _decision(
 ) -> Decision:
     # The index's own strings are kept, not the request's: a ring of decisions then shares them.
     names = view.nodes.names[candidates.numbers]
+    inside = view.nodes.encoded[candidates.numbers]
     for position in np.flatnonzero(candidates.numbers == len(view.nodes)).tolist():
         names[position] = candidates.names[position]
+        inside[position] = msgspec.json.encode(names[position])[1:-1]
     metadata = pod.metadata
     ref = PodRef(metadata.namespace, metadata.name, metadata.uid)
-    return Decision(verb, ref, now, view.generation, names, verdicts, scores)
+    return Decision(verb, ref, now, view.generation, names, verdicts, scores, inside)

@@ -37,6 +37,8 @@ class Decision(msgspec.Struct, frozen=True):
     verdicts: tuple[tuple[str, Verdict], ...] = ()
     """By agent, those that had something to say."""
     scores: tuple[tuple[str, Scores], ...] = ()
+    encoded: NDArray[np.object_] | None = None
+    """The names as `NodeIndex.encoded` has them, while the decision is being answered."""
 
     def kept(self) -> NDArray[np.bool_]:
         """Which candidates no agent rejects."""
