@@ -4,7 +4,8 @@ An object that cannot be decoded counts as absent, is logged and counted, and st
 store holds is a function of what the server holds, in whatever order we learnt of it.
 """
 
-from typing import Final, Generic, TypeVar
+from collections.abc import Iterator
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ class Intake(Generic[T]):
     def __init__(self, kind: str, type_: type[T], meters: Meters) -> None:
         self._kind = kind
         self._decoder = msgspec.json.Decoder(type_)
+        self._raw = tuple(_raw_fields(type_))
         self._meters = meters
         self._writer: Writer[T] = Writer()
         self._named: set[Key] = set()
@@ -65,10 +67,20 @@ class Intake(Generic[T]):
 
     def _decoded(self, data: msgspec.Raw) -> T | None:
         try:
-            return self._decoder.decode(data)
+            return self._owned(self._decoder.decode(data))
         except msgspec.MsgspecError as error:
             self._note(watching.key_of(data), str(error))
             return None
+
+    def _owned(self, item: T) -> T:
+        """The object with copies of its raw fields: as slices they would keep the whole page that they came in."""
+        for path, name in self._raw:
+            part: Any = item
+            for step in path:
+                part = getattr(part, step)
+            if part is not None:
+                msgspec.structs.force_setattr(part, name, getattr(part, name).copy())
+        return item
 
     def _note(self, key: Key, error: str) -> None:
         self._meters.count("kube_unreadable_total", kind=self._kind)
@@ -76,3 +88,12 @@ class Intake(Generic[T]):
             self._named.add(key)
             namespace, name = key
             logs.emit("object_unreadable", kind=self._kind, namespace=namespace, name=name, error=error)
+
+
+def _raw_fields(type_: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Where a struct keeps raw JSON: the way to the struct that has the field, and the field."""
+    for field in msgspec.structs.fields(type_):
+        if field.type is msgspec.Raw:
+            yield path, field.name
+        elif isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _raw_fields(field.type, (*path, field.name))

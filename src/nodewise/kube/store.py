@@ -119,6 +119,8 @@ class Writer(Generic[N]):
         """An object that is new or changed."""
         key = _key(new)
         old = self._contents.objects.get(key)
+        if old is not None and old == new:
+            return  # of what we read nothing changed; a kubelet writes its node's status every few minutes
         self._contents.objects[key] = new
         self._contents.tell(Change(old, new))
 
