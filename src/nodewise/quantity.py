@@ -25,9 +25,25 @@ _LONGEST: Final = 256
 WANTED: Final = "a Kubernetes quantity such as 3, 0.5, 250m or 64Mi"
 
 
-@lru_cache(maxsize=65536)
 def parse(text: str) -> int:
-    """Nano-units of a quantity's text. ValueError if it is none."""
+    """Nano-units of a quantity's text. ValueError if it is none.
+
+    Whole numbers and thousandths, which is what metrics are made of and which seldom come twice, take the short way.
+    """
+    if text.isascii() and len(text) <= _SHORT:
+        if text.isdigit():
+            return int(text) * NANO
+        if text[-1:] == "m" and text[:-1].isdigit():
+            return int(text[:-1]) * _MILLI
+    return _parse(text)
+
+
+_SHORT: Final = 18
+_MILLI: Final = NANO // 1000
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> int:
     match = _FORM.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None or not (match["whole"] or match["fraction"]):
         raise ValueError(f"{text[:80]!r} is not {WANTED}")

@@ -1,14 +1,12 @@
 """A series laid out by node number, for arithmetic over all nodes at once."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.series import Series, State
-
-_INT64: Final = 2**63 - 1
 
 Values = NDArray[np.int64] | NDArray[np.object_]
 States = NDArray[np.uint8]
@@ -47,15 +45,21 @@ def empty(index: NodeIndex) -> Column:
 
 def lay_out(series: Series, index: NodeIndex) -> Column:
     """The column of a series. Samples of nodes that the index does not have are left out."""
-    known = [(node, sample) for node, sample in series.samples.items() if node in index]
     column = empty(index)
-    numbers = index.numbers([node for node, _ in known])
-    exact = [sample.value for _, sample in known]
-    fits = all(-_INT64 <= value <= _INT64 for value in exact)
-    values: Values = column.values if fits else column.values.astype(object)
-    values[numbers] = np.array(exact, np.int64 if fits else object)
-    column.times[numbers] = [np.nan if sample.at is None else sample.at for _, sample in known]
+    numbers = index.numbers(list(series.samples))
+    samples = series.samples.values()
+    exact = [sample.value for sample in samples]
+    values = column.values
+    try:
+        values[numbers] = np.fromiter(exact, np.int64, len(exact))
+    except OverflowError:
+        values = column.values.astype(object)
+        values[numbers] = np.array(exact, object)
+    times = (np.nan if sample.at is None else sample.at for sample in samples)
+    column.times[numbers] = np.fromiter(times, np.float64, len(exact))
     column.given[numbers] = State.FRESH
+    # what was said of nodes that the index does not have
+    values[-1], column.times[-1], column.given[-1] = 0, -np.inf, State.MISSING
     bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
     column.given[bad] = State.INVALID
     return column._replace(values=values)

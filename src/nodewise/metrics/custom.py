@@ -60,7 +60,10 @@ class CustomMetrics:
             self._version = ""
             raise
         found = values.entries(values.items(body))
-        series = values.collect(want, self.name, now, [entry async for entry in clock.paced(found)])
+        gathering = values.Gathering()
+        async for node, said in clock.paced(found):
+            gathering.add(node, said)
+        series = gathering.series(want, self.name, now)
         if not series.samples and not series.invalid:
             raise Unavailable(
                 f"metric {want.metric}", [Problem("items", "an empty list", "a value of a node")]

@@ -71,12 +71,23 @@ class Refresher:
         """Ask for everything once a period, until cancelled."""
         try:
             while True:
-                await self._clock.sleep(self._options.sync_period_s)
-                self._start(self._wants)
+                await self._spread()
                 self._report_ages()
         finally:
             for task in self._under_way.values():
                 task.cancel()
+
+    async def _spread(self) -> None:
+        """One period: its calls are begun one after another over its first half, so that answers do not all come in
+        at once, between which requests would wait.
+        """
+        period_s = self._options.sync_period_s
+        wants = sorted(self._wants)
+        gap_s = period_s / 2 / max(len(wants), 1)
+        for want in wants:
+            self._start(frozenset([want]) & self._wants)
+            await self._clock.sleep(gap_s)
+        await self._clock.sleep(period_s / 2 if wants else period_s)
 
     async def settle(self) -> None:
         """Wait until no call is under way: for tests, and for commands that ask once."""

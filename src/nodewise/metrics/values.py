@@ -15,16 +15,16 @@ from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import Want
 
 
-class _Object(msgspec.Struct, frozen=True):
+class _Object(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
     kind: str = ""
 
 
-class _Metric(msgspec.Struct, frozen=True):
+class _Metric(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """One measured object. v1beta1 has `metricName` and `window`, v1beta2 `metric.name` and `windowSeconds`."""
 
     describedObject: _Object = _Object()  # noqa: N815
@@ -84,12 +84,33 @@ def entries(found: Iterable[Item | Problem]) -> Generator[Entry, None, None]:
             yield item.describedObject.name, str(error)
 
 
+class Gathering:
+    """Takes entries one by one, so that nothing is left to be done at the end in one long step."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, Sample] = {}
+        self._invalid: dict[str, str] = {}
+
+    def add(self, node: str, said: Sample | str) -> None:
+        """Of two entries for one node the last wins, as in the older system."""
+        if isinstance(said, Sample):
+            self._samples[node] = said
+            if self._invalid:
+                self._invalid.pop(node, None)
+        else:
+            self._invalid[node] = said
+            self._samples.pop(node, None)
+
+    def series(self, want: Want, source: str, fetched_at: float) -> Series:
+        return Series(want.metric, source, fetched_at, self._samples, self._invalid)
+
+
 def collect(want: Want, source: str, fetched_at: float, found: Iterable[Entry]) -> Series:
     """The series of these entries. Of two for one node the last wins, as in the older system."""
-    last = dict(found)
-    samples = {node: sample for node, sample in last.items() if isinstance(sample, Sample)}
-    invalid = {node: why for node, why in last.items() if isinstance(why, str)}
-    return Series(want.metric, source, fetched_at, samples, invalid)
+    gathering = Gathering()
+    for node, said in found:
+        gathering.add(node, said)
+    return gathering.series(want, source, fetched_at)
 
 
 def read_sample(item: Item) -> Sample:
