@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format docs bench bench-cluster controlplane lock clean
+.PHONY: help venv demo test laws check format docs bench bench-cluster controlplane lock clean
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,9 @@ endif
 
 test: $(VENV)/.dev ## every tier; REQUIRE=all: what cannot run here is a failure
 	@$(BIN)/python tools/test.py $(if $(REQUIRE),--require $(REQUIRE))
+
+laws: $(VENV)/.dev ## look for new cases that break a law, for some minutes
+	@HYPOTHESIS_PROFILE=search $(BIN)/pytest tests/laws -n 2
 
 check: $(VENV)/.dev ## format, lint, types, import contracts, docs
 	@$(BIN)/ruff format --check --quiet .
