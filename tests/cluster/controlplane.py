@@ -37,6 +37,8 @@ class ControlPlane:
         self._server = Server(f"https://127.0.0.1:{processes.free_port()}", self.authority, folder)
         self._stack = contextlib.ExitStack()
         self.processes: list[Process] = []
+        self.etcd = ""
+        """Its address, once it runs."""
         self.admin: User = self._server.user("admin", access.ADMIN_GROUP)
 
     @property
@@ -55,8 +57,8 @@ class ControlPlane:
     def start(self, flags: Mapping[str, str] | None = None) -> None:
         """Starts etcd and kube-apiserver; `flags` are the API server's, over ours. Raises NotReadyError."""
         self._stack.callback(self.api.close)
-        etcd = self._start_etcd()
-        process = self.start_program("kube-apiserver", self._api_flags(etcd) | dict(flags or {}))
+        self.etcd = self._start_etcd()
+        process = self.start_program("kube-apiserver", self._api_flags(self.etcd) | dict(flags or {}))
         process.wait_ready(lambda: self.api.answers("/readyz"))
 
     def stop(self) -> None:
