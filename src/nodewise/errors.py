@@ -76,5 +76,9 @@ class Refused(NodewiseError):
 
 def shown(value: object, limit: int = 80) -> str:
     """A value as an error shows it: its repr, cut at `limit` characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):
+        # nested as deep as it could just be read, or a number of more digits than Python writes
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -12,6 +12,9 @@ from nodewise.agents.telemetry.state import PolicySlot
 POLICY_LABEL: Final = "telemetry-policy"
 """The pod label that names a TASPolicy of the pod's own namespace."""
 
+_LONGEST: Final = 63
+"""Characters of a label's value, and of a namespace."""
+
 
 class PodMetadata(msgspec.Struct, frozen=True):
     namespace: str = ""
@@ -63,7 +66,12 @@ class TelemetryAgent:
             return reasons.NotReady()
         namespace = pod.metadata.namespace
         found: PolicySlot | None = slot.get((namespace, name))
-        return reasons.PolicyMissing(f"{namespace}/{name}") if found is None else found
+        return reasons.PolicyMissing(f"{_cut(namespace)}/{_cut(name)}") if found is None else found
+
+
+def _cut(name: str) -> str:
+    """The API server lets no longer name pass, and the text stands in the answer once for every node."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def _rejected(candidates: Candidates, reason: Reason) -> Verdict:

@@ -19,6 +19,17 @@ STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling
 _MOST_LABELING: Final = 226
 """Characters of a name in `telemetry.aware.scheduling.<name>`, which may have 253."""
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
+_LONGEST_METRIC: Final = 253
+_LONGEST_QUERY: Final = 4096
+"""Characters, as in the CRD. A longer name or query would only be refused by those who are asked."""
+_LONGEST_DURATION: Final = 64
+_MOST_AGE_S: Final = 366 * 86400.0
+MOST_RULES: Final = 100
+"""Of one strategy. A rule costs every node its arrays, so an object of 1.5 MiB of rules would cost gigabytes."""
+_MOST_LABELS: Final = 64
+"""Of one rule."""
+_MOST_NAMED: Final = 30
+"""Problems of one policy; further ones are only counted."""
 _RULE_FIELDS: Final = {"metricname", "operator", "target", "labels", "when_missing", "max_age", "query"}
 
 
@@ -86,15 +97,18 @@ def read(policy: PolicyObject) -> Policy:
     """Read a policy object. Never fails: what is wrong is in the result."""
     reader = _Reader()
     try:
-        spec = msgspec.json.decode(policy.spec)
+        strategies = reader.strategies(msgspec.json.decode(policy.spec))
     except UNREADABLE as error:
-        reader.problem("spec", str(error), "a JSON object")
-        spec = {}
-    strategies = reader.strategies(spec)
+        strategies = _unusable(reader.problem("spec", str(error), "a JSON object"))
     reader.names(policy.metadata.name, strategies)
     metadata = policy.metadata
     created = metadata.creationTimestamp or ""
-    return Policy(metadata.namespace, metadata.name, created, strategies, tuple(reader.problems))
+    return Policy(metadata.namespace, metadata.name, created, strategies, reader.named())
+
+
+def _unusable(why: str) -> dict[str, Strategy]:
+    """Of a policy of which nobody can say what it wants: no node passes."""
+    return {"dontschedule": Strategy((Rule("", "", unusable=why),))}
 
 
 class _Reader:
@@ -106,6 +120,12 @@ class _Reader:
     def problem(self, field: str, seen: str, wanted: str) -> str:
         self.problems.append(Problem(field, seen, wanted))
         return str(self.problems[-1])
+
+    def named(self) -> tuple[Problem, ...]:
+        """The problems, as many as anybody reads."""
+        more = len(self.problems) - _MOST_NAMED
+        rest = (Problem("spec", f"{more} more problems", ""),) if more > 0 else ()
+        return (*self.problems[:_MOST_NAMED], *rest)
 
     def names(self, name: str, strategies: Mapping[str, Strategy]) -> None:
         """The policy's name is also a label value, and a label key where it deschedules."""
@@ -124,22 +144,28 @@ class _Reader:
 
     def strategies(self, spec: Any) -> dict[str, Strategy]:
         mapping = self._mapping("spec", {} if spec is None else spec)
-        listed = self._mapping("spec.strategies", mapping.get("strategies") or {})
+        given = mapping.get("strategies")
+        listed = self._mapping("spec.strategies", {} if given is None else given)
+        if self.problems:
+            return _unusable(str(self.problems[0]))
         if not listed:
             self.problem("spec.strategies", "none", " or ".join(STRATEGIES))
-        for name in listed.keys() - set(STRATEGIES):
-            self.problem(f"spec.strategies.{name}", "an unknown strategy", " or ".join(STRATEGIES))
+        for name in sorted(listed.keys() - set(STRATEGIES)):
+            self.problem(f"spec.strategies.{name[:80]}", "an unknown strategy", " or ".join(STRATEGIES))
         return {name: self._strategy(name, listed[name]) for name in STRATEGIES if name in listed}
 
     def _strategy(self, name: str, given: Any) -> Strategy:
         path = f"spec.strategies.{name}"
         strategy = self._mapping(path, given)
         logical = strategy.get("logicalOperator", "")
-        if logical not in {"", "anyOf", "allOf", None}:
+        if logical not in ("", "anyOf", "allOf", None):
             self.problem(f"{path}.logicalOperator", shown(logical), "allOf or anyOf (taken as anyOf)")
         rules = strategy.get("rules")
         if not isinstance(rules, Sequence) or isinstance(rules, str):
             why = self.problem(f"{path}.rules", shown(rules), "a list of rules")
+            return Strategy((Rule("", "", unusable=why),))
+        if len(rules) > MOST_RULES:
+            why = self.problem(f"{path}.rules", f"{len(rules)} rules", f"at most {MOST_RULES}")
             return Strategy((Rule("", "", unusable=why),))
         read = tuple(self._rule(f"{path}.rules[{number}]", rule, name) for number, rule in enumerate(rules))
         return Strategy(read, all_of=logical == "allOf")
@@ -156,8 +182,9 @@ class _Reader:
         target = self._optional(f"{path}.target", rule.get("target"), _target, 0)
         max_age_s = self._optional(f"{path}.max_age", rule.get("max_age"), _duration, None)
         when_missing = self._optional(f"{path}.when_missing", rule.get("when_missing"), _when_missing, "")
+        query = self._optional(f"{path}.query", rule.get("query"), _query, "")
         self._unknown(path, rule)
-        broken = broken or target is _BAD or max_age_s is _BAD or when_missing is _BAD
+        broken = broken or any(one is _BAD for one in (target, max_age_s, when_missing, query))
         return Rule(
             metric=metric,
             operator=operator,
@@ -165,7 +192,7 @@ class _Reader:
             labels=self._labels(f"{path}.labels", rule.get("labels")),
             when_missing="" if when_missing is _BAD else when_missing,
             max_age_s=None if max_age_s is _BAD else max_age_s,
-            query=str(rule.get("query") or ""),
+            query="" if query is _BAD else query,
             unusable=str(self.problems[before]) if broken else "",
         )
 
@@ -175,6 +202,9 @@ class _Reader:
         if not isinstance(listed, Sequence) or isinstance(listed, str):
             self.problem(path, shown(given), "a list of texts name=value")
             return ()
+        if len(listed) > _MOST_LABELS:
+            self.problem(path, f"{len(listed)} labels", f"at most {_MOST_LABELS}; the others are left out")
+            listed = listed[:_MOST_LABELS]
         good: list[str] = []
         for number, text in enumerate(listed):
             name, separator, value = text.partition("=") if isinstance(text, str) else ("", "", "")
@@ -186,7 +216,7 @@ class _Reader:
 
     def _unknown(self, path: str, rule: Mapping[str, Any]) -> None:
         for field in sorted(rule.keys() - _RULE_FIELDS):
-            self.problem(f"{path}.{field}", "an unknown field", ", ".join(sorted(_RULE_FIELDS)))
+            self.problem(f"{path}.{field[:80]}", "an unknown field", ", ".join(sorted(_RULE_FIELDS)))
 
     def _operator(self, path: str, given: Any, strategy: str) -> str:
         operator = given if isinstance(given, str) else ""
@@ -203,9 +233,9 @@ class _Reader:
         return {}
 
     def _text(self, path: str, given: Any) -> str:
-        if isinstance(given, str) and given:
+        if isinstance(given, str) and 0 < len(given) <= _LONGEST_METRIC:
             return given
-        self.problem(path, shown(given), "a name")
+        self.problem(path, shown(given), f"a name of at most {_LONGEST_METRIC} characters")
         return ""
 
     def _optional(self, path: str, given: Any, parse: Callable[[Any], Any], default: Any) -> Any:
@@ -241,15 +271,22 @@ def _target(given: Any) -> int:
 
 def _duration(given: Any) -> float:
     try:
-        seconds = clock.parse_duration(str(given))
+        text = str(given)
+        seconds = clock.parse_duration(text) if len(text) <= _LONGEST_DURATION else -1.0
     except ValueError:
         seconds = -1.0
-    if seconds <= 0:
-        raise ValueError("a duration such as 30s or 5m")
+    if not 0 < seconds <= _MOST_AGE_S:
+        raise ValueError("a duration such as 30s or 5m, of at most a year")
     return seconds
 
 
 def _when_missing(given: Any) -> str:
-    if given not in {"pass", "reject"}:
+    if given not in ("pass", "reject"):
         raise ValueError("pass or reject")
     return str(given)
+
+
+def _query(given: Any) -> str:
+    if not isinstance(given, str) or len(given) > _LONGEST_QUERY:
+        raise ValueError(f"an expression of at most {_LONGEST_QUERY} characters")
+    return given

@@ -2,12 +2,15 @@
 they never carry a node's own name or value (that is in the decision, for `explain`).
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
 from nodewise import quantity
 from nodewise.agents.telemetry.policy import Rule
+
+_LONGEST: Final = 512
+"""Characters of what many rules say together: it stands in the answer once for every node."""
 
 
 def rule_text(rule: Rule) -> str:
@@ -37,7 +40,10 @@ class AllBroken(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return f"telemetry policy {self.policy}: {' and '.join(map(rule_text, self.rules))}"
+        text = " and ".join(map(rule_text, self.rules))
+        return (
+            f"telemetry policy {self.policy}: {text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'}"
+        )
 
     def remedy(self) -> str:
         return "it is enough that a node keeps one of these rules"

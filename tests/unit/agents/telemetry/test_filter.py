@@ -176,3 +176,17 @@ class TestPodsAndPolicies:
         assert found is not None
         assert "spec.strategies.dontschedule.rules" in found["n1"]
         assert "wanted" in found["n1"]
+
+
+def test_a_label_that_is_no_name_does_not_make_the_answer_longer() -> None:
+    """It stands in the answer once for every node."""
+    found = rejected(view(world([], snapshot())), "n1", pod("x" * 100_000, "y" * 100_000))
+    assert found is not None
+    assert len(found["n1"]) < 200
+
+
+def test_what_many_rules_say_together_is_cut() -> None:
+    many = {"rules": [rule("m" * 200, target=9)] * 100, "logicalOperator": "allOf"}
+    found = rejected(view(world([policy(dontschedule=many)], snapshot(series("m" * 200, n1=10)))), "n1")
+    assert found is not None
+    assert len(found["n1"]) < 600

@@ -37,6 +37,15 @@ PROBLEMS = {
     "a spec that is a number": (7, "spec: 7; wanted an object"),
     "allOf in other case": ({"strategies": {"dontschedule": {"logicalOperator": "ALLOF", "rules": [rule("m")]}}}, "logicalOperator: 'ALLOF'; wanted allOf or anyOf"),
     "Equals as a preference": ({"strategies": {"scheduleonmetric": {"rules": [rule("m", "Equals")]}}}, "gives no order"),
+    "an operator of strategies that is a list": ({"strategies": {"dontschedule": {"logicalOperator": [], "rules": [rule("m")]}}}, "logicalOperator: []; wanted allOf or anyOf"),
+    "when_missing that is a list": (one_rule(when_missing=["pass"]), f"{RULE}.when_missing: ['pass']; wanted pass or reject"),
+    "a metric's name that is too long": (one_rule(metricname="m" * 254), "wanted a name of at most 253 characters"),
+    "a query that is an object": (one_rule(query={"a": 1}), f"{RULE}.query: {{'a': 1}}; wanted an expression of at most 4096"),
+    "a max_age beyond all time": (one_rule(max_age="9" * 40 + "h"), "max_age: '9999999999999999999999999999999999999999h'; wanted a duration"),
+    "a max_age as long as an object": (one_rule(max_age="1s" * 500_000), "wanted a duration such as 30s or 5m, of at most a year"),
+    "too many rules": ({"strategies": {"dontschedule": {"rules": [rule("m")] * 101}}}, "dontschedule.rules: 101 rules; wanted at most 100"),
+    "too many labels": (one_rule(labels=["a=b"] * 65), f"{RULE}.labels: 65 labels; wanted at most 64"),
+    "more than anybody reads": (one_rule(labels=["?"] * 64), "spec: 34 more problems"),
     "no rules": ({"strategies": {"dontschedule": {"rules": []}}}, "a strategy without rules"),
 }  # fmt: skip
 
@@ -58,6 +67,13 @@ def test_a_good_policy_has_none() -> None:
     assert read.problems == ()
     assert read.rules("dontschedule")[0].max_age_s == 90
     assert read.rules("labeling") == ()
+
+
+@pytest.mark.parametrize("spec", [7, [], {"strategies": []}, {"strategies": "all"}, {"strategies": 0}])
+def test_a_policy_of_which_nobody_can_say_what_it_wants_lets_no_node_pass(spec: Any) -> None:
+    given = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
+    (only,) = policies.read(given).rules("dontschedule")
+    assert only.unusable
 
 
 def test_deep_nesting_is_a_problem_not_a_crash() -> None:
