@@ -9,9 +9,11 @@ What one room of this folder is for:
     certificates             a CA of a test's own
     controlplane             etcd and an API server, and schedulers on demand
     access, api              who may ask the API server, and asking it
+    audit, rights            who asked it for what, by its own record; rights granted and rights needed
     objects, sandbox         nodes and pods, and a test's own corner with the words for what it waits for
     loopback                 serving from a thread of the test
     custom_metrics           a metrics server behind the real aggregation layer
+    resource_metrics         the same in metrics-server's place
     monitoring, prometheus   node exporters fed by text files, and the Prometheus that scrapes them
     pipeline, aggregation    from there through prometheus-adapter to the API server's custom metrics
     descheduling             one pass of the descheduler

@@ -67,19 +67,32 @@ def grant(api: Api, user: str, rules: Sequence[Object], namespace: str = "") -> 
 
     A service account's user name is `system:serviceaccount:<namespace>:<name>`.
     """
-    kind = "Role" if namespace else "ClusterRole"
     name = f"test-{user.replace(':', '-')}"
-    metadata = {"name": name, "namespace": namespace} if namespace else {"name": name}
-    role = {"apiVersion": f"{RBAC}/v1", "kind": kind, "metadata": metadata, "rules": list(rules)}
+    metadata = _metadata(name, namespace)
+    api.create(
+        {"apiVersion": f"{RBAC}/v1", "kind": _kind(namespace), "metadata": metadata, "rules": list(rules)}
+    )
+    bind(api, user, name, namespace)
+
+
+def bind(api: Api, user: str, role: str, namespace: str = "") -> None:
+    """Gives a user a role that is there: a Role of a namespace or, without, a ClusterRole."""
     binding = {
         "apiVersion": f"{RBAC}/v1",
-        "kind": f"{kind}Binding",
-        "metadata": metadata,
-        "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
+        "kind": f"{_kind(namespace)}Binding",
+        "metadata": _metadata(f"{role}-{user.replace(':', '-')}", namespace),
+        "roleRef": {"apiGroup": RBAC, "kind": _kind(namespace), "name": role},
         "subjects": [{"apiGroup": RBAC, "kind": "User", "name": user}],
     }
-    api.create(role)
     api.create(binding)
+
+
+def _kind(namespace: str) -> str:
+    return "Role" if namespace else "ClusterRole"
+
+
+def _metadata(name: str, namespace: str) -> Object:
+    return {"name": name} | ({"namespace": namespace} if namespace else {})
 
 
 def service_account_token(api: Api, name: str, namespace: str, lifetime_s: int = 3600) -> str:

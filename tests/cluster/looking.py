@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import objects, processes, served
+from tests.cluster import access, objects, processes, served
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
@@ -37,10 +37,15 @@ def told(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
     return json.loads(done.stdout)
 
 
-def reader(plane: ControlPlane, rules: list[Object] | None = None, namespace: str = "") -> User:
-    """A user with the rights that ship for looking, or with these."""
-    (role,) = served.manifest("reader.yaml")
-    return plane.user(f"reader-{processes.free_port()}", rules or role["rules"], namespace)
+def reader(
+    plane: ControlPlane, rules: list[Object] | None = None, namespace: str = "", service_namespace: str = ""
+) -> User:
+    """A user with the rights that ship for looking, or with these; the Service of the replicas is where named."""
+    everywhere, inside = served.manifest("reader.yaml")
+    user = plane.user(f"reader-{processes.free_port()}", rules or everywhere["rules"], namespace)
+    if service_namespace:
+        access.grant(plane.api, user.name, inside["rules"], service_namespace)
+    return user
 
 
 def define(corner: Sandbox) -> None:

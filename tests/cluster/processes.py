@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.cluster import availability
+
 LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 """Below the range of outgoing connections, which could take a port between our look and its use."""
 
@@ -27,6 +29,16 @@ def free_port() -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def own_address() -> str:
+    """An address of this machine other than loopback, which the API server takes for an endpoint."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # nothing is sent
+        found: str = probe.getsockname()[0]
+        if not found.startswith("127."):
+            return found
+    return availability.not_run("this machine has no address but loopback: give it a network")
 
 
 class Process:

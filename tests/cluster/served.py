@@ -11,6 +11,7 @@ import httpx2
 import yaml
 
 from tests.cluster import access, processes
+from tests.cluster.access import User
 from tests.cluster.api import Api, Object
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.controlplane import ControlPlane
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
 MANAGED = [{"name": "telemetry/scheduling", "ignoredByScheduler": True}]
 OWN_NAMESPACE = "default"
+SERVICE = "nodewise"
 LIMITS = {"telemetry/scheduling": "1"}
 """What a pod asks for so that kube-scheduler sends it to us."""
 
@@ -144,14 +146,29 @@ def started(folder: Path, arguments: Sequence[str], papers: Papers) -> Iterator[
         yield served
 
 
-@contextlib.contextmanager
-def extender(plane: ControlPlane, folder: Path, *arguments: str) -> Iterator[Served]:
-    """An extender of this control plane, as a user with the rights that ship; ready when it is handed out."""
-    define(plane.api)
-    papers = Papers(folder)
-    user = plane.user(f"nodewise-{processes.free_port()}", rules())
-    access.grant(plane.api, user.name, rules("Role"), OWN_NAMESPACE)
-    given = [
+def endpoint(name: str, url: str, *, ready: bool = True) -> Object:
+    """An EndpointSlice of one replica behind the Service `SERVICE`."""
+    address, _, port = url.removeprefix("https://").rpartition(":")
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": SERVICE}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}],
+        "ports": [{"name": "https", "port": int(port)}],
+    }
+
+
+def user(plane: ControlPlane) -> User:
+    """Somebody with the rights that ship, nodewise's own namespace being `OWN_NAMESPACE`."""
+    made = plane.user(f"nodewise-{processes.free_port()}", rules())
+    access.grant(plane.api, made.name, rules("Role"), OWN_NAMESPACE)
+    return made
+
+
+def arguments(user: User, papers: Papers) -> list[str]:
+    """Mutual TLS on free ports of loopback, and a short period; what is said after them wins."""
+    return [
         f"--kubeconfig={user.kubeconfig}",
         f"--namespace={OWN_NAMESPACE}",
         "--address=127.0.0.1",
@@ -161,8 +178,16 @@ def extender(plane: ControlPlane, folder: Path, *arguments: str) -> Iterator[Ser
         f"--key={papers.server.key}",
         f"--client-ca={papers.authority.ca_file}",
         "--sync-period=500ms",
-        *arguments,
     ]
-    with started(folder, given, papers) as served:
+
+
+@contextlib.contextmanager
+def extender(
+    plane: ControlPlane, folder: Path, *more: str, papers: Papers | None = None, by: User | None = None
+) -> Iterator[Served]:
+    """An extender of this control plane, `by` a user with the rights that ship; ready when it is handed out."""
+    define(plane.api)
+    papers = papers or Papers(folder)
+    with started(folder, [*arguments(by or user(plane), papers), *more], papers) as served:
         served.process.wait_ready(served.is_ready)
         yield served

@@ -1,31 +1,17 @@
 """`nodewise explain` on a real API server: several replicas, found by their Service, and what a real scheduler did."""
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import access, looking, objects, processes, served
-from tests.cluster.api import Object
+from tests.cluster import looking, objects, processes, served
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.looking import pod, run, told, warm
 from tests.cluster.sandbox import Sandbox, wait
 from tests.cluster.served import Papers, Served
-
-SERVICE = "nodewise"
-
-
-def own_address() -> str:
-    """An address of this machine other than loopback, which the API server takes for an endpoint."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # nothing is sent
-        found: str = probe.getsockname()[0]
-        if not found.startswith("127."):
-            return found
-    pytest.skip("this machine has no address but loopback")
 
 
 @pytest.fixture
@@ -37,43 +23,16 @@ def cluster(corner: Sandbox, metrics: CustomMetrics) -> Sandbox:
 @pytest.fixture
 def papers(corner: Sandbox, tmp_path: Path) -> Papers:
     """The certificate is for the Service's name, as the addresses of pods are in none."""
-    return Papers(tmp_path, f"{SERVICE}.{corner.namespace}.svc")
+    return Papers(tmp_path, f"{served.SERVICE}.{corner.namespace}.svc")
 
 
 @contextlib.contextmanager
 def replica(
     plane: ControlPlane, papers: Papers, folder: Path, address: str = "127.0.0.1"
 ) -> Iterator[Served]:
-    """One replica, with the rights that ship; ready."""
-    user = plane.user(f"nodewise-{processes.free_port()}", served.rules())
-    access.grant(plane.api, user.name, served.rules("Role"), served.OWN_NAMESPACE)
-    given = [
-        f"--kubeconfig={user.kubeconfig}",
-        f"--namespace={served.OWN_NAMESPACE}",
-        f"--address={address}",
-        "--port=0",
-        "--health-port=0",
-        f"--cert={papers.server.cert}",
-        f"--key={papers.server.key}",
-        f"--client-ca={papers.authority.ca_file}",
-        "--sync-period=500ms",
-    ]
-    with served.started(folder, given, papers) as running:
-        running.process.wait_ready(running.is_ready)
+    """One replica; ready."""
+    with served.extender(plane, folder, f"--address={address}", papers=papers) as running:
         yield running
-
-
-def endpoint(name: str, url: str, *, ready: bool = True) -> Object:
-    """An EndpointSlice of one replica."""
-    address, _, port = url.removeprefix("https://").rpartition(":")
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": SERVICE}},
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}],
-        "ports": [{"name": "https", "port": int(port)}],
-    }
 
 
 def certificates(papers: Papers) -> list[str]:
@@ -81,7 +40,7 @@ def certificates(papers: Papers) -> list[str]:
 
 
 def through_the_cluster(plane: ControlPlane, corner: Sandbox, name: str, *more: str) -> list[str]:
-    user = looking.reader(plane)
+    user = looking.reader(plane, service_namespace=corner.namespace)
     place = [f"--kubeconfig={user.kubeconfig}", f"--service-namespace={corner.namespace}"]
     return ["explain", f"{corner.namespace}/{name}", *place, *more]
 
@@ -90,12 +49,12 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
     plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
 ) -> None:
     """Filter goes to one replica, prioritize to another, as behind a Service."""
-    address = own_address()
+    address = processes.own_address()
     with replica(plane, papers, tmp_path, address) as one, replica(plane, papers, tmp_path, address) as other:
         for name, running in (("one", one), ("other", other)):
-            cluster.put(endpoint(name, running.url))
-        cluster.put(endpoint("starting", f"https://{address}:1", ready=False))
-        tls = one.entry()["tlsConfig"] | {"serverName": f"{SERVICE}.{cluster.namespace}.svc"}
+            cluster.put(served.endpoint(name, running.url))
+        cluster.put(served.endpoint("starting", f"https://{address}:1", ready=False))
+        tls = one.entry()["tlsConfig"] | {"serverName": f"{served.SERVICE}.{cluster.namespace}.svc"}
         filters = one.entry(prioritizeVerb="", preemptVerb="", httpTimeout="5s", tlsConfig=tls)
         scores = other.entry(
             filterVerb="", preemptVerb="", managedResources=[], httpTimeout="5s", tlsConfig=tls

@@ -1,0 +1,97 @@
+"""What RBAC grants, and what was needed of it, in the same form, so that the two can be compared."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tests.cluster.api import Api, Object
+from tests.cluster.audit import Request
+
+ANY = "*"
+NAMED_BY_USERS = frozenset(["custom.metrics.k8s.io"])
+"""Groups whose resources are called as users like: nobody can list them in a rule."""
+
+
+class Right(NamedTuple):
+    """One verb on one resource; `resource` has its subresource, as in a rule: `nodes/status`."""
+
+    verb: str
+    group: str
+    resource: str
+    name: str = ""
+    """Of the one object that it is about; empty: of all."""
+    namespace: str = ""
+    """Empty: everywhere."""
+
+
+def granted(objects: Iterable[Object]) -> set[Right]:
+    """What the Roles and ClusterRoles among some objects allow, each right once."""
+    return {
+        right
+        for one in objects
+        for rule in one.get("rules", ())
+        for right in of_rule(rule, one["metadata"].get("namespace", ""))
+    }
+
+
+def of_rule(rule: Object, namespace: str = "") -> Iterator[Right]:
+    """The rights of one rule."""
+    for group in rule["apiGroups"]:
+        for resource in rule["resources"]:
+            for verb in rule["verbs"]:
+                for name in rule.get("resourceNames", [""]):
+                    yield Right(verb, group, resource, name, namespace)
+
+
+def needed(requests: Iterable[Request]) -> set[Right]:
+    """The narrowest rights under which all of these requests are allowed.
+
+    A right is of one name, or one namespace, if no request was about another.
+    """
+    places = defaultdict(set)
+    for one in requests:
+        resource = ANY if one.group in NAMED_BY_USERS else one.resource
+        places[one.verb, one.group, resource].add((one.name, one.namespace))
+    return {
+        Right(*what, _only(name for name, _ in where), _only(namespace for _, namespace in where))
+        for what, where in places.items()
+    }
+
+
+def _only(values: Iterable[str]) -> str:
+    """The one value there is; empty if there are several."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else ""
+
+
+def without(rules: Iterable[Object], right: Right) -> list[Object]:
+    """The rules of a role, less one right."""
+    kept: list[Object] = []
+    for rule in rules:
+        verbs = [verb for verb in rule["verbs"] if not _is(right, verb, rule)]
+        kept += [rule | {"verbs": verbs}] if verbs else []
+    return kept
+
+
+def _is(right: Right, verb: str, rule: Object) -> bool:
+    about = (right.group in rule["apiGroups"], right.resource in rule["resources"])
+    return all(about) and right.name in rule.get("resourceNames", [""]) and right.verb == verb
+
+
+def holds(api: Api, user: str, right: Right) -> bool:
+    """Whether the API server allows it to a user now."""
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {
+        "verb": right.verb,
+        "group": right.group,
+        "resource": resource,
+        "subresource": subresource,
+        "name": right.name,
+        "namespace": right.namespace,
+    }
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": attributes},
+    }
+    return bool(api.create(review)["status"]["allowed"])
