@@ -91,14 +91,19 @@ def descheduler_program(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
+def adapter_program(request: pytest.FixtureRequest) -> Path:
+    """prometheus-adapter; see `pipeline`."""
+    return _got(request, programs.prometheus_adapter)
+
+
+@pytest.fixture(scope="session")
 def measuring(
-    request: pytest.FixtureRequest, plane: ControlPlane, prometheus_programs: packages.Programs
+    plane: ControlPlane, prometheus_programs: packages.Programs, adapter_program: Path
 ) -> Iterator[Measuring]:
     """Exporters of the example's nodes, a Prometheus that scrapes them, and an adapter that asks it."""
-    adapter = _got(request, programs.prometheus_adapter)
     with (
         monitoring.running(prometheus_programs, plane.folder / "monitoring", example.NODES) as scraping,
-        pipeline.adapting(plane, adapter, scraping.url) as adapting,
+        pipeline.adapting(plane, adapter_program, scraping.url) as adapting,
     ):
         yield Measuring(scraping, adapting)
 

@@ -40,6 +40,12 @@ class Prometheus:
     def is_running(self) -> bool:
         return self._process is not None and self._process.is_running
 
+    @property
+    def process(self) -> Process:
+        """The program as it was started last."""
+        assert self._process, "Prometheus was never started"
+        return self._process
+
     def start(self) -> None:
         """Starts it, ready to answer; one that runs is left alone."""
         if self.is_running:
@@ -64,8 +70,7 @@ class Prometheus:
 
     def kill(self) -> None:
         """Ends it as a crash would; `start` has it back."""
-        assert self._process, "Prometheus was never started"
-        self._process.kill()
+        self.process.kill()
 
     def hold(self, series: Given) -> None:
         """Writes samples into its data; before it starts."""
