@@ -96,11 +96,16 @@ EVENTS: Final[dict[str, Event]] = {
         "warning",
         "A client presents a CA's certificate, with whose key anybody can be let in. Give it one of its own.",
     ),
-    "tls_reloaded": Event("info", "The certificate files changed and the new ones are in use."),
+    "tls_reloaded": Event("info", "Certificate files changed and what they hold is in use."),
     "tls_reload_failed": Event(
         "warning",
-        "The certificate files changed and cannot be used; the old ones hold until they change again.",
+        "Certificate files changed and cannot be used, `error` says why; what they held before stays in use, and"
+        " they are tried again.",
     ),
+    "certificate_expires_soon": Event(
+        "warning", "A certificate in use has less than a week left: renew it. One line a day."
+    ),
+    "certificate_expired": Event("error", "A certificate in use is over: renew it. One line a day."),
 }
 
 METRICS: Final[dict[str, Metric]] = {
@@ -146,9 +151,16 @@ METRICS: Final[dict[str, Metric]] = {
         "counter", "Connections refused, or ended by us before their time.", ("reason",)
     ),
     "ca_clients_total": Metric("counter", "Connections of clients that present a CA's certificate."),
-    "tls_reloads_total": Metric("counter", "Readings of changed certificate files.", ("outcome",)),
-    "tls_reload_failing": Metric("gauge", "1 while the certificate files on disk cannot be used."),
+    "tls_reloads_total": Metric(
+        "counter", "Readings of changed certificate files.", ("certificate", "outcome")
+    ),
+    "tls_reload_failing": Metric(
+        "gauge", "1 while certificate files on disk cannot be used; the old ones are.", ("certificate",)
+    ),
     "tls_certificate_expires_seconds": Metric(
-        "gauge", "When the serving certificate in use expires, Unix time."
+        "gauge",
+        "When a certificate in use expires, of a CA bundle the first to do so; Unix time. `certificate` is serving,"
+        " client_ca, kube_client, kube_ca, prometheus_client or prometheus_ca.",
+        ("certificate",),
     ),
 }

@@ -1,6 +1,7 @@
 """May this certificate call? What is asked of a client after OpenSSL has found its certificate genuine."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -55,11 +56,11 @@ class Gate:
         self._meters = meters
         self._warned: set[Client] = set()  # as many as there are authorities
 
-    def examine(self, transport: asyncio.BaseTransport, der: bytes, peer: str) -> Response | None:
-        """None to let the client in, else what to answer it."""
-        client = client_of(der)
+    def examine(self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str) -> Response | None:
+        """None to let the client in, else what to answer it. `chain`, DER, begins with its own certificate."""
+        client = client_of(chain[0] if chain else b"")
         allowed = self._options.client_name
-        if transport.get_extra_info("sslcontext") is not self._tls.context and not self._tls.admits(der):
+        if not self._tls.admits(chain, transport.get_extra_info("sslcontext")):
             # the CA was swapped while the handshake was under way
             wanted = "a certificate of the present client CA"
             return self._refused("client_ca_changed", peer, client, wanted)

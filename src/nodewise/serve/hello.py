@@ -7,7 +7,7 @@ closed connection and no reason: here the alert is kept for the listener to send
 
 import ssl
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from nodewise.serve.endings import NotOffered
 
@@ -113,10 +113,29 @@ class _ServerSide(ssl.SSLObject):
             )
 
 
+def chain_of(secured: ssl.SSLObject) -> tuple[bytes, ...]:
+    """What the other side sent, DER, its own certificate first; empty without one."""
+    own = secured.getpeercert(binary_form=True)
+    if own is None:
+        return ()
+    # public since Python 3.13, and before it only one level below
+    ask = getattr(secured, "get_unverified_chain", None) or secured._sslobj.get_unverified_chain  # type: ignore[attr-defined]  # noqa: SLF001
+    return (own, *(one for one in map(_der, ask() or ()) if one != own))
+
+
+def _der(certificate: Any) -> bytes:
+    """Bytes since Python 3.13, an object that gives PEM before it."""
+    if isinstance(certificate, bytes):
+        return certificate
+    return ssl.PEM_cert_to_DER_cert(certificate.public_bytes())
+
+
 class ServerContext(ssl.SSLContext):
     """A context whose connections keep the alert of a failed handshake and insist on `PROTOCOL`."""
 
     sslobject_class = _ServerSide
+    bundle: object = None
+    """What it trusts, as whoever made it keeps it."""
 
     def wrap_bio(
         self,

@@ -9,6 +9,7 @@ one read, as kube-scheduler's do, never arms a timer.
 import asyncio
 import enum
 import logging
+from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
 import httptools
@@ -18,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from nodewise.errors import Problem, shown
-from nodewise.serve import answers
+from nodewise.serve import answers, hello
 from nodewise.serve.answers import Response
 from nodewise.serve.endings import Endings
 from nodewise.serve.options import ServeOptions
@@ -45,7 +46,9 @@ class Phase(enum.Enum):
 class Examiner(Protocol):
     """Decides on a connection when it opens: None to serve it, else what to answer it."""
 
-    def examine(self, transport: asyncio.BaseTransport, der: bytes, peer: str) -> Response | None: ...
+    def examine(
+        self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str
+    ) -> Response | None: ...
 
 
 class _Cork:
@@ -80,7 +83,7 @@ class _Cork:
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection. `certificate` is its certificate, DER, empty without TLS."""
+    """One client's connection. `chain` is its certificate and what it sent with it, DER; empty without TLS."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, state, {})
         self.logger = _MUTE
         self.access_log = False
-        self.certificate = b""
+        self.chain: tuple[bytes, ...] = ()
         self.peer = ""
         self._options = options
         self._noted = noted
@@ -121,8 +124,8 @@ class Connection(HttpToolsProtocol):
             return
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and self._gate is not None:
-            self.certificate = secured.getpeercert(binary_form=True) or b""
-            refusal = self._gate.examine(transport, self.certificate, self.peer)
+            self.chain = hello.chain_of(secured)
+            refusal = self._gate.examine(transport, self.chain, self.peer)
             if refusal is not None:
                 self.app = cast("ASGI3Application", answers.always(refusal))
         self._watch()

@@ -67,7 +67,7 @@ class Server:
         problems = _check_unsafe(options)
         if not options.unsafe:
             try:
-                self._tls = Tls(options, self._meters)
+                self._tls = Tls(options, self._meters, self._clock)
             except BadSettings as error:
                 problems.extend(error.problems)
         try:
@@ -142,7 +142,7 @@ class Server:
     def _drop_strangers(self, tls: Tls) -> None:
         """After a swap of the client CA: who would not get in now does not stay."""
         for connection in self._connections():
-            if not tls.admits(connection.certificate):
+            if not tls.admits(connection.chain):
                 self._noted.note("client_ca_changed", connection.peer)
                 connection.retire()
 

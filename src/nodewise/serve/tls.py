@@ -1,86 +1,44 @@
-"""What the certificate files hold: read, checked, made into one TLS context, and read again when they change.
+"""The TLS of our own ports: one context of the certificate and the client CA in use, and who may stay.
 
-Each reading that can be used makes a new context; one in use is never changed. `load_cert_chain` on a live
+Each change of the files makes a new context; one in use is never changed. `load_cert_chain` on a live
 context would take the new certificate and then stumble over the old key, in the middle of a rotation. The
 listener asks for `context` at each connection, so a client that sends no server name gets the new one like
 any other, and sessions of an old context cannot be resumed in a new one.
+
+The pair and the client CA are kept apart: a CA that was taken away is not trusted any longer, whatever is
+wrong with the pair.
 """
 
 import ssl
-from pathlib import Path
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.x509 import verification
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
+from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem
-from nodewise.observe import logs
 from nodewise.observe.meters import Meters
+from nodewise.serve import pem
+from nodewise.serve.certificates import Kept
 from nodewise.serve.hello import PROTOCOL, ServerContext
 from nodewise.serve.options import ServeOptions
+from nodewise.serve.pem import Bundle, Pair
 
 _CIPHERS: Final = "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384"  # of TLS 1.2; 1.3 has its own
-_FIELDS: Final = ("cert", "key", "client_ca")
-_PEM: Final = "a readable PEM file"
+_NOT_SIGNED: Final = (
+    ValueError,
+    TypeError,
+    InvalidSignature,
+    UnsupportedAlgorithm,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+)
+_LONGEST: Final = 8  # authorities between a client and one that is trusted
+_SYSTEM: Final = SystemClock()
 
 
-class _Unreadable(NamedTuple):
-    why: str
-
-
-_Contents = tuple[bytes | _Unreadable, ...]
-
-
-class Reading(NamedTuple):
-    """One reading of the files that can be used. `expires_s` is wall-clock time, seconds since 1970."""
-
-    context: ServerContext
-    authorities: tuple[x509.Certificate, ...]
-    expires_s: float
-
-
-def _contents(options: ServeOptions) -> _Contents:
-    """What each file holds. The files are small, and a swap may keep name, size and time: so all of it is
-    compared.
-    """
-    found: list[bytes | _Unreadable] = []
-    for field in _FIELDS:
-        try:
-            found.append(Path(getattr(options, field)).read_bytes())
-        except OSError as error:
-            found.append(_Unreadable(error.strerror or str(error)))
-    return tuple(found)
-
-
-def _certificates(field: str, path: str, pem: bytes, problems: list[Problem]) -> list[x509.Certificate]:
-    try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError:
-        problems.append(Problem(field, f"{path} holds no certificate that can be read", "PEM certificates"))
-        return []
-
-
-def _public_bytes(key: object) -> bytes:
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return key.public_bytes(serialization.Encoding.DER, form)  # type: ignore[attr-defined, no-any-return]
-
-
-def _check_key(options: ServeOptions, pem: bytes, chain: list[x509.Certificate]) -> list[Problem]:
-    """The key can be read and belongs to the first certificate."""
-    try:
-        key = serialization.load_pem_private_key(pem, password=None)
-    except TypeError:
-        return [Problem("key", f"{options.key} is encrypted", "a key without a pass phrase")]
-    except (ValueError, UnsupportedAlgorithm):
-        return [Problem("key", f"{options.key} holds no private key that can be read", "a PEM private key")]
-    if chain and _public_bytes(key.public_key()) != _public_bytes(chain[0].public_key()):
-        return [Problem("key", f"{options.key} does not match {options.cert}", "the key of that certificate")]
-    return []
-
-
-def _context(options: ServeOptions, authorities: list[x509.Certificate]) -> ServerContext:
+def _context(pair: Pair, bundle: Bundle) -> ServerContext:
     context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
@@ -91,106 +49,93 @@ def _context(options: ServeOptions, authorities: list[x509.Certificate]) -> Serv
     context.verify_mode = ssl.CERT_REQUIRED
     # A certificate in the bundle is trusted as it is, so that a bundle of intermediates works as in Go.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(
-        cadata=b"".join(authority.public_bytes(serialization.Encoding.DER) for authority in authorities)
-    )
-    # Without the empty password OpenSSL would ask for one on the terminal.
-    context.load_cert_chain(options.cert, options.key, password="")
+    pem.trust(context, bundle.authorities)
+    pem.load(context, pair.certificate, pair.key)
+    context.bundle = bundle
     return context
 
 
-def _read(options: ServeOptions, contents: _Contents) -> Reading:
-    """A usable reading, or BadSettings that names every problem of the three files."""
-    problems: list[Problem] = []
-    pems: dict[str, bytes] = {}
-    for field, content in zip(_FIELDS, contents, strict=True):
-        path = getattr(options, field)
-        if not path:
-            problems.append(Problem(field, "is not given", "the path of a PEM file"))
-        elif isinstance(content, _Unreadable):
-            problems.append(Problem(field, f"{path}: {content.why}", _PEM))
-        else:
-            pems[field] = content
-    chains = {
-        field: _certificates(field, getattr(options, field), pems[field], problems)
-        for field in ("cert", "client_ca")
-        if field in pems
-    }
-    if "key" in pems:
-        problems.extend(_check_key(options, pems["key"], chains.get("cert", [])))
-    if problems:
-        raise BadSettings("TLS cannot be served", problems)
-    try:
-        context = _context(options, chains["client_ca"])
-    except (ssl.SSLError, OSError) as error:
-        found = Problem("cert", f"{options.cert} with {options.key}: {error}", "a pair that OpenSSL takes")
-        raise BadSettings("TLS cannot be served", [found]) from error
-    expires_s = chains["cert"][0].not_valid_after_utc.timestamp()
-    return Reading(context, tuple(chains["client_ca"]), expires_s)
+def admits(authorities: Sequence[x509.Certificate], chain: Sequence[bytes], now_s: float) -> bool:
+    """Does a client's certificate come from these authorities, and is it valid now?
 
-
-def admits(authorities: tuple[x509.Certificate, ...], der: bytes) -> bool:
-    """Does a client certificate come from these authorities directly, and is it valid now?
-
-    Stricter than the handshake in corners (no intermediates, no Ed25519), never laxer in who signed:
-    whoever is turned away here wrongly connects again and is judged by OpenSSL.
+    `chain` is what the client sent, DER, its own certificate first. OpenSSL found it genuine and fit for a
+    client in the handshake; only whom we trust has changed since. So what is asked here is who signed, and when.
     """
-    anything = verification.ExtensionPolicy.permit_all()
-    authority = anything.require_present(x509.BasicConstraints, verification.Criticality.AGNOSTIC, None)
     try:
-        builder = verification.PolicyBuilder().store(verification.Store(list(authorities)))
-        policy = builder.extension_policies(ca_policy=authority, ee_policy=anything)
-        policy.build_client_verifier().verify(x509.load_der_x509_certificate(der), [])
-    except (verification.VerificationError, ValueError):
+        leaf, *others = map(x509.load_der_x509_certificate, chain)
+    except ValueError:
         return False
-    return True
+    reached, between = leaf, others
+    for _ in range(_LONGEST):
+        if not _is_valid(reached, now_s):
+            return False
+        if reached in authorities or _issuer(reached, authorities, now_s):
+            return True
+        issuer = _issuer(reached, between, now_s)
+        if issuer is None:
+            return False
+        reached, between = issuer, [one for one in between if one != issuer]
+    return False
+
+
+def _issuer(
+    certificate: x509.Certificate, candidates: Iterable[x509.Certificate], now_s: float
+) -> x509.Certificate | None:
+    """Which of these authorities signed it."""
+    return next((one for one in candidates if _signed(certificate, one) and _is_valid(one, now_s)), None)
+
+
+def _signed(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+        return issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except _NOT_SIGNED:
+        return False
+
+
+def _is_valid(certificate: x509.Certificate, now_s: float) -> bool:
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return begin.timestamp() <= now_s <= end.timestamp()
 
 
 class Tls:
     """The certificates in use. `poll` is called every second or so; between two calls nothing changes."""
 
-    def __init__(self, options: ServeOptions, meters: Meters) -> None:
+    def __init__(self, options: ServeOptions, meters: Meters, clock: Clock = _SYSTEM) -> None:
         """BadSettings that names every problem of the three files."""
-        self._options = options
-        self._meters = meters
-        self._tried = _contents(options)
-        self._reading = _read(options, self._tried)
-        self._tell(failing=False)
+        self._clock = clock
+        now_s = clock.now()
+        problems: list[Problem] = []
+        try:
+            self._pair = Kept("serving", {"cert": options.cert, "key": options.key}, pem.pair, meters, now_s)
+        except BadSettings as error:
+            problems.extend(error.problems)
+        try:
+            self._bundle = Kept("client_ca", {"client_ca": options.client_ca}, pem.bundle, meters, now_s)
+        except BadSettings as error:
+            problems.extend(error.problems)
+        if problems:
+            raise BadSettings("TLS cannot be served", problems)
+        self._context = _context(self._pair.value, self._bundle.value)
 
     @property
     def context(self) -> ServerContext:
         """The context for the next connection."""
-        return self._reading.context
+        return self._context
 
-    def admits(self, der: bytes) -> bool:
-        """Does a client certificate, DER, come from the client CA as it is now?"""
-        return admits(self._reading.authorities, der)
+    def admits(self, chain: Sequence[bytes], context: ssl.SSLContext | None = None) -> bool:
+        """Does a client's certificate, DER, its chain after it, come from the client CA as it is now?
+
+        `context` is that of a handshake which is just over: where it had the present CA, nothing is left to ask.
+        """
+        if isinstance(context, ServerContext) and context.bundle is self._bundle.value:
+            return True
+        return admits(self._bundle.value.authorities, chain, self._clock.now())
 
     def poll(self) -> bool:
-        """Read the files again where they changed; True when the client CA is another one now.
-
-        What cannot be used (a certificate whose new key is not written yet) leaves everything as it was,
-        and is tried again at the next change. A file that changes between our reading and OpenSSL's differs
-        from what we have seen at the next call, and so is read once more.
-        """
-        contents = _contents(self._options)
-        if contents == self._tried:
-            return False
-        self._tried = contents
-        before = self._reading
-        try:
-            self._reading = _read(self._options, contents)
-        except BadSettings as error:
-            self._meters.count("tls_reloads_total", outcome="failed")
-            self._tell(failing=True)
-            logs.emit("tls_reload_failed", error=str(error))
-            return False
-        self._meters.count("tls_reloads_total", outcome="done")
-        self._tell(failing=False)
-        swapped = before.authorities != self._reading.authorities
-        logs.emit("tls_reloaded", cert=self._options.cert, client_ca_changed=swapped)
+        """Read the files again where they changed; True when the client CA is another one now."""
+        now_s = self._clock.now()
+        renewed, swapped = self._pair.look(now_s), self._bundle.look(now_s)
+        if renewed or swapped:
+            self._context = _context(self._pair.value, self._bundle.value)
         return swapped
-
-    def _tell(self, *, failing: bool) -> None:
-        self._meters.set("tls_reload_failing", int(failing))
-        self._meters.set("tls_certificate_expires_seconds", self._reading.expires_s)

@@ -84,11 +84,11 @@ class Papers:
         return context
 
 
-def issue(authority: trustme.CA, usage: x509.ObjectIdentifier, days: int) -> bytes:
+def issue(authority: trustme.CA, usage: x509.ObjectIdentifier, days: int, key=None) -> bytes:
     """A key and a certificate of one extended key usage, without alternative names, that ends in `days`."""
     signer = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())
-    key = ec.generate_private_key(ec.SECP256R1())
+    key = key or ec.generate_private_key(ec.SECP256R1())
     now = dt.datetime.now(dt.UTC)
     certificate = (
         x509.CertificateBuilder()

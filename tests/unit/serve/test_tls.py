@@ -1,12 +1,14 @@
 import asyncio
 import socket
 import ssl
+import time
 
 import anyio.to_thread
 import pytest
 import trustme
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from structlog.testing import capture_logs
 
@@ -170,7 +172,7 @@ async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(paper
     async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
         before = await serial_seen(papers, server)
         papers.write(papers.server_ca.issue_cert(*NAMES))
-        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") == 1)
+        await until(lambda: counted(meters, "tls_reloads_total", certificate="serving", outcome="done") == 1)
         assert await serial_seen(papers, server) != before
         assert (await old.ask("/echo")).status == 200
 
@@ -190,7 +192,7 @@ async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(papers, tmp_
         fresh = tmp_path / "..data_tmp"
         fresh.symlink_to(tmp_path / "second")
         fresh.rename(papers.folder)
-        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") == 1)
+        await until(lambda: counted(meters, "tls_reloads_total", certificate="serving", outcome="done") == 1)
         assert await serial_seen(papers, server) != before
 
 
@@ -201,14 +203,28 @@ async def test_a_rotation_caught_halfway_keeps_the_old_pair_until_it_is_whole(pa
         async with serving(papers.options(), meters=meters) as server:
             before = await serial_seen(papers, server)
             papers.cert.write_bytes(fresh.cert_chain_pems[0].bytes())
-            await until(lambda: counted(meters, "tls_reload_failing") == 1)
+            await until(lambda: counted(meters, "tls_reload_failing", certificate="serving") == 1)
             assert await serial_seen(papers, server) == before
             papers.key.write_bytes(fresh.private_key_pem.bytes())
-            await until(lambda: counted(meters, "tls_reload_failing") == 0)
+            await until(lambda: counted(meters, "tls_reload_failing", certificate="serving") == 0)
             assert await serial_seen(papers, server) != before
     failed = [line for line in lines if line["event"] == "tls_reload_failed"]
     assert len(failed) == 1
     assert f"{papers.key} does not match {papers.cert}" in failed[0]["error"]
+
+
+async def test_a_ca_that_was_taken_away_is_not_trusted_even_while_the_pair_cannot_be_used(papers):
+    fresh = trustme.CA()
+    meters = Meters()
+    async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
+        assert (await old.ask("/echo")).status == 200
+        papers.key.write_text("")
+        papers.write_client_ca(fresh)
+        assert await old.rest() == b""
+        await until(lambda: counted(meters, "tls_reload_failing", certificate="serving") == 1)
+        with pytest.raises(RefusedError):
+            await called(server, papers.context())
+        assert (await called(server, papers.context(fresh.issue_cert("scheduler.example")))).status == 200
 
 
 async def test_files_that_vanish_and_come_back(papers):
@@ -216,10 +232,10 @@ async def test_files_that_vanish_and_come_back(papers):
     async with serving(papers.options(), meters=meters) as server:
         kept = papers.ca.read_bytes()
         papers.ca.unlink()
-        await until(lambda: counted(meters, "tls_reload_failing") == 1)
+        await until(lambda: counted(meters, "tls_reload_failing", certificate="client_ca") == 1)
         assert (await called(server, papers.context())).status == 200
         papers.ca.write_bytes(kept)
-        await until(lambda: counted(meters, "tls_reload_failing") == 0)
+        await until(lambda: counted(meters, "tls_reload_failing", certificate="client_ca") == 0)
 
 
 def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(papers):
@@ -240,7 +256,7 @@ def test_a_key_that_is_no_key(papers):
 def test_the_end_of_the_certificate_is_a_metric(papers):
     meters = Meters()
     Tls(papers.options(), meters)
-    assert counted(meters, "tls_certificate_expires_seconds") > 1.7e9
+    assert counted(meters, "tls_certificate_expires_seconds", certificate="serving") > 1.7e9
 
 
 # whose certificate still holds
@@ -254,43 +270,103 @@ def der(pem: bytes) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pem[pem.index(b"-----BEGIN CERTIFICATE") :].decode())
 
 
+def admits(authorities: tuple[x509.Certificate, ...], *chain: bytes) -> bool:
+    return tls.admits(authorities, chain, time.time())
+
+
 def test_a_certificate_holds_as_long_as_its_ca_is_in_the_bundle(papers):
     leaf = der(papers.client.cert_chain_pems[0].bytes())
-    assert tls.admits(certificates(papers.client_ca), leaf)
-    assert tls.admits(certificates(trustme.CA(), papers.client_ca), leaf)
-    assert not tls.admits(certificates(trustme.CA()), leaf)
-    assert not tls.admits((), leaf)
+    assert admits(certificates(papers.client_ca), leaf)
+    assert admits(certificates(trustme.CA(), papers.client_ca), leaf)
+    assert not admits(certificates(trustme.CA()), leaf)
+    assert not admits((), leaf)
 
 
 def test_a_certificate_with_nothing_but_a_common_name_holds(papers):
     """As kubeadm's and openssl's are: no alternative names, and one extended key usage."""
     usage = ExtendedKeyUsageOID.CLIENT_AUTH
-    assert tls.admits(certificates(papers.client_ca), der(issue(papers.client_ca, usage, days=1)))
-    assert not tls.admits(certificates(papers.client_ca), der(issue(papers.client_ca, usage, days=-1)))
+    assert admits(certificates(papers.client_ca), der(issue(papers.client_ca, usage, days=1)))
+    assert not admits(certificates(papers.client_ca), der(issue(papers.client_ca, usage, days=-1)))
 
 
 def test_an_rsa_certificate_holds(papers):
     leaf = papers.client_ca.issue_cert("scheduler.example", key_type=trustme.KeyType.RSA)
-    assert tls.admits(certificates(papers.client_ca), der(leaf.cert_chain_pems[0].bytes()))
+    assert admits(certificates(papers.client_ca), der(leaf.cert_chain_pems[0].bytes()))
 
 
 def test_a_ca_certificate_as_client_holds_as_long_as_it_is_in_the_bundle(papers):
     own = der(papers.client_ca.cert_pem.bytes())
-    assert tls.admits(certificates(papers.client_ca), own)
-    assert not tls.admits(certificates(trustme.CA()), own)
+    assert admits(certificates(papers.client_ca), own)
+    assert not admits(certificates(trustme.CA()), own)
 
 
 def test_what_is_no_certificate_does_not_hold(papers):
-    assert not tls.admits(certificates(papers.client_ca), b"rubbish")
+    assert not admits(certificates(papers.client_ca), b"rubbish")
+
+
+def test_an_ed25519_certificate_holds(papers):
+    own = issue(
+        papers.client_ca, ExtendedKeyUsageOID.CLIENT_AUTH, days=1, key=ed25519.Ed25519PrivateKey.generate()
+    )
+    assert admits(certificates(papers.client_ca), der(own))
+    assert not admits(certificates(trustme.CA()), der(own))
+
+
+def test_a_chain_holds_as_long_as_its_root_is_in_the_bundle(papers):
+    between = papers.client_ca.create_child_ca()
+    leaf, authority = (der(pem.bytes()) for pem in between.issue_cert("scheduler.example").cert_chain_pems)
+    assert admits(certificates(papers.client_ca), leaf, authority)
+    assert not admits(certificates(papers.client_ca), leaf)
+    assert not admits(certificates(papers.client_ca), leaf, leaf)
+    assert not admits(certificates(trustme.CA()), leaf, authority)
+
+
+def test_who_is_no_authority_signs_nobody_in(papers):
+    """A client's own certificate, put into the bundle, lets that client in and nobody else."""
+    signer = papers.client_ca.issue_cert("scheduler.example")
+    key = serialization.load_pem_private_key(signer.private_key_pem.bytes(), None)
+    parent = x509.load_pem_x509_certificate(signer.cert_chain_pems[0].bytes())
+    forged = (
+        x509.CertificateBuilder()
+        .subject_name(parent.subject)
+        .issuer_name(parent.subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(parent.not_valid_before_utc)
+        .not_valid_after(parent.not_valid_after_utc)
+        .sign(key, hashes.SHA256())
+    )
+    forgery = forged.public_bytes(serialization.Encoding.DER)
+    own = parent.public_bytes(serialization.Encoding.DER)
+    assert admits((parent,), own)
+    assert not admits((parent,), forgery)
+    assert not admits(certificates(papers.client_ca), forgery, own)
 
 
 async def test_a_bundle_may_hold_an_intermediate_authority_alone(papers):
     between = papers.client_ca.create_child_ca()
     client = between.issue_cert("scheduler.example")
     papers.write_client_ca(between)
-    assert tls.admits(certificates(between), der(client.cert_chain_pems[0].bytes()))
+    assert admits(certificates(between), der(client.cert_chain_pems[0].bytes()))
     async with serving(papers.options()) as server:
         assert (await called(server, papers.context(client))).status == 200
+
+
+async def test_a_client_with_a_chain_stays_when_its_root_does(papers):
+    """As certificates of Vault or cert-manager have one: root, authority, client."""
+    client = papers.client_ca.create_child_ca().issue_cert("scheduler.example")
+    meters = Meters()
+    for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        context = papers.context(client)
+        context.minimum_version = context.maximum_version = version
+        async with serving(papers.options(), meters=meters) as server, calling(server, context) as old:
+            assert (await old.ask("/echo")).status == 200
+            before = counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done")
+            papers.write_client_ca(trustme.CA(), papers.client_ca)
+            await until(
+                lambda: counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done") > before  # noqa: B023
+            )
+            assert (await old.ask("/echo")).status == 200
 
 
 # another client CA
@@ -318,7 +394,9 @@ async def test_a_ca_added_to_the_bundle_closes_nobody(papers):
     async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
         assert (await old.ask("/echo")).status == 200
         papers.write_client_ca(papers.client_ca, fresh)
-        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") == 1)
+        await until(
+            lambda: counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done") == 1
+        )
         assert (await old.ask("/echo")).status == 200
         assert (await called(server, papers.context(fresh.issue_cert("other.example")))).status == 200
 
@@ -394,7 +472,7 @@ async def test_a_session_is_never_resumed(papers, version, swapped):
         def swap():
             if swapped:
                 papers.write_client_ca(trustme.CA())
-                while not counted(meters, "tls_reloads_total", outcome="done"):
+                while not counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done"):
                     pass
 
         first, reused, second = await anyio.to_thread.run_sync(
@@ -413,7 +491,9 @@ async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_n
     async with serving(papers.options(), meters=meters) as server:
         papers.write(papers.server_ca.issue_cert(*NAMES))
         papers.write_client_ca(fresh)
-        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") >= 1)
+        await until(
+            lambda: counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done") >= 1
+        )
 
         def call() -> bytes:
             with (
@@ -439,7 +519,9 @@ async def test_a_handshake_begun_before_the_swap_gains_nothing(papers):
         writer.write(outgoing.read())
         incoming.write(await reader.read(65536))
         papers.write_client_ca(trustme.CA())
-        await until(lambda: counted(meters, "tls_reloads_total", outcome="done") == 1)
+        await until(
+            lambda: counted(meters, "tls_reloads_total", certificate="client_ca", outcome="done") == 1
+        )
         client.do_handshake()
         client.write(request("/echo"))
         writer.write(outgoing.read())

@@ -1,0 +1,172 @@
+"""What certificate files hold: read and checked. Touches nothing but the files, and needs no clock."""
+
+import contextlib
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
+from nodewise.errors import BadSettings, Problem
+
+WHAT: Final = "certificate files"
+
+Paths = Mapping[str, str]
+"""The path of each file, by the name of the setting that gives it."""
+
+
+class _Unreadable(NamedTuple):
+    why: str
+
+
+Contents = Mapping[str, bytes | _Unreadable]
+"""What each file holds, by the name of the setting."""
+
+
+class Pair(NamedTuple):
+    """A certificate, its chain after it, and its key, both PEM."""
+
+    certificate: bytes
+    key: bytes
+    chain: tuple[x509.Certificate, ...]
+
+    def begin_s(self) -> float:
+        """When it begins to be valid, in seconds since 1970."""
+        return self.chain[0].not_valid_before_utc.timestamp()
+
+    def end_s(self, _now_s: float) -> float:
+        """When it ends. What follows it in the chain may be over: old cross-signatures are, and harm nobody."""
+        return self.chain[0].not_valid_after_utc.timestamp()
+
+
+class Bundle(NamedTuple):
+    """Certificates that are trusted, also as PEM."""
+
+    pem: bytes
+    authorities: tuple[x509.Certificate, ...]
+
+    def begin_s(self) -> float:
+        """When the first of them begins to be valid, in seconds since 1970."""
+        return min(one.not_valid_before_utc.timestamp() for one in self.authorities)
+
+    def end_s(self, now_s: float) -> float:
+        """When the next of them ends; when the last one ended, if none is left."""
+        ends = [one.not_valid_after_utc.timestamp() for one in self.authorities]
+        return min((end for end in ends if end > now_s), default=max(ends))
+
+
+def contents(paths: Paths) -> Contents:
+    """What the files hold now."""
+    found: dict[str, bytes | _Unreadable] = {}
+    for field, path in paths.items():
+        try:
+            found[field] = Path(path).read_bytes() if path else b""
+        except OSError as error:
+            found[field] = _Unreadable(error.strerror or str(error))
+    return found
+
+
+def pair(paths: Paths, held: Contents) -> Pair:
+    """A certificate and its key: the first path and the second. BadSettings names every problem."""
+    problems: list[Problem] = []
+    (cert_field, cert_path), (key_field, key_path) = paths.items()
+    certificate = _text(cert_field, cert_path, held[cert_field], problems)
+    chain = _certificates(cert_field, cert_path, certificate, problems) if certificate is not None else []
+    key = _text(key_field, key_path, held[key_field], problems)
+    if key is not None and (seen := _key_trouble(key, chain, cert_path)):
+        problems.append(
+            Problem(key_field, f"{key_path} {seen}", "the private key of the certificate, in PEM")
+        )
+    if problems or certificate is None or key is None:
+        raise BadSettings(WHAT, problems)
+    try:
+        load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate, key)
+    except (ssl.SSLError, OSError) as error:
+        found = Problem(cert_field, f"{cert_path} with {key_path}: {error}", "a pair that OpenSSL takes")
+        raise BadSettings(WHAT, [found]) from error
+    return Pair(certificate, key, tuple(chain))
+
+
+def bundle(paths: Paths, held: Contents) -> Bundle:
+    """Trusted certificates, of one path. BadSettings where there is none that can be read."""
+    problems: list[Problem] = []
+    ((field, path),) = paths.items()
+    text = _text(field, path, held[field], problems)
+    authorities = _certificates(field, path, text, problems) if text is not None else []
+    if problems or text is None:
+        raise BadSettings(WHAT, problems)
+    try:
+        trust(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authorities)
+    except ssl.SSLError as error:
+        problem = Problem(field, f"{path}: {error}", "certificates that OpenSSL takes")
+        raise BadSettings(WHAT, [problem]) from error
+    return Bundle(text, tuple(authorities))
+
+
+def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Load a PEM pair into a context, which takes pairs from files only. ssl.SSLError where it is none."""
+    with _path_of(certificate) as cert_path, _path_of(key) as key_path:
+        # an empty password, as without one OpenSSL would ask for it on the terminal and wait
+        context.load_cert_chain(cert_path, key_path, password="")
+
+
+def trust(context: ssl.SSLContext, authorities: Sequence[x509.Certificate]) -> None:
+    """Have a context trust these certificates. ssl.SSLError where OpenSSL does not take them."""
+    ders = (authority.public_bytes(serialization.Encoding.DER) for authority in authorities)
+    context.load_verify_locations(cadata=b"".join(ders))
+
+
+@contextlib.contextmanager
+def _path_of(content: bytes) -> Iterator[str]:
+    """A path that leads to these bytes; where the system can, no disk ever sees them."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("nodewise"), "w+b") as file:
+            file.write(content)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            yield file.name
+
+
+def _text(field: str, path: str, content: bytes | _Unreadable, problems: list[Problem]) -> bytes | None:
+    """What the file holds, None where that is a problem."""
+    if not path:
+        problems.append(Problem(field, "is not given", "the path of a PEM file"))
+    elif isinstance(content, _Unreadable):
+        problems.append(Problem(field, f"{path}: {content.why}", "a readable PEM file"))
+    else:
+        return content
+    return None
+
+
+def _certificates(field: str, path: str, pem: bytes, problems: list[Problem]) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        problems.append(Problem(field, f"{path} holds no certificate that can be read", "PEM certificates"))
+        return []
+
+
+def _key_trouble(pem: bytes, chain: Sequence[x509.Certificate], cert_path: str) -> str:
+    """What is wrong with a key, if anything: it can be read and belongs to the first certificate."""
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except TypeError:
+        return "is encrypted"
+    except (ValueError, UnsupportedAlgorithm):
+        return "holds no private key that can be read"
+    matches = not chain or _public_bytes(key.public_key()) == _public_bytes(chain[0].public_key())
+    return "" if matches else f"does not match {cert_path}"
+
+
+def _public_bytes(key: object) -> bytes:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_bytes(serialization.Encoding.DER, form)  # type: ignore[attr-defined, no-any-return]
