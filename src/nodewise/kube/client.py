@@ -11,7 +11,7 @@ import msgspec
 
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
-from nodewise.kube import answers
+from nodewise.kube import answers, renewing
 from nodewise.kube.answers import Call
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.lines import Cutter
@@ -105,6 +105,8 @@ class HttpApi:
                 async for piece in response.aiter_bytes():
                     for line in cutter.feed(piece):
                         yield line
+                    if renewing.is_retired(response):
+                        return  # as if the server had ended it; who watches goes on from the last line
                 if rest := cutter.rest():
                     yield rest
             finally:

@@ -6,7 +6,6 @@ with the first call: `Unavailable` where none answers, `Refused` for credentials
 
 import os
 import socket
-import ssl
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,6 +18,7 @@ from nodewise.kube.client import Account, HttpApi
 from nodewise.kube.kubeconfig import Chosen
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.pace import Bucket
+from nodewise.kube.renewing import Renewing
 from nodewise.observe.meters import Meters
 
 KEPT_S: Final = 60.0
@@ -47,8 +47,15 @@ def connect(options: KubeOptions, meters: Meters, clock: Clock | None = None) ->
     """The API server that the settings name. `BadSettings` says what of them cannot be used."""
     clock = clock or SystemClock()
     chosen = kubeconfig.find(options.kubeconfig, options.context, os.environ)
-    context = trust.context(chosen)
-    http = _http(chosen, context, credentials.auth(chosen, context, clock))
+    trust.context(chosen)  # what is wrong is said in the kubeconfig's words
+    papers = trust.Papers(chosen, meters, clock)
+    transport = _transport(chosen, papers)
+
+    def show(certificate: bytes, key: bytes, what: str) -> None:
+        if papers.show(certificate, key, what):
+            transport.renew()
+
+    http = _http(chosen, transport, credentials.auth(chosen, show, clock))
     account = Account(
         server=chosen.cluster["server"],
         namespace=options.namespace or chosen.context.get("namespace") or "default",
@@ -58,24 +65,39 @@ def connect(options: KubeOptions, meters: Meters, clock: Clock | None = None) ->
     return HttpApi(http, account, Bucket(options.kube_qps, options.kube_burst), clock, meters)
 
 
-def _http(chosen: Chosen, context: ssl.SSLContext, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
+def _transport(chosen: Chosen, papers: trust.Papers) -> Renewing:
     server = chosen.cluster["server"]
     url = urlsplit(server)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise _bad(chosen, "cluster: server", shown(server), "https://host:port")
     way = chosen.cluster.get("proxy-url") or proxy.of(server, os.environ)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=KEPT_S)
-    try:
-        transport = httpx2.AsyncHTTPTransport(
-            verify=context, limits=limits, proxy=way or None, socket_options=_KEEPALIVE, trust_env=False
+
+    def make() -> httpx2.AsyncHTTPTransport:
+        return httpx2.AsyncHTTPTransport(
+            verify=papers.context(),
+            limits=limits,
+            proxy=way or None,
+            socket_options=_KEEPALIVE,
+            trust_env=False,
         )
+
+    try:
+        return Renewing(make, papers.has_news)
+    except (ValueError, ImportError, httpx2.InvalidURL) as error:
+        raise _bad(chosen, "cluster: proxy-url", str(error), "a URL that can be used") from error
+
+
+def _http(chosen: Chosen, transport: Renewing, auth: httpx2.Auth | None) -> httpx2.AsyncClient:
+    server = chosen.cluster["server"]
+    headers = _HEADERS | _impersonation(chosen)
+    try:
         # no timeout here: every call has its own deadline
-        headers = _HEADERS | _impersonation(chosen)
         return httpx2.AsyncClient(
             base_url=server, auth=auth, headers=headers, transport=transport, timeout=None, trust_env=False
         )
-    except (ValueError, ImportError, httpx2.InvalidURL) as error:
-        raise _bad(chosen, "cluster: server, proxy-url", str(error), "URLs that can be used") from error
+    except (ValueError, httpx2.InvalidURL) as error:
+        raise _bad(chosen, "cluster: server", str(error), "a URL that can be used") from error
 
 
 def _extensions(chosen: Chosen) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """How each call says who we are. Source: client-go v0.36 transport/token_source.go, rest/config.go."""
 
-import ssl
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Final
@@ -10,7 +9,7 @@ import httpx2
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem, Refused
 from nodewise.kube.kubeconfig import Chosen
-from nodewise.kube.plugin import Plugin
+from nodewise.kube.plugin import Plugin, Show
 
 REREAD_S: Final = 60.0
 """A kubelet renews a token at 80 % of its life of an hour; client-go reads every minute too."""
@@ -18,8 +17,8 @@ REREAD_S: Final = 60.0
 Flow = AsyncGenerator[httpx2.Request, httpx2.Response]
 
 
-def auth(chosen: Chosen, context: ssl.SSLContext, clock: Clock) -> httpx2.Auth | None:
-    """How each call says who we are; None: by the certificate in `context`, or not at all.
+def auth(chosen: Chosen, show: Show, clock: Clock) -> httpx2.Auth | None:
+    """How each call says who we are; None: by a certificate, or not at all. A plugin's certificate goes to `show`.
 
     The order is client-go's: a token file wins over a token, a token over the rest.
     """
@@ -29,7 +28,7 @@ def auth(chosen: Chosen, context: ssl.SSLContext, clock: Clock) -> httpx2.Auth |
     if token := user.get("token"):
         return Token(token)
     if user.get("exec") is not None:
-        return Plugin(chosen, context, clock)
+        return Plugin(chosen, show, clock)
     if user.get("username") and user.get("password"):
         return httpx2.BasicAuth(user["username"], user["password"])
     if user.get("auth-provider"):

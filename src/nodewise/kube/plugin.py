@@ -5,9 +5,8 @@ Source: client-go v0.36 plugin/pkg/client/auth/exec/exec.go and pkg/apis/clienta
 
 import asyncio
 import os
-import ssl
 from base64 import b64encode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
 import httpx2
@@ -26,6 +25,8 @@ EARLY_S: Final = 10.0
 """A token is renewed so long before it ends, so that none expires on its way."""
 
 Flow = AsyncGenerator[httpx2.Request, httpx2.Response]
+Show = Callable[[bytes, bytes, str], None]
+"""Takes a certificate and its key, PEM, and whose they are. BadSettings if they are no pair."""
 
 
 class _PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -53,14 +54,14 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 class Plugin(httpx2.Auth):
     """Credentials from a program (exec plugin), kept until they end or are refused; one run at a time.
 
-    A client certificate that the program gives is loaded into `context`, from where new connections take it.
+    A client certificate that the program gives is handed to `show`, with what to call it in an error.
     """
 
-    def __init__(self, chosen: Chosen, context: ssl.SSLContext, clock: Clock) -> None:
+    def __init__(self, chosen: Chosen, show: Show, clock: Clock) -> None:
         self._settings = _settings(chosen)
         self._what = f"credential plugin {self._settings.command}"
         self._cluster = _cluster_info(chosen) if self._settings.provide_cluster_info else None
-        self._context = context
+        self._show = show
         self._clock = clock
         self._lock = asyncio.Lock()
         self._token = ""
@@ -131,7 +132,7 @@ class Plugin(httpx2.Auth):
             raise Refused(self._what, [Problem("status", "neither token nor certificate", "one of them")])
         if status.client_certificate_data:
             pair = status.client_certificate_data.encode(), status.client_key_data.encode()
-            trust.load(self._context, *pair, self._what)
+            self._show(*pair, self._what)
         self._token = status.token
         self._ends_at_s = ends_at_s - EARLY_S
 

@@ -1,8 +1,7 @@
 """TLS towards the API server: whom we trust, and the certificate we show."""
 
 import ssl
-import tempfile
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +9,12 @@ from typing import Any, Final
 
 from cryptography import x509
 
-from nodewise.clock import format_rfc3339
+from nodewise.clock import Clock, format_rfc3339
 from nodewise.errors import BadSettings, Problem
 from nodewise.kube.kubeconfig import Chosen
+from nodewise.observe.meters import Meters
+from nodewise.serve import pem
+from nodewise.serve.certificates import Kept, Watched
 
 _REMEDY: Final = "renew the credentials in the kubeconfig"
 
@@ -28,18 +30,56 @@ def context(chosen: Chosen) -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> None:
-    """Load a PEM pair into a context; new connections show it. The ssl module takes pairs from files only."""
-    with tempfile.TemporaryDirectory(prefix="nodewise-") as folder:
-        paths = Path(folder, "certificate"), Path(folder, "key")
-        for path, text in zip(paths, (certificate, key), strict=True):
-            path.touch(mode=0o600)
-            path.write_bytes(text)
-        try:
-            # an empty password, as without one OpenSSL would ask for it on the terminal and wait
-            context.load_cert_chain(*paths, password="")
-        except (ssl.SSLError, ValueError) as error:
-            problem = Problem("client-certificate, client-key", _reason(error), "an unencrypted pair in PEM")
-            raise BadSettings(what, [problem], remedy="is the key the one of this certificate?") from error
+    """Load a PEM pair into a context; new connections show it."""
+    try:
+        pem.load(context, certificate, key)
+    except (ssl.SSLError, ValueError) as error:
+        problem = Problem("client-certificate, client-key", _reason(error), "an unencrypted pair in PEM")
+        raise BadSettings(what, [problem], remedy="is the key the one of this certificate?") from error
+
+
+class Papers:
+    """What verifies the server and identifies us, its files read again when they change. Inline data stay."""
+
+    def __init__(self, chosen: Chosen, meters: Meters, clock: Clock) -> None:
+        """BadSettings where a file cannot be used."""
+        self._chosen = chosen
+        self._shown: tuple[bytes, bytes] | None = None
+        pair = _files(chosen.user, "client-certificate", "client-key")
+        bundle = _files(chosen.cluster, "certificate-authority")
+        now_s = clock.now()
+        self._pair = Kept("kube_client", pair, pem.pair, meters, now_s) if pair else None
+        self._bundle = Kept("kube_ca", bundle, pem.bundle, meters, now_s) if bundle else None
+        self._watched = Watched([one for one in (self._pair, self._bundle) if one], clock)
+
+    def has_news(self) -> bool:
+        """Whether the files hold something else than when this was last asked."""
+        return self._watched.look()
+
+    def show(self, certificate: bytes, key: bytes, what: str) -> bool:
+        """Show this pair from now on, PEM; False if it is shown already. BadSettings, after `what`, if it is none."""
+        load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key, what)
+        before, self._shown = self._shown, (certificate, key)
+        return before != self._shown
+
+    def context(self) -> ssl.SSLContext:
+        """A context of what is in use now."""
+        user, cluster = dict(self._chosen.user), dict(self._chosen.cluster)
+        shown = self._shown or (self._pair.value[:2] if self._pair else None)
+        if shown:
+            names = ("client-certificate-data", "client-key-data")
+            user |= {name: b64encode(text).decode() for name, text in zip(names, shown, strict=True)}
+        if self._bundle:
+            cluster["certificate-authority-data"] = b64encode(self._bundle.value.pem).decode()
+        return context(self._chosen._replace(user=user, cluster=cluster))
+
+
+def _files(section: Mapping[str, Any], *fields: str) -> Mapping[str, str]:
+    """The path of each field, if all of them are given as files, and none inline."""
+    files = {
+        field: section[field] for field in fields if section.get(field) and not section.get(f"{field}-data")
+    }
+    return files if len(files) == len(fields) else {}
 
 
 def expiry(chosen: Chosen, now_s: float) -> str:

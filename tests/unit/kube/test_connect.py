@@ -11,6 +11,7 @@ import pytest
 import trustme
 import yaml
 from cryptography.hazmat.primitives import serialization
+from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
 from nodewise.errors import BadSettings, Refused
@@ -142,6 +143,103 @@ def test_an_expired_certificate_is_told_with_its_end(authority: trustme.CA, pair
     assert trust.expiry(chosen(user={"client-certificate-data": "%%%"}), now_s) == ""
 
 
+# files that change
+
+
+class Filed:
+    """A kubeconfig's user and cluster in files."""
+
+    def __init__(self, folder: Path, authority: trustme.CA) -> None:
+        self.folder = folder
+        self.ca = authority
+        self.clock = ManualClock(dt.datetime.now(dt.UTC).timestamp())
+        self.meters = Meters()
+        self.write(authority.issue_cert("us.example.com"))
+        self.trust(authority)
+        user = {"client-certificate": str(folder / "crt"), "client-key": str(folder / "key")}
+        found = chosen({"certificate-authority": str(folder / "ca")}, user)
+        self.papers = trust.Papers(found, self.meters, self.clock)
+
+    def write(self, leaf: trustme.LeafCert) -> None:
+        (self.folder / "crt").write_bytes(leaf.cert_chain_pems[0].bytes())
+        (self.folder / "key").write_bytes(leaf.private_key_pem.bytes())
+
+    def trust(self, *authorities: trustme.CA) -> None:
+        (self.folder / "ca").write_bytes(b"".join(one.cert_pem.bytes() for one in authorities))
+
+    def has_news(self) -> bool:
+        self.clock.advance(1.0)
+        return self.papers.has_news()
+
+
+@pytest.fixture
+def filed(tmp_path: Path, authority: trustme.CA) -> Filed:
+    return Filed(tmp_path, authority)
+
+
+def test_a_certificate_in_files_is_read_again(filed: Filed) -> None:
+    assert not filed.has_news()
+    filed.write(filed.ca.issue_cert("us.example.com"))
+    assert filed.has_news()
+    assert not filed.has_news()
+    filed.papers.context()
+
+
+def test_files_are_looked_at_once_a_second(filed: Filed) -> None:
+    assert not filed.has_news()
+    filed.write(filed.ca.issue_cert("us.example.com"))
+    assert not filed.papers.has_news()
+    assert filed.has_news()
+
+
+def test_an_authority_that_was_taken_out_of_its_file_is_not_trusted_any_longer(filed: Filed) -> None:
+    fresh = trustme.CA()
+    filed.trust(filed.ca, fresh)
+    assert filed.has_news()
+    assert len(filed.papers.context().get_ca_certs()) == 2
+    filed.trust(fresh)
+    assert filed.has_news()
+    assert len(filed.papers.context().get_ca_certs()) == 1
+
+
+def test_a_pair_caught_half_written_waits_until_it_is_whole(filed: Filed) -> None:
+    leaf = filed.ca.issue_cert("us.example.com")
+    (filed.folder / "crt").write_bytes(leaf.cert_chain_pems[0].bytes())
+    with capture_logs() as lines:
+        assert not filed.has_news()
+        assert not filed.has_news()
+        filed.papers.context()
+        filed.write(leaf)
+        assert filed.has_news()
+    assert [(line["event"], line["certificate"]) for line in lines] == [
+        ("tls_reload_failed", "kube_client"),
+        ("tls_reloaded", "kube_client"),
+    ]
+    assert f"{filed.folder / 'key'} does not match {filed.folder / 'crt'}" in lines[0]["error"]
+
+
+def test_inline_data_win_over_a_file_that_changes(authority: trustme.CA, tmp_path: Path) -> None:
+    path = tmp_path / "ca.crt"
+    path.write_text("rubbish")
+    both = {"certificate-authority": str(path), "certificate-authority-data": data(authority.cert_pem)}
+    papers = trust.Papers(chosen(both), Meters(), ManualClock())
+    path.write_text("other rubbish")
+    assert not papers.has_news()
+    assert len(papers.context().get_ca_certs()) == 1
+
+
+def test_a_certificate_of_a_plugin_outlives_a_change_of_the_authority(filed: Filed) -> None:
+    leaf = filed.ca.issue_cert("us.example.com")
+    pair = leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes()
+    assert filed.papers.show(*pair, "plugin")
+    assert not filed.papers.show(*pair, "plugin")
+    with pytest.raises(BadSettings, match="plugin: client-certificate"):
+        filed.papers.show(pair[0], b"no key", "plugin")
+    filed.trust(trustme.CA())
+    assert filed.has_news()
+    assert not filed.papers.show(*pair, "plugin")
+
+
 # who we are, by token
 
 
@@ -160,7 +258,7 @@ async def signed(auth: httpx2.Auth | None, *codes: int) -> list[str]:
 
 
 def auth_of(user: dict[str, Any], clock: ManualClock | None = None) -> httpx2.Auth | None:
-    return credentials.auth(chosen(user=user), ssl.create_default_context(), clock or ManualClock())
+    return credentials.auth(chosen(user=user), show, clock or ManualClock())
 
 
 async def test_a_token_is_sent_along() -> None:
@@ -217,6 +315,16 @@ async def test_a_token_file_that_is_gone_for_a_moment_costs_nothing(tmp_path: Pa
 # who we are, by plugin
 
 
+class Shown(list[bytes]):
+    """The certificates that a plugin gave."""
+
+    def __call__(self, certificate: bytes, _key: bytes, _what: str) -> None:
+        self.append(certificate)
+
+
+show = Shown()
+
+
 def plugin_of(folder: Path, answer: str, clock: ManualClock, **settings: Any) -> Plugin:
     """A plugin that counts its runs in a file and prints `answer`, where RUN stands for the count."""
     script = folder / "plugin"
@@ -228,7 +336,8 @@ def plugin_of(folder: Path, answer: str, clock: ManualClock, **settings: Any) ->
     env = [{"name": "COUNT", "value": str(folder / "count")}]
     exec_ = {"command": str(script), "apiVersion": "client.authentication.k8s.io/v1", "env": env, **settings}
     found = chosen({"certificate-authority-data": base64.b64encode(b"CA").decode()}, {"exec": exec_})
-    return Plugin(found, ssl.create_default_context(), clock)
+    show.clear()
+    return Plugin(found, show, clock)
 
 
 async def test_a_plugins_token_is_kept_until_it_is_refused(tmp_path: Path) -> None:
@@ -269,6 +378,7 @@ async def test_a_plugin_may_give_a_certificate(tmp_path: Path, pair: trustme.Lea
     auth = plugin_of(tmp_path, "", ManualClock())
     (tmp_path / "plugin").write_text(f'#!/bin/sh\ncat "{tmp_path}/answer"\n')
     assert await signed(auth) == [""]
+    assert show == [pair.cert_chain_pems[0].bytes()]
 
 
 @pytest.mark.parametrize(
