@@ -115,11 +115,12 @@ class Kept(Generic[T]):
 
 
 class Watched:
-    """Several things that are kept in files, looked at together and at most once a second."""
+    """Several things that are kept in files, looked at together and at most once in `every_s`."""
 
-    def __init__(self, kept: Sequence[Kept[Pair] | Kept[Bundle]], clock: Clock) -> None:
+    def __init__(self, kept: Sequence[Kept[Pair] | Kept[Bundle]], clock: Clock, every_s: float = 1.0) -> None:
         self._kept = kept
         self._clock = clock
+        self._every_s = every_s
         self._next_s = float("-inf")
 
     def look(self) -> bool:
@@ -127,6 +128,6 @@ class Watched:
         now_s = self._clock.monotonic()
         if now_s < self._next_s:
             return False
-        self._next_s = now_s + 1.0
+        self._next_s = now_s + self._every_s
         changed = [one.look(self._clock.now()) for one in self._kept]  # each of them, whatever the first says
         return any(changed)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
+import trustme
 
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Refused, Unavailable
 from nodewise.metrics.prometheus import client as clients
@@ -246,6 +247,28 @@ class TestTls:
                 asyncio.run(made.fetch(Want("temp"), 0.0))
             self.write(papers, papers.client)
             assert values(*asked(made)) == {"a": 1.0}
+
+    def test_a_ca_that_was_taken_away_is_not_trusted_any_longer(self, tmp_path: Path) -> None:
+        """Not on the connection that is still open, either."""
+        papers = Papers(tmp_path)
+        options = self.write(papers, papers.client)
+
+        async def calls() -> list[dict[str, float]]:
+            made = source(told.url, **options)
+            trusted = Path(options["prometheus_ca"])
+            other = trustme.CA().cert_pem.bytes()
+            found = [values(await made.fetch(Want("temp"), 0.0))]
+            trusted.write_bytes(trusted.read_bytes() + other)
+            found.append(values(await made.fetch(Want("temp"), 0.0)))
+            trusted.write_bytes(other)
+            with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                await made.fetch(Want("temp"), 0.0)
+            await made.close()
+            return found
+
+        with serving(Prometheus(ONE), self.tls(papers)) as told:
+            assert asyncio.run(calls()) == [{"a": 1.0}] * 2
+            assert len(told.asked) == 2
 
     def test_a_server_of_another_ca_is_not_asked(self, tmp_path: Path) -> None:
         papers = Papers(tmp_path)

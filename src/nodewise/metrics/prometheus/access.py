@@ -1,4 +1,4 @@
-"""Towards Prometheus: whom we trust, and who we are. Files with secrets are read again, so they may be renewed."""
+"""Towards Prometheus: whom we trust, and who we are. All files are read again, so they may be renewed."""
 
 import os
 import ssl
@@ -10,9 +10,14 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from nodewise.errors import BadSettings, NodewiseError, Problem, Refused
-from nodewise.kube import proxy, trust
+from nodewise.clock import Clock, SystemClock
+from nodewise.errors import BadSettings, Problem, Refused
+from nodewise.kube import proxy
+from nodewise.kube.renewing import Renewing
 from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.observe.meters import Meters
+from nodewise.serve import pem
+from nodewise.serve.certificates import Kept, Watched
 
 _WHAT: Final = "Prometheus' settings"
 _HEADERS: Final = {
@@ -22,6 +27,8 @@ _HEADERS: Final = {
     "User-Agent": "nodewise",
 }
 _HIDDEN: Final = "(hidden)"
+_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=60.0)
+_SYSTEM: Final = SystemClock()
 
 
 class Secret(httpx2.Auth):
@@ -65,29 +72,12 @@ class Secret(httpx2.Auth):
 class Access:
     """The way to one Prometheus. `BadSettings` names all settings that cannot be used."""
 
-    def __init__(self, url: str, options: PrometheusOptions) -> None:
+    def __init__(self, url: str, options: PrometheusOptions, meters: Meters, clock: Clock = _SYSTEM) -> None:
         if problems := list(_problems(url, options)):
             raise BadSettings(_WHAT, problems)
         self.url = url.rstrip("/")
-        self._options = options
         self._secret = _secret(options)
-        self._seen = _papers(options)
-        self._context = _context(options)
-        self.http = _client(self.url, self._context, self._secret)
-
-    def fresh(self) -> httpx2.AsyncClient:
-        """The client, whose new connections know the authorities and show the certificate that are in the files now.
-
-        Files that are just being replaced are tried again at the next call.
-        """
-        seen = _papers(self._options)
-        if seen != self._seen:
-            try:
-                _load(self._context, self._options)
-                self._seen = seen
-            except NodewiseError:
-                pass
-        return self.http
+        self.http = _client(self.url, _Papers(options, meters, clock), self._secret)
 
     def hide(self, text: str) -> str:
         """The text without our secrets."""
@@ -128,35 +118,32 @@ def _url_problems(url: str) -> Iterator[Problem]:
         yield Problem(flag, repr(url), "http://host:port or https://host:port")
 
 
-def _context(options: PrometheusOptions) -> ssl.SSLContext:
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if not options.prometheus_ca:
-        made.load_default_certs()
-    _load(made, options)
-    return made
+class _Papers:
+    """What verifies Prometheus and identifies us. BadSettings where a file cannot be used."""
 
+    def __init__(self, options: PrometheusOptions, meters: Meters, clock: Clock) -> None:
+        now_s = clock.now()
+        pair = {"--prometheus-cert": options.prometheus_cert, "--prometheus-key": options.prometheus_key}
+        bundle = {"--prometheus-ca": options.prometheus_ca}
+        self._pair = Kept("prometheus_client", pair, pem.pair, meters, now_s) if all(pair.values()) else None
+        self._bundle = (
+            Kept("prometheus_ca", bundle, pem.bundle, meters, now_s) if all(bundle.values()) else None
+        )
+        self._watched = Watched([one for one in (self._pair, self._bundle) if one], clock, every_s=0.0)
 
-def _load(context: ssl.SSLContext, options: PrometheusOptions) -> None:
-    """What the files say into the context. An authority that is no longer there stays until the next start."""
-    if options.prometheus_ca:
-        try:
-            context.load_verify_locations(options.prometheus_ca)
-        except (OSError, ValueError) as error:
-            seen = f"{options.prometheus_ca}: {getattr(error, 'reason', None) or error}"
-            raise BadSettings(_WHAT, [Problem("--prometheus-ca", seen, "certificates in PEM")]) from error
-    if options.prometheus_cert:
-        try:
-            pair = Path(options.prometheus_cert).read_bytes(), Path(options.prometheus_key).read_bytes()
-        except OSError as error:
-            problem = Problem("--prometheus-cert", str(error), "files with a certificate and its key")
-            raise BadSettings(_WHAT, [problem]) from error
-        trust.load(context, *pair, "Prometheus' client certificate")
+    def has_news(self) -> bool:
+        """Whether the files hold something else than when this was last asked."""
+        return self._watched.look()
 
-
-def _papers(options: PrometheusOptions) -> list[tuple[int, int, int] | None]:
-    """What changes when one of the files does."""
-    files = (options.prometheus_ca, options.prometheus_cert, options.prometheus_key)
-    return [_stat(path) for path in files if path]
+    def context(self) -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self._bundle:
+            pem.trust(made, self._bundle.value.authorities)
+        else:
+            made.load_default_certs()
+        if self._pair:
+            pem.load(made, self._pair.value.certificate, self._pair.value.key)
+        return made
 
 
 def _secret(options: PrometheusOptions) -> Secret | None:
@@ -172,22 +159,14 @@ def _basic(user: str, password: str) -> str:
     return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
 
 
-def _client(url: str, context: ssl.SSLContext, secret: Secret | None) -> httpx2.AsyncClient:
-    transport = httpx2.AsyncHTTPTransport(
-        verify=context, proxy=proxy.of(url, os.environ) or None, limits=_LIMITS, trust_env=False
-    )
+def _client(url: str, papers: _Papers, secret: Secret | None) -> httpx2.AsyncClient:
+    way = proxy.of(url, os.environ) or None
+
+    def make() -> httpx2.AsyncHTTPTransport:
+        return httpx2.AsyncHTTPTransport(verify=papers.context(), proxy=way, limits=_LIMITS, trust_env=False)
+
+    transport = Renewing(make, papers.has_news)
     # no timeout here: every call has its own deadline
     return httpx2.AsyncClient(
         base_url=url, auth=secret, headers=_HEADERS, transport=transport, timeout=None, trust_env=False
     )
-
-
-_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=60.0)
-
-
-def _stat(path: str) -> tuple[int, int, int] | None:
-    try:
-        stat = Path(path).stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -44,7 +44,7 @@ class Client:
             raise
 
     async def _body(self, query: str, what: str) -> bytes:
-        http = self._access.fresh()
+        http = self._access.http
         try:
             async with asyncio.timeout(self._timeout_s):
                 response = await http.send(self._request(http, query), stream=True)

@@ -31,7 +31,8 @@ class PrometheusOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A file with that user's password, read at every query."""
 
     prometheus_ca: str = ""
-    """Certificates in PEM that Prometheus' own is verified against. Empty: those of the system."""
+    """Certificates in PEM that Prometheus' own is verified against. Empty: those of the system. Read again when
+    the file changes."""
 
     prometheus_cert: str = ""
     """A client certificate in PEM. It and its key are read again when the files change."""

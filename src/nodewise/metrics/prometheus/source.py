@@ -34,7 +34,7 @@ class PrometheusMetrics:
         # one of several is known by its address, so that an operator sees which of them failed
         several = len(setting.options.prometheus_url) > 1
         self.name = f"{NAME} {url}" if several else NAME
-        self._access = Access(url, setting.options)
+        self._access = Access(url, setting.options, meters)
         self._client = Client(self._access, setting.options.prometheus_timeout_s)
         self._labels = setting.options.prometheus_node_label
         self._max_age_s = setting.max_age_s
