@@ -23,6 +23,13 @@ T = TypeVar("T", bound=Named)
 PAGE_S: Final = 60.0
 """A page's deadline. A cold API server under load takes its time, and asking again would make it worse."""
 
+BACKOFF: Final = Backoff(most_s=5.0, reset_s=10.0)
+"""After an API server came back everything is to be right within two periods, so nobody waits longer than one. It is
+one small call a kind and replica, which a server that has just started bears; client-go waits up to 30 s."""
+
+MOST_ASKED_S: Final = 60.0
+"""A server that asks for more patience than this is asked again nevertheless."""
+
 _AT_ONCE_S: Final = 1.0
 """A watch that ends so soon and without a word was as good as refused (client-go: VeryShortWatchError)."""
 
@@ -47,7 +54,7 @@ class Reflector(Generic[T]):
         clock: Clock,
         meters: Meters,
         random: Callable[[], float],
-        backoff: Backoff = Backoff(),  # noqa: B008 - a value
+        backoff: Backoff = BACKOFF,
     ) -> None:
         self._api = api
         self._target = target
@@ -61,6 +68,7 @@ class Reflector(Generic[T]):
         self._state: State = Listing()
         self._limit = watching.FIRST_LIMIT
         self._failures = 0
+        self._failed_by: type[NodewiseError] | None = None
         self._failed_at_s = float("-inf")
         self._contact_at_s = float("-inf")
         self._trouble = ""
@@ -150,12 +158,17 @@ class Reflector(Generic[T]):
             logs.emit("kube_back", kind=self._kind)
 
     async def _wait(self, error: NodewiseError) -> None:
-        """Before another try: longer with each failure, as long as the server asks; told once."""
+        """Before another try: longer with each failure of one kind, as long as the server asks; told once.
+
+        A server that starts refuses connections, then rights, then versions: each is a step forward.
+        """
         now_s = self._clock.monotonic()
         recent = now_s - self._failed_at_s < self._backoff.reset_s
-        self._failures = self._failures + 1 if recent else 1
+        self._failures = self._failures + 1 if recent and type(error) is self._failed_by else 1
+        self._failed_by = type(error)
         asked_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
         delay_s = self._backoff.delay_s(self._failures, self._random, asked_s)
+        delay_s = max(delay_s, min(asked_s, MOST_ASKED_S))
         if str(error) != self._trouble and not isinstance(error, Expired):
             self._trouble = str(error)
             logs.emit("kube_lost", kind=self._kind, error=self._trouble, again_in_s=round(delay_s, 1))

@@ -74,18 +74,35 @@ async def test_waits_double_with_failures_in_a_row(followed: Followed) -> None:
     followed.api.fail(Refused("no"), 8)
     async with followed.going():
         await turns()
-    assert followed.clock.slept == [0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0]
+    assert followed.clock.slept == [0.4, 0.8, 1.6, 2.5, 2.5, 2.5, 2.5, 2.5]
 
 
 async def test_a_failure_after_a_long_good_time_is_a_first_one(followed: Followed) -> None:
     followed.api.fail(Refused("no"), 3)
     async with followed.going():
         await turns()
-        followed.clock.advance(121.0)
+        followed.clock.advance(11.0)
         followed.api.fail(Refused("no"))
         followed.api.cut()
         await turns()
     assert followed.clock.slept == [0.4, 0.8, 1.6, 0.4]
+
+
+async def test_a_server_that_starts_is_not_waited_for_longer_with_each_step(followed: Followed) -> None:
+    refused = Unavailable("connection refused", retry_after_s=0.0)
+    followed.api.put(CONFIGMAPS, {"metadata": {"name": "a", "namespace": "n"}})
+    async with followed.going():
+        await turns()
+        followed.clock.advance(300.0)
+        followed.api.fail(refused, 4)
+        followed.api.fail(Refused("no rights yet"))
+        followed.api.cut()
+        followed.api.put(CONFIGMAPS, {"metadata": {"name": "b", "namespace": "n"}})
+        followed.api.compact()
+        await turns()
+        assert len(followed.reflector.store) == 2
+    connecting, authorizing, listing = [0.4, 0.8, 1.6, 2.5], [0.4], [0.4]
+    assert followed.clock.slept == connecting + authorizing + listing
 
 
 async def test_a_server_that_asks_for_patience_gets_it(followed: Followed) -> None:
@@ -103,7 +120,7 @@ async def test_a_watch_that_ends_at_once_again_and_again_is_not_asked_in_a_circl
             followed.api.cut()
             await turns(5)
     assert followed.asked() == ["get", "watch", "watch", "watch", "watch", "watch"]
-    assert [round(slept, 1) for slept in followed.clock.slept] == [1.2, 1.4, 1.8, 3.2]
+    assert [round(slept, 1) for slept in followed.clock.slept] == [1.2, 1.4, 1.8, 2.5]
 
 
 async def test_a_watch_that_ends_after_its_time_is_taken_up_at_once(followed: Followed) -> None:
