@@ -137,7 +137,7 @@ class Papers:
 def started(folder: Path, arguments: Sequence[str], papers: Papers) -> Iterator[Served]:
     """The command with these arguments, from its first line to its end."""
     process = Process(
-        [NODEWISE, "extender", "--log-format=json", *arguments],
+        [NODEWISE, "extender", "--log-format=json", "--shutdown-delay=0s", *arguments],
         folder / f"nodewise-{processes.free_port()}.log",
     )
     with process:

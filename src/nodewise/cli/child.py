@@ -63,7 +63,8 @@ def extender(arguments: Sequence[str]) -> Iterator[Child]:
 
 
 def _started(arguments: Sequence[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "nodewise", "extender", "--unsafe", "--log-format=json", *arguments]
+    plain = ["--unsafe", "--log-format=json", "--shutdown-delay=0s"]
+    command = [sys.executable, "-m", "nodewise", "extender", *plain, *arguments]
     ports = [] if any(one.startswith("--port") for one in arguments) else ["--port=0"]
     return subprocess.Popen([*command, *ports, "--health-port=0"], stdout=out, stderr=out)  # noqa: S603
 

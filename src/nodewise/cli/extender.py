@@ -1,6 +1,7 @@
 """`nodewise extender`: wires the rooms together and serves until a signal comes."""
 
 import asyncio
+import contextlib
 import gc
 import signal
 from collections.abc import Callable, Coroutine
@@ -71,17 +72,20 @@ command = _ExtenderCommand(
 
 async def _serve(given: Given) -> None:
     running = wiring.wired(given, Tools(SystemClock(), Meters()))
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    signals = _signals()
     tasks = [asyncio.create_task(_watched_over(task)) for task in running.tasks]
     try:
         for server in running.servers:
             await server.start()
         _settle_memory()
         logs.emit("started", address=running.servers[0].url, health=running.servers[1].url)
-        await ended.wait()
+        first = await signals.get()
         logs.emit("stopping")
+        if first == signal.SIGTERM:
+            running.leave()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(given.settings[ExtenderOptions].shutdown_delay_s):
+                    await signals.get()
     finally:
         for server in running.servers:
             await server.stop()
@@ -89,6 +93,14 @@ async def _serve(given: Given) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await running.close()
+
+
+def _signals() -> asyncio.Queue[int]:
+    """The signals that ask us to end, as they come."""
+    came: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number)
+    return came
 
 
 def _settle_memory() -> None:

@@ -22,6 +22,12 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Read nodes, policies and metrics from these files or folders instead of a cluster, and read them again when
     they change. For trying things out: nothing is written anywhere."""
 
+    shutdown_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
+    """How long SIGTERM is not the end: /readyz says no, so that the Service sends new connections elsewhere, all
+    that come are still served, and each answer closes its connection. Longer than a cluster takes to take an
+    endpoint out of a Service, shorter than the pod's terminationGracePeriodSeconds. SIGINT, or a second signal,
+    ends at once."""
+
     decisions_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
     """Memory for the decisions that /decisions shows; the oldest make room."""
 

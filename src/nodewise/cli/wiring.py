@@ -60,10 +60,34 @@ class Running(NamedTuple):
     servers: Sequence[Server]
     tasks: Sequence[Task]
     closing: Sequence[Callable[[], Awaitable[None]]]
+    readiness: "Readiness"
+
+    def leave(self) -> None:
+        """Not ready any more, and each connection for kube-scheduler ends with its next answer."""
+        self.readiness.leave()
+        self.servers[0].drain()
 
     async def close(self) -> None:
         for close in self.closing:
             await close()
+
+
+class Readiness:
+    """What /readyz says: what is missing at the start, and at the end that we are going."""
+
+    def __init__(self, waiting_for: Callable[[], Sequence[str]], meters: Meters) -> None:
+        self._waiting_for = waiting_for
+        self._meters = meters
+        self._leaving = False
+
+    def leave(self) -> None:
+        """Not ready from now on."""
+        self._leaving = True
+        self._meters.set("ready", 0.0)
+
+    def waiting_for(self) -> Sequence[str]:
+        """What is missing; empty when ready."""
+        return ("nothing: it is shutting down",) if self._leaving else self._waiting_for()
 
 
 class Tools(NamedTuple):
@@ -109,7 +133,8 @@ def wired(given: Given, tools: Tools) -> Running:
     if isinstance(recorder, Recording):
         tasks.append(recorder.run)
         closing.append(recorder.close)
-    return Running(_servers(given, heart, tools), tasks, closing)
+    readiness = Readiness(keeper.waiting_for, tools.meters)
+    return Running(_servers(given, heart, readiness, tools), tasks, closing, readiness)
 
 
 def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
@@ -163,14 +188,13 @@ def _leader(
     return [elector.run, recorder.run, pods.run, lead], [elector.stop, recorder.flush, api.close]
 
 
-def _servers(given: Given, heart: Heart, tools: Tools) -> tuple[Server, Server]:
+def _servers(given: Given, heart: Heart, readiness: Readiness, tools: Tools) -> tuple[Server, Server]:
     """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
     serve: ServeOptions = given.settings[ServeOptions]
     admin: AdminOptions = given.settings[AdminOptions]
-    _, keeper, extender = heart
-    decisions = extender.decisions_routes()
-    main_routes: list[Route] = extender.routes() + ([] if serve.unsafe else decisions)
-    admin_shows = admin_routes(keeper.waiting_for, tools.meters)
+    decisions = heart.extender.decisions_routes()
+    main_routes: list[Route] = heart.extender.routes() + ([] if serve.unsafe else decisions)
+    admin_shows = admin_routes(readiness.waiting_for, tools.meters)
     if is_loopback(admin.health_address):
         admin_shows += decisions
     app = Application(main_routes, tools.meters, max_body_bytes=serve.max_body_bytes)

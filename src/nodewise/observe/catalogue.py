@@ -28,7 +28,10 @@ _CALL_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 EVENTS: Final[dict[str, Event]] = {
     "started": Event("info", "The extender serves; `address` is where."),
-    "stopping": Event("info", "A signal asked us to end; requests under way are answered first."),
+    "stopping": Event(
+        "info",
+        "A signal asked us to end; with SIGTERM we serve on for `--shutdown-delay`, not ready, then end.",
+    ),
     "ready": Event("info", "Stores are synced and every metric that a policy names was asked for."),
     "option_ignored": Event("warning", "An option of an older program that has no meaning here was given."),
     "metric_failed": Event(

@@ -53,6 +53,7 @@ class Server:
         self._tls: Tls | None = None
         self._listener: Listener | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self._draining = False
 
     @property
     def url(self) -> str:
@@ -87,6 +88,15 @@ class Server:
         self._ticking = asyncio.create_task(self._tick_for_ever())
         self._listener.start()
         logs.emit("listening", url=self.url)
+
+    def drain(self) -> None:
+        """Serve on, but let each connection end with its next answer, so that its client goes elsewhere.
+
+        A Go client neither repeats a POST that it has begun to write nor looks twice at a connection that is
+        closed under it: the end has to be said in an answer.
+        """
+        self._draining = True
+        self._tick()
 
     async def stop(self, grace_s: float = 10.0) -> None:
         """Accept no more, answer what is under way within `grace_s`, close. Does nothing where nothing
@@ -134,7 +144,8 @@ class Server:
     def _tick(self) -> None:
         """What happens every second: the Date header, the count of connections, the certificate files."""
         stamp = formatdate(self._clock.now(), usegmt=True)
-        self._state.default_headers = [(b"date", stamp.encode())]
+        ending = [(b"connection", b"close")] if self._draining else []
+        self._state.default_headers = [(b"date", stamp.encode()), *ending]
         self._meters.set("connections", len(self._state.connections), port=str(self.port))
         if self._tls is not None and self._tls.poll():
             self._drop_strangers(self._tls)

@@ -13,6 +13,7 @@ from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.serve.server import Server
 from tests.unit.serve.calling import (
+    ECHO,
     PLAIN,
     Answer,
     Caller,
@@ -162,6 +163,24 @@ async def test_a_stop_answers_what_is_under_way_and_closes_what_is_idle(papers):
             await busy.close()
             await unused.close()
             await asyncio.wait_for(stopping, 2)
+
+
+async def test_while_it_drains_each_answer_ends_its_connection_and_new_ones_are_served(papers):
+    slow = Slow()
+    async with serving(papers.options(), [ECHO, slow.route]) as server:
+        context = papers.context()
+        async with calling(server, context) as kept, calling(server, context) as busy:
+            assert "connection" not in (await kept.ask("/echo")).headers
+            asking = asyncio.create_task(busy.ask("/slow"))
+            await slow.begun.wait()
+            server.drain()
+            assert (await kept.ask("/echo")).headers["connection"] == "close"
+            assert await kept.rest() == b""
+            slow.go.set()
+            assert (await asking).body == b"at last"
+            assert (await busy.ask("/echo")).headers["connection"] == "close"
+            late = await called(server, context)
+            assert (late.status, late.headers["connection"]) == (200, "close")
 
 
 async def test_a_stop_waits_no_longer_than_its_grace(papers):
