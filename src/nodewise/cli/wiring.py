@@ -169,7 +169,8 @@ def _leader(
     """The election, the events, and the agents' controllers."""
     clock, meters = tools
     feed, keeper, extender = heart
-    identity = f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+    given_identity = given.settings[KubeOptions].identity
+    identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
     extender.subscribe(PodEvents(recorder))
     # a lane of its own for the Lease: labels that queue up must not cost us the lead

@@ -26,7 +26,11 @@ class Timings(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """Which Lease it is about, and who we are: `identity` is another for every process."""
+    """Which Lease it is about, and who we are: `identity` is another for every process that lives.
+
+    A process may have that of one that is surely dead, as a container that starts again in its pod; then the Lease is
+    its own at once.
+    """
 
     namespace: str
     name: str

@@ -26,3 +26,8 @@ class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     namespace: str = ""
     """Where our own Lease and events live. Empty: the service account's or the context's, else `default`."""
+
+    identity: str = ""
+    """Who this replica is in the Lease by which replicas agree who leads. Give it the pod's name or uid, which nobody
+    else may have: a container that starts again in its pod leads on at once. Empty: the host's name and a part made
+    by chance, so that a process waits up to 15 s until the Lease of the one that was killed has run out."""
