@@ -25,6 +25,7 @@ from nodewise.extender.waking import Waker
 from nodewise.extender.world import WorldKeeper
 from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
+from nodewise.kube.contact import Contact
 from nodewise.kube.elector import Elector
 from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.lease import Seat
@@ -174,7 +175,9 @@ def _leader(
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
     extender.subscribe(PodEvents(recorder))
     # a lane of its own for the Lease: labels that queue up must not cost us the lead
-    elector = Elector(api.lane(5.0, 10), Seat(api.namespace, LEASE, identity), clock, meters, random.random)
+    contact = Contact(clock, meters)
+    lane = api.lane(5.0, 10, contact.heard)
+    elector = Elector(lane, Seat(api.namespace, LEASE, identity), clock, meters, random.random)
     hands = Hands(api, feed.objects, feed.nodes, recorder, clock, meters, Tally())
     period_s = given.settings[RefreshOptions].sync_period_s
     pods = feeds.waiting_pods(api, given.agents, clock, meters)
@@ -186,7 +189,7 @@ def _leader(
     async def lead() -> None:
         await leading.run(period_s)
 
-    return [elector.run, recorder.run, pods.run, lead], [elector.stop, recorder.flush, api.close]
+    return [elector.run, contact.run, recorder.run, pods.run, lead], [elector.stop, recorder.flush, api.close]
 
 
 def _servers(given: Given, heart: Heart, readiness: Readiness, tools: Tools) -> tuple[Server, Server]:

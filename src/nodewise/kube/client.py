@@ -37,6 +37,8 @@ _TYPES: Final[Mapping[Patch, str]] = {
     "apply": "application/apply-patch+yaml",  # JSON is YAML, and every version since 1.16 knows this name
 }
 _JSON: Final = "application/json"
+_CANNOT: Final = 500
+"""From this status on the server, or its storage, is not able to answer."""
 
 
 class Account(NamedTuple):
@@ -54,13 +56,20 @@ class HttpApi:
     """An `Api`. `server` and `namespace` say where it leads; the namespace is where our own objects live."""
 
     def __init__(
-        self, http: httpx2.AsyncClient, account: Account, bucket: Bucket, clock: Clock, meters: Meters
+        self,
+        http: httpx2.AsyncClient,
+        account: Account,
+        bucket: Bucket,
+        clock: Clock,
+        meters: Meters,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
         self._http = http
         self._account = account
         self._bucket = bucket
         self._clock = clock
         self._meters = meters
+        self._heard = heard
         self.server = account.server
         self.namespace = account.namespace
 
@@ -112,9 +121,12 @@ class HttpApi:
             finally:
                 await response.aclose()
 
-    def lane(self, qps: float, burst: int) -> "HttpApi":
-        """The same server and connections with a limit on writes of its own, for what must not queue up."""
-        return HttpApi(self._http, self._account, Bucket(qps, burst), self._clock, self._meters)
+    def lane(self, qps: float, burst: int, heard: Callable[[], None] = lambda: None) -> "HttpApi":
+        """The same server and connections with a limit on writes of its own, for what must not queue up.
+
+        `heard` is told of each answer, be it a refusal, but not of one that says that the server cannot answer.
+        """
+        return HttpApi(self._http, self._account, Bucket(qps, burst), self._clock, self._meters, heard)
 
     async def close(self) -> None:
         """End all connections; watches under way end with them."""
@@ -167,6 +179,8 @@ class HttpApi:
 
     async def _checked(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an answer that is no success."""
+        if response.status_code < _CANNOT and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
+            self._heard()
         if response.is_success:
             return
         status = answers.status_of(await _whole(response))

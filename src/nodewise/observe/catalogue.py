@@ -83,6 +83,12 @@ EVENTS: Final[dict[str, Event]] = {
         "warning", "Objects of a kind cannot be listed or watched; what we hold of them ages."
     ),
     "kube_back": Event("info", "Objects of a kind that could not be listed or watched are up to date again."),
+    "kube_silent": Event(
+        "warning",
+        "The API server has not answered for ten seconds. Calls of kube-scheduler are answered from what we hold of"
+        " nodes and policies; metrics that come through it grow old, and no label changes.",
+    ),
+    "kube_answers": Event("info", "The API server answers again; it did not for `away_s`."),
     "object_unreadable": Event("warning", "An object has a field that cannot be read; it counts as absent."),
     "leading": Event("info", "This process leads: its controllers run."),
     "not_leading": Event("warning", "This process led and does so no longer; its controllers stand still."),
@@ -146,6 +152,8 @@ METRICS: Final[dict[str, Metric]] = {
     "kube_contact_timestamp_seconds": Metric(
         "gauge", "When the API server last said anything of a kind; Unix time.", ("kind",)
     ),
+    "kube_connected": Metric("gauge", "1 while the API server answers, 0 from ten seconds of silence on."),
+    "kube_silent_seconds": Metric("gauge", "How long ago the API server last answered a call for the Lease."),
     "kube_unreadable_total": Metric("counter", "Objects left out because they cannot be decoded.", ("kind",)),
     "leading": Metric("gauge", "1 in the replica whose controllers run."),
     "events_total": Metric("counter", "Kubernetes events to be recorded, by outcome.", ("outcome",)),

@@ -1,6 +1,7 @@
 """The HTTP client against a transport in memory."""
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -175,6 +176,18 @@ async def test_a_lane_has_a_limit_of_its_own() -> None:
     for _ in range(5):
         await lane.create("/a", {})
     assert served.clock.monotonic() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("status", "heard"), [(200, 1), (403, 1), (404, 1), (409, 1), (429, 0), (500, 0), (503, 0), (504, 0)]
+)
+async def test_an_answer_is_heard_unless_it_says_that_the_server_cannot(status: int, heard: int) -> None:
+    told: list[None] = []
+    served = Served(lambda _: httpx2.Response(status, content=b"{}"))
+    lane = served.api.lane(1.0, 1, lambda: told.append(None))
+    with contextlib.suppress(NodewiseError):
+        await lane.get("/a")
+    assert len(told) == heard
 
 
 async def test_after_the_end_calls_are_unavailable_and_no_defect() -> None:
