@@ -18,6 +18,7 @@ What one room of this folder is for:
     pipeline, aggregation    from there through prometheus-adapter to the API server's custom metrics
     descheduling             one pass of the descheduler
     example                  the health example's files, as objects
+    shipping                 a cluster with the manifests as they ship, and nodewise as the account they bind
     extender_double          a scheduler extender that does nothing, or fails as told
     schedulers               what a scheduler is to a test, so that a stand-in can pass the same tests
 """

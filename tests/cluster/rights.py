@@ -92,6 +92,7 @@ def holds(api: Api, user: str, right: Right) -> bool:
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
+        "metadata": {},
         "spec": {"user": user, "resourceAttributes": attributes},
     }
     return bool(api.create(review)["status"]["allowed"])

@@ -48,9 +48,13 @@ class TelemetryController:
         self._statuses.begin()
 
     async def step(self, view: View) -> None:
+        """Write labels, status and the advertised resource. One that fails, for want of a right, stops no other."""
         slot: Slot | None = view.slots.get("telemetry")
-        if slot is None:
-            return
+        if slot is not None:
+            await _all([self._write(view, slot), self._advertiser.step()])
+
+    async def _write(self, view: View, slot: Slot) -> None:
+        """Labels, and then the status that tells who else owns one of them."""
         decided = {key: (found.policy, found.labels) for key, found in slot.items()}
         claims = labels.claims(decided, self._options.label_policies_from)
         clashes = dict(claims.clashes)
@@ -60,7 +64,6 @@ class TelemetryController:
             for key, found in slot.items():
                 clashes.setdefault(key, self._labels.clash(found))
             await self._statuses.step(slot, clashes)
-        await self._advertiser.step()
 
 
 class LabelWriter:

@@ -1,0 +1,137 @@
+"""A cluster in which nodewise was installed as it ships: its manifests applied, both metrics APIs served, who asks
+for what recorded, and nodewise run as the account that the manifests bind, with all that it can do switched on.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster import (
+    controlplane,
+    custom_metrics,
+    objects,
+    processes,
+    resource_metrics,
+    rights,
+    sandbox,
+    served,
+)
+from tests.cluster.access import User
+from tests.cluster.api import JSON_PATCH, Object, path_of
+from tests.cluster.audit import AuditLog
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.rights import Right
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import Papers, Served
+
+NAMESPACE = "nodewise"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:nodewise"
+HOST = f"{served.SERVICE}.{NAMESPACE}.svc"
+ADVERTISED = "telemetry/scheduling"
+
+
+class Shipped(NamedTuple):
+    """What a test has of it."""
+
+    plane: ControlPlane
+    log: AuditLog
+    metrics: CustomMetrics
+    account: User
+    """The service account."""
+    papers: Papers
+    """For replicas at an address of this machine, behind their Service."""
+
+    @contextlib.contextmanager
+    def started(self, folder: Path) -> Iterator[Served]:
+        """A replica at an address of this machine, by the service account; not waited for to be ready."""
+        given = served.arguments(self.account, self.papers)
+        given += [f"--namespace={NAMESPACE}", f"--advertise-resource={ADVERTISED}=1000"]
+        with served.started(folder, [*given, f"--address={processes.own_address()}"], self.papers) as running:
+            yield running
+
+    def policy_conditions(self, corner: Sandbox, policy: str) -> list[Object]:
+        path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{policy}"
+        found: list[Object] = self.plane.api.get(path).get("status", {}).get("conditions", [])
+        return found
+
+    def labels(self, node: str) -> dict[str, str]:
+        found: dict[str, str] = self._node(node)["metadata"]["labels"]
+        return found
+
+    def advertises(self, node: str) -> bool:
+        return ADVERTISED in self._node(node)["status"]["allocatable"]
+
+    def label_as_the_older_system(self, node: str, key: str) -> None:
+        """Telemetry Aware Scheduling named no manager, so its labels are those of `extender`."""
+        patch = [{"op": "add", "path": f"/metadata/labels/{key}", "value": "violating"}]
+        by = {"fieldManager": "extender"}
+        headers = {"Content-Type": JSON_PATCH}
+        self.plane.api.request("PATCH", f"/api/v1/nodes/{node}", json=patch, headers=headers, params=by)
+
+    @contextlib.contextmanager
+    def missing(self, right: Right) -> Iterator[None]:
+        """The account's role without one right, until the block is left."""
+        kind = "Role" if right.namespace else "ClusterRole"
+        role = next(one for one in served.manifest("rbac.yaml") if one["kind"] == kind)
+        self._put(role | {"rules": rights.without(role["rules"], right)})
+        try:
+            wait("it is gone", lambda: not rights.holds(self.plane.api, ACCOUNT, right) or None)
+            yield
+        finally:
+            self._put(role)
+            wait("it is back", lambda: rights.holds(self.plane.api, ACCOUNT, right) or None)
+
+    def _put(self, role: Object) -> None:
+        self.plane.api.request("PUT", path_of(role), json=role)
+
+    def _node(self, name: str) -> Object:
+        return self.plane.api.get(f"/api/v1/nodes/{name}")
+
+
+def policy(name: str, metric: str, *strategies: str) -> Object:
+    """Nodes with more than 80 of a metric break the rule of each strategy; the idlest is preferred."""
+    rule = {"metricname": metric, "operator": "GreaterThan", "target": 80}
+    given = {strategy: {"rules": [rule]} for strategy in strategies}
+    idlest = {"metricname": "cpu_usage", "operator": "LessThan"}
+    return {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": name},
+        "spec": {"strategies": given | {"scheduleonmetric": {"rules": [idlest]}}},
+    }
+
+
+def pod(name: str, policy: str) -> Object:
+    return objects.pod(name, labels={"telemetry-policy": policy}, limits=served.LIMITS)
+
+
+def endpoint(name: str, url: str) -> Object:
+    """An EndpointSlice of a replica, where `nodewise explain` looks for it."""
+    made = served.endpoint(name, url)
+    return made | {"metadata": made["metadata"] | {"namespace": NAMESPACE}}
+
+
+def shown(papers: Papers) -> list[str]:
+    """What `nodewise explain` shows to replicas, and trusts."""
+    client = papers.client
+    return [f"--cert={client.cert}", f"--key={client.key}", f"--ca={papers.authority.ca_file}"]
+
+
+@contextlib.contextmanager
+def running(programs: Path, folder: Path) -> Iterator[Shipped]:
+    """A control plane of its own, gone at the end."""
+    log = AuditLog(folder)
+    with controlplane.running(programs, folder, log.flags) as plane:
+        served.define(plane.api)
+        for name in ("rbac.yaml", "reader.yaml"):
+            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+        with (
+            sandbox.sandbox(plane) as own,
+            custom_metrics.behind(own, folder) as custom,
+            resource_metrics.behind(plane.api, folder) as resource,
+        ):
+            resource.cpu = {"a": "1", "b": "2", "c": "500m"}
+            papers = Papers(folder, HOST, processes.own_address())
+            yield Shipped(plane, log, custom, plane.service_account("nodewise", NAMESPACE), papers)

@@ -1,0 +1,222 @@
+"""A right that is missing costs what it is for and nothing else, and nodewise says which one it is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.cluster import access, looking, objects, processes, rights, sandbox, served, shipping
+from tests.cluster.api import Api, path_of
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.rights import Right
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import Served
+from tests.cluster.shipping import NAMESPACE, Shipped, pod, policy
+
+
+@pytest.fixture(scope="module")
+def shipped(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
+    with shipping.running(control_plane_programs, tmp_path_factory.mktemp("shipped")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plane(shipped: Shipped) -> ControlPlane:
+    """The control plane of `corner`."""
+    return shipped.plane
+
+
+class Missing(NamedTuple):
+    """What a right that is not there costs."""
+
+    said: str
+    """The event of the log line that names it."""
+    lost: frozenset[str]
+    """Of `FEATURES`."""
+
+
+CORE, EVENTS, METRICS = "", "events.k8s.io", "metrics.k8s.io"
+LEASES, POLICIES, CUSTOM = "coordination.k8s.io", "telemetry.intel.com", "custom.metrics.k8s.io"
+LEASE = "nodewise-extender"
+LEADERS = frozenset({"labels", "status", "advertise", "wake"})
+FEATURES = LEADERS | {"ready", "filter", "new nodes", "new policies", "usage", "events", "event counts"}
+NOTHING = FEATURES - {"events", "event counts"}
+"""What is left is to say no."""
+
+WITHOUT = {
+    Right("list", CORE, "nodes"): Missing("kube_lost", NOTHING),
+    Right("watch", CORE, "nodes"): Missing("kube_lost", frozenset({"new nodes"})),
+    Right("get", CORE, "nodes"): Missing("controller_failed", frozenset({"labels"})),
+    Right("patch", CORE, "nodes"): Missing("controller_failed", frozenset({"labels", "wake"})),
+    Right("patch", CORE, "nodes/status"): Missing("controller_failed", frozenset({"advertise"})),
+    Right("list", CORE, "pods"): Missing("kube_lost", frozenset({"wake"})),
+    Right("watch", CORE, "pods"): Missing("kube_lost", frozenset({"wake"})),
+    Right("create", EVENTS, "events"): Missing("event_lost", frozenset({"events", "event counts"})),
+    Right("patch", EVENTS, "events"): Missing("event_lost", frozenset({"event counts"})),
+    Right("list", POLICIES, "taspolicies"): Missing("kube_lost", NOTHING),
+    Right("watch", POLICIES, "taspolicies"): Missing("kube_lost", frozenset({"new policies"})),
+    Right("patch", POLICIES, "taspolicies/status"): Missing("status_failed", frozenset({"status"})),
+    Right("list", METRICS, "nodes"): Missing("metric_failed", frozenset({"usage"})),
+    Right("get", CUSTOM, "*"): Missing(
+        "metric_failed", frozenset({"filter", "labels", "wake", "new nodes", "new policies"})
+    ),
+    Right("create", LEASES, "leases", namespace=NAMESPACE): Missing("lease_failed", LEADERS),
+    Right("get", LEASES, "leases", LEASE, NAMESPACE): Missing("lease_failed", LEADERS),
+    Right("update", LEASES, "leases", LEASE, NAMESPACE): Missing("lease_failed", LEADERS),
+}
+
+
+def test_every_right_has_its_row() -> None:
+    assert WITHOUT.keys() == rights.granted(served.manifest("rbac.yaml"))
+
+
+def lease(api: Api, *, there: bool) -> None:
+    """A Lease that nobody holds, or none."""
+    metadata = {"name": LEASE, "namespace": NAMESPACE}
+    free = {"apiVersion": f"{LEASES}/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+    api.delete(path_of(free))
+    if there:
+        api.create(free)
+
+
+class Scene(NamedTuple):
+    """A cluster in which every feature has something to do, and what is seen of each."""
+
+    shipped: Shipped
+    corner: Sandbox
+    running: Served
+
+    def enter(self) -> None:
+        """What only a watch can tell."""
+        self.corner.nodes(objects.node("late"))
+        self.corner.put(policy("second", "heat", "dontschedule"))
+        self.corner.pods(pod("waits", "pol"))
+        refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        said = refused | {"message": "0/2 nodes are available: 2 nodewise: starting"}
+        path = f"/api/v1/namespaces/{self.corner.namespace}/pods/waits/status"
+        self.corner.api.patch(path, {"status": {"conditions": [said]}})
+
+    def seen(self) -> set[str]:
+        """The features that work."""
+        shipped, corner, running = self
+        space = corner.namespace
+        a, b, late = (running.rejects(space, node, "pol") for node in ("a", "b", "late"))
+        known = corner.api.get(f"/apis/{EVENTS}/v1/namespaces/{space}/events")["items"]
+        found = {
+            "labels": shipped.labels("a").get("pol") == "violating",
+            "status": bool(shipped.policy_conditions(corner, "pol")),
+            "advertise": shipped.advertises("b"),
+            "wake": bool(running.events("woken")),
+            "ready": running.is_ready(),
+            "filter": a and not b,
+            "new nodes": late and not b,
+            "new policies": not running.rejects(space, "b", "second"),
+            "usage": running.fetched("cpu_usage"),
+            "events": any(one["reason"] == "NoNodePasses" for one in known),
+            "event counts": any(one.get("series") for one in known if one["reason"] == "NoNodePasses"),
+        }
+        return {feature for feature, works in found.items() if works}
+
+
+def words(right: Right) -> str:
+    """How the API server names a right that it refuses."""
+    return f'cannot {right.verb} resource "{right.resource.replace("*", "nodes/heat")}" in API group "{right.group}"'
+
+
+def named(right: Right) -> str:
+    return f"{right.verb} {right.resource}.{right.group}".rstrip(".")
+
+
+@pytest.mark.parametrize("right", WITHOUT, ids=named)
+def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
+    shipped: Shipped, corner: Sandbox, tmp_path: Path, right: Right
+) -> None:
+    said, lost = WITHOUT[right]
+    corner.nodes(*objects.nodes("a b"))
+    shipped.label_as_the_older_system("a", "old")
+    shipped.metrics.set("heat", {"a": 90, "b": 10, "late": 90})
+    corner.put(policy("pol", "heat", "dontschedule", "deschedule"))
+    lease(corner.api, there=right.verb == "update")
+    with shipped.missing(right), shipped.started(tmp_path) as running:
+        if "ready" not in lost:
+            running.process.wait_ready(running.is_ready)
+        scene = Scene(shipped, corner, running)
+        scene.enter()
+        wait(
+            "the rest works",
+            lambda: scene.seen() >= FEATURES - lost or None,
+            30,
+            lambda: FEATURES - lost - scene.seen(),
+        )
+        wait("it is named", lambda: words(right) in str(running.events(said)) or None, show=running.events)
+        assert scene.seen() == FEATURES - lost
+
+
+def test_a_right_that_is_taken_and_given_back_needs_no_restart(
+    shipped: Shipped, corner: Sandbox, tmp_path: Path
+) -> None:
+    corner.nodes(*objects.nodes("a b"))
+    shipped.metrics.set("heat", {"a": 90, "b": 10})
+    corner.put(policy("pol", "heat", "dontschedule", "deschedule"))
+    with shipped.started(tmp_path) as running:
+        wait("a is labelled", lambda: "pol" in shipped.labels("a") or None, 30)
+        patch = Right("patch", CORE, "nodes")
+        with shipped.missing(patch):
+            shipped.metrics.set("heat", {"a": 90, "b": 90})
+            wait("it is named", lambda: words(patch) in str(running.events("controller_failed")) or None)
+            assert running.rejects(corner.namespace, "b", "pol")
+        wait("b is labelled", lambda: "pol" in shipped.labels("b") or None)
+        get = Right("get", CUSTOM, "*")
+        with shipped.missing(get):
+            wait("it is named", lambda: words(get) in str(running.events("metric_failed")) or None)
+            shipped.metrics.set("heat", {"a": 90, "b": 10})
+            assert running.rejects(corner.namespace, "b", "pol"), "the last value holds"
+        wait("b is cool", lambda: not running.rejects(corner.namespace, "b", "pol") or None)
+        assert running.is_ready()
+
+
+DECIDE = ("decide", "--cluster", "--running")
+EXPLAIN = ("explain",)
+FAILS, WITH_LESS = 1, 0
+READERS = {
+    Right("list", CORE, "nodes"): (DECIDE, FAILS),
+    Right("list", CORE, "pods"): (DECIDE, FAILS),
+    Right("list", POLICIES, "taspolicies"): (DECIDE, FAILS),
+    Right("list", METRICS, "nodes"): (DECIDE, WITH_LESS),
+    Right("get", CUSTOM, "*"): (DECIDE, 3),
+    Right("get", CORE, "pods"): (EXPLAIN, WITH_LESS),
+    Right("list", "discovery.k8s.io", "endpointslices", "", NAMESPACE): (EXPLAIN, FAILS),
+}
+"""Without the right: which command says so, and its exit code; 3 is that a pod fits nowhere."""
+
+
+def test_every_right_of_a_reader_has_its_row() -> None:
+    assert READERS.keys() == rights.granted(served.manifest("reader.yaml"))
+
+
+@pytest.fixture(scope="module")
+def decided(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A pod on its node that a replica was asked about."""
+    with sandbox.sandbox(shipped.plane) as corner:
+        corner.nodes(*objects.nodes("a b"))
+        shipped.metrics.set("heat", {"a": 90, "b": 10})
+        corner.put(policy("pol", "heat", "dontschedule"))
+        corner.pods(objects.running_on("b", pod("probe", "pol")))
+        with shipped.started(tmp_path_factory.mktemp("decided")) as running:
+            wait("heat is known", lambda: not running.rejects(corner.namespace, "b", "pol") or None)
+            corner.create(shipping.endpoint("decided", running.url))
+            yield f"{corner.namespace}/probe"
+
+
+@pytest.mark.parametrize("right", READERS, ids=named)
+def test_a_reader_is_told_which_right_is_missing(shipped: Shipped, decided: str, right: Right) -> None:
+    given, code = READERS[right]
+    plane = shipped.plane
+    user = plane.user(f"reader-{processes.free_port()}")
+    for role in served.manifest("reader.yaml"):
+        less = rights.without(role["rules"], right)
+        access.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))
+    more = (decided, *shipping.shown(shipped.papers)) if given is EXPLAIN else ()
+    done = looking.run(*given, *more, f"--kubeconfig={user.kubeconfig}")
+    assert (done.returncode, words(right) in done.stderr) == (code, True), done.stderr
