@@ -18,7 +18,7 @@ from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.extender.recording import Recorder, Silent
 from nodewise.extender.tape import Exchange
 from nodewise.observe.meters import Meters
-from nodewise.serve.application import Request, Response, Route
+from nodewise.serve.application import Lane, Request, Response, Route
 
 WHOLE_NODES_AT_ONCE: Final = 2
 """Requests with whole nodes are large (52 MB at 5,000 nodes); more than this many at once are answered 503."""
@@ -51,10 +51,8 @@ class Extender:
 
     def routes(self) -> list[Route]:
         """`/scheduler/<verb>` asks all agents, `/agents/<name>/<verb>` that one."""
-        return [
-            Route("POST", path, self._answer, WHOLE_NODES_AT_ONCE, LARGE_BYTES)
-            for path in self._answering.verbs
-        ]
+        lane = Lane(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
+        return [Route("POST", path, self._answer, lane) for path in self._answering.verbs]
 
     def decisions_routes(self) -> list[Route]:
         """For loopback or mutual TLS only: decisions name every tenant's pods."""

@@ -15,7 +15,7 @@ from nodewise.observe.meters import Meters
 from nodewise.serve import answers
 from nodewise.serve.answers import Receive, Response, Scope, Send, TooLarge, problem
 
-__all__ = ["Application", "Handler", "Request", "Response", "Route", "problem"]
+__all__ = ["Application", "Handler", "Lane", "Request", "Response", "Route", "problem"]
 
 _NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 _JSON: Final = "application/json"
@@ -35,71 +35,75 @@ class Request(NamedTuple):
 Handler = Callable[[Request], Response | Awaitable[Response]]
 
 
-class Route(NamedTuple):
-    """One method of one path.
+class Lane:
+    """Where large requests go one after another: at most `most` whose body has `large_bytes` or more are under
+    way at once, from their header to the end of their answer, on all routes that share the lane. A further one
+    is answered 503 before its body is read.
+    """
 
-    At most `max_concurrent` requests whose body has `large_bytes` or more are under way at once, from their
-    header to the end of their answer; a further one is answered 503 before its body is read. None: any
-    number. A GET route answers HEAD as well.
+    __slots__ = ("large_bytes", "most", "under_way")
+
+    def __init__(self, most: int, large_bytes: int) -> None:
+        self.most = most
+        self.large_bytes = large_bytes
+        self.under_way = 0
+
+
+class Route(NamedTuple):
+    """One method of one path; without a lane any number of requests of any size. A GET route answers HEAD as
+    well.
     """
 
     method: str
     path: str
     handler: Handler
-    max_concurrent: int | None = None
-    large_bytes: int = 0
+    lane: Lane | None = None
 
 
 class _Gone(Exception):
     """The client left in the middle of its own request."""
 
 
-class _Place:
-    """A route, and how many of its large requests are under way."""
-
-    __slots__ = ("large", "route")
-
-    def __init__(self, route: Route) -> None:
-        self.route = route
-        self.large = 0
-
-
 class _Visit:
-    """One request at its place; `weigh` counts it in as soon as it is known to be large."""
+    """One request; `weigh` counts it into its lane as soon as it is known to be large."""
 
-    __slots__ = ("_counted", "_place")
+    __slots__ = ("_counted", "_lane")
 
-    def __init__(self, place: _Place) -> None:
-        self._place = place
+    def __init__(self, lane: Lane | None) -> None:
+        self._lane = lane
         self._counted = False
 
     def weigh(self, body_bytes: int) -> None:
-        route = self._place.route
-        if self._counted or route.max_concurrent is None or body_bytes < route.large_bytes:
+        lane = self._lane
+        if lane is None or self._counted or body_bytes < lane.large_bytes:
             return
-        if self._place.large >= route.max_concurrent:
-            raise Unavailable(f"{route.path} is busy with {self._place.large} requests", retry_after_s=1.0)
-        self._place.large += 1
+        if lane.under_way >= lane.most:
+            raise Unavailable(f"busy with {lane.under_way} large requests", retry_after_s=1.0)
+        lane.under_way += 1
         self._counted = True
 
     def end(self) -> None:
-        if self._counted:
-            self._place.large -= 1
+        if self._lane is not None and self._counted:
+            self._lane.under_way -= 1
 
 
 class _Head(NamedTuple):
     length: int | None  # None: a chunked body
     content_type: str | None
+    encoding: str
 
 
 def _head(scope: Scope) -> _Head:
     length = content_type = None
+    encoding = ""
     for name, value in scope["headers"]:
         if name == b"content-length":
             length = int(value)
         elif name == b"content-type":
             content_type = value.decode("latin-1")
-    return _Head(length, content_type)
+        elif name == b"content-encoding":
+            encoding = value.decode("latin-1")
+    return _Head(length, content_type, encoding)
 
 
 def _peer(scope: Scope) -> str:
@@ -107,8 +111,11 @@ def _peer(scope: Scope) -> str:
     return f"{client[0]}:{client[1]}" if client else ""
 
 
-def _check_json(content_type: str | None) -> None:
-    """BadInput unless it is JSON; parameters such as charset do not matter."""
+def _check_json(content_type: str | None, encoding: str) -> None:
+    """BadInput unless it is JSON as it is; parameters such as charset do not matter."""
+    if encoding.strip().lower() not in ("", "identity"):
+        found = Problem("Content-Encoding", shown(encoding), "none: a body is not unpacked here")
+        raise BadInput("the request cannot be read", [found])
     if content_type is None:
         raise BadInput("the request cannot be read", [Problem("Content-Type", "missing", _JSON)])
     if content_type.partition(";")[0].strip().lower() != _JSON:
@@ -127,43 +134,42 @@ class Application:
     def __init__(self, routes: Sequence[Route], meters: Meters, *, max_body_bytes: int) -> None:
         self._meters = meters
         self._max_body_bytes = max_body_bytes
-        self._places: dict[str, dict[str, _Place]] = {}
+        self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
-            methods = self._places.setdefault(route.path, {})
+            methods = self._routes.setdefault(route.path, {})
             if route.method in methods:
                 raise ValueError(f"two routes for {route.method} {route.path}")
-            methods[route.method] = _Place(route)
-        for methods in self._places.values():
+            methods[route.method] = route
+        for methods in self._routes.values():
             if "GET" in methods:
                 methods.setdefault("HEAD", methods["GET"])
 
     async def __call__(self, scope: Scope, receive: Receive, to: Send) -> None:
-        methods = self._places.get(scope["path"])
-        place = methods.get(scope["method"]) if methods else None
-        if place is None:
+        methods = self._routes.get(scope["path"])
+        route = methods.get(scope["method"]) if methods else None
+        if route is None:
             response = self._misdirected(scope)
             await answers.send(response, to)
-            route = scope["path"] if methods else "other"
         else:
-            visit = _Visit(place)
+            visit = _Visit(route.lane)
             try:
-                response = await self._answer(visit, place.route, scope, receive)
+                response = await self._answer(visit, route, scope, receive)
                 await answers.send(response, to)
             except _Gone:
                 return
             except Exception:
                 # a Response that cannot be sent; the connection ends, for part of it may be out
-                self._complain(place.route, scope)
+                self._complain(route, scope)
                 raise
             finally:
                 visit.end()
-            route = place.route.path
-        self._meters.count("requests_total", route=route, status=str(response.status))
+        path = scope["path"] if methods else "other"
+        self._meters.count("requests_total", route=path, status=str(response.status))
 
     def _misdirected(self, scope: Scope) -> Response:
-        methods = self._places.get(scope["path"])
+        methods = self._routes.get(scope["path"])
         if methods is None:
-            served = ", ".join(sorted(self._places))
+            served = ", ".join(sorted(self._routes))
             return answers.refusal(404, Problem("path", shown(scope["path"]), f"one of {served}"))
         allowed = ", ".join(sorted(methods))
         return answers.refusal(405, Problem("method", scope["method"], allowed), [("Allow", allowed)])
@@ -191,7 +197,7 @@ class Application:
     async def _read(self, visit: _Visit, scope: Scope, receive: Receive) -> Request:
         head = _head(scope)
         if scope["method"] == "POST":
-            _check_json(head.content_type)
+            _check_json(head.content_type, head.encoding)
         if head.length is not None:
             self._check_length("Content-Length", head.length)
         visit.weigh(head.length or 0)

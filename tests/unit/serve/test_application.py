@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
 from nodewise.observe.meters import Meters
-from nodewise.serve.application import Application, Request, Response, Route
+from nodewise.serve.application import Application, Lane, Request, Response, Route
 from tests.unit.serve.calling import ECHO, JSON, Answer, counted
 
 pytestmark = pytest.mark.anyio
@@ -125,6 +125,15 @@ async def test_h14_a_body_in_pieces_is_joined_and_counted_while_it_comes():
     assert (answer.status, answer.field(), wire.taken) == (413, "body", 2)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "status"), [("gzip", 400), ("br, gzip", 400), ("Identity", 200), ("", 200)]
+)
+async def test_a_packed_body_is_refused_by_its_encoding(encoding, status):
+    answer = await ask(app_of(), headers=JSON | {"Content-Encoding": encoding})
+    assert answer.status == status
+    assert status == 200 or answer.field() == "Content-Encoding"
+
+
 # handlers
 
 
@@ -232,11 +241,12 @@ class Gatekept:
         return Response(200, request.body)
 
 
-async def test_a_route_takes_only_so_many_large_requests():
+async def test_routes_of_one_lane_together_take_only_so_many_large_requests():
     held = Gatekept()
-    app = app_of(Route("POST", "/x", held, max_concurrent=2, large_bytes=10))
+    lane = Lane(most=2, large_bytes=10)
+    app = app_of(Route("POST", "/x", held, lane), Route("POST", "/y", held, lane))
     large = JSON | {"Content-Length": "20"}
-    under_way = [asyncio.create_task(ask(app, "/x", b"a" * 20, headers=large)) for _ in range(2)]
+    under_way = [asyncio.create_task(ask(app, path, b"a" * 20, headers=large)) for path in ("/x", "/y")]
     small = asyncio.create_task(ask(app, "/x", b"a"))
     await asyncio.sleep(0)
     wire = Wire(b"a" * 20)
@@ -252,7 +262,7 @@ async def test_a_failed_request_frees_its_place():
     def handler(_request: Request) -> Response:
         raise BadInput("x")
 
-    app = app_of(Route("POST", "/x", handler, max_concurrent=1))
+    app = app_of(Route("POST", "/x", handler, Lane(most=1, large_bytes=0)))
     assert [(await ask(app, "/x")).status for _ in range(3)] == [400] * 3
     with pytest.raises(RuntimeError):
         await _ask_with_broken_send(app)
