@@ -3,7 +3,8 @@
 An agent says which node and pod fields it reads and which other objects it needs; its `State` turns objects and
 samples into its slot of the `View`, the same way online and offline; its `Agent` answers requests from that slot
 by look-up. Neither does I/O nor asks what time it is. Shapes: everything per node is an array by node number
-(`NodeIndex`), everything in a verdict is by candidate, in the order of the request.
+(`NodeIndex`), everything in a verdict is by candidate, in the order of the request; `candidates.numbers` leads from
+one to the other.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -19,7 +20,7 @@ from nodewise.kube.events import Recorder
 from nodewise.kube.resources import Resource
 from nodewise.kube.store import Store
 from nodewise.metrics.column import States, Values
-from nodewise.metrics.index import NodeIndex, Numbers
+from nodewise.metrics.index import Names, NodeIndex
 from nodewise.metrics.series import State as ValueState
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.metrics.source import Want
@@ -30,11 +31,11 @@ __all__ = [
     "Agent",
     "AgentKind",
     "AgentState",
-    "Candidates",
     "Controller",
     "Evidence",
     "Hands",
     "Joined",
+    "Names",
     "NodeIndex",
     "ObjectKey",
     "Reason",
@@ -64,15 +65,6 @@ Joined = Literal["any", "all"]
 
 ObjectKey = tuple[str, str]
 """Namespace and name; the namespace is empty for objects that have none."""
-
-
-class Candidates(NamedTuple):
-    """The nodes that a request asks about."""
-
-    names: Sequence[str]
-    """In the order of the request; duplicates stay."""
-    numbers: Numbers
-    """Their numbers in the view's index; `len(index)` for a node that is not known."""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -182,13 +174,13 @@ class Agent(Protocol):
 
     name: str
 
-    def filter(self, pod: Any, candidates: Candidates, view: View) -> Verdict | None:
+    def filter(self, pod: Any, candidates: Names, view: View) -> Verdict | None:
         """Which candidates the pod may not go to. Without a slot, a pod that needs the agent is rejected."""
         ...
 
-    def score(self, pod: Any, candidates: Candidates, view: View) -> Scores | None: ...
+    def score(self, pod: Any, candidates: Names, view: View) -> Scores | None: ...
 
-    def preempt(self, pod: Any, candidates: Candidates, view: View) -> Verdict | None:
+    def preempt(self, pod: Any, candidates: Names, view: View) -> Verdict | None:
         """Which candidates the agent would reject even with the victims gone."""
         ...
 

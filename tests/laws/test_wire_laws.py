@@ -2,15 +2,18 @@
 
 import contextlib
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nodewise.agent import NodeIndex, Scores, Verdict
 from nodewise.errors import BadInput
 from nodewise.extender import wire
 from nodewise.extender.decision import Decision, PodRef
+from nodewise.extender.wire import Candidacy
 from nodewise.kube.fields import merge
 
 READER = wire.Reader(merge("Pod"))
@@ -34,9 +37,20 @@ ANY = st.recursive(
 )
 
 
+class Reasoned(NamedTuple):
+    why: str
+    is_failure = False
+
+    def text(self) -> str:
+        return self.why
+
+    def remedy(self) -> str:
+        return ""
+
+
 def survives(body: bytes) -> None:
     with contextlib.suppress(BadInput):
-        READER.candidacy(body)
+        READER.candidacy(body, NodeIndex(["a", "b"]))
     with contextlib.suppress(BadInput):
         READER.preemption(body)
 
@@ -57,17 +71,56 @@ def test_json_that_was_cut_and_mangled_is_read_or_refused(value: Any, at: int, p
     survives(body[:at] + put + body[at + 1 :])
 
 
-@example(['",', ""])
-@example(["a\\", "b"])
-@given(st.lists(st.text(), unique=True))
-def test_names_go_through_as_they_came(names: list[str]) -> None:
+@example(['",', ""], [])
+@example(["a\\", "b"], ["b"])
+@given(st.lists(st.text(), unique=True), st.lists(st.text(max_size=3), max_size=3))
+def test_names_go_through_as_they_came(names: list[str], more: list[str]) -> None:
     body = json.dumps({"Pod": {"metadata": {"name": "p"}}, "NodeNames": names}, ensure_ascii=True).encode()
-    try:
-        request = READER.candidacy(body)
-    except BadInput:
-        assert any("\ud800" <= char <= "\udfff" for name in names for char in name)
-        return
-    listed = np.array([*request.names, None], object)[:-1]
-    decision = Decision("filter", PodRef("", ""), 0.0, 1, listed)
-    assert json.loads(wire.filter_answer(request, decision))["NodeNames"] == names
-    assert [one["Host"] for one in json.loads(wire.prioritize_answer(decision))] == names
+    for known in (more, names[1:] + more, names + more):
+        try:
+            request = READER.candidacy(body, NodeIndex(known))
+        except BadInput:
+            assert any("\ud800" <= char <= "\udfff" for name in names for char in name)
+            return
+        decision = Decision("filter", PodRef("", ""), 0.0, 1, request.names)
+        assert json.loads(wire.filter_answer(request, decision))["NodeNames"] == names
+        assert [one["Host"] for one in json.loads(wire.prioritize_answer(decision))] == names
+
+
+ALIKE = st.text('ab-.é\\"', max_size=20)
+
+
+@given(st.lists(ALIKE, min_size=1, unique=True), st.lists(ALIKE), st.data())
+def test_a_table_finds_what_a_dict_finds(known: list[str], others: list[str], data: st.DataObject) -> None:
+    index = NodeIndex(known)
+    names = data.draw(st.lists(st.sampled_from(known + others)))
+    listed = msgspec.json.encode(names)
+    found = index.read(listed)
+    assert found.numbers.tolist() == index.numbers(names).tolist()
+    assert found.tolist() == names
+    if (
+        index.table is not None
+        and not set(names) - set(known)
+        and not any('"' in n or "\\" in n for n in names)
+    ):
+        assert index.table.read(listed) is not None
+    assert index.read(json.dumps(names).encode()).tolist() == names
+
+
+@given(st.lists(ALIKE, unique=True, min_size=1), st.data())
+def test_answers_say_of_each_name_what_was_decided(names: list[str], data: st.DataObject) -> None:
+    whys = data.draw(st.lists(st.text(), min_size=1, max_size=3))
+    some = st.lists(st.integers(0, len(whys)), min_size=len(names), max_size=len(names))
+    codes, points = data.draw(some), [number % 11 for number in range(len(names))]
+    verdict = Verdict(np.array(codes, np.int16), tuple(Reasoned(why) for why in whys))
+    request = Candidacy(None, NodeIndex(["zz", *names]).named(names), None)
+    decision = Decision(
+        "filter", PodRef("", ""), 0.0, 1, request.names, (("t", verdict),), (("t", Scores(np.array(points))),)
+    )
+    said = json.loads(wire.filter_answer(request, decision))
+    assert said["NodeNames"] == [name for name, code in zip(names, codes, strict=True) if not code]
+    assert said["FailedNodes"] == {
+        name: whys[code - 1] for name, code in zip(names, codes, strict=True) if code
+    }
+    liked = json.loads(wire.prioritize_answer(decision))
+    assert [(one["Host"], one["Score"]) for one in liked] == list(zip(names, points, strict=True))

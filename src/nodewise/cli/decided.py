@@ -36,7 +36,7 @@ class Decided(NamedTuple):
     @property
     def stays(self) -> bool:
         """Whether no agent rejects the node that it is on. A node that nobody knows is rejected by nobody."""
-        here = self.filtered.names == self.node
+        here = np.array([name == self.node for name in self.filtered.names], bool)
         return bool(self.filtered.kept()[here].all())
 
     @property
@@ -159,7 +159,7 @@ def _moving(one: Decided) -> list[str]:
     name, fits, best, why = _waiting(one)
     if not one.node:
         return [name, "-", "-", fits, best, why]
-    here = report.rejected(one.filtered, np.flatnonzero(one.filtered.names == one.node))
+    here = report.rejected(one.filtered, np.flatnonzero([name == one.node for name in one.filtered.names]))
     reasons = "; ".join(rejection["reason"] for rejection in here.get(one.node, []))
     return [name, one.node, "no", fits, best, reasons]
 
@@ -170,7 +170,7 @@ def _name(one: Decided) -> str:
 
 def _best(one: Decided) -> str:
     points = one.scored.points()
-    return str(one.scored.names[int(points.argmax())]) if len(points) else "-"
+    return one.scored.names[int(points.argmax())] if len(points) else "-"
 
 
 def _reasons(one: Decided) -> str:

@@ -75,9 +75,9 @@ async def _serve(given: Given) -> None:
     signals = _signals()
     tasks = [asyncio.create_task(_watched_over(task)) for task in running.tasks]
     try:
+        _settle_memory()
         for server in running.servers:
             await server.start()
-        _settle_memory()
         logs.emit("started", address=running.servers[0].url, health=running.servers[1].url)
         first = await signals.get()
         logs.emit("stopping")
@@ -104,10 +104,13 @@ def _signals() -> asyncio.Queue[int]:
 
 
 def _settle_memory() -> None:
-    """What is there at the start stays: the garbage collector need not walk through it while requests wait."""
+    """What is there at the start stays: the garbage collector need not walk through it while requests wait.
+
+    A walk through 5,000 young objects takes half a millisecond.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
+    gc.set_threshold(5_000, 100, 100)
 
 
 async def _watched_over(task: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -7,8 +7,6 @@ here asks what time it is or which View is the newest, and nothing is kept.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from nodewise.agent import AgentKind, View
 from nodewise.extender import wire
 from nodewise.extender.chain import Chain
@@ -49,26 +47,21 @@ class Answering:
 
 
 def _filter(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
-    candidacy = reader.candidacy(body)
+    candidacy = reader.candidacy(body, view.nodes)
     decision = chain.filter(candidacy.pod, candidacy.names, view, now)
-    return Answer(_bare(decision), wire.filter_answer(candidacy, decision))
+    return Answer(decision, wire.filter_answer(candidacy, decision))
 
 
 def _prioritize(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
-    candidacy = reader.candidacy(body)
+    candidacy = reader.candidacy(body, view.nodes)
     decision = chain.prioritize(candidacy.pod, candidacy.names, view, now)
-    return Answer(_bare(decision), wire.prioritize_answer(decision))
+    return Answer(decision, wire.prioritize_answer(decision))
 
 
 def _preempt(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
     preemption = reader.preemption(body)
     decision = chain.preempt(preemption.pod, list(preemption.victims), view, now)
     return Answer(decision, wire.preempt_answer(preemption, decision))
-
-
-def _bare(decision: Decision) -> Decision:
-    """The decision as it is kept: without what only its answer needed."""
-    return msgspec.structs.replace(decision, encoded=None)
 
 
 _Ask = Callable[[wire.Reader[Any], Chain, bytes, View, float], Answer]

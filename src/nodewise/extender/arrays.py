@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from nodewise.agent import Evidence, Joined, Scores, ValueState, Verdict
+from nodewise.agent import Evidence, Joined, Names, Scores, ValueState, Verdict
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.metrics.column import States
 
@@ -124,7 +124,7 @@ def _raw(listed: list[Any]) -> msgspec.Raw:
 def read(raw: bytes | msgspec.Raw) -> Decision:
     """The decision. One of `errors.UNREADABLE` if it is none."""
     given = msgspec.json.decode(raw, type=_Decision)
-    names = np.array(_list(given.nodes, str), object)
+    names = Names.of(_list(given.nodes, str))
     verdicts = tuple((one.agent, _verdict(one, len(names))) for one in given.verdicts)
     scores = tuple((one.agent, _scores(one, len(names))) for one in given.scores)
     ref = PodRef(given.namespace, given.pod, given.uid)

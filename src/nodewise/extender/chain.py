@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Agent, Candidates, Scores, Verdict, View
+from nodewise.agent import Agent, Names, Scores, Verdict, View
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.observe import logs
 
@@ -31,33 +31,33 @@ class Chain:
     def __init__(self, agents: Sequence[Agent]) -> None:
         self.agents = tuple(agents)
 
-    def filter(self, pod: Any, names: Sequence[str], view: View, now: float) -> Decision:
+    def filter(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
         """Which of the named nodes the pod may go to."""
-        candidates = Candidates(names, view.nodes.numbers(names))
+        candidates = view.nodes.named(names)
         verdicts = self._verdicts(candidates, lambda agent: agent.filter(pod, candidates, view))
         return _decision("filter", pod, candidates, view, now, verdicts)
 
-    def preempt(self, pod: Any, names: Sequence[str], view: View, now: float) -> Decision:
+    def preempt(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
         """On which of the named nodes the pod could run once its victims are gone."""
-        candidates = Candidates(names, view.nodes.numbers(names))
+        candidates = view.nodes.named(names)
         verdicts = self._verdicts(candidates, lambda agent: agent.preempt(pod, candidates, view))
         return _decision("preempt", pod, candidates, view, now, verdicts)
 
-    def kept(self, pod: Any, candidates: Candidates, view: View) -> NDArray[np.bool_]:
+    def kept(self, pod: Any, candidates: Names, view: View) -> NDArray[np.bool_]:
         """Which candidates no agent rejects; nothing is kept of the decision."""
-        kept = np.ones(len(candidates.names), bool)
+        kept = np.ones(len(candidates), bool)
         for _, verdict in self._verdicts(candidates, lambda agent: agent.filter(pod, candidates, view)):
             kept &= verdict.codes == 0
         return kept
 
-    def prioritize(self, pod: Any, names: Sequence[str], view: View, now: float) -> Decision:
+    def prioritize(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
         """How much the named nodes are liked. A node that is named twice counts once."""
-        candidates = _distinct(names, view)
+        candidates = _distinct(view.nodes.named(names))
         scores = self._scores(lambda agent: agent.score(pod, candidates, view))
         return _decision("prioritize", pod, candidates, view, now, scores=scores)
 
     def _verdicts(
-        self, candidates: Candidates, ask: Callable[[Agent], Verdict | None]
+        self, candidates: Names, ask: Callable[[Agent], Verdict | None]
     ) -> tuple[tuple[str, Verdict], ...]:
         verdicts: list[tuple[str, Verdict]] = []
         for agent in self.agents:
@@ -65,7 +65,7 @@ class Chain:
                 verdict = ask(agent)
             except Exception as error:  # noqa: BLE001 - a defect of one agent must not place its pods anywhere
                 logs.emit("agent_failed", agent=agent.name, exc_info=error)
-                verdict = Verdict(np.ones(len(candidates.names), np.int16), (AgentFailed(agent.name),))
+                verdict = Verdict(np.ones(len(candidates), np.int16), (AgentFailed(agent.name),))
             if verdict is not None:
                 verdicts.append((agent.name, verdict))
         return tuple(verdicts)
@@ -83,30 +83,22 @@ class Chain:
         return tuple(scores)
 
 
-def _distinct(names: Sequence[str], view: View) -> Candidates:
-    """The candidates, each once. kube-scheduler never repeats one, so the look is cheap and the work rare."""
-    numbers = view.nodes.numbers(names)
-    if len(numbers) and np.bincount(numbers).max() > 1:
-        names = list(dict.fromkeys(names))
-        numbers = view.nodes.numbers(names)
-    return Candidates(names, numbers)
+def _distinct(names: Names) -> Names:
+    """The names, each once. kube-scheduler never repeats one, so the look is cheap and the work rare."""
+    if len(names) and np.bincount(names.numbers).max() > 1:
+        return names.index.named(list(dict.fromkeys(names)))
+    return names
 
 
 def _decision(
     verb: Verb,
     pod: Any,
-    candidates: Candidates,
+    candidates: Names,
     view: View,
     now: float,
     verdicts: tuple[tuple[str, Verdict], ...] = (),
     scores: tuple[tuple[str, Scores], ...] = (),
 ) -> Decision:
-    # The index's own strings are kept, not the request's: a ring of decisions then shares them.
-    names = view.nodes.names[candidates.numbers]
-    inside = view.nodes.encoded[candidates.numbers]
-    for position in np.flatnonzero(candidates.numbers == len(view.nodes)).tolist():
-        names[position] = candidates.names[position]
-        inside[position] = msgspec.json.encode(names[position])[1:-1]
     metadata = pod.metadata
     ref = PodRef(metadata.namespace, metadata.name, metadata.uid)
-    return Decision(verb, ref, now, view.generation, names, verdicts, scores, inside)
+    return Decision(verb, ref, now, view.generation, candidates, verdicts, scores)

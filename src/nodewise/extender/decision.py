@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Evidence, Scores, Verdict
+from nodewise.metrics.index import Names
 
 Verb = Literal["filter", "prioritize", "preempt"]
 _FIXED_BYTES = 1500
@@ -32,13 +33,11 @@ class Decision(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
     generation: int
     """Of the View that it was made from."""
-    names: NDArray[np.object_]
+    names: Names
     """The candidates' names."""
     verdicts: tuple[tuple[str, Verdict], ...] = ()
     """By agent, those that had something to say."""
     scores: tuple[tuple[str, Scores], ...] = ()
-    encoded: NDArray[np.object_] | None = None
-    """The names as `NodeIndex.encoded` has them, while the decision is being answered."""
 
     def kept(self) -> NDArray[np.bool_]:
         """Which candidates no agent rejects."""

@@ -122,7 +122,7 @@ def _findings(attempt: Attempt) -> Iterator[Finding]:
     ranking = [_rule(one) for _, given in (attempt.scored or judged).scores for one in given.evidence]
     scored = {name: number for number, name in enumerate(attempt.scored.names)} if attempt.scored else {}
     for position in _order(judged, points):
-        name = str(judged.names[position])
+        name = judged.names[position]
         measured = [_measured(rule, position) for rule in filtering]
         if name in scored:
             measured += [_measured(rule, scored[name]) for rule in ranking]

@@ -112,7 +112,7 @@ def values(given: Decision, positions: Positions | None = None) -> list[dict[str
     evidence = list(given.evidence())
     every = np.arange(len(given.names)) if positions is None else positions
     return [
-        _value(str(given.names[position]), measured, position)
+        _value(given.names[position], measured, position)
         for position in every.tolist()
         for measured in evidence
     ]

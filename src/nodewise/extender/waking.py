@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from nodewise import clock as clocks
-from nodewise.agent import Candidates, Hands, View
+from nodewise.agent import Hands, Names, View
 from nodewise.clock import format_rfc3339
 from nodewise.extender.chain import Chain
 from nodewise.kube.api import NotFound
@@ -78,8 +78,7 @@ class Waker:
         self._writes = self._hands.node_writes.count
         hopes: dict[str, _Hope] = {}
         wake: str | None = None
-        names = view.nodes.known
-        candidates = Candidates(names, view.nodes.numbers(names))
+        candidates = view.nodes.named(view.nodes.known)
         async for pod in clocks.paced(self._waiting()):
             node = self._fits_on(pod, candidates, view)
             hope = self._hoped(pod, fits=node is not None, now_s=now_s)
@@ -98,10 +97,10 @@ class Waker:
         found = [pod for pod in self._pods.values() if not pod.spec.nodeName and _rejection(pod) is not None]
         return found[:MOST_PODS]
 
-    def _fits_on(self, pod: Any, candidates: Candidates, view: View) -> str | None:
+    def _fits_on(self, pod: Any, candidates: Names, view: View) -> str | None:
         """A node that no agent rejects."""
         kept = self._chain.kept(pod, candidates, view)
-        return str(candidates.names[int(np.argmax(kept))]) if kept.any() else None
+        return candidates[int(np.argmax(kept))] if kept.any() else None
 
     def _hoped(self, pod: Any, *, fits: bool, now_s: float) -> _Hope:
         """What is known of the pod now. One that is new counts as healed only if it was us who rejected it."""

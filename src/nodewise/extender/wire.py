@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import MAX_SCORE
 from nodewise.errors import UNREADABLE, BadInput, Problem
+from nodewise.extender import rows
 from nodewise.extender.decision import Decision
-from nodewise.metrics import index
+from nodewise.metrics.index import Names, NodeIndex
 
 PodT = TypeVar("PodT", bound=msgspec.Struct)
 
@@ -39,7 +39,7 @@ class ExtenderArgs(msgspec.Struct, Generic[PodT], rename="pascal"):
 
     pod: PodT | None = None
     nodes: NodeList | None = None
-    node_names: list[str] | None = None
+    node_names: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _MetaPod(msgspec.Struct):
@@ -80,7 +80,7 @@ class Candidacy(msgspec.Struct, Generic[PodT], frozen=True):
     """A filter or prioritize request, read."""
 
     pod: PodT
-    names: list[str]
+    names: Names
     nodes: list[msgspec.Raw] | None
     """The whole nodes in the same order, if they came whole."""
 
@@ -96,6 +96,12 @@ class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
 _encode: Final = msgspec.json.Encoder().encode
 _read_node: Final = msgspec.json.Decoder(_Node).decode
 _ARGS: Final = "an ExtenderArgs object"
+_NULL: Final = msgspec.Raw(b"null")
+
+
+_GO: Final = b'{"metadata":{"name":"'
+"""How Go begins a Node that comes from kube-scheduler's cache: the name is there without a second walk over it all."""
+_SHORT: Final = len(_GO) + 256
 
 
 class Reader(Generic[PodT]):
@@ -105,14 +111,20 @@ class Reader(Generic[PodT]):
         self._args = msgspec.json.Decoder(ExtenderArgs[pod_type])  # type: ignore[valid-type]
         self._preemption = msgspec.json.Decoder(PreemptionArgs[pod_type])  # type: ignore[valid-type]
 
-    def candidacy(self, body: bytes) -> Candidacy[PodT]:
-        """A filter or prioritize request. `BadInput` names the field that is wrong."""
+    def candidacy(self, body: bytes, index: NodeIndex) -> Candidacy[PodT]:
+        """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
         pod = _required(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
-            return Candidacy(pod, [_node_name(number, node) for number, node in enumerate(raw)], raw)
-        return Candidacy(pod, _required(args.node_names, "Nodes", "Nodes or NodeNames"), None)
+            names = [_node_name(number, node) for number, node in enumerate(raw)]
+            return Candidacy(pod, index.named(names), raw)
+        if args.node_names == _NULL:
+            raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
+        try:
+            return Candidacy(pod, index.read(bytes(args.node_names)), None)
+        except UNREADABLE as error:
+            raise BadInput("request", [_problem(error, "NodeNames", "a list of names")]) from error
 
     def preemption(self, body: bytes) -> Preemption[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
@@ -126,7 +138,7 @@ class Reader(Generic[PodT]):
 
 
 def _lacks_candidates(args: ExtenderArgs[Any]) -> bool:
-    return args.pod is None or (args.nodes is None and args.node_names is None)
+    return args.pod is None or (args.nodes is None and args.node_names == _NULL)
 
 
 def _lacks_victims(args: PreemptionArgs[Any]) -> bool:
@@ -145,6 +157,11 @@ def _required(value: Any, field: str, wanted: str) -> Any:
 
 
 def _node_name(number: int, raw: msgspec.Raw) -> str:
+    begin = bytes(memoryview(raw)[:_SHORT])
+    if begin.startswith(_GO):
+        name, _, rest = begin[len(_GO) :].partition(b'"')
+        if rest and b"\\" not in name and name.isascii():
+            return name.decode()
     try:
         return _read_node(raw).metadata.name
     except UNREADABLE:
@@ -236,26 +253,17 @@ def filter_answer(request: Candidacy[Any], decision: Decision) -> bytes:
 
     `FailedNodes` is null where no agent had anything to say.
     """
-    kept, inside = decision.kept(), _inside(decision)
-    failed = _failed(decision, kept, inside) if decision.verdicts else b"null"
+    kept = decision.kept()
+    failed = _failed(decision, kept) if decision.verdicts else b"null"
     tail = b',"FailedNodes":' + failed + b',"FailedAndUnresolvableNodes":null,"Error":""}\n'
     if request.nodes is None:
-        names = b'","'.join(inside[kept].tolist())
-        found = b'["' + names + b'"]' if kept.any() else b"[]"
-        return b"".join((b'{"Nodes":null,"NodeNames":', found, tail))
-    chosen = [request.nodes[position] for position in np.flatnonzero(kept).tolist()]
-    items = b",".join(chosen)
+        names = rows.listed(decision.names, np.flatnonzero(kept))
+        return b"".join((b'{"Nodes":null,"NodeNames":', names, tail))
+    items = b",".join([request.nodes[position] for position in np.flatnonzero(kept).tolist()])
     return b"".join((b'{"Nodes":{"metadata":{},"items":[', items, b']},"NodeNames":null', tail))
 
 
-def _inside(decision: Decision) -> NDArray[np.object_]:
-    """The candidates' names, each as the inside of a JSON string."""
-    if decision.encoded is not None:
-        return decision.encoded
-    return np.array([*index.encoded(decision.names.tolist()), None], object)[:-1]
-
-
-def _failed(decision: Decision, kept: NDArray[np.bool_], inside: NDArray[np.object_]) -> bytes:
+def _failed(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
     """Each rejected node with the reason of the first agent that rejects it; the nodes of one reason together."""
     parts: list[bytes] = []
     left = ~kept
@@ -263,26 +271,15 @@ def _failed(decision: Decision, kept: NDArray[np.bool_], inside: NDArray[np.obje
         codes = np.where(left, verdict.codes, 0)
         left &= codes == 0
         for code, reason in enumerate(verdict.reasons, 1):
-            names = inside[codes == code].tolist()
-            if names:
-                text = b'":' + _encode(reason.text())
-                parts.append(b'"' + (text + b',"').join(names) + text)
+            chosen = np.flatnonzero(codes == code)
+            if len(chosen):
+                parts.append(rows.mapped(decision.names, chosen, _encode(reason.text())))
     return b"{" + b",".join(parts) + b"}"
 
 
 def prioritize_answer(decision: Decision) -> bytes:
     """HostPriorityList: every candidate, with 0 where nobody has an opinion."""
-    inside = _inside(decision)
-    if not len(inside):
-        return b"[]\n"
-    parts = [b""] * (2 * len(inside))
-    parts[0::2] = inside.tolist()
-    parts[1::2] = _SCORES[decision.points()].tolist()
-    return b"".join((b'[{"Host":"', *parts))[: -len(_NEXT)] + b"]\n"
-
-
-_NEXT: Final = b',{"Host":"'
-_SCORES: Final = np.array([b'","Score":%d}' % score + _NEXT for score in range(MAX_SCORE + 1)], object)
+    return rows.scored(decision.names, decision.points())
 
 
 def preempt_answer(request: Preemption[Any], decision: Decision) -> bytes:

@@ -38,6 +38,8 @@ class WorldKeeper:
         self._refresher = refresher
         self._clock = clock
         self._meters = meters
+        self._indexed = (-1, self.view.nodes)
+        """The index of the nodes, and their version when that was seen to be so."""
         self._changed = asyncio.Event()
         self._waiting: tuple[str, ...] = ()
         self._ready = False
@@ -83,10 +85,11 @@ class WorldKeeper:
         """Compute all slots from the world as it is now, and swap the View. Nothing before the stores are full."""
         if not (self._nodes.synced and all(store.synced for store in self._objects.values())):
             return
+        nodes = await self._index()
         objects = {name: store.snapshot() for name, store in self._objects.items()}
         wants = frozenset[Want]().union(*(state.wants(objects) for state in self._states.values()))
         self._refresher.want(wants)
-        world = World(self._index(), objects, self._refresher.snapshot, self._clock.now())
+        world = World(nodes, objects, self._refresher.snapshot, self._clock.now())
         for told in self._told:
             told(world, self.view.generation + 1)
         slots: dict[str, Any] = {}
@@ -99,10 +102,18 @@ class WorldKeeper:
         self._meters.set("view_generation", self.view.generation)
         self._tell_problems(world)
 
-    def _index(self) -> NodeIndex:
+    async def _index(self) -> NodeIndex:
         """The same index while the set of nodes is the same, so that nothing is laid out again."""
-        names = tuple(name for _, name in self._nodes.snapshot())
-        return self.view.nodes if names == self.view.nodes.known else NodeIndex(names)
+        version, index = self._indexed
+        if self._nodes.version != version:
+            version = self._nodes.version
+            names = tuple(name for _, name in self._nodes.snapshot())
+            if names != index.known:
+                index = NodeIndex(names)
+                await asyncio.sleep(0)
+                index.prepare()
+            self._indexed = (version, index)
+        return index
 
     def _tell_problems(self, world: World) -> None:
         """What is wrong with objects, each once, and again when it changes."""

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from nodewise import clock, quantity
-from nodewise.agent import COMPARISONS, Evidence, Joined, ValueState, Verdict
+from nodewise.agent import COMPARISONS, Evidence, Joined, Names, ValueState, Verdict
 from nodewise.extender.arrays import Told
 from nodewise.extender.decision import Decision, PodRef
 
@@ -61,7 +61,7 @@ def of(*verdicts: tuple[str, Verdict], nodes: str = "", at: float = AT, verb: An
     """A decision of these agents, about n1, n2, … unless nodes are named."""
     size = len(verdicts[0][1].codes) if verdicts else len(nodes.split())
     names = nodes.split() or [f"n{number}" for number in range(1, size + 1)]
-    return Decision(verb, PodRef("d", "p", "u"), at, 7, np.array(names, object), verdicts)
+    return Decision(verb, PodRef("d", "p", "u"), at, 7, Names.of(names), verdicts)
 
 
 def decision(**values: str) -> Decision:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.agent import Candidates, NodeIndex, Scores, Verdict, View, Want, World
+from nodewise.agent import Names, NodeIndex, Scores, Verdict, View, Want, World
 from nodewise.clock import ManualClock
 from nodewise.extender import report
 from nodewise.extender.chain import Chain
@@ -41,20 +41,20 @@ class Rejecting:
         self.name = name
         self.rejects = rejects
 
-    def filter(self, _pod: Any, candidates: Candidates, _view: View) -> Verdict | None:
+    def filter(self, _pod: Any, candidates: Names, _view: View) -> Verdict | None:
         if self.rejects is None:
             return None
-        codes = np.array([name in self.rejects.split() for name in candidates.names], np.int16)
+        codes = np.array([name in self.rejects.split() for name in candidates], np.int16)
         return Verdict(codes, (Because(f"{self.name} says no"),))
 
     preempt = filter
 
-    def score(self, _pod: Any, candidates: Candidates, _view: View) -> Scores | None:
-        return None if self.rejects is None else Scores(np.arange(len(candidates.names)))
+    def score(self, _pod: Any, candidates: Names, _view: View) -> Scores | None:
+        return None if self.rejects is None else Scores(np.arange(len(candidates)))
 
 
 class Broken(Rejecting):
-    def filter(self, _pod: Any, candidates: Candidates, _view: View) -> Verdict | None:
+    def filter(self, _pod: Any, candidates: Names, _view: View) -> Verdict | None:
         raise ZeroDivisionError
 
     preempt = filter
@@ -96,7 +96,7 @@ class TestChain:
 
 
 def decision(name: str, nodes: int = 100) -> Decision:
-    return Decision("filter", PodRef("d", name), 0.0, 1, np.array(["n"] * nodes, object))
+    return Decision("filter", PodRef("d", name), 0.0, 1, Names.of(["n"] * nodes))
 
 
 class TestRing:

@@ -1,6 +1,6 @@
 import numpy as np
 
-from nodewise.agent import Evidence, Verdict
+from nodewise.agent import Evidence, Names, Verdict
 from nodewise.extender import events
 from nodewise.extender.decision import Decision, PodRef
 from tests.unit.extender.test_wire import Because
@@ -18,7 +18,7 @@ def decision(codes: list[int], verb: str = "filter", values: tuple[int, ...] = (
         np.zeros(len(values)),
     )
     verdict = Verdict(np.array(codes, np.int16), (Because("heat GreaterThan 80"),), (evidence,))
-    names = np.array([f"n{i}" for i in range(len(codes))], object)
+    names = Names.of([f"n{i}" for i in range(len(codes))])
     return Decision(verb, PodRef("d", "p", "u"), 0.0, 1, names, (("telemetry", verdict),))  # type: ignore[arg-type]
 
 
@@ -43,5 +43,5 @@ def test_nothing_is_told_while_a_node_is_left_or_of_other_questions() -> None:
     tell = events.PodEvents(told)  # type: ignore[arg-type]
     tell(decision([1, 0]))
     tell(decision([1, 1], verb="preempt"))
-    tell(Decision("filter", PodRef("d", "p"), 0.0, 1, np.array([], object)))
+    tell(Decision("filter", PodRef("d", "p"), 0.0, 1, Names.of([])))
     assert told.notes == []

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nodewise.agent import Evidence, Scores, Verdict
+from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.extender import explaining
 from nodewise.extender.arrays import Told
 from nodewise.extender.decision import Decision, PodRef
@@ -14,7 +14,7 @@ from tests.unit.extender.decisions import AT, decision, evidence, of, verdict
 
 
 def call(verb: Any, at: float, names: str = "a b", uid: str = "u") -> Decision:
-    return Decision(verb, PodRef("d", "p", uid), at, 1, np.array(names.split(), object))
+    return Decision(verb, PodRef("d", "p", uid), at, 1, Names.of(names.split()))
 
 
 def told(*given: Decision, uid: str = "") -> tuple[float | None, float | None, float | None]:
@@ -64,7 +64,7 @@ class TestAttempts:
 
 
 def scored(points: dict[str, int], *rules: Evidence) -> Decision:
-    names = np.array(list(points), object)
+    names = Names.of(list(points))
     given = Scores(np.array(list(points.values()), np.int64), rules)
     return Decision("prioritize", PodRef("d", "p", "u"), AT, 7, names, scores=(("telemetry", given),))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nodewise import clock
-from nodewise.agent import Scores
+from nodewise.agent import Names, Scores
 from nodewise.errors import BadInput
 from nodewise.extender import arrays, ledger, report
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
@@ -37,7 +37,7 @@ SCORED = Decision(
     PodRef("d", "p", "u"),
     5.25,
     1,
-    np.array(["a", "b"], object),
+    Names.of(["a", "b"]),
     scores=(("telemetry", Scores(np.array([10, 0]), (decisions.evidence("power", "3 -")._replace(target=None),))),),
 )  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_what_is_read_back_is_what_was_written(given: Decision) -> None:
 
 
 def at(seconds: float, name: str = "p", verb: Any = "filter") -> Decision:
-    return Decision(verb, PodRef("d", name), seconds, 1, np.array(["n"], object))
+    return Decision(verb, PodRef("d", name), seconds, 1, Names.of(["n"]))
 
 
 def test_the_newest_come_first_and_what_is_known_beside_them() -> None:

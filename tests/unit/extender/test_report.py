@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from nodewise import clock
-from nodewise.agent import Evidence, Scores, Verdict
+from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.extender import report
 from nodewise.extender.decision import Decision, PodRef
 from tests.unit.extender import decisions
@@ -40,7 +40,7 @@ def test_a_filter_answer() -> None:
 
 
 def test_a_prioritize_answer() -> None:
-    ref, names = PodRef("d", "p", "u"), np.array(["a", "b"], object)
+    ref, names = PodRef("d", "p", "u"), Names.of(["a", "b"])
     given = Decision("prioritize", ref, 0.0, 1, names, scores=(("t", Scores(np.array([10, 9]))),))
     assert words(given)["scores"] == {"a": 10, "b": 9}
 
@@ -55,7 +55,7 @@ def test_what_is_made_in_parts_is_what_is_made_at_once() -> None:
 
 
 def test_a_decision_without_an_opinion() -> None:
-    plain = Decision("filter", PodRef("d", "p"), 0.0, 1, np.array(["a"], object))
+    plain = Decision("filter", PodRef("d", "p"), 0.0, 1, Names.of(["a"]))
     found = words(plain)
     assert (found["feasible"], found["rejected"], found["values"]) == (["a"], {}, [])
 

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from nodewise.agent import Candidates, Reason, Scores, Verdict, View
+from nodewise.agent import Names, Reason, Scores, Verdict, View
 from nodewise.agents.telemetry import ranks, reasons
 from nodewise.agents.telemetry.state import PolicySlot
 
@@ -32,7 +32,7 @@ class TelemetryAgent:
 
     name = "telemetry"
 
-    def filter(self, pod: PodFields, candidates: Candidates, view: View) -> Verdict | None:
+    def filter(self, pod: PodFields, candidates: Names, view: View) -> Verdict | None:
         found = self._policy(pod, view)
         if found is None:
             return None
@@ -44,10 +44,10 @@ class TelemetryAgent:
         evidence = tuple(rule.evidence(candidates) for rule in found.filtering)
         return Verdict(codes[candidates.numbers], texts, evidence, joined)
 
-    def preempt(self, pod: PodFields, candidates: Candidates, view: View) -> Verdict | None:
+    def preempt(self, pod: PodFields, candidates: Names, view: View) -> Verdict | None:
         return self.filter(pod, candidates, view)
 
-    def score(self, pod: PodFields, candidates: Candidates, view: View) -> Scores | None:
+    def score(self, pod: PodFields, candidates: Names, view: View) -> Scores | None:
         found = self._policy(pod, view)
         if not isinstance(found, PolicySlot) or found.ranks is None or found.preferring is None:
             return None
@@ -74,5 +74,5 @@ def _cut(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
-def _rejected(candidates: Candidates, reason: Reason) -> Verdict:
-    return Verdict(np.ones(len(candidates.names), np.int16), (reason,))
+def _rejected(candidates: Names, reason: Reason) -> Verdict:
+    return Verdict(np.ones(len(candidates), np.int16), (reason,))

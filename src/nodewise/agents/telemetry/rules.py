@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Candidates, Evidence, Joined, Reason
+from nodewise.agent import Evidence, Joined, Names, Reason
 from nodewise.agents.telemetry import operators, reasons
 from nodewise.agents.telemetry.policy import Rule
 from nodewise.metrics.column import Column, States
@@ -30,7 +30,7 @@ class Measured(NamedTuple):
     """Where there is no fresh value and the rule rejects such nodes."""
     rejects_missing: bool = False
 
-    def evidence(self, candidates: Candidates, *, ranks_only: bool = False) -> Evidence:
+    def evidence(self, candidates: Names, *, ranks_only: bool = False) -> Evidence:
         """The values of some candidates, kept with the decision."""
         numbers = candidates.numbers
         target = None if ranks_only else self.rule.target

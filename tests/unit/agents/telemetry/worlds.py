@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from nodewise import clock, quantity
-from nodewise.agent import Candidates, NodeIndex, View, World
+from nodewise.agent import Names, NodeIndex, View, World
 from nodewise.agents.telemetry.agent import PodFields, PodMetadata, TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
@@ -58,8 +58,8 @@ def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:
     return PodFields(PodMetadata(namespace, labels))
 
 
-def candidates(given: View, names: str) -> Candidates:
-    return Candidates(names.split(), given.nodes.numbers(names.split()))
+def candidates(given: View, names: str) -> Names:
+    return given.nodes.named(names.split())
 
 
 def rejected(given: View, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, str] | None:
