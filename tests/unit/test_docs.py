@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from tools import reference
 
 from nodewise.cli.main import COMMANDS
 from nodewise.observe.catalogue import EVENTS, METRICS
+from tests.cluster import rights
+from tests.cluster.rights import Right
 
 ROOT = Path(__file__).parents[2]
 SOURCES = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
@@ -50,6 +53,24 @@ def test_links_between_pages_lead_somewhere() -> None:
     ]
     assert links
     assert [f"{page.name}: {to}" for page, to in links if not (page.parent / to).exists()] == []
+
+
+@pytest.mark.parametrize("manifest", ["rbac.yaml", "reader.yaml"])
+def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
+    page = (ROOT / "docs/rights.md").read_text()
+    section = page.partition(f"`deploy/{manifest}`\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:5] for line in section.splitlines() if line.startswith("| `")]
+    granted = rights.granted(yaml.safe_load_all((ROOT / "deploy" / manifest).read_text()))
+    told = [_right(*(cell.strip() for cell in row)) for row in rows]
+    assert set(told) == granted
+    assert len(told) == len(granted)
+
+
+def _right(verb: str, resource: str, group: str, where: str) -> Right:
+    named = [cell.strip("`") if cell != "core" else "" for cell in (verb, group, resource)]
+    namespace = re.search(r"namespace `([^`]+)`", where)
+    name = re.search(r"only `([^`]+)`", where)
+    return Right(*named, name[1] if name else "", namespace[1] if namespace else "")
 
 
 def test_the_readme_names_every_command() -> None:
