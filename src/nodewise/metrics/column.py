@@ -1,5 +1,6 @@
 """A series laid out by node number, for arithmetic over all nodes at once."""
 
+from collections.abc import Generator
 from typing import NamedTuple
 
 import numpy as np
@@ -43,10 +44,11 @@ def empty(index: NodeIndex) -> Column:
     )
 
 
-def lay_out(series: Series, index: NodeIndex) -> Column:
-    """The column of a series. Samples of nodes that the index does not have are left out."""
+def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
+    """The column of a series, in parts. Samples of nodes that the index does not have are left out."""
     column = empty(index)
     numbers = index.numbers(list(series.samples))
+    yield
     samples = series.samples.values()
     exact = [sample.value for sample in samples]
     values = column.values
@@ -55,6 +57,7 @@ def lay_out(series: Series, index: NodeIndex) -> Column:
     except OverflowError:
         values = column.values.astype(object)
         values[numbers] = np.array(exact, object)
+    yield
     times = (np.nan if sample.at is None else sample.at for sample in samples)
     column.times[numbers] = np.fromiter(times, np.float64, len(exact))
     column.given[numbers] = State.FRESH

@@ -1,6 +1,8 @@
 import numpy as np
 
+from nodewise import clock
 from nodewise.metrics import column
+from nodewise.metrics.column import Column
 from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.series import Sample, Series, State, newer
 from nodewise.metrics.snapshot import Snapshot
@@ -10,6 +12,10 @@ INDEX = NodeIndex(["a", "b", "c"])
 
 def series(**values: Sample) -> Series:
     return Series("m", "s", 0.0, values, {"c": "NaN"})
+
+
+def laid_out(given: Series, index: NodeIndex) -> Column:
+    return clock.result(column.lay_out(given, index))
 
 
 class TestIndex:
@@ -23,18 +29,18 @@ class TestIndex:
 
 class TestLayOut:
     def test_values_stand_by_node_number(self) -> None:
-        found = column.lay_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
+        found = laid_out(series(b=Sample(7, 5.0), ghost=Sample(1, 1.0)), INDEX)
         assert found.values.tolist() == [0, 7, 0, 0]
         assert found.values.dtype == np.int64
         assert [State(s).name for s in found.given] == ["MISSING", "FRESH", "INVALID", "MISSING"]
 
     def test_values_beyond_64_bits_stay_exact(self) -> None:
-        found = column.lay_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)
+        found = laid_out(series(a=Sample(2**63 - 1, 0.0), b=Sample(10**30 + 1, 0.0)), INDEX)
         assert found.values.tolist()[:2] == [2**63 - 1, 10**30 + 1]
         assert (found.values > 10**30).tolist() == [False, True, False, False]
 
     def test_states_and_ages_at_a_time(self) -> None:
-        found = column.lay_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
+        found = laid_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
         assert [State(s).name for s in found.states(100.0, 5.0)] == ["STALE", "FRESH", "INVALID", "MISSING"]
         assert found.states(95.0, 5.0)[0] == State.FRESH
         assert found.ages_s(100.0)[0] == 10.0

@@ -87,10 +87,10 @@ class TelemetryState:
         memo: dict[Rule, rules.Measured] = {}
         policies_ = self.policies(world.objects)
         for asked in dict.fromkeys(_key(rule) for policy in policies_.values() for rule in _rules(policy)):
-            self._column(asked, world)
+            yield from self._lay_out(asked, world)
             yield
         for key, policy in policies_.items():
-            slot[key] = self._decide(policy, world, memo)
+            slot[key] = yield from self._decide(policy, world, memo)
             yield
         self._memories = {rule: memory for rule, memory in self._memories.items() if rule in memo}
         self._columns = {
@@ -98,8 +98,13 @@ class TelemetryState:
         }
         return slot
 
-    def _decide(self, policy: Policy, world: World, memo: dict[Rule, rules.Measured]) -> PolicySlot:
-        filtering = tuple(self._measured(rule, world, memo) for rule in policy.rules("dontschedule"))
+    def _decide(
+        self, policy: Policy, world: World, memo: dict[Rule, rules.Measured]
+    ) -> Generator[None, None, PolicySlot]:
+        filtering: list[rules.Measured] = []
+        for rule in policy.rules("dontschedule"):
+            filtering.append(self._measured(rule, world, memo))
+            yield
         # Only the first rule of scheduleonmetric counts, as in the older system.
         first = next(iter(policy.rules("scheduleonmetric")), None)
         preferring = self._measured(first, world, memo) if first and not first.unusable else None
@@ -108,13 +113,18 @@ class TelemetryState:
             if preferring
             else None
         )
+        yield
+        wanted: list[LabelColumn] = []
+        for column in self._labels(policy, world, memo):
+            wanted.append(column)
+            yield
         return PolicySlot(
             policy,
-            self._judge(policy, filtering, world),
-            filtering,
+            self._judge(policy, tuple(filtering), world),
+            tuple(filtering),
             ranked,
             preferring,
-            tuple(self._labels(policy, world, memo)),
+            tuple(wanted),
             _never_fetched(policy, world),
             tuple(rule for rule in _rules(policy) if rule in memo and self._memories[rule].suspended),
         )
@@ -171,16 +181,18 @@ class TelemetryState:
         self._memories[rule] = memory
         return suspension.held(measured, memory)
 
-    def _column(self, metric: str, world: World) -> Column:
+    def _lay_out(self, metric: str, world: World) -> Generator[None, None, None]:
+        """Have the metric's column, the one of before where neither its values nor the nodes are others."""
         series = world.metrics.series.get(metric)
-        if series is None:
-            return columns.empty(world.nodes)
         known = self._columns.get(metric)
-        if known and known[0] is series and known[1] is world.nodes:
-            return known[2]
-        laid_out = columns.lay_out(series, world.nodes)
-        self._columns[metric] = (series, world.nodes, laid_out)
-        return laid_out
+        if series is None:
+            self._columns.pop(metric, None)
+        elif known is None or known[0] is not series or known[1] is not world.nodes:
+            laid_out = yield from columns.lay_out(series, world.nodes)
+            self._columns[metric] = (series, world.nodes, laid_out)
+
+    def _column(self, metric: str, world: World) -> Column:
+        return self._columns[metric][2] if metric in self._columns else columns.empty(world.nodes)
 
 
 def _rules(policy: Policy) -> list[Rule]:
