@@ -131,9 +131,15 @@ def format_rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+_LONGEST_DURATION: Final = 64
+"""Characters; each unit costs another look at all that follows."""
+
+
 def parse_duration(text: str) -> float:
     """Seconds of a Go duration such as `2s`, `1m30s`, `500ms`; ValueError says what is wrong with it."""
     units = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+    if len(text) > _LONGEST_DURATION:
+        raise ValueError(f"{len(text)} characters are no duration such as 5s, 500ms or 1m30s")
     rest = text.strip()
     sign = -1.0 if rest.startswith("-") else 1.0
     rest = rest.lstrip("+-")

@@ -57,3 +57,8 @@ def test_a_stepwise_computation_gives_the_same_at_once_and_in_slices() -> None:
         return 7
 
     assert clock.result(work()) == asyncio.run(clock.paced_result(work(), budget_s=0)) == 7
+
+
+def test_a_text_as_long_as_an_object_is_no_duration() -> None:
+    with pytest.raises(ValueError, match="1000000 characters"):
+        clock.parse_duration("1s" * 500_000)

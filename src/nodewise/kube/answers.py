@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
+from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube.api import Expired, NotFound
 
 KINDS: Final[Mapping[int, type[NodewiseError]]] = {
@@ -77,7 +77,7 @@ def status_of(body: bytes) -> Status:
     """The Status in a body; an answer that carries none, as from a proxy, gives its first words."""
     try:
         status = msgspec.json.decode(body, type=Status)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return Status(message=body[:200].decode(errors="replace").strip())
     return status if status.kind == "Status" else Status()
 

@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 
 from nodewise.clock import Clock
-from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube import answers, renewing
 from nodewise.kube.answers import Call
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
@@ -37,6 +37,8 @@ _TYPES: Final[Mapping[Patch, str]] = {
     "apply": "application/apply-patch+yaml",  # JSON is YAML, and every version since 1.16 knows this name
 }
 _JSON: Final = "application/json"
+MOST_BYTES: Final = 256 << 20
+"""Of an answer. The first page of a list, of objects as large as etcd takes them, is 150 MiB."""
 _CANNOT: Final = 500
 """From this status on the server, or its storage, is not able to answer."""
 
@@ -140,14 +142,18 @@ class HttpApi:
             raise Unavailable(f"{method} {self.server}{path}", [problem])
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = {"Content-Type": content_type} if content else {}
-        return self._http.build_request(
-            method,
-            path,
-            params=dict(params) or None,
-            content=content or None,
-            headers=headers,
-            extensions=dict(self._account.extensions),
-        )
+        try:
+            return self._http.build_request(
+                method,
+                path,
+                params=dict(params) or None,
+                content=content or None,
+                headers=headers,
+                extensions=dict(self._account.extensions),
+            )
+        except httpx2.InvalidURL as error:
+            problem = Problem("path", str(error), "one that a URL can hold")
+            raise BadInput(f"{method} {self.server}{path[:200]}", [problem]) from error
 
     async def _write(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
         """Sent when our own limit allows it; no later than the deadline does."""
@@ -178,7 +184,12 @@ class HttpApi:
                 raise Unavailable(str(_call(verb, request)), [problem]) from error
 
     async def _checked(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
-        """Raise the error of an answer that is no success."""
+        """Raise the error of an answer that is no success, or not to be unpacked."""
+        encoding = response.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            # we said that we take none; to unpack it would be one long step, and nobody knows how large it gets
+            problem = Problem("Content-Encoding", shown(encoding), "none")
+            raise Unavailable(str(_call(verb, request)), [problem])
         if response.status_code < _CANNOT and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
             self._heard()
         if response.is_success:
@@ -225,5 +236,12 @@ def _call(verb: str, request: httpx2.Request) -> Call:
 
 
 async def _whole(response: httpx2.Response) -> bytes:
-    pieces = [piece async for piece in response.aiter_bytes()]
+    pieces = []
+    size = 0
+    async for piece in response.aiter_bytes():
+        size += len(piece)
+        if size > MOST_BYTES:
+            seen = f"more than {MOST_BYTES // 2**20} MiB"
+            raise Unavailable(f"{response.request.method} {response.url.path}", [Problem("answer", seen, "")])
+        pieces.append(piece)
     return b"".join(pieces)

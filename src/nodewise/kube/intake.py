@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from nodewise.errors import UNREADABLE
 from nodewise.kube import watching
 from nodewise.kube.store import Key, Named, Store, Writer
 from nodewise.observe import logs
@@ -68,7 +69,7 @@ class Intake(Generic[T]):
     def _decoded(self, data: msgspec.Raw) -> T | None:
         try:
             return self._owned(self._decoder.decode(data))
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             self._note(watching.key_of(data), str(error))
             return None
 

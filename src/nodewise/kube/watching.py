@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from nodewise.errors import Problem, Unavailable
+from nodewise.errors import UNREADABLE, Problem, Unavailable
 from nodewise.kube import answers
 from nodewise.kube.answers import Call
 from nodewise.kube.api import Expired
@@ -115,7 +115,7 @@ def page(state: Listing, body: bytes) -> tuple[State, Page]:
     """One page of the list. `Unavailable` if it is none."""
     try:
         found = _LIST.decode(body)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise Unavailable("list", [Problem("", str(error), "a list of objects")]) from error
     token = found.metadata.token
     after = state._replace(token=token) if token else Watching(found.metadata.resource_version)
@@ -131,7 +131,7 @@ def line(state: Watching, data: bytes) -> tuple[State, Frame]:
             status = _STATUS.decode(event.object)
             raise answers.error(Call("watch", f"event {event.type}"), status.code, status)
         meta = _HEAD.decode(event.object).metadata
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise Unavailable("watch", [Problem("", str(error), "a watch event")]) from error
     frame = Frame(kind, (meta.namespace, meta.name), event.object)
     return Watching(meta.resource_version or state.version), frame
@@ -146,7 +146,7 @@ def key_of(data: msgspec.Raw) -> Key:
     """Namespace and name of an object that may be wrong in every other respect; empty if in this one too."""
     try:
         meta = _HEAD.decode(data).metadata
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return "", ""
     return meta.namespace, meta.name
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodewise.clock import Clock
-from nodewise.errors import NodewiseError
+from nodewise.errors import NodewiseError, shown
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import NotThere, Source, Want
 from nodewise.observe import logs
@@ -124,12 +124,22 @@ class Asker:
             failure = _Failure(source.name, f"no answer within {self._limits.timeout_s:g} s")
         except NodewiseError as error:
             failure = _Failure(source.name, str(error), isinstance(error, NotThere))
+        except Exception as error:  # noqa: BLE001 - what one metric runs into must not keep the others from being asked
+            failure = self._defect(want, source, error)
         else:
             self._meters.count("metric_fetches_total", source=source.name, outcome="good")
             return series if series.metric == want.key else msgspec.structs.replace(series, metric=want.key)
         outcome = "not_there" if failure.not_there else "failed"
         self._meters.count("metric_fetches_total", source=source.name, outcome=outcome)
         return failure
+
+    def _defect(self, want: Want, source: Source, error: Exception) -> _Failure:
+        """A failure that nobody thought of, with its traceback in the log, once a metric."""
+        key = (want.key, f"defect of {source.name}")
+        if key not in self._told:
+            self._told.add(key)
+            logs.emit("task_failed", task=f"fetching metric {shown(want.key)}", exc_info=error)
+        return _Failure(source.name, f"a defect of nodewise: {type(error).__name__}: {error}")
 
 
 def _words(failures: Sequence[_Failure], sources: int) -> str:

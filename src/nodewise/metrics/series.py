@@ -40,17 +40,23 @@ class Series(msgspec.Struct, frozen=True):
     """Node name -> what the source gave instead of a quantity, as an error shows it."""
 
 
+_AHEAD_S = 60.0
+"""How much later than our own clock a source's may be."""
+
+
 def newer(old: Series | None, new: Series) -> Series:
     """The series to keep: exactly the nodes of `new`, each with the newer of its two samples.
 
     A node that the new answer lacks is gone. A source with several replicas may answer with an older sample
-    than it gave before; the newer one stays.
+    than it gave before; the newer one stays, unless its time was still to come when it was read: a clock that once
+    was wrong must not hold a value for ever.
     """
     if old is None or old.source != new.source:
         return new
+    latest = old.fetched_at + _AHEAD_S
     late = {
         node: old.samples[node]
         for node, sample in new.samples.items()
-        if node in old.samples and (old.samples[node].at or 0.0) > (sample.at or float("inf"))
+        if node in old.samples and (sample.at or float("inf")) < (old.samples[node].at or 0.0) <= latest
     }
     return msgspec.structs.replace(new, samples=new.samples | late) if late else new

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -10,7 +11,7 @@ import httpx2
 import pytest
 
 from nodewise.clock import ManualClock
-from nodewise.errors import BadSettings, Conflict, NodewiseError, Refused, Unavailable
+from nodewise.errors import BadInput, BadSettings, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import client
 from nodewise.kube.answers import Call
 from nodewise.kube.api import Patch
@@ -251,3 +252,31 @@ async def test_a_watch_that_is_refused_says_why() -> None:
 def test_words_of_an_exception_without_any() -> None:
     error = client.translated(httpx2.ReadTimeout(""), Call("get", "u"), "s")
     assert str(error) == "get u: ReadTimeout (is the API server at s up, and is this its address?)"
+
+
+async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MOST_BYTES", 2**20)
+    served = Served(lambda _: httpx2.Response(200, content=b"a" * (2**20 + 1)))
+    with pytest.raises(Unavailable, match="answer: more than 1 MiB"):
+        await served.api.get("/a")
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_packed_answer_is_not_unpacked(status: int) -> None:
+    packed = gzip.compress(b"{}")
+    served = Served(
+        lambda _: httpx2.Response(status, stream=Stream(packed), headers={"Content-Encoding": "gzip"})
+    )
+    with pytest.raises(Unavailable, match="Content-Encoding: 'gzip'; wanted none"):
+        await served.api.get("/a")
+
+
+async def test_a_path_that_no_url_can_hold_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="path: "):
+        await Served(ok).api.get("/" + "a" * 100_000)
+
+
+async def test_a_refusal_of_any_shape_is_a_refusal() -> None:
+    for body in (b"[" * 100_000, b'{"kind":"Status","message":"\xff"}', b'{"kind":7}', b"<html>", b""):
+        with pytest.raises(Refused):
+            await Served(lambda _, body=body: httpx2.Response(403, content=body)).api.get("/a")

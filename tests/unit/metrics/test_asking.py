@@ -182,3 +182,22 @@ def test_what_nobody_needs_any_more_is_forgotten() -> None:
         await stage.ask()
 
     assert len(played(play, first, second)) == 2
+
+
+def test_a_source_that_fails_in_a_way_that_nobody_thought_of_is_a_failure_like_any_other() -> None:
+    class Broken(Source):
+        async def fetch(self, want: Want, now: float) -> Series:
+            raise ZeroDivisionError("by nothing")
+
+    async def play() -> list[str]:
+        stage = Stage(Broken("first"), Source("second", "m"))
+        return [await stage.ask(), await stage.ask(Want("n")), await stage.ask(Want("n"))]
+
+    with structlog.testing.capture_logs() as lines:
+        found = asyncio.run(play())
+    assert found[0] == "second"
+    assert "a defect of nodewise: ZeroDivisionError: by nothing" in found[1]
+    assert [line["task"] for line in lines if line["event"] == "task_failed"] == [
+        "fetching metric 'm'",
+        "fetching metric 'n'",
+    ]

@@ -22,7 +22,6 @@ _METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _LONGEST_METRIC: Final = 253
 _LONGEST_QUERY: Final = 4096
 """Characters, as in the CRD. A longer name or query would only be refused by those who are asked."""
-_LONGEST_DURATION: Final = 64
 _MOST_AGE_S: Final = 366 * 86400.0
 MOST_RULES: Final = 100
 """Of one strategy. A rule costs every node its arrays, so an object of 1.5 MiB of rules would cost gigabytes."""
@@ -271,8 +270,7 @@ def _target(given: Any) -> int:
 
 def _duration(given: Any) -> float:
     try:
-        text = str(given)
-        seconds = clock.parse_duration(text) if len(text) <= _LONGEST_DURATION else -1.0
+        seconds = clock.parse_duration(str(given))
     except ValueError:
         seconds = -1.0
     if not 0 < seconds <= _MOST_AGE_S:
