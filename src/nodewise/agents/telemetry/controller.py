@@ -4,10 +4,12 @@ it, and only in the leader. What is to be written is computed elsewhere (`labels
 
 import asyncio
 from collections.abc import Awaitable, Iterable
+from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
 
+from nodewise import clock as clocks
 from nodewise import quantity
 from nodewise.agent import Hands, ObjectKey, Resource, View
 from nodewise.agents.telemetry import labels, ownership, status
@@ -18,7 +20,7 @@ from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicySlot, Slot
 from nodewise.agents.telemetry.status import Status
 from nodewise.clock import format_rfc3339
-from nodewise.errors import Conflict, NodewiseError, Refused
+from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NotFound
 from nodewise.kube.events import About
 from nodewise.kube.resources import NODES
@@ -26,6 +28,8 @@ from nodewise.observe import logs
 
 _AT_ONCE: Final = 8
 """Writes under way at once; their rate is the API client's business (`--kube-qps`)."""
+_STEP_S: Final = 2.0
+"""Labels are written for so long with one View: with thousands of them the last would be minutes old otherwise."""
 _COUNTS_S: Final = 30.0
 """A status of which only counts changed is written no more often than this."""
 _CONFLICT_S: Final = 60.0
@@ -69,17 +73,21 @@ class TelemetryController:
 class LabelWriter:
     """Keeps the node labels that are ours as the columns want them, by server-side apply.
 
-    What we own is known from what we wrote; at the beginning it is read from the nodes that may carry any.
+    What we own is known from what we wrote. A node of which that may not be so is doubted, and read again before
+    anything is decided: at the beginning, when a watch tells of labels that we did not write or that are not there any
+    more, and after a write whose answer was lost.
     """
 
     def __init__(self, hands: Hands) -> None:
         self._hands = hands
-        self._owned: dict[str, Labels] | None = None
+        self._owned: dict[str, Labels] = {}
+        self._doubted: set[str] = set()
         self._seen: dict[str, Any] = {}
         self._denied: dict[str, dict[str, float]] = {}
+        self._left = 0
 
     def begin(self) -> None:
-        self._owned = None
+        self._owned, self._seen = {}, {}
 
     def clash(self, decided: PolicySlot) -> str:
         """On which nodes somebody else owns a label of the policy, in words; empty for none."""
@@ -89,33 +97,52 @@ class LabelWriter:
         return f"somebody else owns a label of that key on node {shown}; it is left alone" if nodes else ""
 
     async def step(self, view: View, columns: dict[str, labels.LabelColumn]) -> None:
-        """Write what differs. Each node's failure is its own; the first one is raised at the end."""
-        if self._owned is None:
-            self._owned = await self._read_owned(frozenset(columns))
-        owned = self._owned
-        wanted = labels.desired(columns, view.nodes, owned)
+        """Write what differs, for a while: what is left then is decided again with the next View.
+
+        Each node's failure is its own; the first one is raised at the end.
+        """
+        await self._doubt_changed()
+        await _all(self._read(node, frozenset(columns)) for node in sorted(self._doubted))
+        wanted = labels.desired(columns, view.nodes, self._owned)
         self._forgive()
-        differing: list[str] = []
-        for node in wanted.keys() | owned.keys():
-            allowed = self._allowed(node, wanted.get(node, {}))
-            if allowed != owned.get(node, {}) or self._strayed(node, allowed):
-                differing.append(node)
-        self._hands.meters.set("nodes_to_label", len(differing))
-        await _all(self._write(node, self._allowed(node, wanted.get(node, {}))) for node in differing)
+        allowed = {
+            node: self._allowed(node, wanted.get(node, {})) for node in wanted.keys() | self._owned.keys()
+        }
+        differing = {node: given for node, given in allowed.items() if given != self._owned.get(node, {})}
+        self._leave(len(differing))
+        until_s = self._hands.clock.monotonic() + _STEP_S
+        due = takewhile(lambda _: self._hands.clock.monotonic() < until_s, differing.items())
+        await _all(self._finish(node, given) for node, given in due)
+
+    async def _finish(self, node: str, wanted: Labels) -> None:
+        await self._write(node, wanted)
+        self._leave(self._left - 1)
+
+    def _leave(self, count: int) -> None:
+        """So many nodes are still to be written."""
+        self._left = count
+        self._hands.meters.set("nodes_to_label", count)
 
     def _allowed(self, node: str, wanted: Labels) -> Labels:
         denied = self._denied.get(node)
         return {key: value for key, value in wanted.items() if key not in denied} if denied else wanted
 
-    def _strayed(self, node: str, wanted: Labels) -> bool:
-        """Whether the node changed since we wrote it and lacks what we want."""
-        found = self._hands.nodes.get("", node)
-        if found is None or found is self._seen.get(node):
-            return False
-        self._seen[node] = found
-        self._denied.pop(node, None)
-        there = labels_of(found)
-        return any(there.get(key) != value for key, value in wanted.items())
+    async def _doubt_changed(self) -> None:
+        """Doubt the nodes that changed and show other labels of ours than we know of."""
+        seen: dict[str, Any] = {}
+        async for node in clocks.paced(self._hands.nodes.values()):
+            name = node.metadata.name
+            seen[name] = node
+            if self._seen.get(name) is node:
+                continue
+            self._denied.pop(name, None)
+            owned = self._owned.get(name, {})
+            there = labels_of(node)
+            if {
+                key: there[key] for key in there if key in owned or ownership.is_candidate(key, there[key])
+            } != owned:
+                self._doubted.add(name)
+        self._seen = seen
 
     def _forgive(self) -> None:
         """Ask again for what was denied long ago."""
@@ -128,12 +155,10 @@ class LabelWriter:
                 del self._denied[node]
 
     async def _write(self, node: str, wanted: Labels) -> None:
-        assert self._owned is not None
         found = self._hands.nodes.get("", node)
         if found is None:
             self._owned.pop(node, None)
             return
-        self._seen[node] = found
         # the uid, or an apply to a node that was just deleted would make a ghost of it
         metadata = {"name": node, "uid": found.metadata.uid, "labels": wanted}
         body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
@@ -152,6 +177,9 @@ class LabelWriter:
             left = {key: value for key, value in wanted.items() if key not in denied}
             if left != self._owned.get(node, {}):
                 await self._write(node, left)
+        except Unavailable:
+            self._doubted.add(node)  # it may have been written all the same
+            raise
         else:
             self._hands.meters.count("label_writes_total")
             self._hands.node_writes.count += 1
@@ -159,18 +187,14 @@ class LabelWriter:
             if not wanted:
                 del self._owned[node]
 
-    async def _read_owned(self, keys: frozenset[str]) -> dict[str, Labels]:
-        """What we own on the nodes that may carry labels of ours, and what we take over from the older system."""
-        found: dict[str, Labels] = {}
-
-        async def read(name: str) -> None:
-            ours = await self._read_node(name, keys)
-            if ours:
-                found[name] = ours
-
-        nodes = [node for node in self._hands.nodes.values() if ownership.is_candidate(labels_of(node))]
-        await _all(read(node.metadata.name) for node in nodes)
-        return found
+    async def _read(self, node: str, keys: frozenset[str]) -> None:
+        """What we own on a node, and what we take over there from the older system."""
+        found = await self._read_node(node, keys)
+        if found:
+            self._owned[node] = found
+        else:
+            self._owned.pop(node, None)
+        self._doubted.discard(node)
 
     async def _read_node(self, name: str, keys: frozenset[str]) -> Labels:
         path = NODES.path(name=name)
@@ -222,9 +246,9 @@ class StatusWriter:
         )
         if wanted == before or (only_counts and now_s - written_s < _COUNTS_S):
             return
-        self._tell(given, before, wanted)
-        self._written[key] = (wanted, now_s)
         await self._write(given, wanted)
+        self._written[key] = (wanted, now_s)
+        self._tell(given, before, wanted)
 
     def _tell(self, given: PolicyObject, before: Status, wanted: Status) -> None:
         """One event for each condition that turned."""
@@ -299,17 +323,26 @@ def _denied_keys(error: Conflict) -> set[str]:
 
 
 async def _all(work: Iterable[Awaitable[None]]) -> None:
-    """Everything, a few at a time; the first error is raised when all is done."""
-    places = asyncio.Semaphore(_AT_ONCE)
+    """Everything, a few at a time, each begun when its turn comes; the first error is raised when all is done.
 
-    async def one(part: Awaitable[None]) -> NodewiseError | None:
-        async with places:
+    An API server that answers nobody is left alone: when so many calls in a row had no answer as may be under way, no
+    more are begun.
+    """
+    pending = iter(work)
+    failed: list[NodewiseError] = []
+    unanswered = 0
+
+    async def one_after_another() -> None:
+        nonlocal unanswered
+        while unanswered < _AT_ONCE and (part := next(pending, None)) is not None:
             try:
                 await part
             except NodewiseError as error:
-                return error
-        return None
+                failed.append(error)
+                unanswered = unanswered + 1 if isinstance(error, Unavailable) else 0
+            else:
+                unanswered = 0
 
-    failed = [error for error in await asyncio.gather(*map(one, work)) if error]
+    await asyncio.gather(*(one_after_another() for _ in range(_AT_ONCE)))
     if failed:
         raise failed[0]

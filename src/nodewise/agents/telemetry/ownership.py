@@ -45,9 +45,9 @@ def _is_telemetrys(key: str, value: str, policies: frozenset[str]) -> bool:
     return key.startswith(PREFIX) or (key in policies and value == VIOLATING)
 
 
-def is_candidate(labels: Labels) -> bool:
-    """Whether a node may carry labels of ours or of the older system at all."""
-    return VIOLATING in labels.values() or any(key.startswith(PREFIX) for key in labels)
+def is_candidate(key: str, value: str) -> bool:
+    """Whether a label may be ours or the older system's at all, whatever the policies say by now."""
+    return value == VIOLATING or key.startswith(PREFIX)
 
 
 def taken_over(metadata: Mapping[str, Any], keys: frozenset[str], api_version: str) -> list[Entry]:

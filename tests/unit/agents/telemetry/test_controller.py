@@ -1,0 +1,181 @@
+"""The controller on an API server that fails: what was not written is written, what was written unheard is known."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise import agents
+from nodewise.agent import Hands, Tally, View
+from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry.controller import LabelWriter, StatusWriter
+from nodewise.agents.telemetry.labels import LabelColumn
+from nodewise.agents.telemetry.policy import PolicyObject
+from nodewise.agents.telemetry.state import POLICIES, PolicySlot
+from nodewise.cli import feeds
+from nodewise.clock import ManualClock
+from nodewise.errors import NodewiseError, Unavailable
+from nodewise.kube.api import NONE, Params, Patch
+from nodewise.kube.events import Recorder, Reporter
+from nodewise.kube.resources import NODES, Resource
+from nodewise.kube.store import Writer
+from nodewise.metrics.index import NodeIndex
+from nodewise.observe.meters import Meters
+from nodewise.simulate.api import FakeApi
+
+LABEL = {"pol": "violating"}
+TASPOLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
+DOWN = Unavailable("connection refused")
+
+
+class DeafApi(FakeApi):
+    """Loses the answers of some writes that it has carried out."""
+
+    def __init__(self) -> None:
+        super().__init__(TASPOLICIES)
+        self.lost = 0
+        self.takes_s = 0.0
+        self.clock = ManualClock(1000.0)
+        self.patched = 0
+
+    async def patch(
+        self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = 10.0
+    ) -> bytes:
+        self.patched += 1
+        self.clock.advance(self.takes_s)
+        answer = await super().patch(path, body, kind, params, timeout_s=timeout_s)
+        if self.lost:
+            self.lost -= 1
+            raise Unavailable("no answer within 10 s")
+        return answer
+
+
+class Ground:
+    """Nodes in an API server, what a watch told of them, and the label writer of a leader."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.api = DeafApi()
+        self.names = tuple(f"n{number}" for number in range(count))
+        self.clock = self.api.clock
+        self.meters = Meters()
+        self.store: Writer[Any] = Writer()
+        self.policies: Writer[PolicyObject] = Writer()
+        recorder = Recorder(self.api, Reporter("test", "test"), self.clock, self.meters)
+        stores = {POLICIES: self.policies.store}
+        self.hands = Hands(self.api, stores, self.store.store, recorder, self.clock, self.meters, Tally())
+        self.writer = LabelWriter(self.hands)
+        for name in self.names:
+            self.api.put(NODES, {"metadata": {"name": name, "labels": {"rack": "1"}}})
+        self.watch()
+        self.writer.begin()
+
+    def watch(self) -> None:
+        """The store is as the API server now."""
+        kind = feeds.node_type([agents.load("telemetry")])
+        items = (msgspec.json.encode(item) for item in self.api.objects(NODES).values())
+        self.store.replace(msgspec.json.decode(item, type=kind) for item in items)
+
+    async def step(self, *violating: str) -> None:
+        """One step with the View in which these nodes violate the policy."""
+        codes = np.array([name in violating for name in (*self.names, "")], np.int16)
+        column = LabelColumn("pol", ("violating",), codes, np.zeros(len(codes), bool))
+        await self.writer.step(View(NodeIndex(self.names), {}, 0.0, 1), {"pol": column})
+
+    def labelled(self) -> set[str]:
+        """The nodes that carry the label in the API server."""
+        found = self.api.objects(NODES)
+        return {name for (_, name), node in found.items() if "pol" in node["metadata"]["labels"]}
+
+    def left(self) -> float:
+        """What the gauge says is still to be written."""
+        [line] = [
+            one
+            for one in self.meters.exposition().splitlines()
+            if one.startswith(b"nodewise_nodes_to_label ")
+        ]
+        return float(line.split()[1])
+
+
+async def test_a_label_that_was_written_unheard_goes_when_the_node_heals() -> None:
+    ground = Ground()
+    ground.api.lost = 1
+    with pytest.raises(Unavailable):
+        await ground.step("n0")
+    assert ground.labelled() == {"n0"}
+    await ground.step()
+    assert ground.labelled() == set()
+
+
+async def test_a_label_that_another_leader_wrote_and_a_watch_tells_of_late_goes_too() -> None:
+    ground = Ground()
+    await ground.step()
+    other = LabelWriter(ground.hands)
+    other.begin()
+    ours, ground.writer = ground.writer, other
+    await ground.step("n0")
+    ground.writer = ours
+    await ground.step()
+    assert ground.labelled() == {"n0"}, "nobody has told yet"
+    ground.watch()
+    await ground.step()
+    assert ground.labelled() == set()
+
+
+async def test_a_label_that_somebody_took_away_comes_back() -> None:
+    ground = Ground()
+    await ground.step("n0")
+    ground.watch()
+    ground.api.put(NODES, {"metadata": {"name": "n0", "labels": {}}})
+    ground.watch()
+    await ground.step("n0")
+    assert ground.labelled() == {"n0"}
+
+
+async def test_an_api_server_that_answers_nobody_is_left_alone() -> None:
+    ground = Ground(100)
+    ground.api.fail(DOWN, 1000)
+    with pytest.raises(Unavailable):
+        await ground.step(*ground.names)
+    assert ground.api.patched < 20
+    assert ground.left() == 100
+
+
+async def test_one_node_that_cannot_be_written_stops_no_other() -> None:
+    ground = Ground(100)
+    ground.api.fail(DOWN, 3)
+    with pytest.raises(NodewiseError):
+        await ground.step(*ground.names)
+    assert len(ground.labelled()) == 97
+    assert ground.left() == 3
+    await ground.step(*ground.names)
+    assert len(ground.labelled()) == 100
+    assert ground.left() == 0
+
+
+async def test_a_step_ends_in_time_for_the_next_view() -> None:
+    ground = Ground(100)
+    ground.api.takes_s = 0.1
+    await ground.step(*ground.names)
+    written = ground.labelled()
+    assert 10 < len(written) < 40
+    assert ground.left() == 100 - len(written)
+    ground.api.takes_s = 0.0
+    await ground.step()
+    assert ground.labelled() == set(), "what was wanted first is no longer written"
+
+
+async def test_a_status_that_could_not_be_written_is_written_with_the_next_step() -> None:
+    ground = Ground()
+    given = {"metadata": {"name": "pol", "namespace": "ns", "uid": "1"}, "spec": {"strategies": {}}}
+    stored = ground.api.put(TASPOLICIES, given)
+    obj = msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
+    ground.policies.replace([obj])
+    slot = {("ns", "pol"): PolicySlot(policies.read(obj), None, (), None, None)}
+    writer = StatusWriter(TASPOLICIES, ground.hands)
+    ground.api.fail(DOWN)
+    with pytest.raises(Unavailable):
+        await writer.step(slot, {})
+    await writer.step(slot, {})
+    [written] = ground.api.objects(TASPOLICIES).values()
+    assert {one["type"] for one in written["status"]["conditions"]} == {"Valid", "MetricsFetched"}
