@@ -11,10 +11,7 @@ from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, wait
-
-HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
-COOLEST = {"metricname": "heat", "operator": "LessThan"}
+from tests.cluster.sandbox import Sandbox
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -48,17 +45,9 @@ def reader(
     return user
 
 
-def define(corner: Sandbox) -> None:
-    """The definition of TASPolicy."""
-    for definition in served.manifest("crds/taspolicies.yaml"):
-        corner.api.ensure(definition)
-    path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
-    wait("TASPolicy is served", lambda: corner.api.answers(path) or None)
-
-
 def policy(namespace: str, *rules: Object, name: str = "pol") -> Object:
     """Avoids the nodes that break these rules, and prefers the coolest."""
-    strategies = {"dontschedule": {"rules": list(rules)}, "scheduleonmetric": {"rules": [COOLEST]}}
+    strategies = {"dontschedule": {"rules": list(rules)}, "scheduleonmetric": {"rules": [served.COOLEST]}}
     return {
         "apiVersion": "telemetry.intel.com/v1alpha1",
         "kind": "TASPolicy",
@@ -73,13 +62,9 @@ def policy_file(folder: Path, namespace: str, *rules: Object) -> Path:
     return file
 
 
-def pod(name: str, **more: Any) -> Object:
-    return objects.pod(name, labels={"telemetry-policy": "pol"}, limits=served.LIMITS, **more)
-
-
 def warm(corner: Sandbox, metrics: CustomMetrics) -> None:
     """Nodes a to d, of which a and d are too hot, b is the coolest."""
-    define(corner)
+    served.define(corner.api)
     corner.nodes(*objects.nodes("a b c d"))
     metrics.set("heat", {"a": 90, "b": 30, "c": 60, "d": "84500m"})
-    corner.create(policy(corner.namespace, HOT))
+    corner.create(policy(corner.namespace, served.HOT))

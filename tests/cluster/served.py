@@ -3,18 +3,19 @@
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import yaml
 
-from tests.cluster import access, processes
+from tests.cluster import access, objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Api, Object
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.processes import Process
 from tests.cluster.sandbox import Sandbox, wait
 
@@ -25,6 +26,8 @@ OWN_NAMESPACE = "default"
 SERVICE = "nodewise"
 LIMITS = {"telemetry/scheduling": "1"}
 """What a pod asks for so that kube-scheduler sends it to us."""
+HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+COOLEST = {"metricname": "heat", "operator": "LessThan"}
 
 
 def manifest(name: str) -> list[Object]:
@@ -57,6 +60,33 @@ def policy(corner: Sandbox, **strategies: list[Object]) -> None:
             "spec": {"strategies": {name: {"rules": rules} for name, rules in strategies.items()}},
         }
     )
+
+
+def pod(name: str, **more: Any) -> Object:
+    """A pod of the policy `pol` that kube-scheduler asks us about; see `objects.pod`."""
+    return objects.pod(name, labels={"telemetry-policy": "pol"}, limits=LIMITS, **more)
+
+
+def heated(
+    corner: Sandbox, metrics: CustomMetrics, heat: Mapping[str, str | int], **strategies: list[Object]
+) -> None:
+    """Nodes that measure this heat, and a policy that avoids the hot ones, or what `strategies` say."""
+    corner.nodes(*objects.nodes(" ".join(heat)))
+    metrics.set("heat", heat)
+    policy(corner, **(strategies or {"dontschedule": [HOT]}))
+
+
+def status(corner: Sandbox, name: str = "pol") -> Object:
+    """The status of a policy of the test; empty while there is none."""
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{name}"
+    found: Object = corner.api.get(path).get("status", {})
+    return found
+
+
+def condition(corner: Sandbox, kind: str, name: str = "pol") -> Object:
+    """One condition of a policy's status; one without a word where it is not there."""
+    found = status(corner, name).get("conditions", [])
+    return next((one for one in found if one["type"] == kind), {"status": "", "message": ""})
 
 
 class Served:
@@ -93,6 +123,14 @@ class Served:
     def fetched(self, metric: str) -> bool:
         """Whether a metric was fetched with success."""
         return f'nodewise_metric_nodes{{metric="{metric}"}}' in httpx2.get(f"{self.health}/metrics").text
+
+    def wait_fetched(self, metric: str) -> None:
+        """Until it knows a metric that a policy just named."""
+        wait(f"{metric} is known", lambda: (self.is_ready() and self.fetched(metric)) or None)
+
+    def wait_leading(self) -> None:
+        """Until its controllers run: the one before may have been killed, and its Lease has to end."""
+        wait("it leads", lambda: self.events("leading") or None, 30)
 
     def rejects(self, namespace: str, node: str, policy: str = "pol") -> bool:
         """What it says of a node now, asked as kube-scheduler would."""

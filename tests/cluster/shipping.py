@@ -23,7 +23,7 @@ from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.rights import Right
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandbox import wait
 from tests.cluster.served import Papers, Served
 
 NAMESPACE = "nodewise"
@@ -50,11 +50,6 @@ class Shipped(NamedTuple):
         given += [f"--namespace={NAMESPACE}", f"--advertise-resource={ADVERTISED}=1000"]
         with served.started(folder, [*given, f"--address={processes.own_address()}"], self.papers) as running:
             yield running
-
-    def policy_conditions(self, corner: Sandbox, policy: str) -> list[Object]:
-        path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{policy}"
-        found: list[Object] = self.plane.api.get(path).get("status", {}).get("conditions", [])
-        return found
 
     def labels(self, node: str) -> dict[str, str]:
         found: dict[str, str] = self._node(node)["metadata"]["labels"]

@@ -9,8 +9,9 @@ from tests.cluster.access import rule
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.looking import HOT, pod, run, told, warm
+from tests.cluster.looking import run, told, warm
 from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import HOT, pod
 
 LEAST = [
     rule("list", "nodes"),

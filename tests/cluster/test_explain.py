@@ -9,9 +9,9 @@ import pytest
 from tests.cluster import looking, objects, processes, served
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.looking import pod, run, told, warm
+from tests.cluster.looking import run, told, warm
 from tests.cluster.sandbox import Sandbox, wait
-from tests.cluster.served import Papers, Served
+from tests.cluster.served import Papers, Served, pod
 
 
 @pytest.fixture

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from tests.cluster import objects, processes, sandbox, served
-from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.sandbox import Sandbox, wait
-from tests.cluster.served import Served, policy
+from tests.cluster.served import COOLEST, HOT, Served, heated, pod, policy
 
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
-HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 
 
 @pytest.fixture
@@ -23,28 +21,18 @@ def nodewise(plane: ControlPlane, metrics: CustomMetrics, tmp_path: Path) -> Ite
         yield running
 
 
-def pod(name: str, **more: Any) -> Object:
-    return objects.pod(name, labels={"telemetry-policy": "pol"}, limits=served.LIMITS, **more)
-
-
 def schedule(plane: ControlPlane, nodewise: Served, **fields: Any) -> processes.Process:
     """kube-scheduler with nodewise as its extender."""
     return plane.start_scheduler({"extenders": [nodewise.entry(**fields)]})
-
-
-def until_fetched(nodewise: Served, metric: str) -> None:
-    """Until nodewise knows a metric that a policy just named."""
-    wait(f"{metric} is known", lambda: (nodewise.is_ready() and nodewise.fetched(metric)) or None)
 
 
 @FORMS
 def test_pods_go_where_the_policy_says(
     plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
 ) -> None:
-    corner.nodes(*objects.nodes("a b c"))
-    metrics.set("heat", {"a": 90, "b": 30, "c": 60})
-    policy(corner, dontschedule=[HOT], scheduleonmetric=[{"metricname": "heat", "operator": "LessThan"}])
-    until_fetched(nodewise, "heat")
+    heat = {"a": 90, "b": 30, "c": 60}
+    heated(corner, metrics, heat, dontschedule=[HOT], scheduleonmetric=[COOLEST])
+    nodewise.wait_fetched("heat")
     with schedule(plane, nodewise, nodeCacheCapable=cached):
         corner.pods(*(pod(f"web-{number}") for number in range(4)))
         assert {corner.expect_bound(f"web-{number}") for number in range(4)} == {"b"}
@@ -59,10 +47,8 @@ def test_pods_go_where_the_policy_says(
 def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
     plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served
 ) -> None:
-    corner.nodes(*objects.nodes("a b"))
-    metrics.set("heat", {"a": 90, "b": "81500m"})
-    policy(corner, dontschedule=[HOT])
-    until_fetched(nodewise, "heat")
+    heated(corner, metrics, {"a": 90, "b": "81500m"})
+    nodewise.wait_fetched("heat")
     with schedule(plane, nodewise):
         corner.pods(pod("web"))
         said = corner.expect_event("web")
@@ -96,21 +82,10 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
     plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     """The API server refuses it the list of policies, so it never gets ready."""
-    corner.nodes(*objects.nodes("a b"))
-    metrics.set("heat", {"a": 1, "b": 1})
-    policy(corner, dontschedule=[HOT])
+    heated(corner, metrics, {"a": 1, "b": 1})
     papers = served.Papers(tmp_path)
     blind = plane.user(f"blind-{processes.free_port()}", [served.rules()[0]])
-    arguments = [
-        f"--kubeconfig={blind.kubeconfig}",
-        "--address=127.0.0.1",
-        "--port=0",
-        "--health-port=0",
-        f"--cert={papers.server.cert}",
-        f"--key={papers.server.key}",
-        f"--client-ca={papers.authority.ca_file}",
-    ]
-    with served.started(tmp_path, arguments, papers) as running:
+    with served.started(tmp_path, served.arguments(blind, papers), papers) as running:
         with schedule(plane, running, ignorable=True):
             corner.pods(pod("web"), objects.pod("plain", limits=served.LIMITS))
             assert "nodewise: starting, policies are not read yet" in corner.expect_event("web")
@@ -124,11 +99,9 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
 def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
     plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
 ) -> None:
-    corner.nodes(objects.node("a", cpu="4"))
+    heated(corner, metrics, {"a": 90})
     corner.pods(objects.running_on("a", objects.pod("small", cpu="3")))
-    metrics.set("heat", {"a": 90})
-    policy(corner, dontschedule=[HOT])
-    until_fetched(nodewise, "heat")
+    nodewise.wait_fetched("heat")
     with schedule(plane, nodewise, nodeCacheCapable=cached):
         corner.pods(pod("large", cpu="3", priority=100))
         corner.expect_rejected("large")
@@ -167,9 +140,7 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
     plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     """Its command line, and its extender entry: whole nodes, ignorable, no CA for our certificate, no preempt verb."""
-    corner.nodes(*objects.nodes("a b"))
-    metrics.set("heat", {"a": 90, "b": 10})
-    policy(corner, dontschedule=[HOT])
+    heated(corner, metrics, {"a": 90, "b": 10})
     papers = served.Papers(tmp_path)
     user = plane.user(f"tas-{processes.free_port()}", served.rules())
     port = processes.free_port()
@@ -206,16 +177,12 @@ def test_a_policys_status_says_what_is_wrong_with_it(
 ) -> None:
     """The definition lets an unknown strategy through, as the older one did."""
     policy(corner, dontschedule=[HOT], dontSchedule=[HOT])
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
-
-    def valid() -> Object | None:
-        conditions = corner.api.get(path).get("status", {}).get("conditions", [])
-        return next((one for one in conditions if one["type"] == "Valid"), None)
-
-    said = wait("the status is written", valid)
+    nodewise.wait_leading()
+    wait("the status is written", lambda: served.condition(corner, "Valid")["status"] or None)
+    said = served.condition(corner, "Valid")
     assert said["status"] == "False"
     assert "spec.strategies.dontSchedule: an unknown strategy" in said["message"]
-    spec = {"spec": {"strategies": {"dontSchedule": None}}}
-    corner.api.patch(path, spec)
-    wait("the status is good", lambda: valid() if (valid() or {})["status"] == "True" else None)
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
+    corner.api.patch(path, {"spec": {"strategies": {"dontSchedule": None}}})
+    wait("the status is good", lambda: served.condition(corner, "Valid")["status"] == "True" or None)
     assert len(nodewise.events("policy_problem")) == 1

@@ -6,21 +6,18 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import label_watch, objects, served
-from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.label_watch import Change, LabelWatch
 from tests.cluster.sandbox import Sandbox, wait
-from tests.cluster.served import policy
+from tests.cluster.served import HOT, heated, policy
 
-DRAIN = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
 PREFIX = "telemetry.aware.scheduling.pol"
 
 
 @pytest.fixture
 def labels(plane: ControlPlane, corner: Sandbox) -> Iterator[LabelWatch]:
-    """Three nodes, and every change of their labels."""
-    corner.nodes(*objects.nodes("a b c"))
+    """Every change of the labels of the test's nodes."""
     with label_watch.watching(plane) as seen:
         yield seen
 
@@ -38,12 +35,6 @@ def until(corner: Sandbox, node: str, wanted: dict[str, str]) -> None:
     )
 
 
-def condition(corner: Sandbox, kind: str, name: str = "pol") -> Object:
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{name}"
-    found = corner.api.get(path).get("status", {}).get("conditions", [])
-    return next((one for one in found if one["type"] == kind), {"status": "", "message": ""})
-
-
 def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
     plane: ControlPlane,
     corner: Sandbox,
@@ -51,8 +42,7 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
     labels: LabelWatch,
     tmp_path: Path,
 ) -> None:
-    metrics.set("heat", {"a": 90, "b": 50, "c": 95})
-    policy(corner, deschedule=[DRAIN])
+    heated(corner, metrics, {"a": 90, "b": 50, "c": 95}, deschedule=[HOT])
     with served.extender(plane, tmp_path):
         until(corner, "a", {"pol": "violating"})
         until(corner, "c", {"pol": "violating"})
@@ -64,7 +54,7 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
         corner.annotate("c", "touched", "1")
         metrics.fail("heat")
     with served.extender(plane, tmp_path) as again:
-        wait("it leads", lambda: again.events("leading") or None, 30)
+        again.wait_leading()
         metrics.set("heat", {"a": 20, "b": 90, "c": 95})
         until(corner, "b", {"pol": "violating"})
     wait("all changes are seen", lambda: len(labels.of("pol")) >= 4 or None)
@@ -75,14 +65,10 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
 
 
 def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
-    plane: ControlPlane,
-    corner: Sandbox,
-    metrics: CustomMetrics,
-    labels: LabelWatch,
-    tmp_path: Path,
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
-    metrics.set("heat", {"a": 90})
-    policy(corner, deschedule=[DRAIN], labeling=[DRAIN | {"labels": ["hot=yes"]}])
+    heated(corner, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
+    corner.nodes(objects.node("unmeasured"))
     with served.extender(plane, tmp_path):
         until(corner, "a", {"pol": "violating", f"{PREFIX}/hot": "yes"})
     corner.api.delete(f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol")
@@ -91,22 +77,21 @@ def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
 
 
 def test_a_label_of_somebody_else_is_left_alone_and_the_policy_says_so(
-    corner: Sandbox,
-    metrics: CustomMetrics,
-    labels: LabelWatch,
-    plane: ControlPlane,
-    tmp_path: Path,
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
+    marking = HOT | {"labels": ["hot=yes"]}
+    heated(corner, metrics, {"a": 90, "b": 10, "c": 90}, deschedule=[HOT], labeling=[marking])
     mine = {"pol": "mine", "telemetry.aware.scheduling.other/x": "1"}
     for node in ("a", "b"):
         corner.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": mine}})
-    metrics.set("heat", {"a": 90, "b": 10, "c": 90})
-    policy(corner, deschedule=[DRAIN], labeling=[DRAIN | {"labels": ["hot=yes"]}])
     with served.extender(plane, tmp_path):
         until(corner, "a", mine | {f"{PREFIX}/hot": "yes"})
         until(corner, "c", {"pol": "violating", f"{PREFIX}/hot": "yes"})
-        wait("the policy says so", lambda: condition(corner, "LabelConflict")["status"] == "True" or None)
-        assert "node a" in condition(corner, "LabelConflict")["message"]
+        wait(
+            "the policy says so",
+            lambda: served.condition(corner, "LabelConflict")["status"] == "True" or None,
+        )
+        assert "node a" in served.condition(corner, "LabelConflict")["message"]
         metrics.set("heat", {"a": 10, "b": 10, "c": 10})
         until(corner, "a", mine)
         until(corner, "c", {})
@@ -121,6 +106,8 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
     tmp_path: Path,
 ) -> None:
     """As it wrote them: a JSON patch by the manager `extender`."""
+    heated(corner, metrics, {"a": 90, "b": 10}, deschedule=[HOT])
+    corner.nodes(objects.node("unmeasured"))
     add = [
         {"op": "add", "path": "/metadata/labels/pol", "value": "violating"},
         {"op": "add", "path": "/metadata/labels/telemetry.aware.scheduling.gone~1x", "value": "1"},
@@ -134,8 +121,6 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
             params={"fieldManager": "extender"},
         )
     wait("the old labels were seen", lambda: len(labels.changes) == 4 or None)
-    metrics.set("heat", {"a": 90, "b": 10})
-    policy(corner, deschedule=[DRAIN])
     with served.extender(plane, tmp_path) as running:
         until(corner, "a", {"pol": "violating"})
         until(corner, "b", {})
@@ -156,19 +141,18 @@ def test_a_metric_that_stops_holds_labels_and_verdicts_and_says_so(
     labels: LabelWatch,
     tmp_path: Path,
 ) -> None:
-    metrics.set("heat", {"a": 90, "b": 50, "c": 95})
-    policy(corner, deschedule=[DRAIN], dontschedule=[DRAIN])
+    heated(corner, metrics, {"a": 90, "b": 50, "c": 95}, deschedule=[HOT], dontschedule=[HOT])
     with served.extender(plane, tmp_path, "--max-age=2s") as running:
         until(corner, "a", {"pol": "violating"})
         until(corner, "c", {"pol": "violating"})
         metrics.fail("heat")
-        wait("it is suspended", lambda: condition(corner, "Suspended")["status"] == "True" or None, 20)
-        assert "heat GreaterThan 80" in condition(corner, "Suspended")["message"]
+        wait("it is suspended", lambda: served.condition(corner, "Suspended")["status"] == "True" or None, 20)
+        assert "heat GreaterThan 80" in served.condition(corner, "Suspended")["message"]
         assert running.rejects(corner.namespace, "a")
         assert not running.rejects(corner.namespace, "b")
         metrics.set("heat", {"a": 10, "b": 50, "c": 95})
         until(corner, "a", {})
-        wait("it is well again", lambda: condition(corner, "Suspended")["status"] == "False" or None)
+        wait("it is well again", lambda: served.condition(corner, "Suspended")["status"] == "False" or None)
     wait("all changes are seen", lambda: len(labels.of("pol")) >= 3 or None)
     assert len(labels.of("pol")) == 3
 
@@ -180,7 +164,7 @@ def test_an_extended_resource_is_kept_on_every_node(
     tmp_path: Path,
 ) -> None:
     corner.nodes(objects.node("a"))
-    policy(corner, deschedule=[DRAIN])
+    policy(corner, deschedule=[HOT])
 
     def advertised(node: str) -> bool | None:
         status = corner.api.get(f"/api/v1/nodes/{node}")["status"]

@@ -105,7 +105,7 @@ class Scene(NamedTuple):
         known = corner.api.get(f"/apis/{EVENTS}/v1/namespaces/{space}/events")["items"]
         found = {
             "labels": shipped.labels("a").get("pol") == "violating",
-            "status": bool(shipped.policy_conditions(corner, "pol")),
+            "status": bool(served.status(corner, "pol")),
             "advertise": shipped.advertises("b"),
             "wake": bool(running.events("woken")),
             "ready": running.is_ready(),

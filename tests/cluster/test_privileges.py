@@ -63,8 +63,8 @@ class Run(NamedTuple):
             for node in ("a", "b", "c")
         ]
         statuses = [
-            self.shipped.policy_conditions(self.first, "cool"),
-            self.shipped.policy_conditions(self.second, "calm"),
+            served.status(self.first, "cool"),
+            served.status(self.second, "calm"),
         ]
         ready = self.filters.is_ready() and self.scores.is_ready()
         return ready and all(nodes) and all(statuses) and len(self.told("labels_taken_over")) == 2

@@ -9,8 +9,7 @@ from tests.cluster import objects, served
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.sandbox import Sandbox, wait
-from tests.cluster.served import Served, policy
-from tests.cluster.test_extender import HOT, pod, until_fetched
+from tests.cluster.served import Served, heated, pod
 
 PERIOD_S = 0.5
 WRITES = ("create", "patch", "delete")
@@ -27,12 +26,10 @@ def writes(running: Served) -> float:
 def test_a_pod_is_bound_within_5_s_and_a_period_of_the_heal(
     plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
-    corner.nodes(*objects.nodes("a b"))
-    metrics.set("heat", {"a": 90, "b": 90})
-    policy(corner, dontschedule=[HOT])
+    heated(corner, metrics, {"a": 90, "b": 90})
     with served.extender(plane, tmp_path) as running:
-        until_fetched(running, "heat")
-        wait("it leads", lambda: running.events("leading") or None, 30)
+        running.wait_fetched("heat")
+        running.wait_leading()
         with plane.start_scheduler({"extenders": [running.entry()]}):
             corner.pods(pod("web-1"), pod("web-2"))
             corner.expect_event("web-1")
@@ -50,14 +47,11 @@ def test_a_pod_is_bound_within_5_s_and_a_period_of_the_heal(
 def test_nothing_is_written_while_nobody_waits(
     plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
-    corner.nodes(*objects.nodes("a b"))
-    metrics.set("heat", {"a": 90, "b": 10})
-    policy(corner, dontschedule=[HOT])
+    heated(corner, metrics, {"a": 90, "b": 10})
     with served.extender(plane, tmp_path) as running:
-        until_fetched(running, "heat")
-        wait("it leads", lambda: running.events("leading") or None, 30)
-        path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
-        wait("the status is written", lambda: corner.api.get(path).get("status") or None)
+        running.wait_fetched("heat")
+        running.wait_leading()
+        wait("the status is written", lambda: served.status(corner) or None)
         time.sleep(1)
         before = writes(running)
         assert before > 0, "the status at least"
