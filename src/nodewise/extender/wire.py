@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.errors import UNREADABLE, BadInput, Problem
-from nodewise.extender import rows
+from nodewise.extender import bounds, rows
 from nodewise.extender.decision import Decision
 from nodewise.metrics.index import Names, NodeIndex
 
@@ -26,11 +26,11 @@ class NodeList(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-class _Metadata(msgspec.Struct):
+class _Metadata(msgspec.Struct, gc=False):
     name: str
 
 
-class _Node(msgspec.Struct):
+class _Node(msgspec.Struct, gc=False):
     metadata: _Metadata
 
 
@@ -42,26 +42,26 @@ class ExtenderArgs(msgspec.Struct, Generic[PodT], rename="pascal"):
     node_names: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _MetaPod(msgspec.Struct):
+class _MetaPod(msgspec.Struct, gc=False):
     UID: str = ""
 
 
-class MetaVictims(msgspec.Struct, rename="pascal"):
+class MetaVictims(msgspec.Struct, rename="pascal", gc=False):
     """The pods that would be evicted from a node, by uid."""
 
     pods: list[_MetaPod] | None = None
     num_PDB_violations: int = msgspec.field(default=0, name="NumPDBViolations")  # noqa: N815
 
 
-class _Uid(msgspec.Struct, frozen=True):
+class _Uid(msgspec.Struct, frozen=True, gc=False):
     uid: str = ""
 
 
-class _VictimPod(msgspec.Struct):
+class _VictimPod(msgspec.Struct, gc=False):
     metadata: _Uid = _Uid()
 
 
-class Victims(msgspec.Struct, rename="pascal"):
+class Victims(msgspec.Struct, rename="pascal", gc=False):
     """The same with whole pods, from a scheduler whose extender entry is not nodeCacheCapable."""
 
     pods: list[_VictimPod] | None = None
@@ -113,11 +113,13 @@ class Reader(Generic[PodT]):
 
     def candidacy(self, body: bytes, index: NodeIndex) -> Candidacy[PodT]:
         """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
+        bounds.check_candidates(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
         pod = _required(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
-            names = [_node_name(number, node) for number, node in enumerate(raw)]
+            again = len(body) <= _SECOND_READING_BYTES
+            names = [_node_name(number, node, again=again) for number, node in enumerate(raw)]
             return Candidacy(pod, index.named(names), raw)
         if args.node_names == _NULL:
             raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
@@ -128,6 +130,7 @@ class Reader(Generic[PodT]):
 
     def preemption(self, body: bytes) -> Preemption[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
+        bounds.check_victims(body)
         args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
         pod = _required(args.pod, "Pod", "a Pod")
         if args.node_name_to_meta_victims is not None:
@@ -156,7 +159,7 @@ def _required(value: Any, field: str, wanted: str) -> Any:
     return value
 
 
-def _node_name(number: int, raw: msgspec.Raw) -> str:
+def _node_name(number: int, raw: msgspec.Raw, *, again: bool) -> str:
     begin = bytes(memoryview(raw)[:_SHORT])
     if begin.startswith(_GO):
         name, _, rest = begin[len(_GO) :].partition(b'"')
@@ -164,8 +167,9 @@ def _node_name(number: int, raw: msgspec.Raw) -> str:
             return name.decode()
     try:
         return _read_node(raw).metadata.name
-    except UNREADABLE:
-        pass
+    except UNREADABLE as error:
+        if not again:
+            raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
     try:
         return _read_node(_recased(bytes(raw), _NODE)).metadata.name
     except UNREADABLE as error:
@@ -215,8 +219,10 @@ def _second_reading(body: bytes) -> bytes | None:
     return None if again == body else again
 
 
-_SECOND_READING_BYTES: Final = 2**20
-"""The slow reading builds every object in Python; larger bodies come from kube-scheduler, whose keys are right."""
+_SECOND_READING_BYTES: Final = 2**16
+"""The slow reading builds every object in Python, in one step of the event loop. Larger bodies come from
+kube-scheduler, whose keys are right.
+"""
 _Shape = Mapping[str, Any]
 _NODE: Final[_Shape] = {"metadata": {"name": {}}}
 _SHAPE: Final[_Shape] = {

@@ -207,3 +207,46 @@ class TestAnswers:
         request: Any = Preemption(None, {"a": MetaVictims([], 1), "b": MetaVictims()})
         found = wire.preempt_answer(request, decision("a b", [("t", [0, 1], ["x"])]))
         assert json.loads(found) == {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 1}}}
+
+
+class TestSlowReading:
+    """It is for what people write by hand; nobody can make it take long."""
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            json.dumps({"pod": POD, "nodeNames": ["n" * 70_000]}).encode(),
+            body(NodeNames=["n" * 70_000]) + b" trailing",
+            json.dumps({"Pod": POD, "Nodes": {"items": [{"Metadata": {"Name": "n" * 70_000}}]}}).encode(),
+        ],
+        ids=["keys in other case", "trailing bytes", "a node's keys in other case"],
+    )
+    def test_a_larger_body_is_not_read_slowly(self, given: bytes) -> None:
+        with pytest.raises(BadInput):
+            read(given)
+
+
+def _filled(before: bytes, unit: bytes, times: int, after: bytes) -> bytes:
+    return b'{"Pod":{"metadata":{"name":"p"}},' + before + unit * times + after
+
+
+LARGE = {
+    "values that nobody reads": (_filled(b'"x":[', b"0,", 2**21, b"0]}"), "Nodes"),
+    "names": (_filled(b'"NodeNames":[', b'"",', 2**21, b'""]}'), "NodeNames"),
+    "what is no name": (_filled(b'"NodeNames":[', b"0,", 2**21 + 1, b"0]}"), "NodeNames"),
+    "nodes": (_filled(b'"Nodes":{"items":[', b'{"metadata":{"name":"a"}},', 2**21, b'{"metadata":{"name":"a"}}]}}'), "Nodes.items"),
+    "what is no node": (_filled(b'"Nodes":{"items":[', b"0,", 2**21, b"0]}}"), "Nodes.items[0]"),
+    "a pod": (_filled(b'"NodeNames":[],"Pod":{"metadata":{"name":"p","labels":{', b'"a":"",', 2**21, b'"b":""}}}}'), "Pod"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "field"), LARGE.values(), ids=LARGE)
+def test_more_than_any_cluster_has_is_refused_before_it_is_built(given: bytes, field: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        read(given)
+    assert [problem.field for problem in caught.value.problems] == [field], str(caught.value)
+
+
+def test_more_victims_than_any_cluster_has_are_refused() -> None:
+    with pytest.raises(BadInput, match="body: 4194305 values; wanted at most 4194304"):
+        READER.preemption(_filled(b'"NodeNameToMetaVictims":{"a":{"Pods":[', b"{},", 2**22, b"{}]}}}"))

@@ -1,0 +1,82 @@
+"""What a large request may hold, looked at before anything of it is built.
+
+A byte of JSON can cost a hundred bytes of objects: 256 MiB of `0,` would take 10 GB, and the event loop for half a
+minute. What kube-scheduler sends stays far below; whatever does not is refused after one quick walk over its bytes.
+"""
+
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from nodewise.errors import UNREADABLE, BadInput, Problem
+
+MOST_CANDIDATES: Final = 2**18
+"""Nodes of one request. Kubernetes is made for 5,000."""
+_SMALL_BYTES: Final = 2**20
+_MOST_POD_BYTES: Final = 2**22
+"""Of the pod; etcd takes 1.5 MiB."""
+_MANY: Final = 2**21
+"""Commas in a body, and so values, more or less, that may be built without a look at what they are: 5,000 whole nodes
+of 10 kB have less than half of it.
+"""
+_MOST_VICTIMS: Final = 2**22
+_COMMA, _QUOTE = b',"'
+_PIECE_BYTES: Final = 2**18
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    name: str
+
+
+class _Node(msgspec.Struct, gc=False):
+    metadata: _Metadata
+
+
+class _NodeList(msgspec.Struct):
+    items: list[_Node] | None = None
+
+
+class _Outline(msgspec.Struct, rename="pascal"):
+    pod: msgspec.Raw = msgspec.Raw()
+    nodes: _NodeList | None = None
+    node_names: msgspec.Raw = msgspec.Raw()
+
+
+_outline: Final = msgspec.json.Decoder(_Outline).decode
+
+
+def check_candidates(body: bytes) -> None:
+    """`BadInput` for a filter or prioritize request of more than `MOST_CANDIDATES`, or with a pod that is too large."""
+    if len(body) <= _SMALL_BYTES or _count(body, _COMMA) <= _MANY:
+        return
+    try:
+        found = _outline(body)
+    except UNREADABLE as error:
+        text, _, path = str(error).partition(" - at `$.")
+        raise _bad(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
+    nodes = len(found.nodes.items or ()) if found.nodes else 0
+    if nodes > MOST_CANDIDATES:
+        raise _bad("Nodes.items", f"{nodes} nodes", f"at most {MOST_CANDIDATES}")
+    names = _count(bytes(found.node_names), _QUOTE) // 2
+    if names > MOST_CANDIDATES or _count(bytes(found.node_names), _COMMA) > _MANY:
+        raise _bad("NodeNames", f"{names} names or more", f"at most {MOST_CANDIDATES}")
+    if len(found.pod) > _MOST_POD_BYTES:
+        raise _bad("Pod", f"{len(found.pod)} bytes", f"at most {_MOST_POD_BYTES}")
+
+
+def check_victims(body: bytes) -> None:
+    """`BadInput` for a preempt request of more values than any has."""
+    if len(body) > _SMALL_BYTES and (values := _count(body, _COMMA)) > _MOST_VICTIMS:
+        raise _bad("body", f"{values} values", f"at most {_MOST_VICTIMS}")
+
+
+def _bad(field: str, seen: str, wanted: str) -> BadInput:
+    return BadInput("request", [Problem(field, seen, wanted)])
+
+
+def _count(data: bytes, byte: int) -> int:
+    """How often a byte is there; in pieces, for one that fits into the processor's cache takes a third of the time."""
+    values: Any = np.frombuffer(data, np.uint8)
+    pieces = range(0, len(values), _PIECE_BYTES)
+    return sum(int(np.count_nonzero(values[start : start + _PIECE_BYTES] == byte)) for start in pieces)
