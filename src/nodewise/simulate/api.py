@@ -57,7 +57,7 @@ class FakeApi:
         self._log: list[_Entry] = []
         self._revision = 10
         self._oldest = 0
-        self._pages: dict[int, list[Object]] = {}
+        self._pages: dict[tuple[int, _Place], list[Object]] = {}
         self._ids = itertools.count(1)
         self._news = asyncio.Event()
         self._cuts = 0
@@ -232,13 +232,13 @@ class FakeApi:
         limit = int(params.get("limit", 0)) or 1 << 40
         if token := params.get("continue"):
             revision, start = json.loads(base64.b64decode(token))
-            if revision not in self._pages:
+            if (revision, place) not in self._pages:
                 raise _error("get", place.resource.plural, 410, "the provided continue parameter is too old")
-            items = self._pages[revision]
+            items = self._pages[revision, place]
         else:
             revision, start = self._revision, 0
             items = [i for k, i in sorted(self._objects.items()) if _is_in(i, k[0], place, params)]
-            self._pages[revision] = items
+            self._pages[revision, place] = items
         meta = {"resourceVersion": str(revision)}
         if start + limit < len(items):
             meta["continue"] = base64.b64encode(json.dumps([revision, start + limit]).encode()).decode()

@@ -76,6 +76,17 @@ class ApiSuite:
         found = decoded(await api.get(CONFIGMAPS.path(space), selector))
         assert [one["metadata"]["name"] for one in found["items"]] == ["a"]
 
+    async def test_another_list_leaves_the_pages_of_this_one_alone(self, api: Api, space: str) -> None:
+        for name in "ab":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        page = {"limit": "1", "fieldSelector": "metadata.name!=kube-root-ca.crt"}
+        first = decoded(await api.get(CONFIGMAPS.path(space), page))
+        await api.get(LEASES.path(space), {"limit": "1"})
+        rest = decoded(
+            await api.get(CONFIGMAPS.path(space), {**page, "continue": first["metadata"]["continue"]})
+        )
+        assert [one["metadata"]["name"] for one in [*first["items"], *rest["items"]]] == ["a", "b"]
+
     async def test_creating_twice_is_a_conflict(self, api: Api, space: str) -> None:
         await api.create(CONFIGMAPS.path(space), item("a"))
         with pytest.raises(Conflict, match='"a" already exists'):
