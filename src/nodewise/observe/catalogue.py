@@ -171,7 +171,7 @@ METRICS: Final[dict[str, Metric]] = {
     "tls_certificate_expires_seconds": Metric(
         "gauge",
         "When a certificate in use expires, of a CA bundle the first to do so; Unix time. `certificate` is serving,"
-        " client_ca, kube_client, kube_ca, prometheus_client or prometheus_ca.",
+        " client_ca, kube_client, kube_ca, prometheus_client, prometheus_ca, or clients: the first of theirs.",
         ("certificate",),
     ),
 }

@@ -84,6 +84,11 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How long an idle connection stays open, seconds. Above the 90 s after which Go's client closes it, so
     that the client is the one who closes and no request meets a connection that is going away."""
 
+    connection_age_s: float = 300.0
+    """After how long a connection is closed with the next answer on it, seconds; also after each change of the
+    certificate files. A client certificate is judged when a connection opens, and a busy scheduler would stay on
+    one for ever: so a renewed one is seen, and one that is over is not served for longer than this."""
+
     max_connections: int = 512
     """Most connections served at once; a newer one is closed. With `max_handshakes` it stays below 1024,
     the usual limit of open files."""

@@ -97,6 +97,8 @@ class Connection(HttpToolsProtocol):
         self.logger = _MUTE
         self.access_log = False
         self.chain: tuple[bytes, ...] = ()
+        self.opened_s = self.loop.time()
+        self._is_last = False
         self.peer = ""
         self._options = options
         self._noted = noted
@@ -190,6 +192,8 @@ class Connection(HttpToolsProtocol):
             self._phase = Phase.BODY
             cork = _Cork(self.transport, has_body=self.scope["method"] != "HEAD")
             self.cycle.transport = cast("asyncio.Transport", cork)
+            if self._is_last:
+                self.cycle.keep_alive = False
             self._overhead_bytes = 0
 
     def on_body(self, body: bytes) -> None:
@@ -222,6 +226,13 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         else:
             self._close()
+
+    def finish(self) -> None:
+        """Close with the answer to the next request, which says so: the client connects anew, and no call fails.
+
+        An answer that is under way may have said already that the connection stays.
+        """
+        self._is_last = True
 
     # limits
 

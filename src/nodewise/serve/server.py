@@ -24,7 +24,7 @@ from nodewise.serve.gate import Gate
 from nodewise.serve.listener import Listener
 from nodewise.serve.options import ServeOptions, is_loopback
 from nodewise.serve.protocol import Connection
-from nodewise.serve.tls import Tls
+from nodewise.serve.tls import Tls, end_s
 
 _SYSTEM: Final = SystemClock()
 _LOOK_S: Final = 0.01  # how often an ending server looks whether the last answer is out
@@ -142,13 +142,33 @@ class Server:
                 logs.emit("task_failed", task="serve", exc_info=True)
 
     def _tick(self) -> None:
-        """What happens every second: the Date header, the count of connections, the certificate files."""
+        """What happens every second: the headers of every answer, the count of connections, the certificate files."""
         stamp = formatdate(self._clock.now(), usegmt=True)
         ending = [(b"connection", b"close")] if self._draining else []
         self._state.default_headers = [(b"date", stamp.encode()), *ending]
         self._meters.set("connections", len(self._state.connections), port=str(self.port))
-        if self._tls is not None and self._tls.poll():
-            self._drop_strangers(self._tls)
+        self._have_old_ones_finish(self._options.connection_age_s)
+        if self._tls is not None:
+            self._look(self._tls)
+
+    def _look(self, tls: Tls) -> None:
+        """The certificate files; and whose certificate among the clients' ends first, for who runs them."""
+        before = tls.context
+        if tls.poll():
+            self._drop_strangers(tls)
+        if tls.context is not before:
+            self._have_old_ones_finish(0.0)
+        ends = [end_s(connection.chain[0]) for connection in self._connections() if connection.chain]
+        if ends:
+            self._meters.set("tls_certificate_expires_seconds", min(ends), certificate="clients")
+        else:
+            self._meters.forget("tls_certificate_expires_seconds", certificate="clients")
+
+    def _have_old_ones_finish(self, age_s: float) -> None:
+        opened_before_s = asyncio.get_running_loop().time() - age_s
+        for connection in self._connections():
+            if connection.opened_s <= opened_before_s:
+                connection.finish()
 
     def _drop_strangers(self, tls: Tls) -> None:
         """After a swap of the client CA: who would not get in now does not stay."""

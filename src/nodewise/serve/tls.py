@@ -11,6 +11,7 @@ wrong with the pair.
 
 import ssl
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
@@ -96,6 +97,15 @@ def _signed(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 def _is_valid(certificate: x509.Certificate, now_s: float) -> bool:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return begin.timestamp() <= now_s <= end.timestamp()
+
+
+@lru_cache(maxsize=64)
+def end_s(der: bytes) -> float:
+    """When a certificate ends, in seconds since 1970; never, where that cannot be read."""
+    try:
+        return x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp()
+    except ValueError:
+        return float("inf")
 
 
 class Tls:

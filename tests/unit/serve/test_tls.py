@@ -174,7 +174,32 @@ async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(paper
         papers.write(papers.server_ca.issue_cert(*NAMES))
         await until(lambda: counted(meters, "tls_reloads_total", certificate="serving", outcome="done") == 1)
         assert await serial_seen(papers, server) != before
-        assert (await old.ask("/echo")).status == 200
+        answer = await old.ask("/echo")
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert await old.rest() == b""
+
+
+async def test_a_connection_is_closed_with_the_next_answer_when_it_is_old(papers):
+    """A renewed client certificate is seen also where calls come one after another."""
+    meters = Meters()
+    options = papers.options(connection_age_s=0.1)
+    async with serving(options, meters=meters) as server, calling(server, papers.context()) as old:
+        answers = [await old.ask("/echo")]
+        async with asyncio.timeout(PATIENCE_S):
+            while "connection" not in answers[-1].headers:
+                answers.append(await old.ask("/echo"))
+        assert {answer.status for answer in answers} == {200}
+        assert await old.rest() == b""
+
+
+async def test_the_first_end_of_the_clients_certificates_is_a_metric(papers):
+    name, label = "tls_certificate_expires_seconds", {"certificate": "clients"}
+    meters = Meters()
+    early = papers.odd_client(days=1)
+    async with serving(papers.options(), meters=meters) as server:
+        async with calling(server, papers.context()), calling(server, early):
+            await until(lambda: 0 < counted(meters, name, **label) < time.time() + 86400)
+        await until(lambda: counted(meters, name, **label) == 0)
 
 
 async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(papers, tmp_path):
