@@ -1,10 +1,13 @@
 """A certificate authority of a test's own, and the files that servers and clients want from it."""
 
 import ssl
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import trustme
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -14,6 +17,42 @@ class Pair(NamedTuple):
 
     cert: Path
     key: Path
+
+    def replace(self, issued: "Issued") -> None:
+        """Puts others in their place, each by a rename, the certificate first: between the two they do not match."""
+        for path, text in zip(self, issued, strict=True):
+            fresh = path.with_name(f".{path.name}.new")
+            fresh.write_bytes(text)
+            fresh.rename(path)
+
+    def swap(self, issued: "Issued") -> None:
+        """As a kubelet does it: the files are links through the link `..data`, which is put on another folder."""
+        folder = self.cert.parent
+        timed = folder / f"..{time.monotonic_ns()}"
+        timed.mkdir()
+        Pair(timed / self.cert.name, timed / self.key.name).write(issued)
+        data = folder / f"..data-{self.cert.stem}"
+        _link(data, timed.name)
+        for path in self:
+            if not path.is_symlink():
+                _link(path, f"{data.name}/{path.name}")
+
+    def write(self, issued: "Issued") -> None:
+        """Writes others over them."""
+        for path, text in zip(self, issued, strict=True):
+            path.write_bytes(text)
+
+
+class Issued(NamedTuple):
+    """A certificate and its private key, both PEM."""
+
+    cert: bytes
+    key: bytes
+
+    @property
+    def serial(self) -> str:
+        """The serial number, as `ssl` writes it."""
+        return f"{x509.load_pem_x509_certificate(self.cert).serial_number:X}"
 
 
 class Authority:
@@ -35,12 +74,21 @@ class Authority:
 
         A client gets a host name too: Go refuses a certificate whose list of names is empty.
         """
-        file = name.replace(":", "-").replace("/", "-")
-        leaf = self._ca.issue_cert(*(hosts or [file]), common_name=name, organization_name=group or None)
+        file = _file_of(name)
         pair = Pair(self._folder / f"{file}.crt", self._folder / f"{file}.key")
-        leaf.cert_chain_pems[0].write_to_path(str(pair.cert))
-        leaf.private_key_pem.write_to_path(str(pair.key))
+        pair.write(self.issued(name, *hosts, group=group))
         return pair
+
+    def issued(self, name: str, *hosts: str, group: str = "", days: float = 30) -> Issued:
+        """The same in memory, valid for so many days from now; a negative number has it expired since."""
+        leaf = self._ca.issue_cert(
+            *(hosts or [_file_of(name)]),
+            common_name=name,
+            organization_name=group or None,
+            not_before=datetime.now(UTC) - timedelta(days=60),
+            not_after=datetime.now(UTC) + timedelta(days=days),
+        )
+        return Issued(leaf.cert_chain_pems[0].bytes(), leaf.private_key_pem.bytes())
 
     def client_context(self, pair: Pair | None = None) -> ssl.SSLContext:
         """What a client needs that trusts this CA and shows `pair`, or nothing."""
@@ -48,6 +96,17 @@ class Authority:
         if pair:
             context.load_cert_chain(pair.cert, pair.key)
         return context
+
+
+def _link(path: Path, to: str) -> None:
+    """A symbolic link, in the place of whatever was there."""
+    fresh = path.with_name(f"{path.name}.link")
+    fresh.symlink_to(to)
+    fresh.rename(path)
+
+
+def _file_of(name: str) -> str:
+    return name.replace(":", "-").replace("/", "-")
 
 
 def signing_key(folder: Path, name: str) -> Pair:

@@ -1,0 +1,184 @@
+"""A constant load of filter calls, over old connections and new ones, in TLS 1.2 and 1.3: what failed of it."""
+
+import contextlib
+import http.client
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from tests.cluster.certificates import Pair
+from tests.cluster.sandbox import wait
+from tests.cluster.served import Served
+
+VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+BAD, GOOD = "rack1-b", "rack1-a"
+CALL = json.dumps(
+    {
+        "Pod": {
+            "metadata": {
+                "name": "steady",
+                "namespace": "health-metric-demo",
+                "labels": {"telemetry-policy": "demo-policy"},
+            }
+        },
+        "NodeNames": [GOOD, BAD],
+    }
+).encode()
+"""A question about the example `health-metric`, whose node rack1-b is ill."""
+
+_FOREVER = 10**9
+_PAUSE_S = 0.005
+
+
+class Identity(NamedTuple):
+    """Whom a client trusts and what it shows, in files; read anew for each connection, as Go's client does."""
+
+    trusted: Path
+    pair: Pair
+
+    def context(self, version: ssl.TLSVersion) -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=str(self.trusted))
+        made.minimum_version = made.maximum_version = version
+        wait("certificate and key match", lambda: self._load(made) or None, 5)
+        return made
+
+    def _load(self, context: ssl.SSLContext) -> bool:
+        """Whether both files could be loaded: between the reading of the one and the other they may be swapped."""
+        try:
+            context.load_cert_chain(self.pair.cert, self.pair.key)
+        except ssl.SSLError as error:
+            return error.reason != "KEY_VALUES_MISMATCH"
+        return True
+
+
+def connection(served: Served, context: ssl.SSLContext) -> http.client.HTTPSConnection:
+    """An open connection to nodewise."""
+    port = urlsplit(served.url).port
+    made = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=30)
+    made.connect()
+    made.auto_open = 0  # one that was closed under us is a failed call, and not opened anew in silence
+    return made
+
+
+def ask(opened: http.client.HTTPSConnection) -> bool:
+    """One call; whether the connection stays open after it. AssertionError if the answer is not the right one."""
+    opened.request("POST", "/scheduler/filter", CALL, {"Content-Type": "application/json"})
+    answer = opened.getresponse()
+    body = answer.read()
+    assert answer.status == http.client.OK, f"{answer.status}: {body[:300]!r}"
+    assert list(json.loads(body)["FailedNodes"]) == [BAD], body
+    return not answer.will_close
+
+
+class Caller(threading.Thread):
+    """Calls again and again, so many times on one connection."""
+
+    def __init__(
+        self, served: Served, identity: Identity, version: ssl.TLSVersion, per_connection: int
+    ) -> None:
+        super().__init__(daemon=True)
+        self.calls = 0
+        self.opened_at_s = 0.0
+        self.serial = ""
+        self.failures: list[str] = []
+        self.over = threading.Event()
+        self._served = served
+        self._identity = identity
+        self._version = version
+        self._per_connection = per_connection
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            try:
+                self._connect_and_call()
+            except (OSError, AssertionError, http.client.HTTPException) as error:
+                self.failures.append(
+                    f"{self._version.name}, {self._per_connection} calls a connection: {error!r}"
+                )
+                self.over.wait(0.2)
+
+    def _connect_and_call(self) -> None:
+        began_s = time.monotonic()
+        opened = connection(self._served, self._identity.context(self._version))
+        with contextlib.closing(opened):
+            self.serial = shown(opened)
+            for _ in range(self._per_connection):
+                stays = ask(opened)
+                self.calls += 1
+                self.opened_at_s = began_s
+                if not stays or self.over.wait(_PAUSE_S):
+                    return
+
+
+def shown(opened: http.client.HTTPSConnection) -> str:
+    """The serial number of the certificate that the server shows on this connection."""
+    assert isinstance(opened.sock, ssl.SSLSocket)
+    return str((opened.sock.getpeercert() or {})["serialNumber"]).lstrip("0")
+
+
+class Load:
+    """All callers together. No call of theirs may fail."""
+
+    def __init__(self, callers: list[Caller]) -> None:
+        self._callers = callers
+
+    @property
+    def failures(self) -> list[str]:
+        return [failure for caller in self._callers for failure in caller.failures]
+
+    def goes_on(self) -> None:
+        """Waits until each caller has made some more calls; AssertionError if any has failed since the start."""
+        before = [caller.calls for caller in self._callers]
+
+        def further() -> bool | None:
+            counts = [caller.calls for caller in self._callers]
+            return all(now >= then + 5 for now, then in zip(counts, before, strict=True)) or None
+
+        wait("each caller calls on", further, 30, lambda: self.failures)
+        assert not self.failures, self.failures
+
+    def opens_anew(self, since_s: float) -> None:
+        """Waits until each caller is on a connection that it opened after this time, by the monotonic clock."""
+        wait(
+            "each caller is on a new connection",
+            lambda: all(caller.opened_at_s > since_s for caller in self._callers) or None,
+            30,
+            lambda: self.failures,
+        )
+
+    def sees(self, serial: str) -> None:
+        """Waits until each caller is on a connection with this certificate of the server's, and calls on it."""
+        wait(
+            "each caller sees the new certificate",
+            lambda: all(caller.serial == serial.lstrip("0") for caller in self._callers) or None,
+            30,
+            lambda: [(caller.serial, serial, caller.failures) for caller in self._callers],
+        )
+        self.goes_on()
+
+
+@contextlib.contextmanager
+def load(served: Served, identity: Identity) -> Iterator[Load]:
+    """Callers of every kind, from here to the end of the block."""
+    callers = [
+        Caller(served, identity, version, per_connection)
+        for version in VERSIONS
+        for per_connection in (1, 20, _FOREVER)
+    ]
+    for caller in callers:
+        caller.start()
+    try:
+        made = Load(callers)
+        made.goes_on()
+        yield made
+    finally:
+        for caller in callers:
+            caller.over.set()
+        for caller in callers:
+            caller.join(30)
+    assert not made.failures, made.failures

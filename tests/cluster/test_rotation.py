@@ -1,0 +1,266 @@
+"""Certificates are replaced under load, each of them, and no call of anybody who is entitled fails."""
+
+import contextlib
+import http.client
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.cluster import served, steady
+from tests.cluster.certificates import Authority, Issued
+from tests.cluster.resuming import REFUSED, SERVED, Resumer, resumed
+from tests.cluster.sandbox import wait
+from tests.cluster.served import ROOT, Served
+from tests.cluster.steady import Identity
+
+HOSTS = ("127.0.0.1", "localhost")
+
+
+class Site:
+    """nodewise with the example's objects, its certificate files, and those of its client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.papers = served.Papers(folder)
+        self.ca = self.papers.authority
+        self.bundle = folder / "client-ca.crt"
+        self.bundle.write_bytes(self.ca.ca_pem)
+        self.trusted = folder / "trusted-by-clients.crt"
+        self.trust(self.ca)
+        self.identity = Identity(self.trusted, self.papers.client)
+
+    def trust(self, *authorities: Authority) -> None:
+        """What clients trust from now on; at no moment nothing."""
+        fresh = self.trusted.with_suffix(".new")
+        fresh.write_bytes(b"".join(one.ca_pem for one in authorities))
+        fresh.rename(self.trusted)
+
+    def arguments(self) -> list[str]:
+        return [
+            f"--objects-from={ROOT / 'examples' / 'health-metric'}",
+            "--address=127.0.0.1",
+            "--port=0",
+            "--health-port=0",
+            f"--cert={self.papers.server.cert}",
+            f"--key={self.papers.server.key}",
+            f"--client-ca={self.bundle}",
+            "--reload-period=100ms",
+        ]
+
+    def server_pair(self, ca: Authority | None = None, days: float = 30) -> Issued:
+        return (ca or self.ca).issued("nodewise", *HOSTS, days=days)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def nodewise(site: Site) -> Iterator[Served]:
+    with served.started(site.folder, site.arguments(), site.papers) as running:
+        running.process.wait_ready(running.is_ready)
+        yield running
+
+
+def metric(nodewise: Served, name: str, certificate: str) -> float | None:
+    """A metric of a certificate, None where it is not there."""
+    text = httpx2.get(f"{nodewise.health}/metrics").text
+    found = re.search(rf'^nodewise_{name}\{{certificate="{certificate}"\}} (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def until_failing(nodewise: Served, certificate: str, words: str) -> None:
+    """Until nodewise says of a certificate's files that they cannot be used, in the log and in the metric."""
+
+    def said() -> bool | None:
+        lines = [line["error"] for line in nodewise.events("tls_reload_failed")]
+        failing = metric(nodewise, "tls_reload_failing", certificate)
+        return (failing == 1 and words in "".join(lines[-1:])) or None
+
+    wait(f"the log says {words}", said, 15, nodewise.process.tail)
+
+
+# the server's certificate
+
+
+def renamed(site: Site, fresh: Issued, _half: Callable[[], None]) -> None:
+    site.papers.server.replace(fresh)
+
+
+def written_over(site: Site, fresh: Issued, half: Callable[[], None]) -> None:
+    """The certificate, then, after it was noticed that they do not match, the key."""
+    pair = site.papers.server
+    pair.cert.write_bytes(fresh.cert)
+    half()
+    pair.key.write_bytes(fresh.key)
+
+
+def swapped(site: Site, fresh: Issued, _half: Callable[[], None]) -> None:
+    """A kubelet swaps the link `..data` to a new folder; the paths that nodewise knows are links through it."""
+    site.papers.server.swap(fresh)
+
+
+@pytest.mark.parametrize("way", [renamed, written_over, swapped])
+def test_the_servers_certificate_is_replaced(
+    site: Site, nodewise: Served, way: Callable[[Site, Issued, Callable[[], None]], None]
+) -> None:
+    def half() -> None:
+        until_failing(nodewise, "serving", f"{site.papers.server.key} does not match")
+        load.goes_on()
+
+    with steady.load(nodewise, site.identity) as load:
+        if way is swapped:
+            site.papers.server.swap(Issued(*(path.read_bytes() for path in site.papers.server)))
+        for _ in range(3):
+            fresh = site.server_pair()
+            way(site, fresh, half)
+            load.sees(fresh.serial)
+        assert metric(nodewise, "tls_reload_failing", "serving") == 0
+
+
+BROKEN: dict[str, tuple[Callable[[Site], Issued], str]] = {
+    "garbage": (
+        lambda site: site.server_pair()._replace(cert=b"\x00garbage"),
+        "cert: {cert} holds no certificate that can be read",
+    ),
+    "an empty key": (
+        lambda site: site.server_pair()._replace(key=b""),
+        "key: {key} holds no private key that can be read",
+    ),
+    "expired": (lambda site: site.server_pair(days=-1), "cert: {cert} expired at "),
+    "the key of another": (
+        lambda site: site.server_pair()._replace(key=site.server_pair().key),
+        "key: {key} does not match {cert}",
+    ),
+}
+
+
+def test_a_broken_pair_is_told_and_the_old_one_serves_on(site: Site, nodewise: Served) -> None:
+    pair = site.papers.server
+    before = Issued(*(path.read_bytes() for path in pair)).serial
+    ends_s = metric(nodewise, "tls_certificate_expires_seconds", "serving")
+    with steady.load(nodewise, site.identity) as load:
+        for make, words in BROKEN.values():
+            pair.write(make(site))
+            until_failing(nodewise, "serving", words.format(cert=pair.cert, key=pair.key))
+            load.sees(before)
+        assert metric(nodewise, "tls_certificate_expires_seconds", "serving") == ends_s
+        fresh = site.server_pair(days=3)
+        pair.write(fresh)
+        load.sees(fresh.serial)
+    (soon,) = nodewise.events("certificate_expires_soon")
+    assert (soon["certificate"], soon["files"]) == ("serving", f"{pair.cert}, {pair.key}")
+
+
+def test_a_broken_client_ca_is_told_and_the_old_one_holds(site: Site, nodewise: Served) -> None:
+    with steady.load(nodewise, site.identity) as load:
+        for broken in (b"", b"\x00garbage", site.ca.issued("late", days=-1).cert):
+            site.bundle.write_bytes(broken)
+            wait("it is told", lambda: metric(nodewise, "tls_reload_failing", "client_ca") or None)
+            load.goes_on()
+            site.bundle.write_bytes(site.ca.ca_pem)
+            wait("it is well", lambda: metric(nodewise, "tls_reload_failing", "client_ca") == 0 or None)
+    assert len(nodewise.events("tls_reload_failed")) >= 3, (
+        "or more, where a file was seen in the middle of a write"
+    )
+
+
+# a client's certificate
+
+
+def test_a_clients_certificate_is_replaced(site: Site, nodewise: Served) -> None:
+    """Nobody tells nodewise of it: old connections are closed with an answer, and new ones show the new one."""
+    with steady.load(nodewise, site.identity) as load:
+        since_s = time.monotonic()
+        site.papers.client.swap(site.ca.issued("kube-scheduler", days=400))
+        site.papers.server.replace(site.server_pair())
+        load.opens_anew(since_s)
+        wait("all show the new certificate", lambda: clients_end_after(nodewise, 300) or None)
+        load.goes_on()
+
+
+def clients_end_after(nodewise: Served, days: float) -> bool:
+    """Whether the certificates of all connections are valid for so long."""
+    found = metric(nodewise, "tls_certificate_expires_seconds", "clients")
+    return found is not None and found > time.time() + days * 86400
+
+
+# the CA
+
+
+def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(site: Site, nodewise: Served) -> None:
+    old, new = site.ca, Authority(site.folder, "new-ca")
+    left = Identity(site.folder / "both.crt", old.issue("left-behind"))
+    left.trusted.write_bytes(old.ca_pem + new.ca_pem)
+    with steady.load(nodewise, site.identity) as load, contextlib.ExitStack() as stack:
+        resumers = [Resumer(nodewise, left, version) for version in steady.VERSIONS]
+        site.trust(old, new)
+        site.bundle.write_bytes(old.ca_pem + new.ca_pem)
+        wait("both CAs are trusted", lambda: reloads(nodewise, "client_ca") == 1 or None)
+        load.goes_on()
+
+        since_s = time.monotonic()
+        site.papers.client.swap(new.issued("kube-scheduler"))
+        fresh = site.server_pair(new)
+        site.papers.server.replace(fresh)
+        load.sees(fresh.serial)
+        load.opens_anew(since_s)
+        open_ = [
+            stack.enter_context(contextlib.closing(steady.connection(nodewise, left.context(version))))
+            for version in steady.VERSIONS
+        ]
+        for one in open_:
+            assert steady.ask(one)
+        assert [resumer.tries() for resumer in resumers] == [SERVED, SERVED]
+
+        site.bundle.write_bytes(new.ca_pem)
+        site.trust(new)
+        for one in open_:
+            assert one.sock.recv(1) == b"", "an open connection of the removed CA is closed"
+        assert [resumer.tries() for resumer in resumers] == [REFUSED, REFUSED]
+        for version in steady.VERSIONS:
+            with pytest.raises((OSError, http.client.HTTPException)):
+                steady.ask(steady.connection(nodewise, left.context(version)))
+        load.goes_on()
+    reasons = {line["reason"] for line in nodewise.events("connection_ended")}
+    assert reasons == {"client_ca_changed", "unknown_ca"}
+
+
+def reloads(nodewise: Served, certificate: str) -> int:
+    """How often a certificate was read anew with success."""
+    return len([one for one in nodewise.events("tls_reloaded") if one["certificate"] == certificate])
+
+
+@pytest.mark.parametrize("version", steady.VERSIONS, ids=lambda version: version.name)
+def test_the_client_that_tries_to_resume_can_do_so_where_a_server_lets_it(
+    site: Site, version: ssl.TLSVersion
+) -> None:
+    """Or its being refused above would show nothing."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(site.bundle))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(site.papers.server.cert, site.papers.server.key)
+    client = site.identity.context(version)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            for _ in range(2):
+                accepted, _ = listening.accept()
+                with contextlib.suppress(OSError), context.wrap_socket(accepted, server_side=True) as secured:
+                    secured.recv(65536)
+                    secured.sendall(b"HTTP/1.1 200")
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        port = listening.getsockname()[1]
+        _, reused, session = resumed(client, port)
+        assert not reused
+        assert resumed(client, port, session)[1]
+        answering.join(30)

@@ -1,0 +1,290 @@
+"""What a real kube-scheduler and a real API server have to do with rotation: who reads which file anew."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nodewise.errors import Unavailable
+from nodewise.kube.client import HttpApi
+from nodewise.kube.connect import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.resources import NODES
+from nodewise.observe.meters import Meters
+from tests.cluster import access, objects, processes, served
+from tests.cluster.access import RBAC, User
+from tests.cluster.api import Object
+from tests.cluster.certificates import Authority
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox, node_of, wait
+from tests.cluster.served import Served, policy
+from tests.cluster.test_rotation import HOSTS, clients_end_after, metric, reloads
+
+HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+
+
+class Rotating:
+    """nodewise and its scheduler, with the files of each of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.papers = served.Papers(folder)
+        self.old = self.papers.authority
+        self.new = Authority(folder, "new-ca")
+        self.bundle = folder / "client-ca.crt"
+        self.bundle.write_bytes(self.old.ca_pem)
+        self.trusted = folder / "trusted-by-the-scheduler.crt"
+        self.trusted.write_bytes(self.old.ca_pem)
+
+    def entry(self, nodewise: Served) -> Object:
+        pair = self.papers.client
+        tls = {"caFile": str(self.trusted), "certFile": str(pair.cert), "keyFile": str(pair.key)}
+        return nodewise.entry(tlsConfig=tls)
+
+    def renew_server(self, ca: Authority) -> str:
+        """A new serving certificate of this CA; its serial number."""
+        fresh = ca.issued("nodewise", *HOSTS)
+        self.papers.server.replace(fresh)
+        return fresh.serial
+
+
+@pytest.fixture
+def rotating(tmp_path: Path) -> Rotating:
+    return Rotating(tmp_path)
+
+
+@pytest.fixture
+def nodewise(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, rotating: Rotating
+) -> Iterator[Served]:
+    """nodewise with a policy that leaves one node of two."""
+    corner.nodes(*(objects.node(name, cpu="400") for name in "ab"))
+    metrics.set("heat", {"a": 90, "b": 10})
+    policy(corner, dontschedule=[HOT])
+    flags = (f"--client-ca={rotating.bundle}", "--reload-period=100ms")
+    with served.extender(plane, rotating.folder, *flags, papers=rotating.papers) as running:
+        wait("the metric is known", lambda: running.fetched("heat") or None)
+        yield running
+
+
+def pod(name: str) -> Object:
+    return objects.pod(name, cpu="1m", memory="1Mi", labels={"telemetry-policy": "pol"}, limits=served.LIMITS)
+
+
+class Stream:
+    """Pods that are made one after another, until it is over."""
+
+    def __init__(self, corner: Sandbox) -> None:
+        self.made: list[str] = []
+        self.over = threading.Event()
+        self._corner = corner
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.over.is_set():
+            name = f"web-{len(self.made)}"
+            self._corner.pods(pod(name))
+            self.made.append(name)
+            self.over.wait(0.1)
+
+    def stop(self) -> None:
+        self.over.set()
+        self._thread.join(30)
+
+    def goes_on(self) -> None:
+        """Waits until some more pods were made, and all of them are bound."""
+        last = len(self.made) + 3
+        wait("more pods are made", lambda: len(self.made) > last or None, 30)
+        assert self._corner.expect_bound(f"web-{last}") == "b"
+
+
+@contextmanager
+def stream(corner: Sandbox) -> Iterator[Stream]:
+    """Pods from here to the end of the block: all bound, and not a word of a failed attempt."""
+    made = Stream(corner)
+    try:
+        made.goes_on()
+        yield made
+    finally:
+        made.stop()
+    for name in made.made:
+        assert corner.expect_bound(name) == "b"
+    path = f"/api/v1/namespaces/{corner.namespace}/events"
+    failed = corner.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
+    assert [event["message"] for event in failed] == []
+
+
+def test_a_scheduler_binds_on_while_everything_but_its_ca_file_is_replaced(
+    plane: ControlPlane, corner: Sandbox, nodewise: Served, rotating: Rotating
+) -> None:
+    """And the CA of its client certificate among it: kube-scheduler reads that anew for each new connection."""
+    with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}), stream(corner) as pods:
+        rotating.renew_server(rotating.old)
+        wait("it is served", lambda: reloads(nodewise, "serving") == 1 or None)
+        pods.goes_on()
+
+        rotating.papers.client.swap(rotating.old.issued("kube-scheduler", days=200))
+        rotating.renew_server(rotating.old)
+        wait("the scheduler shows its new one", lambda: clients_end_after(nodewise, 150) or None)
+        pods.goes_on()
+
+        rotating.bundle.write_bytes(rotating.old.ca_pem + rotating.new.ca_pem)
+        wait("both CAs are trusted", lambda: reloads(nodewise, "client_ca") == 1 or None)
+        pods.goes_on()
+        rotating.papers.client.swap(rotating.new.issued("kube-scheduler", days=400))
+        rotating.renew_server(rotating.old)
+        wait("the scheduler shows the new CA's", lambda: clients_end_after(nodewise, 350) or None)
+        pods.goes_on()
+        rotating.bundle.write_bytes(rotating.new.ca_pem)
+        wait("the old CA is not trusted", lambda: reloads(nodewise, "client_ca") == 2 or None)
+        pods.goes_on()
+    assert nodewise.events("connection_ended") == []
+
+
+def test_a_scheduler_reads_its_ca_file_once(
+    plane: ControlPlane, corner: Sandbox, nodewise: Served, rotating: Rotating
+) -> None:
+    """So a new CA of ours is in that file, and the scheduler started anew, before our certificate comes from it."""
+    with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}):
+        corner.pods(pod("before"))
+        corner.expect_bound("before")
+        rotating.trusted.write_bytes(rotating.old.ca_pem + rotating.new.ca_pem)
+        rotating.renew_server(rotating.new)
+        wait("it is served", lambda: reloads(nodewise, "serving") == 1 or None)
+        corner.pods(pod("early"))
+        wait("it goes through once more on the old connection", lambda: node_of(corner.pod("early")), 10)
+        corner.pods(pod("late"))
+        assert "certificate signed by unknown authority" in corner.expect_rejected("late")
+        corner.expect_stays_unbound("late", 1)
+    with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}):
+        assert corner.expect_bound("late") == "b"
+    assert nodewise.events("connection_ended")[0]["reason"] in {"distrusted", "abandoned"}
+
+
+# nodewise as a client of the API server
+
+
+@pytest.fixture
+def robot(plane: ControlPlane) -> User:
+    """Somebody with a certificate in files."""
+    return plane.user(f"first-{processes.free_port()}", [access.rule("list watch create delete", "nodes")])
+
+
+class Renewed:
+    """A second user with the same rights, whose certificate takes the place of the first one's."""
+
+    def __init__(self, plane: ControlPlane, name: str) -> None:
+        self.name = f"second-{processes.free_port()}"
+        role = f"test-{name}"
+        access.bind(plane.api, self.name, role)
+        self._plane = plane
+        self._first = f"/apis/{RBAC}/v1/clusterrolebindings/{role}-{name}"
+
+    def take_over(self, first: User) -> None:
+        assert first.pair
+        first.pair.replace(self._plane.authority.issued(self.name))
+
+    def revoke_first(self) -> None:
+        """From now on the API server refuses whoever still comes as the first."""
+        self._plane.api.delete(self._first)
+
+
+async def who_we_are(api: HttpApi) -> str:
+    """Our name, in the API server's eyes."""
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    said = msgspec.json.decode(await api.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review))
+    return str(said["status"]["userInfo"]["username"])
+
+
+async def until_known_as(api: HttpApi, name: str) -> None:
+    async with asyncio.timeout(30):
+        while await who_we_are(api) != name:
+            await asyncio.sleep(0.1)
+
+
+def test_calls_and_watches_come_with_the_certificate_that_is_in_the_file_now(
+    plane: ControlPlane, corner: Sandbox, robot: User
+) -> None:
+    second = Renewed(plane, robot.name)
+
+    async def walk() -> None:
+        api = connect(KubeOptions(kubeconfig=str(robot.kubeconfig)), Meters())
+        assert await who_we_are(api) == robot.name
+        version = msgspec.json.decode(await api.get(NODES.path()))["metadata"]["resourceVersion"]
+        async with aclosing(api.watch(NODES.path(), {"resourceVersion": version})) as lines:
+            corner.nodes(objects.node("one"))
+            assert b'"one"' in await anext(lines)
+            second.take_over(robot)
+            await until_known_as(api, second.name)
+            second.revoke_first()
+            corner.nodes(objects.node("two"))
+            async for _ in lines:
+                pass  # it ends by itself, as an API server ends a watch
+        async with aclosing(api.watch(NODES.path(), {"resourceVersion": version})) as lines:
+            async for line in lines:
+                if b'"two"' in line:
+                    break
+        await api.close()
+
+    asyncio.run(walk())
+
+
+def test_the_api_server_is_verified_against_the_authority_that_is_in_the_file_now(
+    plane: ControlPlane, robot: User, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "ca.crt"
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(robot.kubeconfig.read_text().replace(str(plane.ca_file), str(bundle)))
+    bundle.write_bytes(plane.authority.ca_pem)
+    other = Authority(tmp_path, "other-ca")
+
+    async def walk() -> None:
+        api = connect(KubeOptions(kubeconfig=str(kubeconfig)), Meters())
+        await api.get(NODES.path())
+        bundle.write_bytes(other.ca_pem)
+        with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            await until_known_as(api, "nobody")
+        bundle.write_bytes(other.ca_pem + plane.authority.ca_pem)
+        async with asyncio.timeout(30):
+            while not await answers(api):
+                await asyncio.sleep(0.1)
+        await api.close()
+
+    asyncio.run(walk())
+
+
+async def answers(api: HttpApi) -> bool:
+    try:
+        await api.get(NODES.path())
+    except Unavailable:
+        return False
+    return True
+
+
+def test_a_running_nodewise_goes_on_as_whom_its_new_certificate_names(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    """The rights of the old name are gone afterwards, and still policies are heard of and their status is written."""
+    first = served.user(plane)
+    second = Renewed(plane, first.name)
+    access.bind(plane.api, second.name, f"test-{first.name}", served.OWN_NAMESPACE)
+    with served.extender(plane, tmp_path, by=first) as running:
+        ends_s = metric(running, "tls_certificate_expires_seconds", "kube_client")
+        assert first.pair
+        first.pair.replace(plane.authority.issued(second.name, days=200))
+        wait("it is read", lambda: reloads(running, "kube_client") or None)
+        second.revoke_first()
+        assert metric(running, "tls_certificate_expires_seconds", "kube_client") != ends_s
+        corner.nodes(*objects.nodes("a b"))
+        metrics.set("heat", {"a": 90, "b": 10})
+        policy(corner, dontschedule=[HOT])
+        wait("the policy is obeyed", lambda: running.rejects(corner.namespace, "a") or None, 30)
+        path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
+        wait("its status is written", lambda: corner.api.get(path).get("status") or None, 30)
+        assert running.events("kube_lost") == []
