@@ -14,7 +14,7 @@ from nodewise.kube.intake import Intake
 from nodewise.kube.pace import Backoff
 from nodewise.kube.resources import Resource
 from nodewise.kube.store import Named, Store
-from nodewise.kube.watching import Listing, State, Watching
+from nodewise.kube.watching import Checking, Listing, State, Watching
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
@@ -105,12 +105,19 @@ class Reflector(Generic[T]):
                 await self._wait(error)
 
     async def _advance(self, state: State) -> None:
-        """One request: a page, or a watch till it ends."""
-        params = {**self._target.selectors, **watching.request(state, self._limit, self._random)}
+        """One request: a page, a look at the version, or a watch till it ends."""
+        asked = watching.request(state, self._limit, self._random)
         if isinstance(state, Listing):
-            await self._list(state, params)
+            await self._list(state, {**self._target.selectors, **asked})
+        elif isinstance(state, Checking):
+            await self._check(state, asked)
         else:
-            await self._watch(params)
+            await self._watch({**self._target.selectors, **asked})
+
+    async def _check(self, state: Checking, params: Mapping[str, str]) -> None:
+        body = await self._api.get(self._path, params)
+        self._heard()
+        self._state = watching.checked(state, body)
 
     async def _list(self, state: Listing, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)

@@ -1,7 +1,8 @@
 """List and watch as a pure step: a state and a frame in, the next state and what the frame says out. No I/O.
 
     Listing ──last page──▶ Watching ──410 Gone──▶ Listing
-       └─next page─▶ Listing    └─event, bookmark─▶ Watching
+       └─next page─▶ Listing    ├─event, bookmark─▶ Watching
+                                └─failure─▶ Checking ──▶ Watching, or Listing where the server has an older version
 
 The list asks for the newest state (no resourceVersion), page by page. `resourceVersion=0` would be cheaper
 for an old API server, but it ignores the page limit and may answer with a state older than one we have seen;
@@ -34,7 +35,7 @@ class Listing(NamedTuple):
     """The next thing to ask for is a page of the list; an empty `token` is the first page."""
 
     token: str = ""
-    reason: Literal["start", "expired"] = "start"
+    reason: Literal["start", "expired", "older"] = "start"
 
 
 class Watching(NamedTuple):
@@ -43,7 +44,17 @@ class Watching(NamedTuple):
     version: str
 
 
-State = Listing | Watching
+class Checking(NamedTuple):
+    """After a failure the next thing to ask for is the server's version, before we go on after `version`.
+
+    One whose etcd was put back from a backup has an older version than we have seen, and tells a watch nothing until
+    it has made as many changes again.
+    """
+
+    version: str
+
+
+State = Listing | Watching | Checking
 
 
 class Page(NamedTuple):
@@ -103,6 +114,8 @@ def request(state: State, limit: int, random: Callable[[], float]) -> dict[str, 
     """The parameters of the next request."""
     if isinstance(state, Listing):
         return {"limit": str(limit)} | ({"continue": state.token} if state.token else {})
+    if isinstance(state, Checking):
+        return {"limit": "1"}
     seconds = SHORTEST_WATCH_S + int(SHORTEST_WATCH_S * random())
     return {
         "resourceVersion": state.version,
@@ -122,6 +135,21 @@ def page(state: Listing, body: bytes) -> tuple[State, Page]:
     return after, Page(found.items or [], is_first=not state.token, is_last=not token)
 
 
+def checked(state: Checking, body: bytes) -> State:
+    """Where to go on, given a page of a list. `Unavailable` if it is none.
+
+    Versions of a kind are whole numbers that grow (KEP-5504); a server whose versions are not is believed.
+    """
+    try:
+        found = _LIST.decode(body).metadata.resource_version
+    except UNREADABLE as error:
+        raise Unavailable("list", [Problem("", str(error), "a list of objects")]) from error
+    are_numbers = found.isdecimal() and state.version.isdecimal()
+    if are_numbers and int(found) < int(state.version):
+        return Listing(reason="older")
+    return Watching(state.version)
+
+
 def line(state: Watching, data: bytes) -> tuple[State, Frame]:
     """One line of the watch. Raises what the server reports in it; `Unavailable` if the line is no event."""
     try:
@@ -138,8 +166,10 @@ def line(state: Watching, data: bytes) -> tuple[State, Frame]:
 
 
 def failed(state: State, error: Exception) -> State:
-    """Where to go on after a failure: where we were, or from the beginning if that is no longer kept."""
-    return Listing(reason="expired") if isinstance(error, Expired) else state
+    """Where to go on after a failure: where we were if the server is still there, else from the beginning."""
+    if isinstance(error, Expired):
+        return Listing(reason="expired")
+    return Checking(state.version) if isinstance(state, Watching) else state
 
 
 def key_of(data: msgspec.Raw) -> Key:

@@ -119,7 +119,7 @@ async def test_a_watch_that_ends_at_once_again_and_again_is_not_asked_in_a_circl
         for _ in range(4):
             followed.api.cut()
             await turns(5)
-    assert followed.asked() == ["get", "watch", "watch", "watch", "watch", "watch"]
+    assert followed.asked() == ["get", "watch"] * 5
     assert [round(slept, 1) for slept in followed.clock.slept] == [1.2, 1.4, 1.8, 2.5]
 
 

@@ -6,7 +6,7 @@ import pytest
 from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import watching
 from nodewise.kube.api import Expired
-from nodewise.kube.watching import Frame, Listing, State, Watching
+from nodewise.kube.watching import Checking, Frame, Listing, State, Watching
 
 
 def event(type_: str, **item: Any) -> bytes:
@@ -21,6 +21,7 @@ META = {"name": "a", "namespace": "n", "resourceVersion": "7"}
     [
         pytest.param(Listing(), {"limit": "50"}, id="the first page asks for the newest state"),
         pytest.param(Listing("t"), {"limit": "50", "continue": "t"}, id="a later page"),
+        pytest.param(Checking("7"), {"limit": "1"}, id="a look at the version"),
         pytest.param(
             Watching("7"),
             {"resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "450"},
@@ -94,11 +95,38 @@ def test_what_is_no_event_is_an_error(line: bytes, kind: type[NodewiseError]) ->
         watching.line(Watching("6"), line)
 
 
-@pytest.mark.parametrize("state", [Listing("t"), Watching("7")])
-def test_after_a_failure_we_go_on_where_we_were(state: State) -> None:
+@pytest.mark.parametrize(
+    ("state", "after"),
+    [
+        pytest.param(Listing("t"), Listing("t"), id="a page is asked for again"),
+        pytest.param(Watching("7"), Checking("7"), id="before a watch goes on the server's version is looked at"),
+        pytest.param(Checking("7"), Checking("7"), id="and looked at again"),
+    ],
+)
+def test_after_a_failure_we_go_on_where_we_were(state: State, after: State) -> None:
     for error in (Unavailable("down"), Refused("no"), Conflict("other")):
-        assert watching.failed(state, error) == state
+        assert watching.failed(state, error) == after
     assert watching.failed(state, Expired("gone")) == Listing(reason="expired")
+
+
+@pytest.mark.parametrize(
+    ("found", "after"),
+    [
+        pytest.param("700", Watching("700"), id="nothing happened"),
+        pytest.param("1000", Watching("700"), id="newer, although it sorts before as a text"),
+        pytest.param("90", Listing(reason="older"), id="put back"),
+        pytest.param("x7", Watching("700"), id="no number"),
+        pytest.param("", Watching("700"), id="none"),
+    ],
+)
+def test_a_server_that_was_put_back_is_listed_anew(found: str, after: State) -> None:
+    body = msgspec.json.encode({"metadata": {"resourceVersion": found, "continue": "t"}, "items": []})
+    assert watching.checked(Checking("700"), body) == after
+
+
+def test_a_look_at_the_version_that_is_no_list_is_an_error() -> None:
+    with pytest.raises(Unavailable):
+        watching.checked(Checking("7"), b"[]")
 
 
 @pytest.mark.parametrize(
