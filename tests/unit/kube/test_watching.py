@@ -99,7 +99,9 @@ def test_what_is_no_event_is_an_error(line: bytes, kind: type[NodewiseError]) ->
     ("state", "after"),
     [
         pytest.param(Listing("t"), Listing("t"), id="a page is asked for again"),
-        pytest.param(Watching("7"), Checking("7"), id="before a watch goes on the server's version is looked at"),
+        pytest.param(
+            Watching("7"), Checking("7"), id="before a watch goes on the server's version is looked at"
+        ),
         pytest.param(Checking("7"), Checking("7"), id="and looked at again"),
     ],
 )
