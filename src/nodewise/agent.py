@@ -7,7 +7,7 @@ by look-up. Neither does I/O nor asks what time it is. Shapes: everything per no
 one to the other.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -173,6 +173,10 @@ class Agent(Protocol):
     """Answers requests. None means that the agent has nothing to say about this pod: it passes untouched."""
 
     name: str
+
+    def question(self, pod: Any) -> Hashable:
+        """What the answers depend on besides the View: pods with equal questions get equal answers."""
+        ...
 
     def filter(self, pod: Any, candidates: Names, view: View) -> Verdict | None:
         """Which candidates the pod may not go to. Without a slot, a pod that needs the agent is rejected."""

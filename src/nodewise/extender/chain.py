@@ -1,6 +1,6 @@
 """The chain: asks each agent in turn about one pod, with one frozen View of the world."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -49,6 +49,14 @@ class Chain:
         for _, verdict in self._verdicts(candidates, lambda agent: agent.filter(pod, candidates, view)):
             kept &= verdict.codes == 0
         return kept
+
+    def question(self, pod: Any) -> Hashable:
+        """What `kept` depends on besides the View; equal for pods that get equal answers."""
+        try:
+            return tuple(agent.question(pod) for agent in self.agents)
+        except Exception as error:  # noqa: BLE001 - then it is like no other
+            logs.emit("agent_failed", agent=", ".join(agent.name for agent in self.agents), exc_info=error)
+            return object()
 
     def prioritize(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
         """How much the named nodes are liked. A node that is named twice counts once."""

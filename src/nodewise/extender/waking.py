@@ -3,6 +3,7 @@ metric that heals is no event. So the leader decides waiting pods again after ea
 when one of them fits that did not. Nobody waits: nothing is written.
 """
 
+from collections.abc import Hashable
 from typing import Any, Final
 
 import msgspec
@@ -79,8 +80,12 @@ class Waker:
         hopes: dict[str, _Hope] = {}
         wake: str | None = None
         candidates = view.nodes.named(view.nodes.known)
+        answers: dict[Hashable, str | None] = {}
         async for pod in clocks.paced(self._waiting()):
-            node = self._fits_on(pod, candidates, view)
+            question = self._chain.question(pod)
+            if question not in answers:
+                answers[question] = self._fits_on(pod, candidates, view)
+            node = answers[question]
             hope = self._hoped(pod, fits=node is not None, now_s=now_s)
             hopes[pod.metadata.uid] = hope
             if node is not None and hope.due_s <= now_s:

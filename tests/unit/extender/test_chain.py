@@ -41,6 +41,9 @@ class Rejecting:
         self.name = name
         self.rejects = rejects
 
+    def question(self, _pod: Any) -> str:
+        return self.name
+
     def filter(self, _pod: Any, candidates: Names, _view: View) -> Verdict | None:
         if self.rejects is None:
             return None
@@ -54,6 +57,9 @@ class Rejecting:
 
 
 class Broken(Rejecting):
+    def question(self, _pod: Any) -> str:
+        raise ZeroDivisionError
+
     def filter(self, _pod: Any, candidates: Names, _view: View) -> Verdict | None:
         raise ZeroDivisionError
 
@@ -70,6 +76,12 @@ def kept(*agents: Any, names: str = "a b c") -> list[str]:
 class TestChain:
     def test_a_node_passes_if_every_agent_lets_it(self) -> None:
         assert kept(Rejecting("t", "a"), Rejecting("g", "c")) == ["b"]
+
+    def test_pods_that_ask_the_same_have_equal_questions(self) -> None:
+        chain = Chain([Rejecting("t", "a"), Rejecting("g", "")])
+        assert chain.question(POD) == chain.question(POD) == ("t", "g")
+        broken = Chain([Broken("t", "")])
+        assert broken.question(POD) != broken.question(POD)
 
     def test_order_and_repetitions_are_those_of_the_request(self) -> None:
         assert kept(Rejecting("t", "a"), names="c x a c") == ["c", "x", "c"]

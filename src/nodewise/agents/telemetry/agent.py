@@ -32,6 +32,11 @@ class TelemetryAgent:
 
     name = "telemetry"
 
+    def question(self, pod: PodFields) -> tuple[str, str] | None:
+        """The policy's namespace and name as the pod gives them; None without one."""
+        name = (pod.metadata.labels or {}).get(POLICY_LABEL)
+        return None if name is None else (pod.metadata.namespace, name)
+
     def filter(self, pod: PodFields, candidates: Names, view: View) -> Verdict | None:
         found = self._policy(pod, view)
         if found is None:
@@ -56,15 +61,15 @@ class TelemetryAgent:
 
     def _policy(self, pod: PodFields, view: View) -> PolicySlot | Reason | None:
         """The decided policy that the pod names, the reason why there is none, or None if it names none."""
-        name = (pod.metadata.labels or {}).get(POLICY_LABEL)
-        if name is None:
+        asked = self.question(pod)
+        if asked is None:
             return None
+        namespace, name = asked
         if not name:
             return reasons.LabelEmpty(POLICY_LABEL)
         slot = view.slots.get(self.name)
         if slot is None:
             return reasons.NotReady()
-        namespace = pod.metadata.namespace
         found: PolicySlot | None = slot.get((namespace, name))
         return reasons.PolicyMissing(f"{_cut(namespace)}/{_cut(name)}") if found is None else found
 
