@@ -1,0 +1,454 @@
+"""Replicas that end, are killed or stopped, and an API server that is away, under a real kube-scheduler.
+
+What kube-scheduler does, and the Go client in it, cannot be changed by an extender: a call is made once, and one that
+gets no answer fails the attempt; the pod is tried again after its back-off of a second, at most ten. So:
+
+- A replica that is told to end (SIGTERM) takes part in no failed call: it falls from readiness, serves on, and ends
+  each connection with an answer.
+- Of one that is killed (SIGKILL) the calls are lost that it had begun, and those that were sent to it before the
+  Service knew. No other replica's calls are touched, and no pod is lost.
+- Pods without a policy never come to us, whatever state we are in.
+"""
+
+import contextlib
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.cluster import (
+    balancer,
+    controlplane,
+    custom_metrics,
+    faults,
+    load,
+    monitoring,
+    objects,
+    packages,
+    sandbox,
+    served,
+)
+from tests.cluster.access import User
+from tests.cluster.api import Object
+from tests.cluster.balancer import Balancer, Endpoint
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.load import Caller, Failed, Pods
+from tests.cluster.processes import Process
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import Papers, Served
+
+HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+BUSY = {"metricname": "load", "operator": "GreaterThan", "target": 5, "query": "node_load"}
+CALLERS = 6
+LEASE_S = 15 + 4.4
+"""The Lease of a leader that is dead is left alone for 15 s; then it is looked at every 4.4 s at the latest."""
+SLACK_S = 15
+"""For a machine that has much else to do."""
+POD_SCHEDULER = {"clientConnection": {"qps": 5000, "burst": 5000}}
+
+
+def pod(name: str) -> Object:
+    """One that names the policy, and so comes to nodewise."""
+    return objects.pod(name, cpu="1m", memory="1Mi", labels={"telemetry-policy": "pol"}, limits=served.LIMITS)
+
+
+def plain(name: str) -> Object:
+    return objects.pod(name, cpu="1m", memory="1Mi")
+
+
+def roomy(name: str) -> Object:
+    return objects.node(name, cpu="10000", memory="100Ti", pods=100_000)
+
+
+def asked(namespace: str, policy: str, *nodes: str) -> Object:
+    metadata = {"name": "probe", "namespace": namespace, "labels": {"telemetry-policy": policy}}
+    return {"Pod": {"metadata": metadata}, "NodeNames": list(nodes)}
+
+
+class Replicas:
+    """Replicas of nodewise behind one Service."""
+
+    def __init__(self, plane: ControlPlane, folder: Path, service: Balancer) -> None:
+        served.define(plane.api)
+        self.service = service
+        self.papers = Papers(folder)
+        self.running: list[Served] = []
+        self._plane = plane
+        self._folder = folder
+        self._user: User = served.user(plane)
+        self._stack = contextlib.ExitStack()
+
+    def start(self) -> Served:
+        """One more; the Service knows it when this returns."""
+        one = self._stack.enter_context(
+            served.extender(
+                self._plane, self._folder, "--shutdown-delay=2s", papers=self.papers, by=self._user
+            )
+        )
+        self.running.append(one)
+        self._publish()
+        wait("the Service has it", lambda: endpoint(one) in self.service.ready or None)
+        return one
+
+    def gone(self, one: Served) -> None:
+        """The Service forgets one."""
+        self.running.remove(one)
+        self._publish()
+
+    def leader(self) -> Served:
+        """The one that leads, as soon as one does."""
+        return wait("one leads", lambda: next(filter(leads, self.running), None), LEASE_S + SLACK_S)
+
+    def caller(self, body: Object) -> Caller:
+        return Caller(self.service.url, self.papers.authority.client_context(self.papers.client), body)
+
+    def entry(self) -> Object:
+        """What `docs/scheduler.md` recommends, through the Service."""
+        url = f"{self.service.url}/scheduler"
+        return self.running[0].entry(urlPrefix=url, httpTimeout="1s")
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def _publish(self) -> None:
+        self.service.set_endpoints(*map(endpoint, self.running))
+
+
+def endpoint(one: Served) -> Endpoint:
+    return Endpoint(one.url, one.health)
+
+
+def leads(one: Served) -> bool:
+    told = [event["event"] for event in one.events() if event["event"] in {"leading", "not_leading"}]
+    return told[-1:] == ["leading"]
+
+
+@pytest.fixture
+def replicas(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> Iterator[Replicas]:
+    """Two of them, three nodes of which `a` is hot, and a policy."""
+    corner.nodes(*map(roomy, "abc"))
+    metrics.set("heat", {"a": 90, "b": 10, "c": 10})
+    served.policy(corner, dontschedule=[HOT], deschedule=[HOT])
+    with balancer.serving() as service:
+        made = Replicas(plane, tmp_path, service)
+        try:
+            made.start()
+            made.start()
+            yield made
+        finally:
+            made.stop()
+
+
+def until_bound(pods: Pods, more: int) -> None:
+    """Until so many more are bound."""
+    target = len(pods.bound_s) + more
+    wait("pods are bound", lambda: len(pods.bound_s) >= target or None, 60, pods.told)
+
+
+def until_all_bound(pods: Pods) -> None:
+    pods.end()
+    wait("all pods are bound", lambda: not pods.unbound() or None, 60, lambda: pods.unbound()[:5])
+
+
+def failures(corner: Sandbox) -> dict[str, str]:
+    """The pods of which kube-scheduler told a failure, and what it said."""
+    path = f"/api/v1/namespaces/{corner.namespace}/events"
+    found = corner.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
+    return {event["involvedObject"]["name"]: event["message"] for event in found}
+
+
+def test_a_rolling_update_fails_no_call_and_delays_no_pod(
+    plane: ControlPlane, corner: Sandbox, replicas: Replicas
+) -> None:
+    body = asked(corner.namespace, "pol", "a", "b", "c")
+    with (
+        plane.start_scheduler(POD_SCHEDULER | {"extenders": [replicas.entry()]}),
+        load.calling(CALLERS, lambda: replicas.caller(body)) as callers,
+        load.coming(corner, pod, "web", most_unbound=20, pause_s=0.02) as pods,
+    ):
+        until_bound(pods, 20)
+        leader = replicas.leader()
+        for old in (leader, next(one for one in replicas.running if one is not leader)):
+            replicas.start()
+            os.kill(old.process.pid, signal.SIGTERM)
+            until_bound(pods, 20)
+            wait("it has ended", lambda one=old: not one.process.is_running or None, 30)
+            replicas.gone(old)
+            until_bound(pods, 20)
+            replicas.leader()
+        until_all_bound(pods)
+    assert [one for caller in callers for one in caller.failed] == []
+    assert all(caller.calls > 100 for caller in callers)
+    assert failures(corner) == {}
+    assert all(set(caller.answers["filter"]["NodeNames"]) == {"b", "c"} for caller in callers)
+
+
+def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followed(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, replicas: Replicas, record_property: Any
+) -> None:
+    leader = replicas.leader()
+    body = asked(corner.namespace, "pol", "a", "b", "c")
+    replicas.service.only = endpoint(leader)  # kube-scheduler's connection is one of those that break
+    with (
+        plane.start_scheduler(POD_SCHEDULER | {"extenders": [replicas.entry()]}),
+        load.coming(corner, pod, "web", most_unbound=20) as pods,
+    ):
+        until_bound(pods, 20)
+        replicas.service.only = None
+        with load.calling(CALLERS, lambda: replicas.caller(body)) as callers:
+            until_bound(pods, 50)
+            killed_s = time.monotonic()
+            with stopped(leader.process):
+                time.sleep(0.3)  # so that calls of all are under way there, kube-scheduler's too
+                leader.process.kill()
+            dead = endpoint(leader)
+            wait("the Service knows", lambda: dead not in replicas.service.ready or None)
+            known_s = time.monotonic()
+            replicas.gone(leader)
+            until_bound(pods, 50)
+            follower = replicas.leader()
+            followed_s = time.monotonic() - killed_s
+            metrics.set("heat", {"a": 90, "b": 95, "c": 10})
+            wait("the new leader labels", lambda: "pol" in labels(corner, "b") or None)
+        until_all_bound(pods)
+    lost = [one for caller in callers for one in caller.failed]
+    assert [one for one in lost if not is_of(one, dead, replicas.service, killed_s, known_s)] == []
+    assert {str(caller.answers["filter"]["NodeNames"]) for caller in callers} == {"['c']"}
+    said = failures(corner)
+    assert said, "kube-scheduler's own call was to break"
+    assert all(replicas.service.url in text for text in said.values()), said
+    waits = [pods.waits_s()[name] for name in said]
+    assert followed_s < LEASE_S + SLACK_S
+    assert follower is replicas.running[0]
+    figures = {
+        "calls": sum(caller.calls for caller in callers),
+        "calls lost": len(lost),
+        "pods": len(pods.bound_s),
+        "pods tried again": [round(wait_s, 2) for wait_s in waits],
+        "followed after": round(followed_s, 1),
+        "the Service knew after": round(known_s - killed_s, 2),
+    }
+    record_property("figures", figures)
+    print(figures)
+
+
+def is_of(one: Failed, dead: Endpoint, service: Balancer, begin_s: float, end_s: float) -> bool:
+    """Whether a call was lost with the replica that died, before the Service knew of it."""
+    gone = not one.port or service.taken.get(one.port) == dead
+    return gone and begin_s <= one.at_s <= end_s + 1.0
+
+
+def labels(corner: Sandbox, node: str) -> dict[str, str]:
+    found: dict[str, str] = corner.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+    return found
+
+
+@contextlib.contextmanager
+def stopped(*processes: Process) -> Iterator[None]:
+    """As if their machines stood still: connections stay open, nothing is answered."""
+    for process in processes:
+        os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.is_running:
+                os.kill(process.pid, signal.SIGCONT)
+
+
+class Rates:
+    """How many plain pods a second are bound while 40 wait all the time."""
+
+    def __init__(self, plane: ControlPlane, corner: Sandbox) -> None:
+        self._plane = plane
+        self._corner = corner
+        self._rounds = 0
+
+    def measure(
+        self, extenders: list[Object], for_s: float, first: Callable[[], None] = lambda: None
+    ) -> float:
+        """With these extenders; `first` is done when the scheduler runs."""
+        self._rounds += 1
+        with self._plane.start_scheduler(POD_SCHEDULER | {"extenders": extenders}):
+            first()
+            with load.coming(self._corner, plain, f"plain-{self._rounds}", most_unbound=40) as pods:
+                until_bound(pods, 40)
+                began_s = time.monotonic()
+                time.sleep(for_s)
+                rate = pods.bound_between(began_s, began_s + for_s) / for_s
+                until_all_bound(pods)
+        return rate
+
+
+def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
+    plane: ControlPlane, corner: Sandbox, replicas: Replicas, record_property: Any
+) -> None:
+    rates, none, still = Rates(plane, corner), [], []
+    waiting = [f"waits-{number}" for number in range(10)]
+
+    def policy_pods() -> None:
+        corner.pods(*map(pod, waiting))
+        for name in waiting:
+            corner.expect_event(name, deadline_s=60)
+
+    with stopped(*(one.process for one in replicas.running)):
+        for _ in range(2):
+            none.append(rates.measure([], 3))
+            still.append(rates.measure([replicas.entry()], 3))
+        wait("the Service knows", lambda: not replicas.service.ready or None)
+        crowded = rates.measure([replicas.entry()], 10, policy_pods)
+        assert [name for name in waiting if sandbox.node_of(corner.pod(name))] == []
+        said = failures(corner)
+        assert set(said) == set(waiting)
+        assert all(replicas.service.url in text for text in said.values()), said
+    figures = {"none": none, "all stopped": still, "and ten pods of a policy wait": crowded}
+    record_property("figures", figures)
+    print(figures)
+    assert statistics.mean(still) >= 0.5 * statistics.mean(none), figures
+    assert crowded >= 0.5 * statistics.mean(none), figures
+    wait("the Service has them again", lambda: len(replicas.service.ready) == 2 or None)
+    with plane.start_scheduler({"extenders": [replicas.entry()]}):
+        assert {corner.expect_bound(name, 30) for name in waiting} <= {"b", "c"}
+
+
+AWAY_S = 60.0
+PERIOD_S = 5.0
+
+
+def shown(one: Served, metric: str) -> float:
+    """A gauge's value."""
+    lines = httpx2.get(f"{one.health}/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"nodewise_{metric} "))
+
+
+class Scene:
+    """A control plane of its own with one nodewise, whose metrics come through the API server and from Prometheus."""
+
+    def __init__(self, plane: ControlPlane, programs: packages.Programs, folder: Path) -> None:
+        self._plane = plane
+        self._folder = folder
+        self._api_server = plane.processes[1]
+        self._command = faults.command(self._api_server)
+        self._restarted = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
+        enter = self._stack.enter_context
+        served.define(plane.api)
+        self.corner = enter(sandbox.sandbox(plane))
+        self.corner.nodes(*map(roomy, "abc"))
+        self.metrics = enter(custom_metrics.behind(self.corner, folder))
+        self.scraping = enter(monitoring.running(programs, folder / "prometheus", "abc"))
+        self.metrics.set("heat", {"a": 90, "b": 10, "c": 10})
+        self.load("b")
+        self.scraping.wait_scraped("node_load", {"a": 1, "b": 9, "c": 1})
+        for name, rule in (("far", HOT), ("near", BUSY)):
+            self.corner.put(policy(name, rule))
+        self.nodewise = self._start_nodewise()
+
+    def _start_nodewise(self) -> Served:
+        more = [f"--prometheus-url={self.scraping.url}", "--max-age=10s", f"--sync-period={PERIOD_S:g}s"]
+        return self._stack.enter_context(served.extender(self._plane, self._folder, *more))
+
+    def load(self, busy: str) -> None:
+        """The one node that is busy from now on, by what Prometheus says."""
+        self.scraping.set("node_load", {"a": 1, "b": 1, "c": 1} | {busy: 9})
+
+    def rejects(self, name: str, nodes: str) -> bool | None:
+        """Whether the nodes that nodewise rejects for a policy are these."""
+        rejected = [node for node in "abc" if self.nodewise.rejects(self.corner.namespace, node, name)]
+        return rejected == list(nodes) or None
+
+    def until_rejected(self, name: str, nodes: str, deadline_s: float = 60) -> None:
+        wait(f"policy {name} rejects {nodes}", lambda: self.rejects(name, nodes), deadline_s)
+
+    def caller(self, name: str) -> Caller:
+        papers = self.nodewise.papers
+        body = asked(self.corner.namespace, name, *"abc")
+        return Caller(self.nodewise.url, papers.authority.client_context(papers.client), body, 0.02)
+
+    def stand_still(self) -> contextlib.AbstractContextManager[None]:
+        """The API server does nothing in the block."""
+        return stopped(self._api_server)
+
+    def kill(self) -> None:
+        """The API server is no more."""
+        self._api_server.kill()
+
+    def start_again(self) -> None:
+        """The API server as it was; ready."""
+        again = self._restarted.enter_context(Process(self._command, self._api_server.log))
+        again.wait_ready(lambda: self._plane.api.answers("/readyz"))
+
+    def close(self) -> None:
+        with self._restarted:  # what is cleaned away is cleaned away in it
+            self._stack.close()
+
+
+@pytest.fixture
+def scene(
+    control_plane_programs: Path, prometheus_programs: packages.Programs, tmp_path: Path
+) -> Iterator[Scene]:
+    with controlplane.running(control_plane_programs, tmp_path) as plane:
+        made = Scene(plane, prometheus_programs, tmp_path)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_said(scene: Scene) -> None:
+    """For a minute: half of it the API server stands still, then it is dead. Prometheus goes on."""
+    nodewise = scene.nodewise
+    scene.until_rejected("far", "a")
+    scene.until_rejected("near", "b")
+    names = iter(("far", "near"))
+    with load.calling(2, lambda: scene.caller(next(names))) as callers:
+        began_s = time.monotonic()
+        with scene.stand_still():
+            wait("it is said", lambda: nodewise.events("kube_silent") or None, 30)
+            assert shown(nodewise, "kube_connected") == 0
+            scene.load("a")
+            scene.until_rejected("near", "a")
+            time.sleep(max(0.0, began_s + AWAY_S / 2 - time.monotonic()))
+            scene.kill()
+        scene.load("c")
+        scene.until_rejected("near", "c")
+        time.sleep(max(0.0, began_s + AWAY_S - time.monotonic()))
+        assert scene.rejects("far", "a"), "what was known last holds, as nothing newer can be"
+        assert shown(nodewise, "kube_silent_seconds") > AWAY_S / 2
+        assert nodewise.is_ready()
+        assert {event["metric"] for event in nodewise.events("metric_failed")} == {"heat"}
+        scene.start_again()
+        changed_s = time.monotonic()
+        scene.corner.api.patch(path(scene.corner, "far"), policy("far", HOT | {"target": 5}))
+        scene.until_rejected("far", "abc")
+        took_s = time.monotonic() - changed_s
+        wait("its return is said", lambda: nodewise.events("kube_answers") or None)
+        assert shown(nodewise, "kube_connected") == 1
+    figures = {"obeyed after": round(took_s, 1), "slowest": [round(one.slowest_s, 3) for one in callers]}
+    print(figures)
+    for caller in callers:
+        assert caller.failed == []
+        assert caller.calls > 100
+    assert took_s < 2 * PERIOD_S, figures
+
+
+def policy(name: str, rule: Object) -> Object:
+    return {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": name},
+        "spec": {"strategies": {"dontschedule": {"rules": [rule]}}},
+    }
+
+
+def path(corner: Sandbox, name: str) -> str:
+    return f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{name}"
