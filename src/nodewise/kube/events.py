@@ -90,6 +90,7 @@ class Recorder:
         self._turn = 0
         self._number = 0
         self._more = asyncio.Event()
+        self._losing = False
 
     def record(self, about: About, type_: Type, reason: str, note: str, action: str = "Scheduling") -> None:
         """Note an event. Never blocks, never fails; `action` says what we were doing, in a word."""
@@ -175,6 +176,7 @@ class Recorder:
             self._failed(event, series, error)
         else:
             series.tries = 0
+            self._losing = False
 
     async def _send(self, event: Event, series: _Series) -> None:
         """The first time the event, after that its count; an event that the server has dropped, anew."""
@@ -200,7 +202,9 @@ class Recorder:
             return
         series.tries = 0
         self._meters.count("events_total", outcome="failed")
-        logs.emit("event_lost", reason=event.reason, object=event.about.name, error=str(error))
+        if not self._losing:  # thousands may wait while an API server is away
+            self._losing = True
+            logs.emit("event_lost", reason=event.reason, object=event.about.name, error=str(error))
 
     def _body(self, event: Event, series: _Series) -> dict[str, Any]:
         about = event.about

@@ -93,7 +93,10 @@ EVENTS: Final[dict[str, Event]] = {
     "leading": Event("info", "This process leads: its controllers run."),
     "not_leading": Event("warning", "This process led and does so no longer; its controllers stand still."),
     "lease_failed": Event("warning", "The Lease cannot be read or written; a leader stops at its deadline."),
-    "event_lost": Event("warning", "A Kubernetes event could not be recorded; `error` says why."),
+    "event_lost": Event(
+        "warning",
+        "A Kubernetes event could not be recorded; `error` says why. Told once until one is recorded again.",
+    ),
     "listening": Event("info", "A port is open; `url` is where."),
     "accept_failed": Event("error", "No connection can be accepted for now: raise the limit of open files."),
     "connection_ended": Event(
@@ -141,7 +144,10 @@ METRICS: Final[dict[str, Metric]] = {
     "policies_with_problems": Metric("gauge", "Policies with a field that cannot be used as it stands."),
     "pods_waiting": Metric("gauge", "Pods that kube-scheduler found no node for, as the leader sees them."),
     "wakes_total": Metric("counter", "Node annotations written so that waiting pods are tried again."),
-    "nodes_to_label": Metric("gauge", "Nodes whose labels differ from what policies want; the leader's."),
+    "nodes_to_label": Metric(
+        "gauge",
+        "Nodes whose labels differ from what policies want; the leader's. It falls by `--kube-qps` a second.",
+    ),
     "label_writes_total": Metric("counter", "Writes of node labels; the leader's."),
     "rules_suspended": Metric("gauge", "Rules that lost most of their nodes at once and hold; the leader's."),
     "loop_lag_seconds": Metric("gauge", "Longest wait of the event loop in the last period."),

@@ -22,6 +22,7 @@ class Recorded:
         self.api = FakeApi()
         self.clock = ManualClock(1_700_000_000.0)
         self.meters = Meters()
+        self.said: list[str] = []
         self.recorder = Recorder(self.api, Reporter("nodewise.io/test", "r"), self.clock, self.meters)
 
     def record(self, note: str = "hot", about: About = NODE) -> None:
@@ -38,8 +39,9 @@ class Recorded:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    monkeypatch.setattr("nodewise.observe.logs.emit", lambda *_, **__: None)
-    return Recorded()
+    made = Recorded()
+    monkeypatch.setattr("nodewise.observe.logs.emit", lambda event, **_: made.said.append(event))
+    return made
 
 
 async def test_an_event_of_a_cluster_wide_object_lies_in_default(recorded: Recorded) -> None:
@@ -118,6 +120,16 @@ async def test_a_refusal_is_final(recorded: Recorded) -> None:
     recorded.record()
     await recorded.recorder.flush()
     assert (len(recorded.api.calls), recorded.counted("failed")) == (1, 1)
+
+
+async def test_of_many_that_are_lost_in_a_row_one_is_told(recorded: Recorded) -> None:
+    for lost in (5, 3):
+        recorded.api.fail(Refused("no"), lost)
+        for number in range(lost + 1):
+            recorded.record(f"{number} of {lost}", About(PODS, "n", f"p{number}-{lost}"))
+        await recorded.recorder.flush()
+    assert recorded.said == ["event_lost", "event_lost"]
+    assert recorded.counted("failed") == 8
 
 
 async def test_after_a_long_rest_a_series_begins_anew(recorded: Recorded) -> None:
