@@ -94,7 +94,8 @@ class Listener:
         self._noted = noted
         self._established = established
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        """The oldest first, each with its peer."""
         self._resting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -122,19 +123,25 @@ class Listener:
                     self._rest(error)
                 return  # nobody else waits, or the client left already
             peer = f"{where[0]}:{where[1]}"
-            if self._is_full():
+            if self._established() >= self._options.max_connections:
                 accepted.close()
                 self._noted.note("too_many", peer)
                 continue
+            if len(self._handshakes) >= self._options.max_handshakes:
+                self._give_up_oldest()
             task = self._loop.create_task(self._welcome(accepted, peer))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._handshakes[task] = peer
+            task.add_done_callback(self._forget)
 
-    def _is_full(self) -> bool:
-        return (
-            len(self._handshakes) >= self._options.max_handshakes
-            or self._established() >= self._options.max_connections
-        )
+    def _give_up_oldest(self) -> None:
+        """Make room: who means it is through in milliseconds, so who waits the longest is the one who does not."""
+        task, peer = next(iter(self._handshakes.items()))
+        self._forget(task)
+        task.cancel()
+        self._noted.note("too_many", peer)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
 
     def _rest(self, error: OSError) -> None:
         """Without a pause the loop would spin: the socket stays readable."""

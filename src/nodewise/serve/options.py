@@ -94,8 +94,9 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     the usual limit of open files."""
 
     max_handshakes: int = 256
-    """Most connections between accept and the end of the handshake; a newer one is closed. Counted apart,
-    so that who has no certificate cannot take the place of those who have."""
+    """Most connections between accept and the end of the handshake; the oldest gives way to a newer one, for
+    who means it is through in milliseconds. Counted apart, so that who has no certificate cannot take the
+    place of those who have."""
 
     max_pipelined: int = 16
     """Most requests sent ahead on a connection before the one under way is answered. Go's client sends

@@ -263,14 +263,14 @@ async def test_handshakes_that_end_together_do_not_exceed_the_limit(papers):
 
 
 async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_one(papers):
-    options = papers.options(max_handshakes=1, handshake_timeout_s=0.2)
-    async with serving(options) as server:
-        context = papers.context()
-        async with calling(server, context) as known:
+    meters = Meters()
+    options = papers.options(max_handshakes=2)
+    async with serving(options, meters=meters) as server, contextlib.AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(calling(server)) for _ in range(5)]
+        assert (await called(server, papers.context())).status == 200
+        await until(lambda: counted(meters, "connections_ended_total", reason="too_many") == 4)
+        assert [await one.rest() for one in silent[:4]] == [b""] * 4
+        async with calling(server, papers.context()) as known:
+            for _ in range(5):
+                await stack.enter_async_context(calling(server))
             assert (await known.ask("/echo")).status == 200
-            async with calling(server) as silent:
-                with pytest.raises(RefusedError):
-                    await called(server, context)
-                assert (await known.ask("/echo")).status == 200
-                assert await silent.rest() == b""
-        assert (await called(server, context)).status == 200
