@@ -1,6 +1,8 @@
 """What a real kube-scheduler and a real API server have to do with rotation: who reads which file anew."""
 
 import asyncio
+import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
@@ -233,6 +235,52 @@ def test_calls_and_watches_come_with_the_certificate_that_is_in_the_file_now(
         await api.close()
 
     asyncio.run(walk())
+
+
+def test_a_plugin_that_gives_another_certificate_makes_us_somebody_else(
+    plane: ControlPlane, robot: User, tmp_path: Path
+) -> None:
+    second = Renewed(plane, robot.name)
+    assert robot.pair
+    kubeconfig = plugin_user(robot, tmp_path)
+
+    async def walk() -> None:
+        api = connect(KubeOptions(kubeconfig=str(kubeconfig)), Meters())
+        assert await who_we_are(api) == robot.name
+        second.take_over(robot)
+        await until_known_as(api, second.name)
+        await api.close()
+
+    asyncio.run(walk())
+
+
+def plugin_user(user: User, folder: Path) -> Path:
+    """A kubeconfig whose user comes from a program that prints the certificate which is in this user's files now.
+
+    It says that the certificate is to be asked for again at once.
+    """
+    assert user.pair
+    plugin = folder / "plugin"
+    plugin.write_text(
+        f"#!{sys.executable}\n"
+        "import json, os, pathlib\n"
+        "info = json.loads(os.environ['KUBERNETES_EXEC_INFO'])\n"
+        f"pair = [pathlib.Path(path).read_text() for path in ({str(user.pair.cert)!r}, {str(user.pair.key)!r})]\n"
+        "names = 'clientCertificateData', 'clientKeyData'\n"
+        "status = dict(zip(names, pair)) | {'expirationTimestamp': '2020-01-01T00:00:00Z'}\n"
+        "print(json.dumps(info | {'status': status}))\n"
+    )
+    plugin.chmod(0o755)
+    config = json.loads(user.kubeconfig.read_text())
+    exec_ = {
+        "command": "./plugin",
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "interactiveMode": "Never",
+    }
+    config["users"][0]["user"] = {"exec": exec_}
+    path = folder / "with-plugin.kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
 
 
 def test_the_api_server_is_verified_against_the_authority_that_is_in_the_file_now(

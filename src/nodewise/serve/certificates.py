@@ -38,7 +38,7 @@ class Kept(Generic[T]):
         self._paths = paths
         self._read: Callable[[Paths, Contents], T] = read
         self._meters = meters
-        self._tried = pem.contents(paths)
+        self._seen = self._tried = pem.contents(paths)
         self._trouble = ""
         self._again_at_s = float("-inf")
         self._warn_at_s = float("-inf")
@@ -48,7 +48,8 @@ class Kept(Generic[T]):
     def look(self, now_s: float) -> bool:
         """Read the files again where they changed; True when they hold something else that can be used.
 
-        A file that changes while we read differs from what we have seen at the next call, and so is read again.
+        A change counts when two looks in a row see the same: `cat old new > bundle` is for a moment the old alone,
+        and two files are written one after the other.
         """
         changed = self._is_due(now_s) and self._take(now_s)
         self._warn(now_s)
@@ -56,9 +57,11 @@ class Kept(Generic[T]):
 
     def _is_due(self, now_s: float) -> bool:
         """The files are small, and a swap may keep name, size and time: so all of them is compared."""
-        contents = pem.contents(self._paths)
-        news = contents != self._tried
-        self._tried = contents
+        before, self._seen = self._seen, pem.contents(self._paths)
+        if self._seen != before:
+            return False
+        news = self._seen != self._tried
+        self._tried = self._seen
         return news or (bool(self._trouble) and now_s >= self._again_at_s)
 
     def _take(self, now_s: float) -> bool:

@@ -168,8 +168,12 @@ class Filed:
         (self.folder / "ca").write_bytes(b"".join(one.cert_pem.bytes() for one in authorities))
 
     def has_news(self) -> bool:
-        self.clock.advance(1.0)
-        return self.papers.has_news()
+        """Asked twice, as it takes to see that a change is whole."""
+        found = []
+        for _ in range(2):
+            self.clock.advance(1.0)
+            found.append(self.papers.has_news())
+        return any(found)
 
 
 @pytest.fixture
@@ -188,7 +192,7 @@ def test_a_certificate_in_files_is_read_again(filed: Filed) -> None:
 def test_files_are_looked_at_once_a_second(filed: Filed) -> None:
     assert not filed.has_news()
     filed.write(filed.ca.issue_cert("us.example.com"))
-    assert not filed.papers.has_news()
+    assert not any(filed.papers.has_news() for _ in range(5))
     assert filed.has_news()
 
 

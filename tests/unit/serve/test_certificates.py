@@ -29,6 +29,10 @@ class Files:
         paths = {"cert": str(self.cert), "key": str(self.key)}
         self.kept = Kept("serving", paths, pem.pair, self.meters, NOW_S)
 
+    def look(self, now_s):
+        """Twice, as it takes to see that a change is whole."""
+        return any([self.kept.look(now_s), self.kept.look(now_s)])
+
     def issue(self, begins_days, ends_days):
         return self.ca.issue_cert(
             "host.example", not_before=NOW + begins_days * DAY, not_after=NOW + ends_days * DAY
@@ -48,12 +52,12 @@ def files(tmp_path):
 
 
 def test_a_renewed_pair_is_taken_once(files):
-    assert not files.kept.look(NOW_S)
+    assert not files.look(NOW_S)
     leaf = files.issue(-1, 120)
     files.write(leaf)
     with capture_logs() as lines:
-        assert files.kept.look(NOW_S)
-        assert not files.kept.look(NOW_S + 1)
+        assert files.look(NOW_S)
+        assert not files.look(NOW_S + 1)
     assert files.kept.value.certificate == leaf.cert_chain_pems[0].bytes()
     assert files.counts("certificate_expires_seconds") == [NOW_S + 120 * DAY_S]
     (line,) = lines
@@ -62,6 +66,23 @@ def test_a_renewed_pair_is_taken_once(files):
         "serving",
         "2027-03-21T00:00:00Z",
     )
+
+
+def test_what_is_there_for_a_moment_only_is_not_taken(files):
+    """Nor told: half of a rotation is none yet."""
+    leaf = files.issue(-1, 120)
+    with capture_logs() as lines:
+        files.cert.write_bytes(leaf.cert_chain_pems[0].bytes())
+        assert not files.kept.look(NOW_S)
+        files.key.write_bytes(leaf.private_key_pem.bytes())
+        assert not files.kept.look(NOW_S + 1)
+        assert files.kept.look(NOW_S + 2)
+        files.key.write_bytes(b"")
+        assert not files.kept.look(NOW_S + 3)
+        files.key.write_bytes(leaf.private_key_pem.bytes())
+        assert not files.kept.look(NOW_S + 4)
+        assert not files.kept.look(NOW_S + 5)
+    assert [line["event"] for line in lines] == ["tls_reloaded"]
 
 
 def garbage(files):
@@ -95,7 +116,7 @@ def test_what_cannot_be_used_is_told_once_and_leaves_the_old_one_in_use(files, b
     said = broken(files)
     with capture_logs() as lines:
         for later_s in (0, 1, 61, 122):
-            assert not files.kept.look(NOW_S + later_s)
+            assert not files.look(NOW_S + later_s)
     assert files.kept.value is before
     (line,) = lines
     assert line["event"] == "tls_reload_failed"
@@ -103,26 +124,26 @@ def test_what_cannot_be_used_is_told_once_and_leaves_the_old_one_in_use(files, b
     assert files.counts("reload_failing", "certificate_expires_seconds") == [1, NOW_S + 90 * DAY_S]
     assert counted(files.meters, "tls_reloads_total", certificate="serving", outcome="failed") == 1
     files.write(files.issue(-1, 120))
-    assert files.kept.look(NOW_S + 123)
+    assert files.look(NOW_S + 123)
     assert files.counts("reload_failing") == [0]
 
 
 def test_what_is_put_back_as_it_was_is_well_again_and_no_change(files):
     was = files.key.read_bytes()
     files.key.write_bytes(b"")
-    assert not files.kept.look(NOW_S)
+    assert not files.look(NOW_S)
     files.key.write_bytes(was)
-    assert not files.kept.look(NOW_S + 1)
+    assert not files.look(NOW_S + 1)
     assert files.counts("reload_failing") == [0]
 
 
 def test_a_certificate_whose_time_has_not_come_is_taken_when_it_has(files):
     """A clock that is behind the authority's: the old one serves on."""
     files.write(files.issue(0.01, 120))
-    assert not files.kept.look(NOW_S)
+    assert not files.look(NOW_S)
     assert files.counts("reload_failing") == [1]
-    assert not files.kept.look(NOW_S + 30)
-    assert files.kept.look(NOW_S + 0.01 * DAY_S + 1)
+    assert not files.look(NOW_S + 30)
+    assert files.look(NOW_S + 0.01 * DAY_S + 1)
     assert files.counts("reload_failing") == [0]
 
 
@@ -139,15 +160,15 @@ def test_one_that_is_over_is_served_at_the_start_and_told_every_day(files):
 def test_less_than_a_week_left_is_told_once_a_day_until_it_is_renewed(files):
     with capture_logs() as lines:
         for day in range(84):
-            files.kept.look(NOW_S + day * DAY_S - 1)
+            files.look(NOW_S + day * DAY_S - 1)
         assert lines == []
         for hour in range(36):
-            files.kept.look(NOW_S + 84 * DAY_S + hour * 3600)
+            files.look(NOW_S + 84 * DAY_S + hour * 3600)
         assert [line["event"] for line in lines] == ["certificate_expires_soon"] * 2
         assert lines[0]["expires"] == "2027-02-19T00:00:00Z"
         files.write(files.issue(-1, 120))
-        assert files.kept.look(NOW_S + 86 * DAY_S)
-        files.kept.look(NOW_S + 87 * DAY_S)
+        assert files.look(NOW_S + 85.9 * DAY_S)
+        files.look(NOW_S + 87 * DAY_S)
     assert [line["event"] for line in lines[2:]] == ["tls_reloaded"]
 
 
@@ -158,9 +179,11 @@ def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_pat
     file.write_bytes(good)
     kept = Kept("client_ca", {"client_ca": str(file)}, pem.bundle, meters, NOW_S)
     file.write_bytes(late + soon + good)
+    kept.look(NOW_S)
     assert kept.look(NOW_S)
     assert counted(meters, "tls_certificate_expires_seconds", certificate="client_ca") == NOW_S + 3 * DAY_S
     file.write_bytes(late)
+    kept.look(NOW_S + 1)
     assert not kept.look(NOW_S + 1)
     assert counted(meters, "tls_reload_failing", certificate="client_ca") == 1
     assert len(kept.value.authorities) == 3
