@@ -1,0 +1,128 @@
+"""What is true of the nodes at a time, and which of the truths so far may still be told.
+
+Each change is kept with its time, so that an answer can be held against what was true when: it must be one truth as a
+whole, and none older than what was known before.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+POLICY = "web"
+HOT, BUSY = 80, 50
+"""Above `HOT` a node takes no pods and is to be drained; above `BUSY` it is labelled."""
+VIOLATING = (POLICY, "violating")
+SURGE = (f"telemetry.aware.scheduling.{POLICY}/surge", "yes")
+OURS = (VIOLATING[0], SURGE[0])
+"""The label keys that nodewise writes here."""
+
+T = TypeVar("T")
+
+
+class Truth(NamedTuple):
+    """What the nodes measure."""
+
+    heat: Mapping[str, int]
+    load: Mapping[str, int]
+
+    def rejected(self) -> frozenset[str]:
+        """The nodes that take no pods of the policy."""
+        return frozenset(node for node, value in self.heat.items() if value > HOT)
+
+    def scores(self) -> dict[str, int]:
+        """Points of each node: the least load is best."""
+        order = sorted(self.load.values())
+        places = {value: order.index(value) for value in set(order)}
+        last = len(order) - 1
+        return {node: round(10 * (last - places[value]) / last) for node, value in self.load.items()}
+
+    def labels(self, node: str) -> dict[str, str]:
+        """What nodewise should write on a node."""
+        wanted = [VIOLATING] if self.heat[node] > HOT else []
+        return dict([*wanted, SURGE] if self.load[node] > BUSY else wanted)
+
+    def exposition(self) -> str:
+        """As a node exporter's text file says it."""
+        named = {"node_heat": self.heat, "node_load": self.load}
+        lines = [
+            f'{series}{{instance="{node}"}} {value}\n'
+            for series, values in named.items()
+            for node, value in values.items()
+        ]
+        return "# TYPE node_heat gauge\n# TYPE node_load gauge\n" + "".join(lines)
+
+    def changed(self, chance: random.Random, most: int) -> "Truth":
+        """Another truth, in which some nodes, at most so many, cross a threshold."""
+        nodes = chance.sample(sorted(self.heat), chance.randint(1, most))
+        heat = {
+            node: chance.randrange(HOT) if self.heat[node] > HOT else HOT + 1 + chance.randrange(20)
+            for node in nodes
+        }
+        load = {node: chance.randrange(100) for node in nodes}
+        return Truth({**self.heat, **heat}, {**self.load, **load})
+
+
+def first_truth(nodes: Sequence[str], chance: random.Random) -> Truth:
+    """A third of the nodes is hot, half of them are busy, or so."""
+    heat = {node: chance.choice((20, 40, 95)) for node in nodes}
+    return Truth(heat, {node: chance.randrange(100) for node in nodes})
+
+
+class History:
+    """The truths so far, and which of them may still be told: those since `floor`, the last that all knew."""
+
+    def __init__(self, first: Truth) -> None:
+        self.truths = [first]
+        self.began_s = [time.monotonic()]
+        self.floor = 0
+
+    @property
+    def newest(self) -> Truth:
+        return self.truths[-1]
+
+    def add(self, truth: Truth) -> None:
+        """A truth from now on, told before anybody can read it."""
+        self.began_s.append(time.monotonic())
+        self.truths.append(truth)
+
+    def settled(self) -> None:
+        """The newest truth is known everywhere; none that is older may come back."""
+        self.floor = len(self.truths) - 1
+
+    def age_s(self, number: int, now_s: float) -> float:
+        """For how long a truth has been none."""
+        return max(0.0, now_s - self.began_s[number + 1]) if number + 1 < len(self.truths) else 0.0
+
+
+class Held(Generic[T]):
+    """Answers of one kind, held against the truths: which one is told, and that none comes back."""
+
+    def __init__(self, history: History, meant: Callable[[Truth], T]) -> None:
+        self._history = history
+        self._meant = meant
+        self._at_least = 0
+        self.oldest_s = 0.0
+        """For how long the most outdated answer had been outdated."""
+
+    def told(self, answer: T, floor: int, answered_s: float) -> int | None:
+        """The number of the truth that the answer tells; None if it is none that may be told.
+
+        `floor` is that of the moment at which it was asked.
+        """
+        at_least = max(self._at_least, floor)
+        for number in range(at_least, len(self._history.truths)):
+            if self._meant(self._history.truths[number]) == answer:
+                self._at_least = number
+                self.oldest_s = max(self.oldest_s, self._history.age_s(number, answered_s))
+                return number
+        return None
+
+    def forget(self) -> None:
+        """Any truth may be told again."""
+        self._at_least = 0
+
+    def meanings(self) -> str:
+        """What would have been right, for an error."""
+        meant = [self._meant(truth) for truth in self._history.truths[self._at_least :]]
+        return f"right since truth {self._at_least} was told: {meant}"
