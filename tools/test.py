@@ -27,7 +27,7 @@ class Tier(NamedTuple):
 
 TIERS = (
     Tier("unit and laws", ("tests/unit", "tests/laws"), ("-n", "2")),
-    Tier("conformance", ("tests/conformance",)),
+    Tier("conformance", ("tests/conformance", "tests/hostile")),
     Tier("cluster", ("tests/cluster",)),
 )
 

@@ -1,0 +1,37 @@
+"""The corpus as values: named cases in YAML, with bodies that are told rather than written out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_CORPUS = Path(__file__).with_name("corpus")
+
+
+def cases(name: str) -> dict[str, dict[str, Any]]:
+    """The cases of a file by name. ValueError for two of one name."""
+    listed = yaml.load((_CORPUS / f"{name}.yaml").read_bytes(), Loader=yaml.CSafeLoader)["cases"]
+    found = {case["name"]: case for case in listed}
+    if len(found) < len(listed):
+        raise ValueError(f"{name}: two cases of one name")
+    return found
+
+
+def data(told: Any) -> bytes:
+    """The bytes of a text or of a list of parts."""
+    return told.encode() if isinstance(told, str) else b"".join(_parts(told))
+
+
+def _parts(told: list[Any]) -> Iterator[bytes]:
+    for part in told:
+        if isinstance(part, str):
+            yield part.encode("latin-1") if "\xff" in part else part.encode()
+        elif "hex" in part:
+            yield bytes.fromhex(str(part["hex"]))
+        elif "names" in part:
+            value = part.get("value", "")
+            joint = "" if value.endswith(",") else ","
+            yield joint.join(f'"{part["form"] % number}"{value}' for number in range(part["names"])).encode()
+        else:
+            yield str(part["text"]).encode() * part["times"]

@@ -1,0 +1,22 @@
+"""One process for all tests that only send requests, with little room for decisions, so that it is full at once."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hostile import world
+from tests.hostile.process import Target
+
+RING = "4Mi"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("hostile")
+    options = ["--objects-from", world.write(folder), "--decisions-bytes", RING]
+    with Target(folder, options) as made:
+        yield made
+        assert made.process.is_running
+        assert not made.events("request_failed")
+        assert not made.events("agent_failed")
+        assert not made.events("task_failed")

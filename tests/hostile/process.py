@@ -1,0 +1,196 @@
+"""The real `nodewise extender` behind mutual TLS, what it weighs, and clients that send whatever they are told to."""
+
+import http.client
+import json
+import re
+import socket
+import ssl
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from tests.cluster.processes import Process
+from tests.unit.serve.papers import Papers
+
+PATIENCE_S = 60.0
+"""For an answer on a loaded machine; nothing here is a limit of speed."""
+JSON = {"Content-Type": "application/json"}
+
+
+class Answer(NamedTuple):
+    """What came back. `closes` says whether the server ends the connection with it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    closes: bool
+
+    def field(self) -> str:
+        """The field that a refusal names first; empty where it names none."""
+        problems = json.loads(self.body).get("problems") or [{"field": ""}]
+        return str(problems[0]["field"])
+
+
+class Line:
+    """One connection, as bytes."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self.opened = opened
+
+    def send(self, data: bytes) -> None:
+        """Send as much as the other side takes: one that answers early may close in the middle."""
+        try:
+            self.opened.sendall(data)
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
+            return
+
+    def answer(self, method: str = "POST") -> Answer | None:
+        """The next answer, or None where the connection was closed instead."""
+        response = http.client.HTTPResponse(self.opened, method=method)
+        try:
+            response.begin()
+            body = response.read()
+        except (http.client.HTTPException, ConnectionError, ssl.SSLError):
+            return None
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, headers, body, response.will_close)
+
+    def ask(
+        self, path: str, body: bytes, method: str = "POST", headers: dict[str, str] | None = None
+    ) -> Answer:
+        self.send(request(path, body, method, headers))
+        answer = self.answer(method)
+        assert answer is not None, f"no answer to {method} {path[:80]} with {body[:200]!r}"
+        return answer
+
+    def is_open(self) -> bool:
+        """Whether the server has not closed yet; what it sent meanwhile is thrown away."""
+        self.opened.setblocking(False)
+        try:
+            while True:
+                if not self.opened.recv(65536):
+                    return False
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+        finally:
+            self.opened.settimeout(PATIENCE_S)
+
+    def close(self) -> None:
+        self.opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def request(path: str, body: bytes, method: str = "POST", headers: dict[str, str] | None = None) -> bytes:
+    """A whole request with a right length."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: extender", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in (JSON if headers is None else headers).items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+class Target:
+    """The process. `options` are its flags; certificates, address and ports are given."""
+
+    def __init__(self, folder: Path, options: Sequence[object]) -> None:
+        self.papers = Papers(folder)
+        self._context = self.papers.context()
+        papers = self.papers
+        fixed = {
+            "--cert": papers.cert,
+            "--key": papers.key,
+            "--client-ca": papers.ca,
+            "--address": "127.0.0.1",
+        }
+        ports = {"--port": 0, "--health-port": 0, "--log-format": "json"}
+        words = [str(part) for pair in {**fixed, **ports}.items() for part in pair]
+        command = Path(sys.executable).with_name("nodewise")
+        self.process = Process([command, "extender", *words, *map(str, options)], folder / "extender.log")
+
+    def __enter__(self) -> Self:
+        try:
+            self.process.wait_ready(self._is_ready, PATIENCE_S)
+        except BaseException:
+            self.process.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stop()
+
+    def _is_ready(self) -> bool:
+        for started in self.events("started"):
+            self.port = int(started["address"].rpartition(":")[2])
+            self.health_port = int(started["health"].rpartition(":")[2])
+            with self.admin() as line:
+                return line.ask("/readyz", b"", "GET", {}).status == 200
+        return False
+
+    # what it says and weighs
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The lines of one event in the log."""
+        lines = (
+            line for line in self.process.log.read_text(errors="replace").splitlines() if line.startswith("{")
+        )
+        return [found for found in map(json.loads, lines) if found["event"] == name]
+
+    def metric(self, name: str) -> float:
+        """A metric's value, the sum over its labels."""
+        with self.admin() as line:
+            text = line.ask("/metrics", b"", "GET", {}).body.decode()
+        return sum(
+            float(value) for value in re.findall(rf"^nodewise_{name}(?:{{.*}})? (.+)$", text, re.MULTILINE)
+        )
+
+    def rss_mib(self) -> float:
+        """Resident memory."""
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found
+        return int(found[1]) / 1024
+
+    def descriptors(self) -> int:
+        """Open files and sockets."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def cpu_ms(self) -> float:
+        """What the thread of the event loop has computed so far; other programs on the machine do not add to it."""
+        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e6
+
+    # how it is called
+
+    def plain(self) -> socket.socket:
+        """A connection before its handshake."""
+        return socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
+
+    def line(self) -> Line:
+        """A connection of kube-scheduler's kind."""
+        return Line(self._context.wrap_socket(self.plain(), server_hostname="localhost"))
+
+    def admin(self) -> Line:
+        """A connection to the admin port."""
+        return Line(socket.create_connection(("127.0.0.1", self.health_port), PATIENCE_S))
+
+    def filter(self, names: Iterable[str], policy: str = "demo") -> Answer:
+        """An honest filter call on a connection of its own."""
+        with self.line() as line:
+            return line.ask("/scheduler/filter", candidates(names, policy))
+
+
+def pod(policy: str | None = "demo", name: str = "p") -> dict[str, Any]:
+    """A pod of namespace d."""
+    labels = {} if policy is None else {"telemetry-policy": policy}
+    return {"metadata": {"name": name, "namespace": "d", "uid": "u", "labels": labels}}
+
+
+def candidates(names: Iterable[str], policy: str | None = "demo") -> bytes:
+    """A request by names."""
+    return json.dumps(
+        {"Pod": pod(policy), "Nodes": None, "NodeNames": list(names)}, separators=(",", ":")
+    ).encode()

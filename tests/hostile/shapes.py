@@ -1,0 +1,56 @@
+"""Values of every wrong shape: what a stranger may put where something else is wanted."""
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+NUMBERS = (0, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**30, 0.1, -0.0, 1e308, 5e-324)
+"""Whole numbers at the edges of what a machine holds, and the largest and the least of the others."""
+
+TEXTS = ("", " ", "\x00", "é", "\u2028", '"', "\\", 'a","b', "../..", "${x}", "%s", "\U0001f4a5", "n" * 300)
+"""Texts that somebody along the way might take for something else."""
+
+QUANTITIES = (
+    "1e999999999",
+    "-1e-999999999",
+    "NaN",
+    "Inf",
+    "1_000",
+    "0x10",
+    "٣",
+    "9" * 300,
+    "1" + "0" * 64,
+    "5Kii",
+)
+
+leaves: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from(NUMBERS),
+    st.integers(-(10**40), 10**40),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from((*TEXTS, *QUANTITIES)),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+)
+
+
+def anything(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    """Any JSON value, with objects of these keys: so that what is wrong is found below a key that is read."""
+    return st.recursive(
+        leaves,
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(keys | st.text(max_size=4), inner, max_size=4)
+        ),
+        max_leaves=12,
+    )
+
+
+def mostly(usual: st.SearchStrategy[Any], keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    """The usual value seven times of eight, so that the others have company that is right."""
+    return st.integers(0, 7).flatmap(lambda n: usual if n else anything(keys))
+
+
+def encoded(value: Any) -> bytes:
+    """As JSON, in ASCII."""
+    return json.dumps(value).encode()

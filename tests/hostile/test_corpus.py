@@ -1,0 +1,72 @@
+"""The corpus against the running process: what one would try who wishes us ill."""
+
+from typing import Any
+
+import pytest
+
+from tests.hostile import answers, world
+from tests.hostile.cases import cases, data
+from tests.hostile.process import Line, Target, candidates
+
+BODIES = cases("bodies")
+REQUESTS = cases("requests")
+
+
+@pytest.mark.parametrize("case", BODIES.values(), ids=list(BODIES))
+def test_a_body(target: Target, case: dict[str, Any]) -> None:
+    path, expect = case.get("path", "/scheduler/filter"), case["expect"]
+    with target.line() as line:
+        answer = line.ask(path, data(case["body"]))
+        assert answer.status == expect.get("status", 200), answer.body[:500]
+        if answer.status == 200:
+            _check_regular(path.rpartition("/")[2], answer, expect)
+        else:
+            answers.check_refused(answer)
+            assert expect.get("field", answer.field()) == answer.field(), answer.body[:500]
+        _check_alive(line)
+
+
+def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
+    answers.check(verb, answer)
+    assert len(answer.body) <= expect.get("most_bytes", len(answer.body))
+    said = answers.document(answer, repeated=True)
+    if verb == "preempt":
+        assert len(said["NodeNameToMetaVictims"]) == expect["candidates"]
+    elif verb == "prioritize":
+        assert len(said) == expect["candidates"]
+    elif "kept_times" in expect:
+        assert len(said["NodeNames"]) == expect["kept_times"]
+    else:
+        kept, failed = answers.check_filtered(answer)
+        assert len(kept) + len(failed) == expect.get("candidates", len(kept) + len(failed))
+        assert kept == expect.get("kept", kept)
+        assert list(failed) == expect.get("failed", list(failed))
+
+
+def _check_alive(line: Line) -> None:
+    """The same connection goes on, and what is said on it is right."""
+    answer = line.ask("/scheduler/filter", candidates(world.NODES))
+    assert answers.check_filtered(answer, world.NODES) == (["n1", "n2"], {world.HOT: world.WHY})
+
+
+@pytest.mark.parametrize("case", REQUESTS.values(), ids=list(REQUESTS))
+def test_a_request(target: Target, case: dict[str, Any]) -> None:
+    is_admin, expect = case.get("port") == "admin", case["expect"]
+    statuses = expect.get("statuses", [])
+    with target.admin() if is_admin else target.line() as line:
+        line.send(data(case["send"]))
+        found = [line.answer() for _ in statuses]
+        assert [answer and answer.status for answer in found] == statuses
+        last = found[-1] if found else None
+        if last is not None and last.status != 200:
+            answers.check_refused(last)
+            assert expect.get("field", last.field()) == last.field(), last.body
+        if expect.get("unread"):
+            return  # the server waits for the rest, to throw it away, for as long as a body has
+        if expect.get("closes"):
+            while line.answer() is not None:
+                pass
+        elif is_admin:
+            assert line.ask("/healthz", b"", "GET", {}).status == 200
+        else:
+            _check_alive(line)

@@ -1,0 +1,246 @@
+"""What hostile clients cost everybody else: steps of the event loop, memory, connections."""
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.cluster.sandbox import wait
+from tests.hostile import answers, world
+from tests.hostile.cases import cases, data
+from tests.hostile.process import PATIENCE_S, Line, Target, candidates
+
+SHORT = {
+    "--handshake-timeout": "2s",
+    "--header-timeout": "2s",
+    "--body-idle-timeout": "2s",
+    "--body-timeout": "4s",
+    "--decisions-bytes": "4Mi",
+}
+MARGIN_MIB = 24.0
+"""By how much resident memory may differ between two looks: what the allocator keeps of the largest bodies."""
+DRIPPERS = 150
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("load")
+    options = [part for pair in SHORT.items() for part in pair]
+    with Target(folder, ["--objects-from", world.write(folder), *options]) as made:
+        yield made
+
+
+@contextmanager
+def honest(target: Target) -> Iterator[list[float]]:
+    """An honest client that asks all the while, on connections of its own: seconds of each right answer."""
+    took: list[float] = []
+    wrong: list[str] = []
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.is_set():
+            began = time.monotonic()
+            try:
+                with target.line() as line:
+                    for _ in range(10):
+                        answer = line.ask("/scheduler/filter", candidates(world.NODES))
+                        assert answers.check_filtered(answer, world.NODES)[1] == {world.HOT: world.WHY}
+            except (OSError, AssertionError) as error:
+                wrong.append(repr(error))
+            took.append(time.monotonic() - began)
+            ended.wait(0.02)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield took
+    finally:
+        ended.set()
+        thread.join(PATIENCE_S)
+    assert not wrong, wrong[:3]
+    assert took
+
+
+def _until(what: str, see: Callable[[], bool]) -> None:
+    wait(what, lambda: see() or None, PATIENCE_S, str)
+
+
+def _cpu_ms(target: Target, line: Line, path: str, body: bytes) -> float:
+    """What a body costs the event loop, at best of three."""
+    costs = []
+    for _ in range(3):
+        before = target.cpu_ms()
+        line.ask(path, body)
+        costs.append(target.cpu_ms() - before)
+    return min(costs)
+
+
+def test_no_body_of_the_corpus_keeps_the_loop_longer_than_a_large_honest_one(target: Target) -> None:
+    """Counted by processor time, so that what else this machine does makes no difference."""
+    with target.line() as line:
+        large = candidates(f"{number:0253d}" for number in range(100_000))
+        honest_ms = _cpu_ms(target, line, "/scheduler/filter", large)
+        costs = {
+            name: _cpu_ms(target, line, case.get("path", "/scheduler/filter"), data(case["body"]))
+            for name, case in cases("bodies").items()
+        }
+    worst = max(costs, key=lambda name: costs[name])
+    print(
+        f"an honest body of {len(large)} bytes: {honest_ms:.1f} ms; the worst, {worst}: {costs[worst]:.1f} ms"
+    )
+    assert costs[worst] <= 2 * honest_ms, {
+        name: round(cost) for name, cost in costs.items() if cost > honest_ms
+    }
+
+
+def test_bodies_leave_no_memory_and_no_descriptors_behind(target: Target) -> None:
+    bodies = [
+        (case.get("path", "/scheduler/filter"), data(case["body"])) for case in cases("bodies").values()
+    ]
+
+    def go(times: int) -> float:
+        for _ in range(times):
+            with target.line() as line:
+                for path, body in bodies:
+                    line.ask(path, body)
+        return target.rss_mib()
+
+    warm = go(3)
+    descriptors = target.descriptors()
+    with honest(target):
+        after = go(6)
+    print(f"resident: {warm:.1f} MiB warm, {after:.1f} MiB after {6 * len(bodies)} more bodies")
+    assert after <= warm + MARGIN_MIB
+    _until("all descriptors are back", lambda: target.descriptors() <= descriptors)
+
+
+def test_unknown_names_do_not_outgrow_the_room_for_decisions(target: Target) -> None:
+    """Each of these decisions holds 25 MB of names that no node has."""
+    body = candidates(f"{number:0253d}" for number in range(100_000))
+    with target.line() as line:
+        for _ in range(3):
+            line.ask("/scheduler/filter", body)
+        warm = target.rss_mib()
+        for _ in range(10):
+            line.ask("/scheduler/filter", body)
+    assert target.rss_mib() <= warm + MARGIN_MIB
+    assert target.metric("decisions_bytes") <= 4 * 2**20
+
+
+def _dripping(lines: list[socket.socket], bytes_: bytes, every_s: float = 0.2) -> int:
+    """Send a byte on each now and then until the server has closed them all; how many it did not."""
+    left = dict.fromkeys(lines, 0)
+    ends = time.monotonic() + PATIENCE_S
+    while left and time.monotonic() < ends:
+        for line, sent in list(left.items()):
+            try:
+                line.sendall(bytes_[sent % len(bytes_) : sent % len(bytes_) + 1])
+                left[line] = sent + 1
+            except OSError:
+                del left[line]
+        time.sleep(every_s)
+    return len(left)
+
+
+HELLO = bytes.fromhex("16030102000100")
+HEAD = b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("where", ["handshake", "header", "body"])
+def test_who_drips_is_left_by_the_deadline_and_keeps_nobody_waiting(target: Target, where: str) -> None:
+    descriptors = target.descriptors()
+    with ExitStack() as opened, honest(target):
+        lines: list[socket.socket] = []
+        for _ in range(DRIPPERS):
+            line = target.plain() if where == "handshake" else target.line().opened
+            opened.callback(line.close)
+            if where == "body":
+                line.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n")
+            lines.append(line)
+        what = {"handshake": HELLO + bytes(500), "header": HEAD + b"A: " + b"b" * 5000, "body": b" "}[where]
+        assert _dripping(lines, what) == 0
+    reason = f"{where}_deadline"
+    assert f'reason="{reason}"' in _metrics(target)
+    _until("all descriptors are back", lambda: target.descriptors() <= descriptors)
+
+
+def _metrics(target: Target) -> str:
+    with target.admin() as line:
+        return line.ask("/metrics", b"", "GET", {}).body.decode()
+
+
+def test_a_flood_of_connections_that_never_shake_hands_keeps_nobody_out(target: Target) -> None:
+    """More than may be between accept and the end of the handshake, and new ones all the while."""
+    descriptors = target.descriptors()
+    with ExitStack() as opened, honest(target) as took:
+        for _ in range(600):
+            opened.callback(target.plain().close)
+            if len(took) > 200:
+                break
+        _until("honest calls went on", lambda: len(took) > 20)
+    _until("all descriptors are back", lambda: target.descriptors() <= descriptors)
+
+
+def test_rubbish_in_the_handshake(target: Target) -> None:
+    descriptors = target.descriptors()
+    for data_ in (
+        b"\x16",
+        b"\x16\x03\x01\xff\xff" + bytes(70_000),
+        b"\x80\x2e\x01\x03\x01",
+        b"\x15\x03\x03\x00\x02\x02\x28",
+    ):
+        with target.plain() as line:
+            line.sendall(data_)
+            line.shutdown(socket.SHUT_WR)
+            _drained(line)
+    _until("all descriptors are back", lambda: target.descriptors() <= descriptors)
+    assert target.filter(world.NODES).status == 200
+
+
+def _drained(line: socket.socket) -> None:
+    try:
+        while line.recv(65536):
+            pass
+    except (OSError, ssl.SSLError):
+        return
+
+
+def test_the_largest_body_and_one_byte_more(target: Target) -> None:
+    """256 MiB by default; by its declared length and in chunks."""
+    most = 2**28
+    before = target.rss_mib()
+    with target.line() as line:
+        line.send(HEAD + b"Content-Length: %d\r\n\r\n" % (most + 1))
+        answer = line.answer()
+    assert answer is not None
+    assert (answer.status, answer.field()) == (413, "Content-Length")
+    piece = b"100000\r\n" + b" " * 2**20 + b"\r\n"
+    with target.line() as line:
+        line.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(most // 2**20):
+            line.send(piece)
+        line.send(b"1\r\n \r\n")
+        answer = line.answer()
+    assert answer is not None
+    assert (answer.status, answer.field()) == (413, "body")
+    with target.line() as line:
+        answer = line.ask("/scheduler/filter", candidates(world.NODES).ljust(most))
+    assert answers.check_filtered(answer, world.NODES)[1] == {world.HOT: world.WHY}
+    _until("the memory is given back", lambda: target.rss_mib() <= before + MARGIN_MIB)
+
+
+def test_large_bodies_go_one_after_another_on_all_routes_together(target: Target) -> None:
+    head = HEAD + b"Content-Length: 20000000\r\n\r\n"
+    with target.line() as first, target.line() as second, target.line() as third:
+        first.send(head)
+        second.send(head.replace(b"filter", b"prioritize"))
+        time.sleep(0.3)
+        third.send(head.replace(b"filter", b"preempt"))
+        answer = third.answer()
+        assert answer is not None
+        assert answer.status == 503
+        assert target.filter(world.NODES).status == 200

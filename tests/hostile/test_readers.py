@@ -1,0 +1,200 @@
+# ruff: noqa: E501, PT017 - rows of a table; either outcome is right, and each has to be a whole one
+"""The readers of what strangers write, by themselves: whatever the shape, an answer or a kind of error, and soon."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise.agent import World
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
+from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.clock import result
+from nodewise.errors import BadInput, NodewiseError
+from nodewise.metrics import values
+from nodewise.metrics.column import lay_out
+from nodewise.metrics.custom import chosen_version
+from nodewise.metrics.index import NodeIndex
+from nodewise.metrics.prometheus import answers, queries
+from nodewise.metrics.series import Sample, Series, newer
+from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.source import Want
+from tests.hostile import shapes
+from tests.hostile.shapes import anything, encoded, mostly
+
+RULE_FIELDS = ("metricname", "operator", "target", "labels", "when_missing", "max_age", "query")
+keys = st.sampled_from(
+    (
+        "strategies",
+        "dontschedule",
+        "scheduleonmetric",
+        "deschedule",
+        "labeling",
+        "rules",
+        "logicalOperator",
+        *RULE_FIELDS,
+    )
+)
+rules = st.fixed_dictionaries(
+    {},
+    optional={
+        "metricname": mostly(st.sampled_from(("temp", "m_1")), keys),
+        "operator": mostly(st.sampled_from(("LessThan", "GreaterThan", "Equals")), keys),
+        "target": mostly(st.integers(-9, 9) | st.sampled_from(shapes.QUANTITIES), keys),
+        "labels": mostly(st.lists(st.sampled_from(("a=b", "c=")), max_size=3), keys),
+        "when_missing": mostly(st.sampled_from(("pass", "reject")), keys),
+        "max_age": mostly(st.sampled_from(("30s", "9" * 400 + "h", "0s")), keys),
+        "query": mostly(st.sampled_from(("up", "up{a=", "sum(x)")), keys),
+    },
+)
+strategies = st.fixed_dictionaries(
+    {"rules": mostly(st.lists(mostly(rules, keys), max_size=3), keys)},
+    optional={"logicalOperator": mostly(st.sampled_from(("allOf", "anyOf")), keys)},
+)
+specs = mostly(
+    st.fixed_dictionaries(
+        {"strategies": mostly(st.dictionaries(keys, mostly(strategies, keys), max_size=4), keys)}
+    ),
+    keys,
+)
+NODES = NodeIndex(["a", "b", "c"])
+
+
+def made(spec: bytes, name: str = "pol") -> PolicyObject:
+    return PolicyObject(PolicyMetadata(name, "d"), msgspec.Raw(spec))
+
+
+def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
+    """The slot that comes of policies, each of whose metrics was fetched."""
+    state = TelemetryState(TelemetryOptions(), 60.0)
+    listed = {(one.metadata.namespace, one.metadata.name): one for one in objects}
+    wants = state.wants({"taspolicies": listed})
+    entries = [("a", values.Sample(values_[0] * 10**9, None)), ("b", values.Sample(values_[1] * 10**9, None))]
+    known = Snapshot({want.key: values.collect(Want(want.key), "s", 0.0, entries) for want in wants})
+    assert all(queries.of(want, want.max_age_s) for want in wants)
+    world = World(NODES, {"taspolicies": listed}, known, 0.0)
+    assert all(state.problems(world.objects).values())
+    return result(state.slot(world))
+
+
+@given(specs)
+def test_any_spec_is_read_and_decided_and_no_other_policy_notices(spec: Any) -> None:
+    good = made(
+        b'{"strategies":{"dontschedule":{"rules":[{"metricname":"t","operator":"GreaterThan","target":50}]}}}',
+        "good",
+    )
+    slot = decided(made(encoded(spec)), good)
+    assert slot["d", "good"].judged.codes.tolist()[:2] == [0, 1]
+    found = slot["d", "pol"]
+    for one in found.judged.reasons if found.judged else ():
+        assert len(one.text()) < 1200
+
+
+def test_a_sample_of_a_time_to_come_does_not_hold_against_later_ones() -> None:
+    """A node's clock that was wrong once must not freeze its value."""
+    old = Series("m", "s", 100.0, {"a": Sample(1, 9e9), "b": Sample(1, 130.0)})
+    new = Series("m", "s", 105.0, {"a": Sample(2, 104.0), "b": Sample(2, 104.0)})
+    assert {node: sample.value for node, sample in newer(old, new).samples.items()} == {"a": 2, "b": 1}
+
+
+metric_keys = st.sampled_from(
+    ("items", "describedObject", "name", "kind", "metric", "metricName", "value", "timestamp", "windowSeconds", "status",
+     "data", "result", "resultType", "values", "preferredVersion", "versions", "version", "error", "errorType")
+)  # fmt: skip
+times = st.sampled_from(
+    ("2026-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:60Z", "now", "1e9")
+)
+items = st.fixed_dictionaries(
+    {"describedObject": mostly(st.fixed_dictionaries({"name": mostly(st.sampled_from(["a", "b"]), metric_keys)}), metric_keys)},
+    optional={
+        "value": mostly(st.sampled_from((*shapes.QUANTITIES, "5", "1500m")), metric_keys),
+        "timestamp": mostly(times, metric_keys),
+        "windowSeconds": mostly(st.integers(), metric_keys),
+    },
+)  # fmt: skip
+
+
+@given(
+    mostly(
+        st.fixed_dictionaries(
+            {"items": mostly(st.lists(mostly(items, metric_keys), max_size=4), metric_keys)}
+        ),
+        metric_keys,
+    )
+)
+def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None:
+    try:
+        found = values.collect(Want("m"), "s", 0.0, values.entries(values.items(encoded(answer))))
+    except BadInput as error:
+        assert error.problems
+        return
+    laid_out = lay_out(found, NODES)
+    result(laid_out)
+    assert set(found.samples).isdisjoint(found.invalid)
+
+
+series = st.fixed_dictionaries(
+    {"metric": mostly(st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2), metric_keys)},
+    optional={
+        "value": mostly(
+            st.tuples(st.floats(0, 9e9), st.sampled_from((*shapes.QUANTITIES, "5"))), metric_keys
+        ),
+        "values": mostly(
+            st.lists(mostly(st.tuples(st.floats(0, 9e9), st.just("5")), metric_keys), max_size=3), metric_keys
+        ),
+    },
+)
+envelopes = st.fixed_dictionaries(
+    {"status": mostly(st.just("success"), metric_keys)},
+    optional={
+        "data": mostly(
+            st.fixed_dictionaries(
+                {
+                    "resultType": mostly(st.sampled_from(("matrix", "vector")), metric_keys),
+                    "result": mostly(st.lists(mostly(series, metric_keys), max_size=3), metric_keys),
+                }
+            ),
+            metric_keys,
+        ),
+        "error": anything(metric_keys),
+        "warnings": anything(metric_keys),
+    },
+)
+
+
+@given(mostly(envelopes, metric_keys), st.sampled_from((200, 301, 400, 404, 422, 500, 503)))
+def test_any_answer_of_prometheus_is_series_or_an_error(answer: Any, status: int) -> None:
+    assert isinstance(answers.refusal("query", status, encoded(answer)), NodewiseError)
+    try:
+        listed = list(answers.found(answers.read(encoded(answer))))
+    except BadInput as error:
+        assert error.problems
+        return
+    for one in listed:
+        try:
+            answers.nano(one.value)
+        except ValueError as error:
+            assert len(str(error)) < 200
+
+
+@given(mostly(st.fixed_dictionaries({"preferredVersion": anything(metric_keys)}), metric_keys))
+def test_any_discovery_is_a_version_or_an_error(answer: Any) -> None:
+    try:
+        assert chosen_version(encoded(answer)) in ("v1beta1", "v1beta2")
+    except NodewiseError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"items":' + b"[" * 100_000, b"\xff", b"", b"<html>", b"null"]
+)
+def test_no_answer_is_anything_but_bad_input(body: bytes) -> None:
+    for read in (lambda: list(values.items(body)), lambda: answers.read(body), lambda: chosen_version(body)):
+        try:
+            read()
+        except NodewiseError as error:
+            assert str(error)
+    assert isinstance(answers.refusal("query", 500, body), NodewiseError)
