@@ -144,13 +144,16 @@ def _hold(
     nodes: NodeIndex,
     owned: Mapping[str, Labels],
 ) -> None:
-    """Keep what we own where the evidence for a change is missing."""
+    """Keep what we own where the evidence for a change is missing, which is seldom anywhere."""
+    known = len(nodes)
+    holding = {key: column.hold for key, column in columns.items() if column.hold[:known].any()}
+    if not holding:
+        return
     names = [name for name in owned if name in nodes]
     for name, number in zip(names, nodes.numbers(names).tolist(), strict=True):
-        for key, value in owned[name].items():
-            column = columns.get(key)
-            if column is not None and column.hold[number]:
-                wanted.setdefault(name, {})[key] = value
+        for key in owned[name].keys() & holding.keys():
+            if holding[key][number]:
+                wanted.setdefault(name, {})[key] = owned[name][key]
 
 
 class Claims(NamedTuple):
