@@ -1,152 +1,88 @@
-"""`python -m bench`: measures, prints a table, writes results.json and the figures of README.md."""
+"""`python -m bench`: measures, prints a table, writes results.json, the figures of README.md and its plots."""
 
 import argparse
-import json
-import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
-from bench import clients, fleet, report, results, rounds, stage
-from bench.clients import Client, Question
-from bench.results import FILTER, NOTHING, PRIORITIZE, REFRESH
-from bench.rounds import Rounds
+from bench import clients, growth, names, report, results, stage, start, whole
+from bench.clients import Client
+from bench.progress import told
+from bench.results import GROWTH, NAMES, START, WHOLE_NODES, Measured, Results, Spent
+from bench.stage import Ground
 
-NODES = 5000
-PODS = 16
-PERIOD_S = 2
-PATHS = {FILTER: "/scheduler/filter", PRIORITIZE: "/scheduler/prioritize"}
+Part = Callable[[Ground], Measured]
 
-
-class Bench(NamedTuple):
-    """What every step needs."""
-
-    folder: Path
-    papers: stage.Papers
-    client: Client
-    kubeconfig: Path
-    question: Question
-    """Without an address."""
-    times: int
-    seconds: float
-    """Of one round while metrics refresh."""
-
-    def saved(self, verb: str) -> Path:
-        """An answer of the extender."""
-        return self.folder / f"{verb}.json"
-
-    def series(self, url: str, nothing: str, verb: str, seconds: float = 0.0) -> dict[str, rounds.Ask]:
-        """A verb of the extender, and the same asked of the do-nothing server; by their prefixes."""
-        asked = self.question._replace(seconds=seconds)
-        return {
-            prefix: partial(self.client.ask, asked._replace(url=at + PATHS[verb]))
-            for prefix, at in ((NOTHING, nothing), ("", url))
-        }
+QUICK: Final = {"rounds": 3, "requests": 100, "seconds": 3.0}
+"""To see that everything works; the figures are worth nothing."""
 
 
 def main() -> None:
     given = _arguments()
-    began, spent = time.monotonic(), results.Spent()
-    with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as name:
-        folder = Path(name)
+    began = time.monotonic()
+    wanted = {name: part for name, part in _parts(given).items() if name in given.parts}
+    found: Results = results.read() if results.PATH.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="nodewise-bench-") as folder:
         told("building the client (Go, the first time a minute)")
-        papers = stage.papers(folder)
-        client = Client(clients.program(folder), papers.server_ca, papers.scheduler)
-        question = Question("", _bodies(folder), warmup=given.requests // 5, requests=given.requests)
-        told(f"starting an API server's double with {NODES} nodes")
-        with stage.apiserver(folder, papers, NODES) as kubeconfig:
-            bench = Bench(folder, papers, client, kubeconfig, question, given.rounds, given.seconds)
-            measured, rss_mib, kind = _measured(bench)
-    found = results.made(measured, rss_mib, kind, spent.others_share())
-    if given.write:
-        results.write(found)
-        report.write(found)
+        papers = stage.papers(Path(folder))
+        client = Client(clients.program(Path(folder)), papers.server_ca, papers.scheduler)
+        for name, part in wanted.items():
+            found = _measured(name, part, Ground(_inside(folder, name), papers, client), found)
+            if given.write:
+                results.write(found)
+                report.write(found)
     told(f"done in {time.monotonic() - began:.0f} s")
     print(report.table(found))
 
 
-def _bodies(folder: Path) -> Path:
-    """The requests of all pods, a file each."""
-    bodies = folder / "requests"
-    bodies.mkdir()
-    for number, body in enumerate(fleet.requests(fleet.names(NODES), PODS)):
-        (bodies / f"{number:03d}.json").write_bytes(body)
-    return bodies
+def _inside(folder: str, name: str) -> Path:
+    inner = Path(folder, f"part-{name}")
+    inner.mkdir()
+    return inner
+
+
+def _measured(name: str, part: Part, ground: Ground, known: Results) -> Results:
+    told(f"part {name}")
+    began, spent = time.monotonic(), Spent()
+    measured = part(ground)
+    told(f"part {name} took {time.monotonic() - began:.0f} s")
+    return results.merged(known, name, measured, results.where(measured, spent.others_share()))
+
+
+def _parts(given: argparse.Namespace) -> dict[str, Part]:
+    """All that can be measured here, in order."""
+    times, requests, seconds = given.rounds, given.requests, given.seconds
+    return {
+        NAMES: partial(names.measure, times=times, requests=requests, seconds=seconds),
+        WHOLE_NODES: partial(whole.measure, times=times, requests=max(requests // 100, 5)),
+        START: partial(start.measure, times=times, seconds=seconds),
+        GROWTH: partial(growth.measure, requests=max(requests // 10, 30), periods=2),
+    }
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all of them if none is named")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=1000, help="measured requests of a series in a round")
     parser.add_argument("--seconds", type=float, default=12.0, help="of a round while metrics refresh")
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
-    return parser.parse_args()
+    parser.add_argument(
+        "--quick", action="store_true", help="see that it works; the figures are worth nothing"
+    )
+    given = parser.parse_args()
+    if unknown := set(given.parts).difference(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    given.parts = given.parts or list(PARTS)
+    if given.quick:
+        vars(given).update(QUICK)
+    return given
 
 
-def _measured(bench: Bench) -> tuple[Rounds, float, str]:
-    """All rounds, the extender's memory at the end, and which client it was."""
-    told("starting the extender, its metrics at rest")
-    with stage.extender(bench.folder, bench.papers, bench.kubeconfig, "1h") as extender:
-        kind = _answers(bench, extender.url)
-        with stage.nothing(bench.folder, bench.papers, {PATHS[v]: bench.saved(v) for v in PATHS}) as nothing:
-            measured = _quiet(bench, extender.url, nothing)
-    told(f"starting the extender, {len(fleet.METRICS)} metrics every {PERIOD_S} s")
-    period = f"{PERIOD_S}s"
-    with (
-        stage.nothing(bench.folder, bench.papers, {PATHS[FILTER]: bench.saved(FILTER)}) as nothing,
-        stage.extender(bench.folder, bench.papers, bench.kubeconfig, period) as extender,
-    ):
-        measured |= _refreshing(bench, extender, nothing)
-        return measured, extender.rss_mib(), kind
-
-
-def _answers(bench: Bench, url: str) -> str:
-    """Keep an answer of each verb, after a look whether it is right; which client asked."""
-    for verb, path in PATHS.items():
-        taken = bench.client.ask(bench.question._replace(url=url + path, save=bench.saved(verb), requests=1))
-        told(f"{verb} answers {taken.answer_bytes} bytes")
-    _check(json.loads(bench.saved(FILTER).read_bytes()), json.loads(bench.saved(PRIORITIZE).read_bytes()))
-    return taken.client
-
-
-def _check(filtered: Mapping[str, object], prioritized: list[dict[str, object]]) -> None:
-    """RuntimeError if the answers are not those of this fleet: then there is nothing to measure."""
-    rejected = len(filtered["FailedNodes"] or ())  # type: ignore[arg-type]
-    scores = {entry["Score"] for entry in prioritized}
-    if rejected != NODES * fleet.REJECTED_SHARE or scores != set(range(11)) or len(prioritized) != NODES:
-        raise RuntimeError(
-            f"{rejected} nodes rejected, scores {sorted(map(str, scores))}: not this fleet's answers"
-        )
-
-
-def _quiet(bench: Bench, url: str, nothing: str) -> Rounds:
-    asks = {prefix + verb: ask for verb in PATHS for prefix, ask in bench.series(url, nothing, verb).items()}
-    return rounds.alternate(bench.times, asks, told)
-
-
-def _refreshing(bench: Bench, extender: stage.Extender, nothing: str) -> Rounds:
-    """RuntimeError if the metrics did not really come in at their pace all the while."""
-    asks = {
-        prefix + REFRESH: ask
-        for prefix, ask in bench.series(extender.url, nothing, FILTER, bench.seconds).items()
-    }
-    before, began = extender.fetches(), time.monotonic()
-    found = rounds.alternate(bench.times, asks, told)
-    periods = (time.monotonic() - began) / PERIOD_S
-    good, bad = (now - then for now, then in zip(extender.fetches(), before, strict=True))
-    told(f"{good} answers about metrics in {periods:.0f} periods, {bad} failed")
-    if bad or good < 0.9 * len(fleet.METRICS) * periods:
-        raise RuntimeError(f"{good} good and {bad} bad answers about metrics in {periods:.0f} periods")
-    return found
-
-
-def told(text: str) -> None:
-    """Progress."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
-
+PARTS: Final = (NAMES, WHOLE_NODES, START, GROWTH)
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,6 @@ keeps the last run of each number of nodes, and prints a table.
 
 import argparse
 import contextlib
-import functools
 import json
 import statistics
 import tempfile
@@ -18,10 +17,10 @@ from typing import Any, Final, NamedTuple
 from tests.cluster import controlplane, custom_metrics, programs, sandbox
 from tests.cluster.sandbox import Sandbox
 
-from bench import binding, fleet, results, rivals
-from bench.__main__ import told
+from bench import binding, fleet, population, report, results, rivals
 from bench.binding import Bindings, Bound
-from bench.fleet import Object
+from bench.progress import told
+from bench.results import CLUSTER, FIGURES, Measured
 from bench.rivals import ADMITTING, ALL, HALF, NODEWISE, NONE, NOTHING
 
 PATH: Final = Path(__file__).parent / "cluster-results.json"
@@ -30,6 +29,8 @@ BEGIN: Final = "<!-- figures: written by `make bench-cluster` from cluster-resul
 END: Final = "<!-- end of figures -->\n"
 TARGET: Final = 0.85
 """Of the rate with the do-nothing extender, at 5,000 nodes."""
+MERGED_NODES: Final = 5000
+"""A run with so many nodes gives the keys of results.json."""
 REJECTED: Final = {0, 1, 2, 3, 4}
 """Last digits of the numbers of nodes that break a rule, in every answer of `fleet`: half of all."""
 SLOWEST_RATE: Final = 5.0
@@ -55,9 +56,11 @@ def main() -> None:
         told("finding the control plane (where it has to be built: five minutes)")
         with _prepared(given, programs.folder(), Path(name)) as bench:
             measured = _alternated(bench, given.rounds)
-    found = made(measured, given.nodes, given.pods, spent.others_share())
+    share = spent.others_share()
+    found = made(measured, given.nodes, given.pods, share)
     if given.write:
         _write(found, given.nodes)
+        _merge(found, share)
     told(f"done in {time.monotonic() - began:.0f} s")
     print(table(found, given.nodes))
 
@@ -77,23 +80,13 @@ def _prepared(given: argparse.Namespace, found: Path, folder: Path) -> Iterator[
     names = fleet.names(given.nodes)
     with controlplane.running(found, folder) as plane, sandbox.sandbox(plane) as corner:
         told(f"making {given.nodes} nodes")
-        create = functools.partial(plane.api.request, "POST", "/api/v1/nodes")
-        nodes = [_node(name, number) for number, name in enumerate(names)]
-        binding.at_once(lambda node: create(json=node), nodes)
+        population.fill(plane.etcd, population.nodes(names), lambda count: told(f"{count} made"))
         rivals.policies(corner)
         with (
             custom_metrics.behind(corner, folder, ("v1beta2",)) as metrics,
             rivals.feeding(metrics, names),
         ):
             yield Bench(corner, folder, given.nodes, given.pods)
-
-
-def _node(name: str, number: int) -> Object:
-    """A Node of about 10 kB as it is handed in."""
-    node = fleet.node(name, number)
-    for given_by_server in ("uid", "resourceVersion", "creationTimestamp"):
-        del node["metadata"][given_by_server]
-    return node
 
 
 def _alternated(bench: Bench, count: int) -> Rounds:
@@ -178,6 +171,17 @@ def _write(found: dict[str, Any], nodes: int) -> None:
     after = rest.partition(END)[2]
     shown = "\n\n".join(_block(run) for run in kept.values())
     NOTES.write_text(f"{before}{begin}\n{shown}\n\n{END}{after}")
+
+
+def _merge(found: dict[str, Any], others_share: float) -> None:
+    """Into results.json, where the run was of as many nodes as its keys are about."""
+    if found["nodes"] != MERGED_NODES:
+        return
+    figures = {key: found[key] for key, figure in FIGURES.items() if figure.part == CLUSTER}
+    measured = Measured(figures, {}, "", programs={"kubernetes": programs.VERSION})
+    merged = results.merged(results.read(), CLUSTER, measured, results.where(measured, others_share))
+    results.write(merged)
+    report.write(merged)
 
 
 def _block(run: dict[str, Any]) -> str:

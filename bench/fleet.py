@@ -58,7 +58,7 @@ def node(name: str, number: int) -> Object:
             "addresses": [
                 {"type": "InternalIP", "address": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"}
             ],
-            "images": [_image(number, image) for image in range(55)],
+            "images": [_image(number, image) for image in range(61)],
         },
     }
 
@@ -102,12 +102,12 @@ def policies() -> list[Object]:
     ranking = [{"metricname": POWER, "operator": "LessThan"}]
     others = [{"metricname": name, "operator": "GreaterThan", "target": 10**9} for name in OTHERS]
     return [
-        _policy(POLICY, {"dontschedule": {"rules": filtering}, "scheduleonmetric": {"rules": ranking}}),
-        _policy("batch", {"dontschedule": {"rules": others}}),
+        policy(POLICY, {"dontschedule": {"rules": filtering}, "scheduleonmetric": {"rules": ranking}}),
+        policy("batch", {"dontschedule": {"rules": others}}),
     ]
 
 
-def _policy(name: str, strategies: Object) -> Object:
+def policy(name: str, strategies: Object) -> Object:
     return {
         "apiVersion": "telemetry.intel.com/v1alpha1",
         "kind": "TASPolicy",
@@ -126,12 +126,36 @@ def requests(nodes: list[str], count: int) -> list[bytes]:
     """Bodies of filter and prioritize as kube-scheduler writes them, with names: another pod in each, and the list
     begins at another node, as kube-scheduler begins where it stopped. So no answer can be a remembered one.
     """
-    starts = (number * len(nodes) // count for number in range(count))
-    arguments = (
-        {"Pod": _pod(number), "Nodes": None, "NodeNames": _as_found(nodes[start:] + nodes[:start])}
-        for number, start in enumerate(starts)
-    )
-    return [json.dumps(each, separators=(",", ":")).encode() for each in arguments]
+    return [_body(number, None, _as_found(_turned(nodes, number, count))) for number in range(count)]
+
+
+def whole_requests(nodes: list[str], count: int) -> list[bytes]:
+    """The same with whole nodes instead of names, about 10 kB each; 52 MB at 5,000 nodes."""
+    written = {name: _compact(_as_sent(node(name, number))) for number, name in enumerate(nodes)}
+    bodies = []
+    for number in range(count):
+        items = b",".join(written[name] for name in _as_found(_turned(nodes, number, count)))
+        before, after = _body(number, {"metadata": {}, "items": []}, None).split(b'"items":[]')
+        bodies.append(before + b'"items":[' + items + b"]" + after)
+    return bodies
+
+
+def _body(number: int, whole: Object | None, given: list[str] | None) -> bytes:
+    return _compact({"Pod": pod(number), "Nodes": whole, "NodeNames": given})
+
+
+def _compact(found: Object) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def _as_sent(found: Object) -> Object:
+    """Go's types know of themselves what they are, so kube-scheduler sends neither kind nor version."""
+    return {key: value for key, value in found.items() if key not in {"kind", "apiVersion"}}
+
+
+def _turned(nodes: list[str], number: int, count: int) -> list[str]:
+    start = number * len(nodes) // count
+    return nodes[start:] + nodes[:start]
 
 
 def _as_found(nodes: list[str]) -> list[str]:
@@ -146,7 +170,7 @@ _WORKERS: Final = 16
 """kube-scheduler's default parallelism; a chunk holds the square root of the nodes (v1.36 chunkSizeFor)."""
 
 
-def _pod(number: int) -> Object:
+def pod(number: int) -> Object:
     container = {
         "name": "web",
         "image": "registry.example/shop/web:1.4.2",

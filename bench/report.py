@@ -1,9 +1,11 @@
 """Results in words: the table on stdout, and the part of README.md that is generated, so that they never disagree."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from bench.results import FIGURES, Figure, Results
+from bench import growth, plots
+from bench.results import FIGURES, PARTS, Figure, Results
 
 README: Final = Path(__file__).parent / "README.md"
 BEGIN: Final = "<!-- figures: written by `make bench` from results.json -->\n"
@@ -13,10 +15,11 @@ Row = tuple[str, str, str, str]
 
 
 def rows(found: Results) -> list[Row]:
-    """Key, what it means, its value, and its target with whether it is met; one row a figure."""
+    """Key, what it means, its value, and its target with whether it is met; one row a figure that was measured."""
     return [
         (key, figure.meaning, _value(found[key], figure.unit), _target(found[key], figure))
         for key, figure in FIGURES.items()
+        if key in found
     ]
 
 
@@ -25,10 +28,13 @@ def _value(value: float, unit: str) -> str:
 
 
 def _target(value: float, figure: Figure) -> str:
-    if figure.at_most is None:
-        return ""
-    verdict = "met" if value <= figure.at_most else "not met"
-    return f"at most {_value(figure.at_most, figure.unit)}: {verdict}"
+    if figure.at_most is not None:
+        verdict = "met" if value <= figure.at_most else "not met"
+        return f"at most {_value(figure.at_most, figure.unit)}: {verdict}"
+    if figure.at_least is not None:
+        verdict = "met" if value >= figure.at_least else "not met"
+        return f"at least {_value(figure.at_least, figure.unit)}: {verdict}"
+    return ""
 
 
 def table(found: Results) -> str:
@@ -42,23 +48,84 @@ def table(found: Results) -> str:
 
 
 def block(found: Results) -> str:
-    """For README.md: where it was measured, the figures, and every round."""
-    machine, versions = found["machine"], found["versions"]
-    named = ", ".join(f"{name} {version}" for name, version in versions.items())
-    lines = [
-        f"Measured on {found['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['kernel']}.",
-        f"Other programs took {machine['others_share']:.0%} of the machine during the run.",
-        f"Client: {found['client']}. Versions: {named}.",
-        "",
-        "| key | what | figure | target |",
-        "|---|---|---|---|",
-        *(f"| `{key}` | {meaning} | {value} | {target} |" for key, meaning, value, target in rows(found)),
-        "",
-        "| series | requests a round | medians of the rounds, ms | 99th percentiles, ms |",
-        "|---|---|---|---|",
-        *(_series(name, found) for name in found["rounds"]),
+    """For README.md: where it was measured, the figures, the plots, growth, the longest steps, and every round."""
+    sections = [
+        _places(found),
+        ["| key | what | figure | target |", "|---|---|---|---|", *map(_row, rows(found))],
+        [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(found)],
+        _growth(found.get("growth", [])),
+        _steps(found.get("steps", [])),
+        [
+            "### All rounds",
+            "",
+            "| series | requests a round | medians of the rounds, ms | 99th percentiles, ms |",
+            "|---|---|---|---|",
+            *(_series(name, found) for name in found["rounds"]),
+        ],
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def _row(row: Row) -> str:
+    key, *rest = row
+    return f"| {' | '.join([f'`{key}`', *rest])} |"
+
+
+def _places(found: Results) -> list[str]:
+    """When and where each part was measured, and of which versions."""
+    lines = ["| part | date | machine | other programs took | asked by |", "|---|---|---|---|---|"]
+    for part, place in found["parts"].items():
+        machine = place["machine"]
+        named = f"{machine['cpu']}, {machine['cores']} cores, {machine['kernel']}"
+        share = f"{machine['others_share']:.0%}"
+        lines.append(f"| {PARTS[part]} | {place['date']} | {named} | {share} | {place.get('client', '')} |")
+    versions = {
+        name: version for place in found["parts"].values() for name, version in place["versions"].items()
+    }
+    return [*lines, "", f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}."]
+
+
+def _growth(sizes: Sequence[growth.Row]) -> list[str]:
+    """A row a quantity, a column a size, and what grows faster than the nodes."""
+    if not sizes:
+        return []
+    less, most = sizes[-2]["nodes"], sizes[-1]["nodes"]
+    columns = [f"{row['nodes']:,} nodes" for row in sizes]
+    head = ["what", *columns, f"per node, {most:,} by {less:,}", "grows as nodes to the power of"]
+    lines = ["### Growth", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, (meaning, unit) in growth.QUANTITIES.items():
+        values = [_value(row[name], unit) for row in sizes]
+        powers = [f"{growth.per_node(sizes, name):.2f}", f"{growth.exponent(sizes, name):.2f}"]
+        lines.append(f"| {' | '.join([meaning, *values, *powers])} |")
+    named = [growth.QUANTITIES[name][0] for name in growth.faster(sizes)]
+    verdict = (
+        f"Faster than the nodes grows: {'; '.join(named)}."
+        if named
+        else "Nothing grows faster than the nodes."
+    )
+    margin = (
+        f"Faster is what needs more than {growth.FASTER:g} times as much per node at {most:,} as at {less:,}."
+    )
+    return [*lines, "", f"{verdict} {margin}"]
+
+
+def _steps(longest: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What ran in the longest steps of the event loop."""
+    if not longest:
+        return []
+    head = ["what ran", "steps of 0.5 ms and more", "over 2 ms", "longest, processor", "clock", "collector"]
+    heading = "### The longest steps of the event loop"
+    lines = [heading, "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in longest:
+        times = [f"{row[key]:.2f} ms" for key in ("cpu_ms", "wall_ms", "gc_ms")]
+        lines.append(
+            f"| {' | '.join([_code(row['name']), str(row['long']), str(row['too_long']), *times])} |"
+        )
+    return lines
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
 
 
 def _series(name: str, found: Results) -> str:
@@ -79,4 +146,5 @@ def inserted(text: str, found: Results) -> str:
 
 
 def write(found: Results) -> None:
+    plots.write(found)
     README.write_text(inserted(README.read_text(), found))

@@ -16,6 +16,8 @@ from bench.rounds import Rounds
 PATH: Final = Path(__file__).parent / "results.json"
 PROGRAMS: Final = ("nodewise", "msgspec", "numpy", "uvicorn", "uvloop", "httptools", "httpx2")
 FILTER, PRIORITIZE, REFRESH = "filter", "prioritize", "filter, metrics refresh"
+WHOLE: Final = "whole nodes: "
+"""Before the name of a series that is asked with whole nodes."""
 NOTHING: Final = "nothing: "
 """Before the name of a series: the same questions put to the do-nothing server."""
 
@@ -25,33 +27,85 @@ Results = dict[str, Any]
 class Figure(NamedTuple):
     """A key of results.json."""
 
+    part: str
+    """Of the bench, that measures it."""
     meaning: str
-    unit: str
+    unit: str = ""
     at_most: float | None = None
-    """The target of the design."""
+    at_least: float | None = None
+    """Targets of the design."""
 
+
+class Measured(NamedTuple):
+    """What a part of the bench came to."""
+
+    figures: Mapping[str, float]
+    rounds: Rounds
+    client: str
+    """Who asked; empty where nobody was timed."""
+    more: Mapping[str, Any] = {}
+    """What belongs into results.json besides, by key."""
+    programs: Mapping[str, str] = {}
+    """Versions of what took part besides nodewise."""
+
+
+NAMES, WHOLE_NODES, GROWTH, START, CLUSTER = "names", "whole", "growth", "start", "cluster"
+PARTS: Final[Mapping[str, str]] = {
+    NAMES: "filter and prioritize, names",
+    WHOLE_NODES: "filter and prioritize, whole nodes",
+    START: "start, memory and the event loop, on a real API server with 50,000 pods",
+    GROWTH: "growth",
+    CLUSTER: "a real kube-scheduler (`make bench-cluster`)",
+}
 
 FIGURES: Final[Mapping[str, Figure]] = {
-    "filter_names_5000_p50_ms": Figure("filter, names: median", "ms", 1.5),
-    "filter_names_5000_p99_ms": Figure("filter, names: 99th percentile", "ms"),
-    "filter_names_5000_ratio": Figure("filter, names: median by that of doing nothing", ""),
-    "prioritize_names_5000_p50_ms": Figure("prioritize, names: median", "ms", 1.5),
-    "prioritize_names_5000_p99_ms": Figure("prioritize, names: 99th percentile", "ms"),
-    "prioritize_names_5000_ratio": Figure("prioritize, names: median by that of doing nothing", ""),
-    "filter_names_5000_p50_refresh_ms": Figure("filter while ten metrics refresh every 2 s: median", "ms"),
-    "filter_names_5000_p99_refresh_ms": Figure("the same: 99th percentile", "ms", 5.0),
-    "filter_names_5000_max_refresh_ms": Figure("the same: slowest of all", "ms"),
-    "filter_names_5000_refresh_ratio": Figure("the same: 99th percentile by that of doing nothing", ""),
-    "nothing_filter_5000_p50_ms": Figure("do-nothing server, as many bytes as filter: median", "ms"),
-    "nothing_filter_5000_p99_ms": Figure("do-nothing server, as filter: 99th percentile", "ms"),
-    "nothing_prioritize_5000_p50_ms": Figure("do-nothing server, as many bytes as prioritize: median", "ms"),
-    "nothing_prioritize_5000_p99_ms": Figure("do-nothing server, as prioritize: 99th percentile", "ms"),
-    "rss_mib": Figure("resident memory of the extender after the run", "MiB"),
+    "filter_names_5000_p50_ms": Figure(NAMES, "filter, names: median", "ms", 1.5),
+    "filter_names_5000_p99_ms": Figure(NAMES, "filter, names: 99th percentile", "ms"),
+    "filter_names_5000_ratio": Figure(NAMES, "filter, names: median by that of doing nothing"),
+    "prioritize_names_5000_p50_ms": Figure(NAMES, "prioritize, names: median", "ms", 1.5),
+    "prioritize_names_5000_p99_ms": Figure(NAMES, "prioritize, names: 99th percentile", "ms"),
+    "prioritize_names_5000_ratio": Figure(NAMES, "prioritize, names: median by that of doing nothing"),
+    "filter_names_5000_p50_refresh_ms": Figure(
+        NAMES, "filter while ten metrics refresh every 2 s: median", "ms"
+    ),
+    "filter_names_5000_p99_refresh_ms": Figure(NAMES, "the same: 99th percentile", "ms", 5.0),
+    "filter_names_5000_max_refresh_ms": Figure(NAMES, "the same: slowest of all", "ms"),
+    "filter_names_5000_refresh_ratio": Figure(NAMES, "the same: 99th percentile by that of doing nothing"),
+    "nothing_filter_5000_p50_ms": Figure(NAMES, "do-nothing server, as many bytes as filter: median", "ms"),
+    "nothing_filter_5000_p99_ms": Figure(NAMES, "do-nothing server, as filter: 99th percentile", "ms"),
+    "nothing_prioritize_5000_p50_ms": Figure(
+        NAMES, "do-nothing server, as many bytes as prioritize: median", "ms"
+    ),
+    "nothing_prioritize_5000_p99_ms": Figure(
+        NAMES, "do-nothing server, as prioritize: 99th percentile", "ms"
+    ),
+    "rss_mib": Figure(NAMES, "resident memory of the extender after these rounds", "MiB"),
+    "filter_full_5000_ratio": Figure(
+        WHOLE_NODES, "filter, whole nodes: median by that of doing nothing", at_most=1.3
+    ),
+    "prioritize_full_5000_ratio": Figure(
+        WHOLE_NODES, "prioritize, whole nodes: median by that of doing nothing", at_most=1.3
+    ),
+    "filter_full_5000_p50_ms": Figure(WHOLE_NODES, "filter, whole nodes: median", "ms"),
+    "prioritize_full_5000_p50_ms": Figure(WHOLE_NODES, "prioritize, whole nodes: median", "ms"),
+    "ready_s": Figure(START, "start to ready, 5,000 nodes and 50,000 pods", "s", 20.0),
+    "rss_50000_pods_mib": Figure(START, "resident then, and three periods later", "MiB", 400.0),
+    "rss_50000_pods_peak_mib": Figure(START, "the most that was resident until then", "MiB"),
+    "loop_step_max_ms": Figure(START, "longest step of the event loop: processor time", "ms", 2.0),
+    "loop_step_wall_max_ms": Figure(START, "the same by the clock, with what others took of it", "ms"),
+    "cluster_bind_rate_none": Figure(CLUSTER, "pods bound a second, no extender", "1/s"),
+    "cluster_bind_rate_nothing": Figure(CLUSTER, "the same, do-nothing extender", "1/s"),
+    "cluster_bind_rate_5000": Figure(CLUSTER, "the same, nodewise", "1/s"),
+    "cluster_bind_ratio_5000": Figure(CLUSTER, "nodewise by the do-nothing extender", at_least=0.85),
 }
 
 
 def figures(measured: Rounds) -> dict[str, float]:
-    """The figures that the rounds come to, all but the memory."""
+    """All figures that follow from rounds."""
+    return figures_of_names(measured) | figures_of_whole(measured)
+
+
+def figures_of_names(measured: Rounds) -> dict[str, float]:
     found: dict[str, float] = {}
     for verb in (FILTER, PRIORITIZE):
         series, nothing = measured[verb], measured[NOTHING + verb]
@@ -67,17 +121,36 @@ def figures(measured: Rounds) -> dict[str, float]:
     return found
 
 
-def made(measured: Rounds, rss_mib: float, client: str, others_share: float) -> Results:
-    """All of results.json."""
-    known = figures(measured) | {"rss_mib": round(rss_mib, 1)}
+def figures_of_whole(measured: Rounds) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for verb in (FILTER, PRIORITIZE):
+        series, nothing = measured[WHOLE + verb], measured[NOTHING + WHOLE + verb]
+        found[f"{verb}_full_5000_p50_ms"] = rounds.median(series, "p50_ms")
+        found[f"{verb}_full_5000_ratio"] = rounds.ratio(series, nothing, "p50_ms")
+    return found
+
+
+def where(found: Measured, others_share: float) -> dict[str, Any]:
+    """When, where and of what a part was measured."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine() | {"others_share": round(others_share, 2)},
-        "versions": versions(),
-        "client": client,
-        **{key: known[key] for key in FIGURES},
-        "rounds": measured,
-    }
+        "versions": versions() | dict(found.programs),
+    } | ({"client": found.client} if found.client else {})
+
+
+def merged(known: Results, part: str, found: Measured, place: Mapping[str, Any]) -> Results:
+    """results.json with a part measured anew; all others stay as they are, each with where it was measured.
+
+    Where the figures about names were measured stands at the top as well.
+    """
+    values = known | dict(found.figures) | dict(found.more) | (dict(place) if part == NAMES else {})
+    parts = known.get("parts", {}) | {part: dict(place)}
+    rounds_ = known.get("rounds", {}) | found.rounds
+    heads = [key for key in ("date", "machine", "versions", "client") if key in values]
+    own = {key: values[key] for key in (*heads, *FIGURES) if key in values}
+    rest = {key: value for key, value in values.items() if key not in own}
+    return own | rest | {"parts": {name: parts[name] for name in PARTS if name in parts}, "rounds": rounds_}
 
 
 def machine() -> dict[str, Any]:

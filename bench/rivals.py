@@ -47,10 +47,10 @@ def policies(corner: Sandbox) -> None:
 
 
 @contextlib.contextmanager
-def feeding(metrics: CustomMetrics, names: Sequence[str]) -> Iterator[None]:
+def feeding(metrics: CustomMetrics, names: Sequence[str], wanted: Sequence[str] = METRICS) -> Iterator[None]:
     """New values with the present time every period, from answers made beforehand, until the block is left."""
-    made = {one: [fleet.answer(one, list(names), seed) for seed in range(ANSWERS)] for one in METRICS}
-    for one in METRICS:
+    made = {one: [fleet.answer(one, list(names), seed) for seed in range(ANSWERS)] for one in wanted}
+    for one in wanted:
         metrics.set(one, {})  # discovery lists it
     ended = threading.Event()
 

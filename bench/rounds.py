@@ -3,13 +3,14 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from bench.clients import Taken
 
 Ask = Callable[[], Taken]
 Round = dict[str, float]
-"""One series in one round: `p50_ms`, `p99_ms`, `max_ms` and `requests`."""
+"""One series in one round: `p10_ms` to `p99_ms`, `max_ms` and `requests`."""
+PERCENTILES: Final = (10, 25, 50, 75, 90, 99)
 Rounds = dict[str, list[Round]]
 """By series: its rounds, in order. The n-th rounds of all series belong together."""
 
@@ -27,9 +28,9 @@ def alternate(count: int, asks: Mapping[str, Ask], told: Callable[[str], Any]) -
 
 def summary(taken: Taken) -> Round:
     """A round in a few numbers."""
+    shares = {f"p{share}_ms": percentile(taken.micros, share / 100) / 1000 for share in PERCENTILES}
     return {
-        "p50_ms": round(percentile(taken.micros, 0.50) / 1000, 3),
-        "p99_ms": round(percentile(taken.micros, 0.99) / 1000, 3),
+        **{name: round(value, 3) for name, value in shares.items()},
         "max_ms": round(max(taken.micros) / 1000, 3),
         "requests": len(taken.micros),
     }

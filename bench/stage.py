@@ -7,13 +7,16 @@ import contextlib
 import json
 import os
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.processes import Process, stopped_on_error
+
+from bench.clients import Client
 
 
 class Papers(NamedTuple):
@@ -26,28 +29,53 @@ class Papers(NamedTuple):
     nodewise: Pair
 
 
+class Ground(NamedTuple):
+    """What every part of the bench stands on."""
+
+    folder: Path
+    papers: Papers
+    client: Client
+
+
 class Extender(NamedTuple):
     """A running `nodewise extender`."""
 
     process: Process
     url: str
     health: str
+    ready_s: float
+    """From its start until it said that it is ready, looked at every 50 ms."""
+
+    def cpu_s(self) -> float:
+        """Processor time that it took until now."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def rss_mib(self) -> float:
         """Resident memory now."""
+        return self._memory_mib("VmRSS")
+
+    def peak_mib(self) -> float:
+        """The most that was resident at any time."""
+        return self._memory_mib("VmHWM")
+
+    def _memory_mib(self, field: str) -> float:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith(f"{field}:"):
                 return int(line.split()[1]) / 1024
         raise RuntimeError("the extender is gone")
 
     def fetches(self) -> tuple[int, int]:
         """How many answers about metrics were good, and how many were not, until now."""
+        good = self.count("metric_fetches_total", 'outcome="good"')
+        return int(good), int(self.count("metric_fetches_total") - good)
+
+    def count(self, metric: str, label: str = "") -> float:
+        """A counter of its own `/metrics`, all series with that label together; 0 for none."""
         with urllib.request.urlopen(f"{self.health}/metrics") as answer:
             lines = answer.read().decode().splitlines()
-        counted = [line for line in lines if line.startswith("nodewise_metric_fetches_total{")]
-        total = sum(float(line.rpartition(" ")[2]) for line in counted)
-        good = sum(float(line.rpartition(" ")[2]) for line in counted if 'outcome="good"' in line)
-        return int(good), int(total - good)
+        counted = [line for line in lines if line.startswith((f"nodewise_{metric}{{", f"nodewise_{metric} "))]
+        return sum(float(line.rpartition(" ")[2]) for line in counted if label in line)
 
 
 def papers(folder: Path) -> Papers:
@@ -80,8 +108,7 @@ def nothing(folder: Path, given: Papers, answers: Mapping[str, Path]) -> Iterato
 
 @contextlib.contextmanager
 def extender(folder: Path, given: Papers, kubeconfig: Path, period: str) -> Iterator[Extender]:
-    """The real `nodewise extender`, ready, which asks for all metrics once a period."""
-    program = Path(sys.executable).with_name("nodewise")
+    """The real `nodewise extender`, ready, which asks the double for all metrics once a period."""
     settings = {
         "address": "127.0.0.1",
         "port": 0,
@@ -91,11 +118,26 @@ def extender(folder: Path, given: Papers, kubeconfig: Path, period: str) -> Iter
         "log-format": "json",
     }
     named = [f"--{name}={value}" for name, value in settings.items()]
-    log = folder / f"extender-{period}.log"
-    with _started([program, "extender", *_certificates(given), *named], log) as process:
+    with serving(PROGRAM, [*_certificates(given), *named], folder / f"extender-{period}.log") as found:
+        yield found
+
+
+PROGRAM: Final = (Path(sys.executable).with_name("nodewise"),)
+
+
+def stepping(steps: Path) -> tuple[str | Path, ...]:
+    """The same program, which writes into a file how long the steps of its event loop took."""
+    return (*_module("stepping"), steps)
+
+
+@contextlib.contextmanager
+def serving(program: Sequence[str | Path], arguments: Sequence[str], log: Path) -> Iterator[Extender]:
+    """An extender with its command and log, from its start until the block is left; yielded when it is ready."""
+    began_s = time.monotonic()
+    with _started([*program, "extender", *arguments], log) as process:
         told = _line(process, "health")
         process.wait_ready(lambda: _is_ready(told["health"]), 120)
-        yield Extender(process, told["address"], told["health"])
+        yield Extender(process, told["address"], told["health"], time.monotonic() - began_s)
 
 
 def _module(name: str) -> list[str]:

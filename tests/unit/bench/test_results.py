@@ -1,22 +1,41 @@
 """What the bench has written: results.json has its keys, README.md shows exactly its figures."""
 
+import json
+
 import pytest
-from bench import report, results, rounds
+from bench import cluster, plots, report, results, rounds
+from bench.results import Measured
 
 KEYS = {
     "filter_names_5000_p50_ms",
     "prioritize_names_5000_p50_ms",
     "filter_names_5000_p99_refresh_ms",
     "rss_mib",
+    "filter_full_5000_ratio",
+    "prioritize_full_5000_ratio",
+    "cluster_bind_rate_none",
+    "cluster_bind_rate_nothing",
+    "cluster_bind_rate_5000",
+    "cluster_bind_ratio_5000",
+    "ready_s",
+    "rss_50000_pods_mib",
+    "loop_step_max_ms",
 }
+PLACE = {"date": "2026-11-22", "machine": {"cores": 2}, "versions": {"python": "3.11.7"}}
 
 
 def test_results_have_every_key():
     found = results.read()
     assert found.keys() >= KEYS | results.FIGURES.keys()
-    assert found.keys() >= {"date", "client", "machine", "versions", "rounds"}
-    assert found["machine"].keys() >= {"cpu", "cores", "kernel"}
-    assert found["versions"].keys() >= {"python", "openssl", *results.PROGRAMS}
+    assert found.keys() >= {"date", "client", "machine", "versions", "rounds", "growth", "steps"}
+
+
+@pytest.mark.parametrize("part", results.PARTS)
+def test_every_part_says_where_it_was_measured(part):
+    place = results.read()["parts"][part]
+    assert place.keys() >= {"date", "machine", "versions"}
+    assert place["machine"].keys() >= {"cpu", "cores", "kernel", "others_share"}
+    assert place["versions"].keys() >= {"python", "openssl", *results.PROGRAMS}
 
 
 def test_figures_follow_from_the_rounds():
@@ -25,8 +44,10 @@ def test_figures_follow_from_the_rounds():
 
 
 def test_every_round_has_requests_enough():
-    assert all(len(series) >= 3 for series in results.read()["rounds"].values())
-    assert all(each["requests"] >= 300 for series in results.read()["rounds"].values() for each in series)
+    for name, series in results.read()["rounds"].items():
+        assert len(series) >= 3
+        fewest = 5 if results.WHOLE in name else 300
+        assert all(each["requests"] >= fewest for each in series)
 
 
 def test_readme_shows_exactly_the_figures():
@@ -37,6 +58,13 @@ def test_readme_shows_exactly_the_figures():
 def test_readme_without_its_markers_is_an_error():
     with pytest.raises(ValueError, match="lacks the lines"):
         report.inserted("# How fast\n", results.read())
+
+
+def test_the_plots_are_those_of_the_results(tmp_path):
+    found = results.read()
+    plots.write(found, tmp_path)
+    for name in plots.TITLES:
+        assert (tmp_path / f"{name}.svg").read_bytes() == (plots.FOLDER / f"{name}.svg").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -52,8 +80,54 @@ def test_a_ratio_compares_within_rounds():
     assert rounds.ratio(slow_second, nothing, "p50_ms") == 2.0
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(1.5, "met"), (1.51, "not met")], ids=["equal", "over"])
-def test_a_target_is_met_up_to_its_limit(value, verdict):
-    found = results.read() | {"filter_names_5000_p50_ms": value}
-    row = next(row for row in report.rows(found) if row[0] == "filter_names_5000_p50_ms")
-    assert row[3] == f"at most 1.5 ms: {verdict}"
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        pytest.param("filter_names_5000_p50_ms", 1.5, "at most 1.5 ms: met", id="at most, equal"),
+        pytest.param("filter_names_5000_p50_ms", 1.51, "at most 1.5 ms: not met", id="at most, over"),
+        pytest.param("cluster_bind_ratio_5000", 0.85, "at least 0.85: met", id="at least, equal"),
+        pytest.param("cluster_bind_ratio_5000", 0.84, "at least 0.85: not met", id="at least, under"),
+    ],
+)
+def test_a_target_is_met_up_to_its_limit(key, value, told):
+    row = next(row for row in report.rows({key: value}) if row[0] == key)
+    assert row[3] == told
+
+
+def test_a_part_measured_anew_leaves_the_others_as_they_are():
+    known = results.read()
+    found = results.merged(known, results.START, Measured({"ready_s": 3.5}, {}, "", {"steps": []}), PLACE)
+    assert found["ready_s"] == 3.5
+    assert found["steps"] == []
+    assert found["parts"][results.START] == PLACE
+    changed = {"ready_s", "steps", "parts"}
+    assert {key: found[key] for key in known.keys() - changed} == {
+        key: known[key] for key in known.keys() - changed
+    }
+    assert {name: found["parts"][name] for name in found["parts"].keys() - {results.START}} == {
+        name: known["parts"][name] for name in known["parts"].keys() - {results.START}
+    }
+
+
+def test_a_part_keeps_the_rounds_of_the_others():
+    series = [{"p50_ms": 1.0, "p99_ms": 2.0, "max_ms": 3.0, "requests": 5}]
+    known = {"rounds": {"filter": series}}
+    found = results.merged(
+        known, results.WHOLE_NODES, Measured({}, {"whole nodes: filter": series}, ""), PLACE
+    )
+    assert found["rounds"] == {"filter": series, "whole nodes: filter": series}
+
+
+def test_where_names_were_measured_stands_at_the_top():
+    found = results.merged({}, results.NAMES, Measured({"rss_mib": 1.0}, {}, "go"), PLACE | {"client": "go"})
+    assert found["date"] == PLACE["date"]
+    assert found["client"] == "go"
+    assert list(found)[-2:] == ["parts", "rounds"]
+
+
+def test_the_schedulers_figures_are_those_of_its_own_run():
+    run = json.loads(cluster.PATH.read_text())[str(cluster.MERGED_NODES)]
+    found = results.read()
+    keys = [key for key, figure in results.FIGURES.items() if figure.part == results.CLUSTER]
+    assert {key: found[key] for key in keys} == {key: run[key] for key in keys}
+    assert found["parts"][results.CLUSTER]["machine"] == run["machine"]

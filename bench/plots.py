@@ -1,0 +1,175 @@
+"""The plots of README.md, drawn from results.json: the same bytes for the same results."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from bench import growth, rounds
+from bench.results import FILTER, NOTHING, PRIORITIZE, REFRESH, WHOLE, Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FOLDER: Final = Path(__file__).parent / "plots"
+TITLES: Final[Mapping[str, str]] = {
+    "latency": "How long a call takes with 5,000 nodes, by verb and form",
+    "growth": "What grows how with the number of nodes",
+    "binding": "Pods that a real kube-scheduler binds a second, with 5,000 nodes",
+}
+"""By file name; one whose figures were not measured yet is left out."""
+OLDER_MS: Final = {FILTER: 730.0, PRIORITIZE: 750.0}
+"""The older Go extender with whole nodes, as the design states it; it was not measured here."""
+STYLE: Final = {
+    "svg.hashsalt": "nodewise",  # the same names of elements each time
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "figure.facecolor": "white",
+}
+OURS, DO_NOTHING, OLDER, REFERENCE = "#1f6feb", "#9aa4b2", "#c2410c", "#555555"
+
+
+class Spread(NamedTuple):
+    """How long the calls of a series take: the middle round's percentiles, ms by `p10_ms` and so on."""
+
+    name: str
+    percentiles: Mapping[str, float]
+    color: str
+
+
+def latencies(found: Results) -> list[Spread]:
+    """From the quickest form to the slowest, each below doing nothing with the same bytes."""
+    spreads = []
+    for series in (FILTER, PRIORITIZE, REFRESH, WHOLE + FILTER, WHOLE + PRIORITIZE):
+        for prefix, whose, color in ((NOTHING, "do nothing", DO_NOTHING), ("", "nodewise", OURS)):
+            if taken := found["rounds"].get(prefix + series):
+                spreads.append(Spread(f"{_form(series)}: {whose}", _middle(taken), color))
+        verb = series.removeprefix(WHOLE)
+        if series.startswith(WHOLE) and spreads:
+            named = f"{verb}, whole nodes: Go original, as stated"
+            spreads.append(Spread(named, {"p50_ms": OLDER_MS[verb]}, OLDER))
+    return spreads
+
+
+def _form(series: str) -> str:
+    if series.startswith(WHOLE):
+        return f"{series.removeprefix(WHOLE)}, whole nodes"
+    return "filter, names, metrics refresh" if series == REFRESH else f"{series}, names"
+
+
+def _middle(series: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each percentile of the middle round; those that a round lacks are left out."""
+    keys = (f"p{share}_ms" for share in rounds.PERCENTILES)
+    return {key: rounds.median(series, key) for key in keys if all(key in each for each in series)}
+
+
+def lines(rows: Sequence[growth.Row]) -> dict[str, list[float]]:
+    """By quantity: how many times as much as at the smallest size."""
+    return {name: [row[name] / rows[0][name] for row in rows] for name in growth.QUANTITIES}
+
+
+def bindings(found: Results) -> dict[str, float]:
+    """Pods a second, by who extends the scheduler."""
+    named = {
+        "no extender": "cluster_bind_rate_none",
+        "do-nothing extender": "cluster_bind_rate_nothing",
+        "nodewise": "cluster_bind_rate_5000",
+    }
+    return {name: found[key] for name, key in named.items() if key in found}
+
+
+def names(found: Results) -> list[str]:
+    """The plots that can be drawn."""
+    there = {"latency": latencies(found), "growth": found.get("growth"), "binding": bindings(found)}
+    return [name for name in TITLES if there[name]]
+
+
+def write(found: Results, folder: Path = FOLDER) -> None:
+    """Draw all plots anew, as SVG."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    folder.mkdir(exist_ok=True)
+    with mpl.rc_context(STYLE):
+        for name in names(found):
+            figure = Figure(figsize=(8, 4), layout="constrained")
+            _DRAW[name](figure, found)
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+
+
+def _latency(figure: "Figure", found: Results) -> None:
+    spreads = latencies(found)
+    figure.set_size_inches(8, 1.0 + 0.27 * len(spreads))
+    axes = figure.subplots()
+    places = range(len(spreads), 0, -1)
+    for place, spread in zip(places, spreads, strict=True):
+        _spread(axes, place, spread)
+    axes.set(xscale="log", title=TITLES["latency"])
+    axes.set_xlabel("ms, logarithmic: dot and number the median, box 25 to 75 %, line 10 to 99 %")
+    axes.set_xlim(0.3, 3000)
+    axes.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1,000"])
+    axes.set_yticks(list(places), [spread.name for spread in spreads])
+    axes.grid(visible=False, axis="y")
+
+
+def _spread(axes: "Axes", place: int, spread: Spread) -> None:
+    found, color = spread.percentiles, spread.color
+    median = found["p50_ms"]
+    for low, high, width in (("p10_ms", "p99_ms", 1.5), ("p25_ms", "p75_ms", 8)):
+        if low in found:
+            axes.plot([found[low], found[high]], [place, place], color=color, linewidth=width)
+    axes.plot([median], [place], "o", color=color, markeredgecolor="black", markersize=5)
+    end = (max(found.values()), place)
+    axes.annotate(f"{median:.3g}", end, (6, 0), textcoords="offset points", va="center")
+
+
+def _growth(figure: "Figure", found: Results) -> None:
+    rows = found["growth"]
+    nodes = [row["nodes"] for row in rows]
+    axes = figure.subplots()
+    for name, values in lines(rows).items():
+        axes.plot(nodes, values, marker="o", markersize=4, label=growth.QUANTITIES[name][0])
+    axes.plot(
+        nodes, [count / nodes[0] for count in nodes], "--", color=REFERENCE, label="the nodes themselves"
+    )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="nodes",
+        ylabel=f"times as much as with {nodes[0]:,}",
+        title=TITLES["growth"],
+    )
+    axes.set_xticks(nodes, [f"{count:,}" for count in nodes])
+    axes.set_xticks([], minor=True)
+    _plain(axes)
+    axes.legend(frameon=False)
+
+
+def _plain(axes: "Axes") -> None:
+    """1, 10 instead of powers of ten."""
+    from matplotlib.ticker import FormatStrFormatter
+
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+
+
+def _binding(figure: "Figure", found: Results) -> None:
+    rates = bindings(found)
+    figure.set_size_inches(8, 2)
+    axes = figure.subplots()
+    places = range(len(rates), 0, -1)
+    colors = {"nodewise": OURS, "do-nothing extender": DO_NOTHING}
+    bars = axes.barh(places, list(rates.values()), color=[colors.get(name, "#d5dae1") for name in rates])
+    axes.bar_label(bars, fmt="%.1f", padding=4)
+    axes.set(xlabel="pods a second", title=TITLES["binding"])
+    axes.set_yticks(list(places), list(rates))
+    axes.margins(x=0.1)
+    axes.grid(visible=False, axis="y")
+
+
+_DRAW: Final[dict[str, Any]] = {"latency": _latency, "growth": _growth, "binding": _binding}
