@@ -1,0 +1,209 @@
+"""No step of the event loop works through all nodes: whoever has much to do with each lets the loop go on in between.
+
+Counted are the lines of our Python that a step runs, not its time: the same on a machine of any speed. Some 20,000
+lines are the 2 ms that a step may take; a list of all names is fewer, anything that is done with each of 5,000 nodes
+is more. What numpy and msgspec do with all nodes at once is one line. How long the steps take is measured by
+`bench/start.py`.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+from bench import fleet
+
+import nodewise
+from nodewise import agents
+from nodewise import clock as clocks
+from nodewise.agent import Hands, Tally
+from nodewise.cli import feeds
+from nodewise.clock import SystemClock
+from nodewise.extender.answering import Answering
+from nodewise.extender.app import Extender
+from nodewise.extender.chain import Chain
+from nodewise.extender.decision import DecisionRing
+from nodewise.extender.leading import Leading
+from nodewise.extender.waking import Waker
+from nodewise.extender.world import WorldKeeper
+from nodewise.kube.events import Recorder, Reporter
+from nodewise.kube.resources import NODES, PODS, Resource
+from nodewise.metrics.custom import CustomMetrics
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.observe.meters import Meters
+from nodewise.serve.application import Request
+from nodewise.simulate.api import FakeApi
+
+COUNT: Final = 5000
+MOST_LINES: Final = 4 * COUNT
+METRICS: Final = (fleet.TEMPERATURE, fleet.ERRORS, fleet.POWER)
+NAMES: Final = fleet.names(COUNT)
+PERIOD_S: Final = 0.5
+OURS: Final = str(Path(nodewise.__file__).parent)
+NOT_MEASURED: Final = str(Path(OURS, "simulate"))
+"""The API server in memory is no part of the extender."""
+TASPOLICIES: Final = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
+KIND: Final = agents.load("telemetry")
+OPTIONS: Final = {"telemetry": KIND.options()}
+LABELLED: Final = [
+    {"metricname": fleet.TEMPERATURE, "operator": "GreaterThan", "target": 80, "labels": ["heat=high"]}
+]
+
+
+class Lines:
+    """Counts the lines of ours that each step runs; keeps the most of those steps that ran too many."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.too_many: dict[str, int] = {}
+        """By the function that ran most of them."""
+        self._by_function: dict[str, int] = {}
+
+    def run(self, callback: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it as a step."""
+        before = sys.gettrace()
+        self._by_function = {}
+        sys.settrace(self._called)
+        try:
+            return callback(*arguments)
+        finally:
+            sys.settrace(before)
+            self._note(self._by_function)
+
+    def _note(self, found: dict[str, int]) -> None:
+        self.steps += 1
+        if (ran := sum(found.values())) >= MOST_LINES:
+            name = max(found, key=lambda one: found[one])
+            self.too_many[name] = max(ran, self.too_many.get(name, 0))
+
+    def _called(self, frame: FrameType, _event: str, _given: Any) -> Any:
+        file = frame.f_code.co_filename
+        return self._line if file.startswith(OURS) and not file.startswith(NOT_MEASURED) else None
+
+    def _line(self, frame: FrameType, _event: str, _given: Any) -> Any:
+        name = frame.f_code.co_qualname
+        self._by_function[name] = self._by_function.get(name, 0) + 1
+        return self._line
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """A loop whose steps are counted; tasks and timers alike come by here."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def call_soon(self, callback: Any, *arguments: Any, context: Any = None) -> Any:
+        return super().call_soon(self._lines.run, callback, *arguments, context=context)
+
+    def call_at(self, when: float, callback: Any, *arguments: Any, context: Any = None) -> Any:
+        return super().call_at(when, self._lines.run, callback, *arguments, context=context)
+
+
+def cluster() -> FakeApi:
+    """5,000 nodes, pods that wait, policies, and metrics of which half of the nodes break a rule."""
+    api = FakeApi(TASPOLICIES)
+    for name in NAMES:
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
+        api.put(NODES, {"metadata": metadata, "status": {"addresses": []}})
+    for given in [fleet.policies()[0], fleet.policy("hot", {"labeling": {"rules": LABELLED}})]:
+        api.put(TASPOLICIES, given)
+    for number in range(10):
+        api.put(PODS, fleet.pod(number))
+    api.raw["/apis/custom.metrics.k8s.io"] = msgspec.json.encode({"preferredVersion": {"version": "v1beta2"}})
+    say(api, 0)
+    return api
+
+
+def say(api: FakeApi, seed: int) -> None:
+    """Other values for all nodes."""
+    now = clocks.format_rfc3339(SystemClock().now()).encode()
+    for metric in METRICS:
+        body = fleet.answer(metric, NAMES, seed).replace(fleet.STAMP, now)
+        api.raw[f"/apis/custom.metrics.k8s.io/v1beta2/nodes/%2A/{metric}"] = body
+
+
+class Ground:
+    """An extender with everything that runs in it, put together as `cli.wiring` does, without sockets."""
+
+    def __init__(self, api: FakeApi) -> None:
+        clock, self.meters = SystemClock(), Meters()
+        self.feed = feeds.from_cluster(api, [KIND], clock, self.meters)
+        self.refresher = Refresher(
+            [CustomMetrics(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.meters
+        )
+        states = {"telemetry": KIND.state(OPTIONS["telemetry"], 60.0)}
+        stores = (self.feed.nodes, self.feed.objects, self.refresher)
+        self.keeper = WorldKeeper(states, *stores, clock, self.meters)
+        self.refresher.subscribe(self.keeper.touch)
+        for store in (self.feed.nodes, *self.feed.objects.values()):
+            store.subscribe(lambda _: self.keeper.touch())
+        recorder = Recorder(api, Reporter("test", "test"), clock, self.meters)
+        hands = Hands(api, self.feed.objects, self.feed.nodes, recorder, clock, self.meters, Tally())
+        self.pods = feeds.waiting_pods(api, [KIND], clock, self.meters)
+        waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, hands, PERIOD_S)
+        controller = KIND.controller(OPTIONS["telemetry"], hands)
+        assert controller is not None
+        self.leading = Leading([controller, waker], lambda: self.keeper.view, lambda: True, clock)
+        ring = DecisionRing()
+        self.extender = Extender(
+            Answering([KIND], OPTIONS), lambda: self.keeper.view, ring, clock, self.meters
+        )
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        running = [*(task() for task in self.feed.tasks), self.pods.run(), self.refresher.run()]
+        running += [self.keeper.run(PERIOD_S), self.leading.run(PERIOD_S)]
+        return [asyncio.create_task(one) for one in running]
+
+    async def ask(self) -> None:
+        """Filter and prioritize, each in a step of its own."""
+        bodies = fleet.requests(NAMES, 2)
+        routes = {route.path: route for route in self.extender.routes()}
+        for path, body in zip(("/scheduler/filter", "/scheduler/prioritize"), bodies, strict=True):
+            request = Request("POST", path, {}, body, "application/json", "")
+            assert routes[path].handler(request).status == 200
+            await asyncio.sleep(0)
+
+
+def labelled(api: FakeApi) -> int:
+    key = "telemetry.aware.scheduling.hot/heat"
+    return sum(key in node["metadata"]["labels"] for node in api.objects(NODES).values())
+
+
+async def lived(ground: Ground, api: FakeApi) -> None:
+    """From the first list over all labels to refreshes with other values, and requests all the while."""
+    tasks = ground.tasks()
+    while labelled(api) < COUNT * 0.3:
+        await asyncio.sleep(0.05)
+    say(api, 1)
+    generation = ground.keeper.view.generation
+    while ground.keeper.view.generation < generation + len(METRICS):
+        await ground.ask()
+        await asyncio.sleep(0.05)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_no_step_of_the_event_loop_goes_through_all_nodes() -> None:
+    api, lines = cluster(), Lines()
+    with asyncio.Runner(loop_factory=lambda: Loop(lines)) as runner:
+        runner.run(lived(Ground(api), api))
+    assert lines.steps > 100
+    assert lines.too_many == {}
+
+
+def test_a_loop_over_all_nodes_would_be_seen() -> None:
+    lines = Lines()
+    lines.run(through, COUNT // 2)
+    assert lines.too_many == {}
+    lines.run(through, COUNT)
+    assert lines.too_many.keys() == {"slices"}
+
+
+def through(count: int) -> None:
+    """Through so many things at once."""
+    assert len(list(clocks.slices(range(count), budget_s=1e9))) == count
