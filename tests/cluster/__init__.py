@@ -20,5 +20,7 @@ What one room of this folder is for:
     example                  the health example's files, as objects
     shipping                 a cluster with the manifests as they ship, and nodewise as the account they bind
     extender_double          a scheduler extender that does nothing, or fails as told
+    balancer                 a Service in front of replicas, and their readiness
+    load                     calls and pods that do not end, and what became of each
     schedulers               what a scheduler is to a test, so that a stand-in can pass the same tests
 """

@@ -321,11 +321,12 @@ def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
 
 
 AWAY_S = 60.0
+MAX_AGE_S = 10
 PERIOD_S = 5.0
 
 
 def shown(one: Served, metric: str) -> float:
-    """A gauge's value."""
+    """The value of a gauge, named with its labels."""
     lines = httpx2.get(f"{one.health}/metrics").text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"nodewise_{metric} "))
 
@@ -354,7 +355,11 @@ class Scene:
         self.nodewise = self._start_nodewise()
 
     def _start_nodewise(self) -> Served:
-        more = [f"--prometheus-url={self.scraping.url}", "--max-age=10s", f"--sync-period={PERIOD_S:g}s"]
+        more = [
+            f"--prometheus-url={self.scraping.url}",
+            f"--max-age={MAX_AGE_S}s",
+            f"--sync-period={PERIOD_S:g}s",
+        ]
         return self._stack.enter_context(served.extender(self._plane, self._folder, *more))
 
     def load(self, busy: str) -> None:
@@ -368,6 +373,11 @@ class Scene:
 
     def until_rejected(self, name: str, nodes: str, deadline_s: float = 60) -> None:
         wait(f"policy {name} rejects {nodes}", lambda: self.rejects(name, nodes), deadline_s)
+
+    def states(self, metric: str) -> set[str]:
+        """Of the values of a metric, as the newest decisions tell them."""
+        told = self.nodewise.decisions("probe")
+        return {one["state"] for decision in told for one in decision["values"] if one["metric"] == metric}
 
     def caller(self, name: str) -> Caller:
         papers = self.nodewise.papers
@@ -426,6 +436,8 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
         assert shown(nodewise, "kube_silent_seconds") > AWAY_S / 2
         assert nodewise.is_ready()
         assert {event["metric"] for event in nodewise.events("metric_failed")} == {"heat"}
+        assert shown(nodewise, 'metric_age_seconds{metric="heat"}') > MAX_AGE_S
+        assert scene.states("heat") == {"stale"}, "and it is told as what it is"
         scene.start_again()
         changed_s = time.monotonic()
         scene.corner.api.patch(path(scene.corner, "far"), policy("far", HOT | {"target": 5}))
