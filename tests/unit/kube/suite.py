@@ -257,8 +257,8 @@ QUICK = Timings(duration_s=1.0, renew_s=0.6, retry_s=0.05)
 class ElectionSuite:
     """One leads, and another when that one stops."""
 
-    def elector(self, api: Api, space: str, identity: str) -> Elector:
-        seat = Seat(space, "nodewise", identity, QUICK)
+    def elector(self, api: Api, space: str, identity: str, timings: Timings = QUICK) -> Elector:
+        seat = Seat(space, "nodewise", identity, timings)
         return Elector(api, seat, SystemClock(), Meters(), random.random)
 
     async def test_one_leads_and_the_lease_says_who(self, api: Api, space: str) -> None:
@@ -291,6 +291,16 @@ class ElectionSuite:
         async with running(b.run()):
             await eventually(lambda: b.leading)
         assert not a.leading
+
+    async def test_who_starts_again_under_its_name_does_not_wait(self, api: Api, space: str) -> None:
+        long = Timings(duration_s=600.0, renew_s=400.0, retry_s=0.05)
+        died, again = (self.elector(api, space, "a", long) for _ in range(2))
+        async with running(died.run()):
+            await eventually(lambda: died.leading)
+        async with running(again.run()):
+            await eventually(lambda: again.leading)
+        spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("a", 0)
 
     async def test_labels_of_others_on_the_lease_stay(self, api: Api, space: str) -> None:
         a = self.elector(api, space, "a")
