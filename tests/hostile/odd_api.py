@@ -1,0 +1,128 @@
+"""An API server in memory that also answers as no server should: the metrics API of somebody who wishes us ill."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from nodewise.agents.telemetry import TASPOLICIES
+from nodewise.kube.resources import NODES
+from nodewise.simulate.api import FakeApi
+from nodewise.simulate.api_server import ApiServer, Receive, Scope, Send
+from tests.hostile import world
+
+GROUP = "/apis/custom.metrics.k8s.io"
+METRICS = f"{GROUP}/v1beta2/nodes/%2A/"
+_VERSION = {"groupVersion": "custom.metrics.k8s.io/v1beta2", "version": "v1beta2"}
+
+
+class Odd(NamedTuple):
+    """An answer as it goes over the wire. `pieces` may have no end, and may wait."""
+
+    pieces: Callable[[], AsyncIterator[bytes]]
+    status: int = 200
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+def whole(body: bytes, status: int = 200, **headers: str) -> Odd:
+    """An answer in one piece."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body
+
+    return Odd(pieces, status, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def listed(*items: Any) -> Odd:
+    """A MetricValueList."""
+    return whole(json.dumps({"kind": "MetricValueList", "items": items}).encode())
+
+
+def item(node: Any, value: Any, **more: Any) -> dict[str, Any]:
+    """One of its items."""
+    return {"describedObject": {"kind": "Node", "name": node}, "value": value} | more
+
+
+def endless() -> Odd:
+    """Spaces for ever."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 2**20
+            await asyncio.sleep(0)
+
+    return Odd(pieces)
+
+
+def hanging() -> Odd:
+    """The beginning of an answer, and silence."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"items":['
+        await asyncio.sleep(3600)
+
+    return Odd(pieces)
+
+
+def bomb() -> Odd:
+    """100 kB that become 100 MiB for who unpacks them."""
+    return whole(gzip.compress(b" " * 100 * 2**20), content_encoding="gzip")
+
+
+class OddServer(ApiServer):
+    """Answers of `odd` go before those of the API in memory; `asked` counts them."""
+
+    def __init__(self, api: FakeApi) -> None:
+        super().__init__(api)
+        self.odd: dict[str, Odd] = {}
+        self.asked: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["raw_path"].decode() if scope.get("raw_path") else scope["path"]
+        given = self.odd.get(path)
+        if given is None:
+            await super().__call__(scope, receive, send)
+            return
+        self.asked[path] += 1
+        headers = [(name.encode(), value.encode()) for name, value in given.headers.items()]
+        await send({"type": "http.response.start", "status": given.status, "headers": headers})
+        left = asyncio.ensure_future(_left(receive))
+        async with contextlib.aclosing(given.pieces()) as pieces:  # type: ignore[type-var]
+            while not left.done():
+                piece = asyncio.ensure_future(anext(pieces, b""))
+                await asyncio.wait({piece, left}, return_when=asyncio.FIRST_COMPLETED)
+                if left.done() or not piece.result():
+                    piece.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await piece
+                    break
+                await send({"type": "http.response.body", "body": piece.result(), "more_body": True})
+        left.cancel()
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[OddServer]:
+    """The world of these tests, with `temp` well and everything else as somebody makes it."""
+    api = FakeApi(TASPOLICIES)
+    policy, *nodes = world.objects()
+    api.put(TASPOLICIES, policy)
+    for node in nodes:
+        api.put(NODES, node)
+    group = {"name": "custom.metrics.k8s.io", "preferredVersion": _VERSION, "versions": [_VERSION]}
+    api.raw.update({GROUP: json.dumps(group).encode(), f"{METRICS}temp": json.dumps(world.values()).encode()})
+    server = OddServer(api)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
