@@ -55,14 +55,25 @@ def check_candidates(body: bytes) -> None:
     except UNREADABLE as error:
         text, _, path = str(error).partition(" - at `$.")
         raise _bad(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
-    nodes = len(found.nodes.items or ()) if found.nodes else 0
-    if nodes > MOST_CANDIDATES:
-        raise _bad("Nodes.items", f"{nodes} nodes", f"at most {MOST_CANDIDATES}")
-    names = _count(bytes(found.node_names), _QUOTE) // 2
-    if names > MOST_CANDIDATES or _count(bytes(found.node_names), _COMMA) > _MANY:
-        raise _bad("NodeNames", f"{names} names or more", f"at most {MOST_CANDIDATES}")
+    check_nodes(len(found.nodes.items or ()) if found.nodes else 0)
+    check_names(bytes(found.node_names))
     if len(found.pod) > _MOST_POD_BYTES:
         raise _bad("Pod", f"{len(found.pod)} bytes", f"at most {_MOST_POD_BYTES}")
+
+
+def check_nodes(count: int) -> None:
+    """`BadInput` for more whole nodes than are answered about."""
+    if count > MOST_CANDIDATES:
+        raise _bad("Nodes.items", f"{count} nodes", f"at most {MOST_CANDIDATES}")
+
+
+def check_names(listed: bytes) -> None:
+    """`BadInput` for a JSON list of more names than are answered about, or of as many other things."""
+    if len(listed) <= 2 * MOST_CANDIDATES:
+        return
+    count = max(_count(listed, _QUOTE) // 2, _count(listed, _COMMA) + 1)
+    if count > MOST_CANDIDATES:
+        raise _bad("NodeNames", f"{count} names", f"at most {MOST_CANDIDATES}")
 
 
 def check_victims(body: bytes) -> None:

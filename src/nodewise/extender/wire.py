@@ -118,13 +118,16 @@ class Reader(Generic[PodT]):
         pod = _required(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
+            bounds.check_nodes(len(raw))
             again = len(body) <= _SECOND_READING_BYTES
             names = [_node_name(number, node, again=again) for number, node in enumerate(raw)]
             return Candidacy(pod, index.named(names), raw)
         if args.node_names == _NULL:
             raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
+        listed = bytes(args.node_names)
+        bounds.check_names(listed)
         try:
-            return Candidacy(pod, index.read(bytes(args.node_names)), None)
+            return Candidacy(pod, index.read(listed), None)
         except UNREADABLE as error:
             raise BadInput("request", [_problem(error, "NodeNames", "a list of names")]) from error
 

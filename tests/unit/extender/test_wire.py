@@ -236,6 +236,8 @@ LARGE = {
     "what is no name": (_filled(b'"NodeNames":[', b"0,", 2**21 + 1, b"0]}"), "NodeNames"),
     "nodes": (_filled(b'"Nodes":{"items":[', b'{"metadata":{"name":"a"}},', 2**21, b'{"metadata":{"name":"a"}}]}}'), "Nodes.items"),
     "what is no node": (_filled(b'"Nodes":{"items":[', b"0,", 2**21, b"0]}}"), "Nodes.items[0]"),
+    "somewhat fewer names": (_filled(b'"NodeNames":[', b'"",', 2**18, b'""]}'), "NodeNames"),
+    "somewhat fewer nodes": (_filled(b'"Nodes":{"items":[', b'{"metadata":{"name":"a"}},', 2**18, b'{"metadata":{"name":"a"}}]}}'), "Nodes.items"),
     "a pod": (_filled(b'"NodeNames":[],"Pod":{"metadata":{"name":"p","labels":{', b'"a":"",', 2**21, b'"b":""}}}}'), "Pod"),
 }  # fmt: skip
 
