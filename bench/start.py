@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from tests.cluster import controlplane, custom_metrics, objects, programs, sandbox, served
 from tests.cluster.access import User
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandbox import Sandbox, wait
 
 from bench import fleet, names, population, rivals, stage, steps
 from bench.clients import Client, Question
@@ -23,7 +23,9 @@ MOVING_METRIC: Final = fleet.OTHERS[-1]
 MOVING_TARGET: Final = 897_300
 """Of values up to 900,000: some fifteen of 5,000 nodes are above it, other ones in each period."""
 SETTLE_S: Final = 6.0
-"""After it is ready: three periods, in which the first labels are written."""
+"""After it is ready, or leads: three periods."""
+LEADS_S: Final = 60.0
+"""The extender before may have been ended before it gave the lead back."""
 
 
 class Start(NamedTuple):
@@ -129,8 +131,10 @@ def _steps(plane: Plane, asking: Client, seconds: float) -> list[steps.Step]:
     written = plane.folder / "steps.jsonl"
     bodies = names.write(plane.folder / "steps-requests", fleet.requests(fleet.names(NODES), names.PODS))
     with _extender(plane, folder, stage.stepping(written)) as (extender, papers):
-        told("measuring the steps of the event loop")
+        told("waiting until it leads: the first labels are written")
+        wait("labels are written", lambda: extender.count("label_writes_total") or None, LEADS_S)
         time.sleep(SETTLE_S)
+        told("measuring the steps of the event loop")
         labelled, began_s = extender.count("label_writes_total"), time.monotonic()
         client = asking._replace(ca=papers.ca, pair=papers.pair)
         for path in PATHS.values():
