@@ -61,7 +61,7 @@ def command(process: Process) -> list[str]:
 
 
 class Looker(threading.Thread):
-    """Does one thing over and over until `end`; what it finds wrong is in `wrong`."""
+    """Does one thing over and over, in a thread, until `end`."""
 
     def __init__(self, look: Callable[[], None], pause_s: float) -> None:
         super().__init__(daemon=True)
@@ -96,6 +96,7 @@ class Caller:
         self._filtered = Held(history, Truth.rejected)
         self._scored = Held(history, Truth.scores)
         self._well_s = time.monotonic()
+        self._knew_s = dict.fromkeys(("filter", "prioritize"), float("-inf"))
         self.answers = self.refusals = self.unanswered = 0
         self.wrong: list[str] = []
 
@@ -112,7 +113,7 @@ class Caller:
             except httpx2.TransportError as error:
                 self._failed(verb, error, asked_s)
                 continue
-            self._check(verb, answer, floor)
+            self._check(verb, answer, floor, asked_s)
             self._well_s = asked_s
 
     def ask(self, verb: str, policy: str = POLICY) -> httpx2.Response:
@@ -129,7 +130,8 @@ class Caller:
                 f"{verb}: no answer although nodewise was not killed: {error!r} at {asked_s:.1f}"
             )
 
-    def _check(self, verb: str, answer: httpx2.Response, floor: int) -> None:
+    def _check(self, verb: str, answer: httpx2.Response, floor: int, asked_s: float) -> None:
+        """A refusal is in order as long as nodewise cannot know better: from a kill until it has values again."""
         answered_s = time.monotonic()
         self.answers += 1
         if answer.status_code != httpx2.codes.OK:
@@ -137,7 +139,12 @@ class Caller:
             return
         if is_refusal(answer, verb):
             self.refusals += 1
+            if self._nodewise.killed_s < self._knew_s[verb]:
+                self.wrong.append(
+                    f"{verb}: refused although it knew at {answered_s:.1f}: {answer.text[-200:]}"
+                )
             return
+        self._knew_s[verb] = asked_s
         said = failed(answer) if verb == "filter" else scores(answer)
         held: Held[Any] = self._filtered if verb == "filter" else self._scored
         if held.told(said, floor, answered_s) is None:

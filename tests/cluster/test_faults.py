@@ -131,7 +131,9 @@ class Scene:
 
     def told(self) -> str:
         """What happened, for whoever must find out why."""
-        shown = httpx2.get(f"{self._served.health}/metrics").text.splitlines()
+        shown = []
+        with contextlib.suppress(httpx2.TransportError):
+            shown = httpx2.get(f"{self._served.health}/metrics").text.splitlines()
         kube = [line for line in shown if line.startswith("nodewise_kube")]
         return "\n".join([*self.wrong(), self.storm.told(), self.parts[-1].process.tail(40), *kube])
 
