@@ -108,7 +108,7 @@ class Target:
             "--client-ca": papers.ca,
             "--address": "127.0.0.1",
         }
-        ports = {"--port": 0, "--health-port": 0, "--log-format": "json"}
+        ports = {"--port": 0, "--health-port": 0, "--log-format": "json", "--shutdown-delay": "0s"}
         words = [str(part) for pair in {**fixed, **ports}.items() for part in pair]
         command = Path(sys.executable).with_name("nodewise")
         self.process = Process([command, "extender", *words, *map(str, options)], folder / "extender.log")
