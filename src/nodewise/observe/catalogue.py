@@ -55,7 +55,7 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "policy_problem": Event("warning", "A policy has a field that cannot be used; `problems` names each."),
     "status_failed": Event(
-        "warning", "A policy's status could not be written; it is tried at the next change."
+        "warning", "A policy's status could not be written; it is tried again in a minute."
     ),
     "controller_failed": Event(
         "warning", "The leader could not write to the API server; the next step tries again."

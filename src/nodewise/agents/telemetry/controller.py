@@ -33,7 +33,8 @@ _STEP_S: Final = 2.0
 _COUNTS_S: Final = 30.0
 """A status of which only counts changed is written no more often than this."""
 _CONFLICT_S: Final = 60.0
-"""A label that somebody else owns is asked for again after this, or when the node changes."""
+"""A label that somebody else owns is asked for again after this, or when the node changes; a status that was refused,
+after this."""
 _APPLY: Final = {"fieldManager": FIELD_MANAGER}
 
 
@@ -222,13 +223,15 @@ class StatusWriter:
         self._taspolicies = taspolicies
         self._hands = hands
         self._written: dict[ObjectKey, tuple[Status, float]] = {}
+        self._refused: dict[ObjectKey, float] = {}
 
     def begin(self) -> None:
-        self._written = {}
+        self._written, self._refused = {}, {}
 
     async def step(self, slot: Slot, clashes: dict[ObjectKey, str]) -> None:
         """Write what differs. A policy that was deleted meanwhile, or may not be written, stops no other."""
         self._written = {key: written for key, written in self._written.items() if key in slot}
+        self._refused = {key: until_s for key, until_s in self._refused.items() if key in slot}
         suspended = sum(len(found.suspended) for found in slot.values())
         self._hands.meters.set("rules_suspended", suspended)
         await _all(self._one(key, found, clashes.get(key, "")) for key, found in slot.items())
@@ -246,9 +249,13 @@ class StatusWriter:
         )
         if wanted == before or (only_counts and now_s - written_s < _COUNTS_S):
             return
-        await self._write(given, wanted)
-        self._written[key] = (wanted, now_s)
-        self._tell(given, before, wanted)
+        if self._refused.get(key, now_s) > now_s:
+            return
+        if await self._write(given, wanted):
+            self._written[key] = (wanted, now_s)
+            self._tell(given, before, wanted)
+        else:
+            self._refused[key] = now_s + _CONFLICT_S
 
     def _tell(self, given: PolicyObject, before: Status, wanted: Status) -> None:
         """One event for each condition that turned."""
@@ -263,7 +270,8 @@ class StatusWriter:
             elif one.status == good and old is not None and old.status != good:
                 self._hands.recorder.record(about, "Normal", "AllWell", one.message, one.type)
 
-    async def _write(self, given: PolicyObject, wanted: Status) -> None:
+    async def _write(self, given: PolicyObject, wanted: Status) -> bool:
+        """Whether it was taken; an API server that starts refuses for a moment what it grants later."""
         metadata = given.metadata
         path = self._taspolicies.path(metadata.namespace, metadata.name, "status")
         identity = {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid}
@@ -274,6 +282,8 @@ class StatusWriter:
         except (Conflict, Refused) as error:
             # deleted or replaced meanwhile, or no right to write it: the others' status matters no less
             logs.emit("status_failed", policy=path, error=str(error))
+            return False
+        return True
 
 
 class Advertiser:

@@ -1,5 +1,6 @@
 """The controller on an API server that fails: what was not written is written, what was written unheard is known."""
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicySlot
 from nodewise.cli import feeds
 from nodewise.clock import ManualClock
-from nodewise.errors import NodewiseError, Unavailable
+from nodewise.errors import NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.resources import NODES, Resource
@@ -165,7 +166,16 @@ async def test_a_step_ends_in_time_for_the_next_view() -> None:
     assert ground.labelled() == set(), "what was wanted first is no longer written"
 
 
-async def test_a_status_that_could_not_be_written_is_written_with_the_next_step() -> None:
+@pytest.mark.parametrize(
+    ("error", "pause_s"),
+    [
+        pytest.param(DOWN, 0.0, id="no answer: with the next step"),
+        pytest.param(Refused("no rights yet"), 61.0, id="refused: in a minute"),
+    ],
+)
+async def test_a_status_that_could_not_be_written_is_written_later(
+    error: NodewiseError, pause_s: float
+) -> None:
     ground = Ground()
     given = {"metadata": {"name": "pol", "namespace": "ns", "uid": "1"}, "spec": {"strategies": {}}}
     stored = ground.api.put(TASPOLICIES, given)
@@ -173,9 +183,10 @@ async def test_a_status_that_could_not_be_written_is_written_with_the_next_step(
     ground.policies.replace([obj])
     slot = {("ns", "pol"): PolicySlot(policies.read(obj), None, (), None, None)}
     writer = StatusWriter(TASPOLICIES, ground.hands)
-    ground.api.fail(DOWN)
-    with pytest.raises(Unavailable):
+    ground.api.fail(error)
+    with contextlib.suppress(Unavailable):
         await writer.step(slot, {})
+    ground.clock.advance(pause_s)
     await writer.step(slot, {})
     [written] = ground.api.objects(TASPOLICIES).values()
     assert {one["type"] for one in written["status"]["conditions"]} == {"Valid", "MetricsFetched"}
