@@ -60,8 +60,11 @@ class Gate:
         """None to let the client in, else what to answer it. `chain`, DER, begins with its own certificate."""
         client = client_of(chain[0] if chain else b"")
         allowed = self._options.client_name
-        if not self._tls.admits(chain, transport.get_extra_info("sslcontext")):
-            # the CA was swapped while the handshake was under way
+        secured = transport.get_extra_info("ssl_object")
+        # of a TLS 1.2 session that is resumed by its id nothing was verified but that it is the same client
+        verified_by = None if secured.session_reused else transport.get_extra_info("sslcontext")
+        if not self._tls.admits(chain, verified_by):
+            # the CA was swapped while the handshake was under way, or the certificate is over
             wanted = "a certificate of the present client CA"
             return self._refused("client_ca_changed", peer, client, wanted)
         if allowed and not set(allowed).intersection(client.names):

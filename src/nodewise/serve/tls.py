@@ -44,7 +44,8 @@ def _context(pair: Pair, bundle: Bundle) -> ServerContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols([PROTOCOL])
-    # With a ticket a client would come back in after its CA was taken away: resumption verifies nothing.
+    # With a ticket a client would come back in after its CA was taken away: resumption verifies nothing. What
+    # TLS 1.2 resumes by a session's id OpenSSL keeps in the context, so that it ends with it; see the gate.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
     context.verify_mode = ssl.CERT_REQUIRED

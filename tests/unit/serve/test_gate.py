@@ -1,11 +1,16 @@
+import datetime as dt
 import ssl
+import time
 
 import pytest
 import trustme
 from structlog.testing import capture_logs
 
+from nodewise.clock import ManualClock
 from nodewise.observe.meters import Meters
-from nodewise.serve.gate import Client, client_of
+from nodewise.serve.endings import Endings
+from nodewise.serve.gate import Client, Gate, client_of
+from nodewise.serve.tls import Tls
 from tests.unit.serve.calling import called, calling, counted, reasons_counted, serving
 
 pytestmark = pytest.mark.anyio
@@ -61,3 +66,33 @@ def test_all_kinds_of_names_are_read():
 
 def test_a_certificate_that_cannot_be_read_has_no_names():
     assert client_of(b"rubbish") == Client((), is_ca=False)
+
+
+class Resumed:
+    """A connection, as far as the gate looks at it."""
+
+    def __init__(self, context: ssl.SSLContext, *, session_reused: bool) -> None:
+        self.session_reused = session_reused
+        self._known = {"ssl_object": self, "sslcontext": context}
+
+    def get_extra_info(self, name):
+        return self._known[name]
+
+
+def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(papers):
+    """OpenSSL keeps TLS 1.2 sessions by their id, and verifies nothing when they come back."""
+    clock = ManualClock(time.time())
+    meters = Meters()
+    tls = Tls(papers.options(), meters, clock)
+    gate = Gate(papers.options(), tls, Endings(meters, clock), meters)
+    chain = (
+        der_of(papers.client_ca.issue_cert("a.example", not_after=dt.datetime.now(dt.UTC) + dt.timedelta(1))),
+    )
+    for reused in (False, True):
+        assert gate.examine(Resumed(tls.context, session_reused=reused), chain, "peer") is None
+    clock.advance(2 * 86400)
+    assert gate.examine(Resumed(tls.context, session_reused=True), chain, "peer").status == 403
+
+
+def der_of(leaf: trustme.LeafCert) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(leaf.cert_chain_pems[0].bytes().decode())

@@ -488,7 +488,7 @@ def _two_calls(port: int, context: ssl.SSLContext, between) -> tuple[bytes, bool
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
 @pytest.mark.parametrize("swapped", [False, True])
-async def test_a_session_is_never_resumed(papers, version, swapped):
+async def test_a_session_that_ended_in_the_middle_is_never_resumed(papers, version, swapped):
     context = papers.context()
     context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
     meters = Meters()
