@@ -197,9 +197,10 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
 ) -> None:
     leader = replicas.leader()
     body = asked(corner.namespace, "pol", "a", "b", "c")
+    filtering = replicas.entry() | {"prioritizeVerb": ""}  # a broken call of it would cost no attempt
     replicas.service.only = endpoint(leader)  # kube-scheduler's connection is one of those that break
     with (
-        plane.start_scheduler(POD_SCHEDULER | {"extenders": [replicas.entry()]}),
+        plane.start_scheduler(POD_SCHEDULER | {"extenders": [filtering]}),
         load.coming(corner, pod, "web", most_unbound=20) as pods,
     ):
         until_bound(pods, 20)
