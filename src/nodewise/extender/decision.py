@@ -67,7 +67,7 @@ class Decision(msgspec.Struct, frozen=True):
         arrays += sum(verdict.codes.nbytes for _, verdict in self.verdicts)
         arrays += sum(scores.points.nbytes for _, scores in self.scores)
         arrays += sum(e.values.nbytes + e.states.nbytes + e.ages_s.nbytes for e in self.evidence())
-        return arrays + _FIXED_BYTES
+        return arrays + sum(map(len, self.pod)) + _FIXED_BYTES
 
 
 class DecisionRing:

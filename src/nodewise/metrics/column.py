@@ -59,7 +59,9 @@ def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
         values[numbers] = np.array(exact, object)
     yield
     times = (np.nan if sample.at is None else sample.at for sample in samples)
-    column.times[numbers] = np.fromiter(times, np.float64, len(exact))
+    measured = np.fromiter(times, np.float64, len(exact))
+    # a time that was yet to come when it was told would keep its value fresh for as long as nobody tells another
+    column.times[numbers] = np.minimum(measured, series.fetched_at) if series.fetched_at else measured
     column.given[numbers] = State.FRESH
     # what was said of nodes that the index does not have
     values[-1], column.times[-1], column.given[-1] = 0, -np.inf, State.MISSING

@@ -113,17 +113,20 @@ def decision(name: str, nodes: int = 100) -> Decision:
 
 class TestRing:
     def test_the_oldest_make_room(self) -> None:
-        ring = DecisionRing(max_bytes=10 * decision("x").size_bytes())
+        ring = DecisionRing(max_bytes=10 * decision("p24").size_bytes())
         for number in range(25):
             ring.add(decision(f"p{number}"))
         assert len(ring) == 10
-        assert ring.size_bytes <= 10 * decision("x").size_bytes()
+        assert ring.size_bytes <= 10 * decision("p24").size_bytes()
         assert [one.pod.name for one in ring.about()][-2:] == ["p23", "p24"]
 
     def test_one_that_is_larger_than_the_ring_is_not_kept(self) -> None:
         ring = DecisionRing(max_bytes=5000)
         ring.add(decision("large", nodes=10_000))
         assert (len(ring), ring.size_bytes) == (0, 0)
+
+    def test_a_long_name_counts(self) -> None:
+        assert decision("x" * 1_000_000).size_bytes() > decision("x").size_bytes() + 999_000
 
     def test_by_pod(self) -> None:
         ring = DecisionRing()

@@ -39,6 +39,12 @@ class TestLayOut:
         assert found.values.tolist()[:2] == [2**63 - 1, 10**30 + 1]
         assert (found.values > 10**30).tolist() == [False, True, False, False]
 
+    def test_no_value_is_from_later_than_it_was_told(self) -> None:
+        told = Series("m", "s", 100.0, {"a": Sample(1, 5000.0), "b": Sample(1, 90.0), "c": Sample(1, None)}, {})
+        ages = laid_out(told, INDEX).ages_s(130.0)
+        assert ages[:2].tolist() == [30.0, 40.0]
+        assert np.isnan(ages[2])
+
     def test_states_and_ages_at_a_time(self) -> None:
         found = laid_out(series(a=Sample(1, 90.0), b=Sample(1, None)), INDEX)
         assert [State(s).name for s in found.states(100.0, 5.0)] == ["STALE", "FRESH", "INVALID", "MISSING"]
