@@ -40,7 +40,9 @@ class TestLayOut:
         assert (found.values > 10**30).tolist() == [False, True, False, False]
 
     def test_no_value_is_from_later_than_it_was_told(self) -> None:
-        told = Series("m", "s", 100.0, {"a": Sample(1, 5000.0), "b": Sample(1, 90.0), "c": Sample(1, None)}, {})
+        told = Series(
+            "m", "s", 100.0, {"a": Sample(1, 5000.0), "b": Sample(1, 90.0), "c": Sample(1, None)}, {}
+        )
         ages = laid_out(told, INDEX).ages_s(130.0)
         assert ages[:2].tolist() == [30.0, 40.0]
         assert np.isnan(ages[2])
