@@ -121,13 +121,18 @@ def test_bodies_leave_no_memory_and_no_descriptors_behind(target: Target) -> Non
 def test_unknown_names_do_not_outgrow_the_room_for_decisions(target: Target) -> None:
     """Each of these decisions holds 25 MB of names that no node has."""
     body = candidates(f"{number:0253d}" for number in range(100_000))
-    with target.line() as line:
-        for _ in range(3):
-            line.ask("/scheduler/filter", body)
-        warm = target.rss_mib()
-        for _ in range(10):
-            line.ask("/scheduler/filter", body)
-    assert target.rss_mib() <= warm + MARGIN_MIB
+
+    def most(times: int) -> float:
+        """The most that was resident after any of so many requests: the allocator gives back as it pleases."""
+        found = 0.0
+        with target.line() as line:
+            for _ in range(times):
+                line.ask("/scheduler/filter", body)
+                found = max(found, target.rss_mib())
+        return found
+
+    warm = most(8)
+    assert most(12) <= warm + MARGIN_MIB
     assert target.metric("decisions_bytes") <= 4 * 2**20
 
 
