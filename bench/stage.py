@@ -115,6 +115,7 @@ def extender(folder: Path, given: Papers, kubeconfig: Path, period: str) -> Iter
         "health-port": 0,
         "kubeconfig": kubeconfig,
         "sync-period": period,
+        "shutdown-delay": "0s",
         "log-format": "json",
     }
     named = [f"--{name}={value}" for name, value in settings.items()]
