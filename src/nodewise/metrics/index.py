@@ -71,9 +71,8 @@ class NodeIndex:
 
 
 class Names:
-    """Node names by position, kept as numbers of an index: four times smaller than objects, and none to count.
-
-    Indexing, iterating and `tolist` make them names.
+    """Node names by position, kept as numbers of an index: whatever is per node is found by them, and thousands of
+    strings need not be touched. Indexing, iterating and `tolist` make them names.
     """
 
     __slots__ = ("index", "numbers", "strange")
