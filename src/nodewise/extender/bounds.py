@@ -29,12 +29,14 @@ class _Metadata(msgspec.Struct, gc=False):
     name: str
 
 
-class _Node(msgspec.Struct, gc=False):
+class Node(msgspec.Struct, gc=False):
+    """What is read of a whole node."""
+
     metadata: _Metadata
 
 
 class _NodeList(msgspec.Struct):
-    items: list[_Node] | None = None
+    items: list[Node] | None = None
 
 
 class _Outline(msgspec.Struct, rename="pascal"):

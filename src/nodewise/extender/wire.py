@@ -26,14 +26,6 @@ class NodeList(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-class _Metadata(msgspec.Struct, gc=False):
-    name: str
-
-
-class _Node(msgspec.Struct, gc=False):
-    metadata: _Metadata
-
-
 class ExtenderArgs(msgspec.Struct, Generic[PodT], rename="pascal"):
     """The request of filter and prioritize: the pod, and whole nodes or names."""
 
@@ -94,11 +86,9 @@ class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
 
 
 _encode: Final = msgspec.json.Encoder().encode
-_read_node: Final = msgspec.json.Decoder(_Node).decode
+_read_node: Final = msgspec.json.Decoder(bounds.Node).decode
 _ARGS: Final = "an ExtenderArgs object"
 _NULL: Final = msgspec.Raw(b"null")
-
-
 _GO: Final = b'{"metadata":{"name":"'
 """How Go begins a Node that comes from kube-scheduler's cache: the name is there without a second walk over it all."""
 _SHORT: Final = len(_GO) + 256

@@ -185,10 +185,7 @@ class HttpApi:
 
     async def _checked(self, verb: str, request: httpx2.Request, response: httpx2.Response) -> None:
         """Raise the error of an answer that is no success, or not to be unpacked."""
-        encoding = response.headers.get("content-encoding", "identity")
-        if encoding != "identity":
-            # we said that we take none; to unpack it would be one long step, and nobody knows how large it gets
-            problem = Problem("Content-Encoding", shown(encoding), "none")
+        if problem := packed(response):
             raise Unavailable(str(_call(verb, request)), [problem])
         if response.status_code < _CANNOT and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
             self._heard()
@@ -233,6 +230,15 @@ def translated(error: Exception, call: Call, server: str) -> NodewiseError:
 def _call(verb: str, request: httpx2.Request) -> Call:
     """For messages: without the query, whose tokens and times would make each failure look like a new one."""
     return Call(verb, str(request.url.copy_with(query=None)))
+
+
+def packed(response: httpx2.Response) -> Problem | None:
+    """What is wrong with an answer that would have to be unpacked, though we said that we take none.
+
+    To unpack it would be one long step, and nobody knows how large it gets.
+    """
+    encoding = response.headers.get("content-encoding", "identity")
+    return None if encoding == "identity" else Problem("Content-Encoding", shown(encoding), "none")
 
 
 async def _whole(response: httpx2.Response) -> bytes:

@@ -5,7 +5,7 @@ from typing import Final
 
 import httpx2
 
-from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable, shown
+from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube import client as kube_client
 from nodewise.metrics.prometheus import answers
 from nodewise.metrics.prometheus.access import Access
@@ -71,10 +71,8 @@ class Client:
 
 
 async def _whole(response: httpx2.Response) -> bytes:
-    encoding = response.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        # we said that we take none; to unpack it would be one long step, and nobody knows how large it gets
-        raise BadInput("", [Problem("Content-Encoding", shown(encoding), "none")])
+    if problem := kube_client.packed(response):
+        raise BadInput("", [problem])
     pieces = []
     size = 0
     async for piece in response.aiter_bytes():
