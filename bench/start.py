@@ -53,13 +53,17 @@ def measure(ground: stage.Ground, times: int, seconds: float) -> Measured:
         for number in range(times):
             starts.append(_start(plane, number))
             told(f"start {number + 1} of {times}: {starts[-1]}")
-        found = _steps(plane, ground.client, seconds)
+        listing, found = _steps(plane, ground.client, seconds)
     figures = {
         "ready_s": round(statistics.median(one.ready_s for one in starts), 2),
         "rss_50000_pods_mib": round(statistics.median(one.rss_mib for one in starts), 1),
         "rss_50000_pods_peak_mib": round(statistics.median(one.peak_mib for one in starts), 1),
     }
-    more = {"starts": [one._asdict() for one in starts], "steps": steps.longest(found)}
+    more = {
+        "starts": [one._asdict() for one in starts],
+        "steps": steps.longest(found),
+        "steps_of_start": steps.longest(listing),
+    }
     versions = {"kubernetes": programs.VERSION}
     return Measured(figures | steps.figures(found), {}, "", more, versions)
 
@@ -125,8 +129,11 @@ def _start(plane: Plane, number: int) -> Start:
         )
 
 
-def _steps(plane: Plane, asking: Client, seconds: float) -> list[steps.Step]:
-    """RuntimeError if no label was written: then the work was not that which is meant."""
+def _steps(plane: Plane, asking: Client, seconds: float) -> tuple[list[steps.Step], list[steps.Step]]:
+    """Those until it leads, in which all is listed, and those while it is asked.
+
+    RuntimeError if no label was written meanwhile: then the work was not that which is meant.
+    """
     folder = plane.folder / "steps"
     written = plane.folder / "steps.jsonl"
     bodies = names.write(plane.folder / "steps-requests", fleet.requests(fleet.names(NODES), names.PODS))
@@ -144,4 +151,4 @@ def _steps(plane: Plane, asking: Client, seconds: float) -> list[steps.Step]:
         told(f"{changed:g} labels were written meanwhile")
         if not changed:
             raise RuntimeError("no label was written while the steps were measured")
-    return steps.read(written, began_s, ended_s)
+    return steps.read(written, 0.0, began_s), steps.read(written, began_s, ended_s)
