@@ -21,7 +21,12 @@ class Answer(NamedTuple):
     """What is decided, and the same as kube-scheduler reads it."""
 
     decision: Decision
-    body: bytes
+    parts: Sequence[bytes]
+    """Of the body; many where whole nodes go back as they came, which are not copied into one."""
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.parts)
 
 
 class Answering:
@@ -55,13 +60,13 @@ def _filter(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now
 def _prioritize(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
     candidacy = reader.candidacy(body, view.nodes)
     decision = chain.prioritize(candidacy.pod, candidacy.names, view, now)
-    return Answer(decision, wire.prioritize_answer(decision))
+    return Answer(decision, [wire.prioritize_answer(decision)])
 
 
 def _preempt(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
     preemption = reader.preemption(body)
     decision = chain.preempt(preemption.pod, list(preemption.victims), view, now)
-    return Answer(decision, wire.preempt_answer(preemption, decision))
+    return Answer(decision, [wire.preempt_answer(preemption, decision)])
 
 
 _Ask = Callable[[wire.Reader[Any], Chain, bytes, View, float], Answer]

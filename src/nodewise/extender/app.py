@@ -65,11 +65,11 @@ class Extender:
             answer = self._answering.answer(request.path, request.body, view, now)
         except Exception as error:
             failed = msgspec.structs.replace(exchange, error=type(error).__name__)
-            self._recorder.exchange(failed, request.body, str(error).encode())
+            self._recorder.exchange(failed, request.body, [str(error).encode()])
             raise
         self._keep(answer.decision)
-        self._recorder.exchange(exchange, request.body, answer.body)
-        return Response(200, answer.body)
+        self._recorder.exchange(exchange, request.body, answer.parts)
+        return Response(200, answer.parts)
 
     async def _decisions(self, request: Request) -> Response:
         return Response(200, await clocks.paced_result(ledger.page(self._ring, request.query)))

@@ -45,8 +45,8 @@ class Recorder(Protocol):
         """A world, before slots are computed of it for the View of this number."""
         ...
 
-    def exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> None:
-        """A request and its answer, or the words of the error that it was answered with."""
+    def exchange(self, exchange: Exchange, body: bytes, answer: Sequence[bytes]) -> None:
+        """A request and its answer in parts, or the words of the error that it was answered with."""
         ...
 
 
@@ -55,7 +55,7 @@ class Silent:
 
     def world(self, world: World, generation: int) -> None: ...
 
-    def exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> None: ...
+    def exchange(self, exchange: Exchange, body: bytes, answer: Sequence[bytes]) -> None: ...
 
 
 class _Turn(NamedTuple):
@@ -122,10 +122,10 @@ class Recording:
             self._lost = Gap(requests=self._lost.requests, worlds=self._lost.worlds + 1)
             self._meters.count("recording_lost_total", what="world")
 
-    def exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> None:
+    def exchange(self, exchange: Exchange, body: bytes, answer: Sequence[bytes]) -> None:
         if self._admits():
-            size_bytes = _ITEM_BYTES + len(body) + len(answer)
-            self._backlog.put(tape.record(exchange, body, answer), size_bytes)
+            record = tape.record(exchange, body, b"".join(answer))
+            self._backlog.put(record, _ITEM_BYTES + sum(record.entry.sizes))
         elif not self._ended:
             self._lost = Gap(requests=self._lost.requests + 1, worlds=self._lost.worlds)
             self._meters.count("recording_lost_total", what="request")

@@ -247,8 +247,8 @@ def _recased(raw: bytes, shape: _Shape) -> bytes:
     return _encode(recased)
 
 
-def filter_answer(request: Candidacy[Any], decision: Decision) -> bytes:
-    """ExtenderFilterResult: names for names, whole nodes (their own bytes) for whole nodes.
+def filter_answer(request: Candidacy[Any], decision: Decision) -> list[bytes]:
+    """ExtenderFilterResult in parts: names for names, whole nodes (their own bytes, not copied) for whole nodes.
 
     `FailedNodes` is null where no agent had anything to say.
     """
@@ -257,9 +257,10 @@ def filter_answer(request: Candidacy[Any], decision: Decision) -> bytes:
     tail = b',"FailedNodes":' + failed + b',"FailedAndUnresolvableNodes":null,"Error":""}\n'
     if request.nodes is None:
         names = rows.listed(decision.names, np.flatnonzero(kept))
-        return b"".join((b'{"Nodes":null,"NodeNames":', names, tail))
-    items = b",".join([request.nodes[position] for position in np.flatnonzero(kept).tolist()])
-    return b"".join((b'{"Nodes":{"metadata":{},"items":[', items, b']},"NodeNames":null', tail))
+        return [b'{"Nodes":null,"NodeNames":', names, tail]
+    parts: list[bytes] = [b","] * (2 * int(np.count_nonzero(kept)))
+    parts[1::2] = [request.nodes[position] for position in np.flatnonzero(kept).tolist()]
+    return [b'{"Nodes":{"metadata":{},"items":[', *parts[1:], b']},"NodeNames":null', tail]
 
 
 def _failed(decision: Decision, kept: NDArray[np.bool_]) -> bytes:

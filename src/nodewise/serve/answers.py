@@ -87,13 +87,18 @@ def wire(response: Response) -> bytes:
     return b"\r\n".join(lines)
 
 
+def _cut(part: bytes) -> Iterator[bytes]:
+    view = memoryview(part)  # a part may be a `msgspec.Raw`, which cannot be cut
+    for start in range(0, len(part), PIECE_BYTES):
+        yield bytes(view[start : start + PIECE_BYTES])
+
+
 def _pieces(parts: Sequence[bytes]) -> Iterator[bytes]:
     """The same bytes in pieces of about PIECE_BYTES."""
     held: list[bytes] = []
     size = 0
     for part in parts:
-        for start in range(0, len(part), PIECE_BYTES):
-            cut = part[start : start + PIECE_BYTES]  # the part itself where it is short enough
+        for cut in (part,) if len(part) <= PIECE_BYTES else _cut(part):
             held.append(cut)
             size += len(cut)
             if size >= PIECE_BYTES:

@@ -167,7 +167,8 @@ class Player:
     def _answered(self, exchange: Exchange, body: bytes, view: View) -> tuple[str, Outcome]:
         """The pod, and its answer; a defect is an answer as well, and recorded as one."""
         try:
-            decision, told = self._answering.answer(exchange.path, body, view, exchange.at)
+            answer = self._answering.answer(exchange.path, body, view, exchange.at)
         except Exception as error:  # noqa: BLE001
             return "", Outcome(str(error).encode(), type(error).__name__)
-        return f"{decision.pod.namespace}/{decision.pod.name}", Outcome(told)
+        pod = answer.decision.pod
+        return f"{pod.namespace}/{pod.name}", Outcome(answer.body)

@@ -75,7 +75,7 @@ class Recorded:
             response: Any = self._handlers[path](request)
         except BadInput:
             return b""
-        return bytes(response.body)
+        return b"".join(response.body)
 
     def ended(self) -> bytes:
         """The whole file."""

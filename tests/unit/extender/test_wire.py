@@ -156,34 +156,38 @@ def decision(names: str, verdicts: Any = (), scores: Any = ()) -> Decision:
 NAMES: Any = Candidacy(None, Names.of([]), None)
 
 
+def filtered(request: Any, given: Decision) -> bytes:
+    return b"".join(wire.filter_answer(request, given))
+
+
 class TestAnswers:
     def test_names_for_names(self) -> None:
-        found = wire.filter_answer(NAMES, decision("a b", [("t", [0, 1], ["hot"])]))
+        found = filtered(NAMES, decision("a b", [("t", [0, 1], ["hot"])]))
         assert found.replace(b" ", b"") == (
             b'{"Nodes":null,"NodeNames":["a"],"FailedNodes":{"b":"hot"},'
             b'"FailedAndUnresolvableNodes":null,"Error":""}\n'
         )
 
     def test_nobody_had_anything_to_say(self) -> None:
-        found = wire.filter_answer(NAMES, decision("a b"))
+        found = filtered(NAMES, decision("a b"))
         assert json.loads(found)["NodeNames"] == ["a", "b"]
         assert json.loads(found)["FailedNodes"] is None
 
     def test_all_are_rejected(self) -> None:
-        found = json.loads(wire.filter_answer(NAMES, decision("a b", [("t", [2, 1], ["x", 'y "z"'])])))
+        found = json.loads(filtered(NAMES, decision("a b", [("t", [2, 1], ["x", 'y "z"'])])))
         assert found["NodeNames"] == []
         assert found["FailedNodes"] == {"a": 'y "z"', "b": "x"}
 
     def test_whole_nodes_for_whole_nodes(self) -> None:
         raws = [msgspec.Raw(json.dumps(node(name)).encode()) for name in "abc"]
         request = Candidacy(None, Names.of(list("abc")), raws)
-        found = wire.filter_answer(request, decision("a b c", [("t", [0, 1, 0], ["x"])]))
+        found = filtered(request, decision("a b c", [("t", [0, 1, 0], ["x"])]))
         assert json.loads(found)["Nodes"]["items"] == [node("a"), node("c")]
         assert json.loads(found)["NodeNames"] is None
         assert bytes(raws[0]) in found
 
     def test_the_first_agent_that_rejects_gives_the_reason(self) -> None:
-        found = wire.filter_answer(NAMES, decision("a b", [("t", [1, 0], ["hot"]), ("g", [1, 1], ["full"])]))
+        found = filtered(NAMES, decision("a b", [("t", [1, 0], ["hot"]), ("g", [1, 1], ["full"])]))
         assert json.loads(found)["FailedNodes"] == {"a": "hot", "b": "full"}
 
     def test_scores(self) -> None:
@@ -196,7 +200,7 @@ class TestAnswers:
 
     def test_no_candidates(self) -> None:
         assert wire.prioritize_answer(decision("")) == b"[]\n"
-        assert json.loads(wire.filter_answer(NAMES, decision("", [("t", [], ["x"])])))["FailedNodes"] == {}
+        assert json.loads(filtered(NAMES, decision("", [("t", [], ["x"])])))["FailedNodes"] == {}
 
     def test_strange_names_survive(self) -> None:
         strange = ['a","b', "\\", '"', "ü\u2028", ""]
