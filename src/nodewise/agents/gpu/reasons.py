@@ -1,0 +1,212 @@
+"""Why a node or a card is not taken, as values; words are made when somebody asks.
+
+The first words of each text are those of GPU Aware Scheduling 0.5.6 (`pkg/gpuscheduler/scheduler.go`), for people and
+alerts that look for them; ours follow. The texts stand in pod events, so they are few: they carry what the pod wants,
+and never a node's or a card's own name or value (those are in the details, for `explain`).
+"""
+
+from enum import StrEnum
+from typing import ClassVar, Final
+
+import msgspec
+
+_PREFIX: Final = "Not enough GPU-resources for deployment: "
+_LONGEST: Final = 256
+"""Characters of a text: it stands in the answer once for every node, and tenants choose the names in it."""
+
+
+class Kind(StrEnum):
+    """The reasons that the older system had, in its words. A refused bind answers with these words alone."""
+
+    WILL_NOT_FIT = "will not fit"
+    BAD_ARGS = "bad args"
+    MALFORMED = "malformed annotation"
+    CONFLICT = "resources conflict"
+    OVERFLOW = "integer overflow"
+
+
+def _told(kind: Kind, words: str) -> str:
+    text = f"{_PREFIX}{kind.value}: {words}" if words else f"{_PREFIX}{kind.value}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+class Unusable(msgspec.Struct, frozen=True):
+    """What the pod asks for cannot be answered on any node."""
+
+    kind: Kind
+    words: str = ""
+    """What was seen and what is wanted, naming the container, annotation or resource."""
+    hint: str = ""
+    """What to change."""
+    at_once: bool = True
+    """Whether it is said even of a node without cards; else such a node will not fit, as the older system has it."""
+    is_failure: ClassVar[bool] = True
+
+    def text(self) -> str:
+        return _told(self.kind, self.words)
+
+    def remedy(self) -> str:
+        return self.hint
+
+
+class NoCards(msgspec.Struct, frozen=True):
+    """The node has no card that we know of."""
+
+    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        return _told(self.kind, "the node has no cards")
+
+    def remedy(self) -> str:
+        return "a node's cards are named by its label gpu.intel.com/gpu-numbers or its annotation nodewise.io/gpu-cards"
+
+
+class NoneUsable(msgspec.Struct, frozen=True):
+    """The node has cards, and the pod may use too few of them, however free they are."""
+
+    container: str
+    count: int
+    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        return _told(self.kind, f"container {self.container}: {_cards(self.count)} may be used")
+
+    def remedy(self) -> str:
+        return "cards are taken out by gas-disable labels, gas-deny, gas-allow and nodewise.io/gpu-models"
+
+
+class TooLittle(msgspec.Struct, frozen=True):
+    """Too few usable cards have as much of one resource left as the container wants on each."""
+
+    container: str
+    count: int
+    """Cards wanted."""
+    resource: str
+    amount: int
+    """Wanted on each card."""
+    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        cards = _cards(self.count, "has", "have")
+        return _told(self.kind, f"container {self.container}: {cards} {self.amount} {self.resource} left")
+
+    def remedy(self) -> str:
+        return ""
+
+
+class NotTogether(msgspec.Struct, frozen=True):
+    """Enough cards have each resource, and too few have all of them."""
+
+    container: str
+    count: int
+    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        cards = _cards(self.count, "has", "have")
+        return _told(self.kind, f"container {self.container}: {cards} all that it wants left")
+
+    def remedy(self) -> str:
+        return ""
+
+
+class NotLinked(msgspec.Struct, frozen=True):
+    """Enough cards would do, and too few pairs of them are linked with both tiles free."""
+
+    container: str
+    pairs: int
+    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        pairs = "no free pair" if self.pairs == 1 else f"fewer than {self.pairs} free pairs"
+        return _told(self.kind, f"container {self.container}: {pairs} of cards with an Xe Link")
+
+    def remedy(self) -> str:
+        return "links are named by the node's label gpu.intel.com/xe-links"
+
+
+class NotInOneGroup(msgspec.Struct, frozen=True):
+    """Enough cards would do, but not within one NUMA node."""
+
+    container: str
+    count: int
+    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        cards = "such a card" if self.count == 1 else f"{self.count} such cards"
+        return _told(self.kind, f"container {self.container}: no single NUMA node has {cards}")
+
+    def remedy(self) -> str:
+        return "NUMA nodes are named by the node's label gpu.intel.com/numa-gpu-map"
+
+
+class BrokenMap(msgspec.Struct, frozen=True):
+    """The pod wants one NUMA node, and the node's map of them cannot be read."""
+
+    kind: ClassVar[Kind] = Kind.BAD_ARGS
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        return _told(self.kind, "the node's label gpu.intel.com/numa-gpu-map cannot be read")
+
+    def remedy(self) -> str:
+        return "the label is written like 0-0.1_1-2.3: NUMA node, -, numbers of its cards"
+
+
+class UnknownNode(msgspec.Struct, frozen=True):
+    """We know no such node."""
+
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        return "Couldn't retrieve node's information"
+
+    def remedy(self) -> str:
+        return "wait until nodewise has seen the node; its log's kube_lost says why it does not"
+
+
+class PassedOver(msgspec.Struct, frozen=True):
+    """The pod fits here, and somewhere on a card that a telemetry policy prefers."""
+
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        return "nodewise: a node with a preferred GPU fits"
+
+    def remedy(self) -> str:
+        return "nodes are preferred by their label telemetry.aware.scheduling.<policy>/gas-prefer-gpu"
+
+
+class NotReady(msgspec.Struct, frozen=True):
+    """The pod wants cards, and nodes or pods are not read yet."""
+
+    is_failure: ClassVar[bool] = True
+
+    def text(self) -> str:
+        return "nodewise: starting, nodes and pods are not read yet"
+
+    def remedy(self) -> str:
+        return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"
+
+
+class Shortfall(msgspec.Struct, frozen=True):
+    """What one candidate lacks: on the card that comes closest, the resource there is too little of."""
+
+    card: str
+    resource: str
+    free: int
+    wanted: int
+
+    def text(self) -> str:
+        return f"{self.card} has {max(self.free, 0)} of {self.resource} free, {self.wanted} wanted"
+
+
+def _cards(count: int, one: str = "", many: str = "") -> str:
+    """`no card`, `fewer than 3 cards`, with a verb where one follows."""
+    words = ("no card", one) if count == 1 else (f"fewer than {count} cards", many)
+    return " ".join(filter(None, words))
