@@ -4,7 +4,7 @@ An object that cannot be decoded counts as absent, is logged and counted, and st
 store holds is a function of what the server holds, in whatever order we learnt of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -22,10 +22,13 @@ _MOST_NAMED: Final = 100
 
 
 class Intake(Generic[T]):
-    """Holds the writer of a store of `kind`."""
+    """Holds the writer of a store of `kind`; what `keep` says no to is as good as absent."""
 
-    def __init__(self, kind: str, type_: type[T], meters: Meters) -> None:
+    def __init__(
+        self, kind: str, type_: type[T], meters: Meters, keep: Callable[[T], bool] | None = None
+    ) -> None:
         self._kind = kind
+        self._keep = keep
         self._decoder = msgspec.json.Decoder(type_)
         self._raw = tuple(_raw_fields(type_))
         self._meters = meters
@@ -42,29 +45,40 @@ class Intake(Generic[T]):
 
     def add(self, data: msgspec.Raw) -> None:
         """An object of the list."""
-        item = self._decoded(data)
+        item = self._kept(data)
         if item is not None:
             self._writer.add(item)
 
-    def swap(self) -> dict[Key, T]:
+    def swap(self, version: str = "") -> dict[Key, T]:
         """The list is whole. The answer are the objects of before (`Writer.swap`)."""
-        before = self._writer.swap()
+        before = self._writer.swap(version)
         self._count()
         return before
+
+    def learn(self, data: bytes) -> T | None:
+        """The server's answer to a write of ours, before the watch brings it; what stands now (`Writer.learn`)."""
+        raw = msgspec.Raw(data)
+        item = self._kept(raw)
+        return None if item is None else self._writer.learn(item, watching.version_of(raw))
 
     def take(self, frame: watching.Frame) -> None:
         """A line of the watch."""
         if frame.kind == "bookmark":
+            self._writer.reach(frame.version)
             return
-        item = self._decoded(frame.object) if frame.kind == "put" else None
+        item = self._kept(frame.object) if frame.kind == "put" else None
         if item is None:
-            self._writer.remove(frame.key)
+            self._writer.remove(frame.key, frame.version)
         else:
-            self._writer.apply(item)
+            self._writer.apply(item, frame.version)
         self._count()
 
     def _count(self) -> None:
         self._meters.set("kube_objects", len(self.store), kind=self._kind)
+
+    def _kept(self, data: msgspec.Raw) -> T | None:
+        item = self._decoded(data)
+        return item if item is None or self._keep is None or self._keep(item) else None
 
     def _decoded(self, data: msgspec.Raw) -> T | None:
         try:

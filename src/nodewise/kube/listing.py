@@ -22,7 +22,7 @@ async def read(api: Api, target: Target[T], meters: Meters, told: Callable[[int]
 
     `told` gets the count so far after each page. Errors are those of `Api.get`.
     """
-    intake = Intake(target.resource.kind, target.type, meters)
+    intake = Intake(target.resource.kind, target.type, meters, target.keep)
     path = target.resource.path(target.namespace)
     state: State = Listing()
     limit, count, expired = watching.FIRST_LIMIT, 0, 0
@@ -45,5 +45,5 @@ async def read(api: Api, target: Target[T], meters: Meters, told: Callable[[int]
             intake.add(item)
         count += len(page.items)
         told(count)
-    intake.swap()
+    intake.swap(state.version)
     return intake.store

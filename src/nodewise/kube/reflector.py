@@ -42,6 +42,8 @@ class Target(NamedTuple, Generic[T]):
     namespace: str = ""
     selectors: Mapping[str, str] = {}
     """`fieldSelector` and `labelSelector`, as the API takes them."""
+    keep: Callable[[T], bool] | None = None
+    """Which of them are held; None: all."""
 
 
 class Reflector(Generic[T]):
@@ -64,7 +66,7 @@ class Reflector(Generic[T]):
         self._backoff = backoff
         self._kind = target.resource.kind
         self._path = target.resource.path(target.namespace)
-        self._intake = Intake(self._kind, target.type, meters)
+        self._intake = Intake(self._kind, target.type, meters, target.keep)
         self._state: State = Listing()
         self._limit = watching.FIRST_LIMIT
         self._failures = 0
@@ -86,6 +88,10 @@ class Reflector(Generic[T]):
     def trouble(self) -> str:
         """Why the store ages; empty while all is well."""
         return self._trouble
+
+    def learn(self, answer: bytes) -> T | None:
+        """The server's answer to a write of ours counts at once; what stands now, None if nothing does."""
+        return self._intake.learn(answer)
 
     def age_s(self) -> float:
         """Since the server last said anything; infinite before. A quiet watch says something every minute."""
@@ -133,8 +139,8 @@ class Reflector(Generic[T]):
         async for item in clocks.paced(page.items):
             self._intake.add(item)
         self._state = after
-        if page.is_last:
-            before = self._intake.swap()
+        if isinstance(after, Watching):
+            before = self._intake.swap(after.version)
             self._synced.set()
             async for _ in clocks.paced(range(len(before))):
                 before.popitem()

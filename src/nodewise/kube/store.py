@@ -2,6 +2,10 @@
 
 A reader sees the objects of the last whole list with the changes since: a list that comes in by pages fills a
 buffer beside, and takes the place of the old objects in one step. A `Store` cannot write; its `Writer` can.
+
+A write of our own is answered with the object before the watch brings it. Who puts that answer in (`Writer.learn`) is
+ahead of the watch for this one object: what the watch tells of it is older and counts for nothing, until it is not.
+Versions of one kind are whole numbers that grow (KEP-5504).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -54,6 +58,7 @@ class _Contents(Generic[T]):
         self.frozen: Mapping[Key, T] | None = None
         self.subscribers: list[Subscriber[T]] = []
         self.version = 0
+        self.resource_version = ""
         self.synced = False
 
     def tell(self, change: Change[T]) -> None:
@@ -73,6 +78,14 @@ class Store(Generic[T]):
     def version(self) -> int:
         """Grows with every change: equal versions mean equal contents."""
         return self._contents.version
+
+    @property
+    def resource_version(self) -> str:
+        """The API server's version of the newest that was told, whether or not it changed anything here.
+
+        All that happened until then is in the contents. Empty before the first list, and for objects of files.
+        """
+        return self._contents.resource_version
 
     @property
     def synced(self) -> bool:
@@ -113,19 +126,49 @@ class Writer(Generic[N]):
     def __init__(self) -> None:
         self._contents: _Contents[N] = _Contents()
         self._buffer: dict[Key, N] = {}
+        self._ahead: dict[Key, int] = {}
+        """What was learnt and the watch has not reached, by version."""
         self.store: Store[N] = Store(self._contents)
 
-    def apply(self, new: N) -> None:
-        """An object that is new or changed."""
-        key = _key(new)
+    def reach(self, version: str) -> None:
+        """The server told of everything until `version`; an empty one says nothing."""
+        if not version:
+            return
+        self._contents.resource_version = version
+        if self._ahead and version.isdecimal():
+            reached = int(version)
+            self._ahead = {key: at for key, at in self._ahead.items() if at > reached}
+
+    def learn(self, new: N, version: str) -> N | None:
+        """An object as the server answered a write of ours. The answer is what stands now, which may be newer."""
+        key, reached = _key(new), self._contents.resource_version
+        if not version.isdecimal():
+            return self._contents.objects.get(key)
+        at = int(version)
+        known = self._ahead.get(key, int(reached) if reached.isdecimal() else -1)
+        if at > known:
+            self._ahead[key] = at
+            self._put(key, new)
+        return self._contents.objects.get(key)
+
+    def apply(self, new: N, version: str = "") -> None:
+        """An object that is new or changed, at the version that the change made."""
+        self.reach(version)
+        if _key(new) not in self._ahead:
+            self._put(_key(new), new)
+
+    def _put(self, key: Key, new: N) -> None:
         old = self._contents.objects.get(key)
         if old is not None and old == new:
             return  # of what we read nothing changed; a kubelet writes its node's status every few minutes
         self._contents.objects[key] = new
         self._contents.tell(Change(old, new))
 
-    def remove(self, key: Key) -> None:
-        """An object that went; one that is not held is nothing to tell of."""
+    def remove(self, key: Key, version: str = "") -> None:
+        """An object that went, likewise; one that is not held is nothing to tell of."""
+        self.reach(version)
+        if key in self._ahead:
+            return
         old = self._contents.objects.pop(key, None)
         if old is not None:
             self._contents.tell(Change(old, None))
@@ -143,17 +186,27 @@ class Writer(Generic[N]):
         before = self._contents.objects.get(key)
         self._buffer[key] = before if before is not None and before == item else item
 
-    def swap(self) -> dict[Key, N]:
-        """The list is whole: it becomes the contents, in one step.
+    def swap(self, version: str = "") -> dict[Key, N]:
+        """The list, made at `version`, is whole: it becomes the contents, in one step.
 
         The answer are the contents of before: to let go of 50,000 pods at once takes tens of milliseconds, so
         who minds empties it bit by bit.
         """
-        before, self._contents.objects = self._contents.objects, self._buffer
-        self._buffer = {}
+        before = self._contents.objects
+        self._catch_up(version)
+        self._buffer.update((key, before[key]) for key in self._ahead)
+        self._contents.objects, self._buffer = self._buffer, {}
         self._contents.synced = True
         self._contents.tell(Change(replaced=True))
         return before
+
+    def _catch_up(self, version: str) -> None:
+        """Go on from a list. A server that was put back to an older state knows nothing of what we learnt."""
+        reached = self._contents.resource_version
+        are_numbers = version.isdecimal() and reached.isdecimal()
+        if are_numbers and int(version) < int(reached):
+            self._ahead = {}
+        self.reach(version)
 
     def replace(self, items: Iterable[N]) -> None:
         """Set the whole contents at once, as from files."""

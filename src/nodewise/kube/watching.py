@@ -71,6 +71,8 @@ class Frame(NamedTuple):
     kind: Literal["put", "gone", "bookmark"]
     key: Key
     object: msgspec.Raw
+    version: str = ""
+    """The server's, of the change; everything until then was told. Empty if the server does not say."""
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename={"token": "continue"}):
@@ -161,7 +163,7 @@ def line(state: Watching, data: bytes) -> tuple[State, Frame]:
         meta = _HEAD.decode(event.object).metadata
     except UNREADABLE as error:
         raise Unavailable("watch", [Problem("", str(error), "a watch event")]) from error
-    frame = Frame(kind, (meta.namespace, meta.name), event.object)
+    frame = Frame(kind, (meta.namespace, meta.name), event.object, meta.resource_version)
     return Watching(meta.resource_version or state.version), frame
 
 
@@ -179,6 +181,14 @@ def key_of(data: msgspec.Raw) -> Key:
     except UNREADABLE:
         return "", ""
     return meta.namespace, meta.name
+
+
+def version_of(data: msgspec.Raw) -> str:
+    """The server's version of an object; empty if it has none."""
+    try:
+        return _HEAD.decode(data).metadata.resource_version
+    except UNREADABLE:
+        return ""
 
 
 def next_limit(limit: int, count: int, size_bytes: int) -> int:

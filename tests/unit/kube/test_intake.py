@@ -96,3 +96,36 @@ def test_what_has_no_name_is_left_out(intake: Intake[Any]) -> None:
 def test_a_bookmark_changes_nothing(intake: Intake[Any]) -> None:
     intake.take(Frame("bookmark", ("", ""), msgspec.Raw(b"{}")))
     assert intake.store.version == 0
+
+
+def test_a_bookmark_says_how_far_the_watch_has_come(intake: Intake[Any]) -> None:
+    intake.swap("5")
+    intake.take(Frame("bookmark", ("", ""), msgspec.Raw(b"{}"), "9"))
+    assert intake.store.resource_version == "9"
+
+
+def test_what_nobody_reads_is_not_held(meters: Meters) -> None:
+    intake: Intake[Any] = Intake("Thing", Thing, meters, keep=lambda thing: thing.spec.size > 1)
+    for name, size in (("a", 1), ("b", 2), ("c", 3)):
+        intake.add(raw(name, size))
+    intake.swap("5")
+    assert names(intake) == ["b", "c"]
+    intake.take(Frame("put", ("n", "b"), raw("b", 0), "6"))
+    intake.take(Frame("put", ("n", "d"), raw("d", 0), "7"))
+    intake.take(Frame("put", ("n", "a"), raw("a", 9), "8"))
+    assert names(intake) == ["c", "a"]
+    assert intake.store.resource_version == "8"
+
+
+def test_an_answer_to_a_write_is_learnt_at_its_version(intake: Intake[Any]) -> None:
+    def answer(version: str, size: object) -> bytes:
+        metadata = {"name": "a", "namespace": "n", "resourceVersion": version}
+        return msgspec.json.encode({"metadata": metadata, "spec": {"size": size}})
+
+    intake.swap("5")
+    assert intake.learn(answer("9", 3)) == intake.store.get("n", "a")
+    intake.take(Frame("put", ("n", "a"), raw("a", 1), "8"))
+    learnt = intake.learn(answer("7", 2))
+    assert learnt is not None
+    assert learnt.spec.size == 3
+    assert intake.learn(b"no object") is None

@@ -95,3 +95,72 @@ def test_a_snapshot_stays_and_is_made_once() -> None:
     assert list(writer.store.snapshot()) == [("n", "a"), ("n", "b")]
     with pytest.raises(TypeError):
         snapshot["n", "c"] = thing("c")  # type: ignore[index]
+
+
+def test_a_store_knows_how_far_it_was_told() -> None:
+    writer = Writer[Any]()
+    seen: list[str] = []
+    writer.store.subscribe(lambda _: seen.append(writer.store.resource_version))
+    assert writer.store.resource_version == ""
+    writer.swap("10")
+    writer.apply(thing("a"), "11")
+    writer.apply(thing("a"), "12")
+    assert writer.store.resource_version == "12"
+    writer.remove(("n", "a"), "13")
+    writer.reach("20")
+    writer.reach("")
+    assert writer.store.resource_version == "20"
+    assert seen == ["10", "11", "13"]
+
+
+class TestLearning:
+    def test_an_answer_counts_before_the_watch_brings_it(self) -> None:
+        writer = Writer[Any]()
+        writer.swap("10")
+        assert writer.learn(thing("a", "new"), "15") == thing("a", "new")
+        assert writer.store.get("n", "a") == thing("a", "new")
+        assert writer.store.resource_version == "10"
+
+    def test_what_the_watch_tells_later_and_is_older_undoes_nothing(self) -> None:
+        writer = Writer[Any]()
+        writer.swap("10")
+        writer.learn(thing("a", "new"), "15")
+        writer.apply(thing("a", "old"), "11")
+        writer.remove(("n", "a"), "12")
+        assert writer.store.get("n", "a") == thing("a", "new")
+        writer.apply(thing("a", "newer"), "16")
+        assert writer.store.get("n", "a") == thing("a", "newer")
+
+    def test_a_deletion_that_is_newer_counts(self) -> None:
+        writer = Writer[Any]()
+        writer.swap("10")
+        writer.learn(thing("a", "new"), "15")
+        writer.remove(("n", "a"), "16")
+        assert writer.store.get("n", "a") is None
+
+    @pytest.mark.parametrize("version", ["9", "12", "", "x"])
+    def test_an_answer_that_is_no_newer_than_the_watch_is_not_taken(self, version: str) -> None:
+        writer = Writer[Any]()
+        writer.swap("10")
+        writer.apply(thing("a", "seen"), "12")
+        assert writer.learn(thing("a", "late"), version) == thing("a", "seen")
+
+    def test_a_list_that_was_made_before_keeps_it(self) -> None:
+        writer = Writer[Any]()
+        writer.swap("10")
+        writer.restart()
+        writer.add(thing("a", "old"))
+        writer.learn(thing("a", "new"), "15")
+        writer.learn(thing("b", "new"), "16")
+        writer.swap("15")
+        assert writer.store.values() == [thing("a", "old"), thing("b", "new")]
+
+    def test_a_server_that_was_put_back_knows_nothing_of_it(self) -> None:
+        writer = Writer[Any]()
+        writer.swap("10")
+        writer.learn(thing("a", "new"), "15")
+        writer.restart()
+        writer.swap("7")
+        assert writer.store.values() == []
+        writer.apply(thing("a", "again"), "8")
+        assert writer.store.values() == [thing("a", "again")]
