@@ -65,7 +65,7 @@ def _prioritize(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View,
 
 def _preempt(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
     preemption = reader.preemption(body)
-    decision = chain.preempt(preemption.pod, list(preemption.victims), view, now)
+    decision = chain.preempt(preemption.pod, preemption.uids(), view, now)
     return Answer(decision, [wire.preempt_answer(preemption, decision)])
 
 

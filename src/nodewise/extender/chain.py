@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Agent, Names, Scores, Verdict, View
+from nodewise.agent import Agent, Names, Scores, Verdict, Victims, View
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.observe import logs
 
@@ -37,10 +37,10 @@ class Chain:
         verdicts = self._verdicts(candidates, lambda agent: agent.filter(pod, candidates, view))
         return _decision("filter", pod, candidates, view, now, verdicts)
 
-    def preempt(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
-        """On which of the named nodes the pod could run once its victims are gone."""
-        candidates = view.nodes.named(names)
-        verdicts = self._verdicts(candidates, lambda agent: agent.preempt(pod, candidates, view))
+    def preempt(self, pod: Any, victims: Victims, view: View, now: float) -> Decision:
+        """On which of the nodes that have victims the pod could run once these are gone."""
+        candidates = view.nodes.named(list(victims))
+        verdicts = self._verdicts(candidates, lambda agent: agent.preempt(pod, candidates, view, victims))
         return _decision("preempt", pod, candidates, view, now, verdicts)
 
     def kept(self, pod: Any, candidates: Names, view: View) -> NDArray[np.bool_]:

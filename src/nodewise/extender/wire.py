@@ -84,6 +84,10 @@ class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
     victims: Mapping[str, MetaVictims]
     """By node name."""
 
+    def uids(self) -> dict[str, frozenset[str]]:
+        """Whom it would hit, by node name."""
+        return {node: frozenset(pod.UID for pod in found.pods or ()) for node, found in self.victims.items()}
+
 
 _encode: Final = msgspec.json.Encoder().encode
 _read_node: Final = msgspec.json.Decoder(bounds.Node).decode

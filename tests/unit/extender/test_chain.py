@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.agent import Names, NodeIndex, Scores, Verdict, View, Want, World
+from nodewise.agent import Names, NodeIndex, Scores, Verdict, Victims, View, Want, World
 from nodewise.clock import ManualClock
 from nodewise.extender import report
 from nodewise.extender.chain import Chain
@@ -50,7 +50,8 @@ class Rejecting:
         codes = np.array([name in self.rejects.split() for name in candidates], np.int16)
         return Verdict(codes, (Because(f"{self.name} says no"),))
 
-    preempt = filter
+    def preempt(self, pod: Any, candidates: Names, view: View, _victims: Victims) -> Verdict | None:
+        return self.filter(pod, candidates, view)
 
     def score(self, _pod: Any, candidates: Names, _view: View) -> Scores | None:
         return None if self.rejects is None else Scores(np.arange(len(candidates)))
@@ -63,7 +64,6 @@ class Broken(Rejecting):
     def filter(self, _pod: Any, candidates: Names, _view: View) -> Verdict | None:
         raise ZeroDivisionError
 
-    preempt = filter
     score = filter  # type: ignore[assignment]
 
 

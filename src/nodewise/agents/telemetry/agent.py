@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from nodewise.agent import Names, Reason, Scores, Verdict, View
+from nodewise.agent import Names, Reason, Scores, Verdict, Victims, View
 from nodewise.agents.telemetry import ranks, reasons
 from nodewise.agents.telemetry.state import PolicySlot
 
@@ -49,7 +49,13 @@ class TelemetryAgent:
         evidence = tuple(rule.evidence(candidates) for rule in found.filtering)
         return Verdict(codes[candidates.numbers], texts, evidence, joined)
 
-    def preempt(self, pod: PodFields, candidates: Names, view: View) -> Verdict | None:
+    def preempt(
+        self,
+        pod: PodFields,
+        candidates: Names,
+        view: View,
+        victims: Victims,  # noqa: ARG002 - no matter here
+    ) -> Verdict | None:
         return self.filter(pod, candidates, view)
 
     def score(self, pod: PodFields, candidates: Names, view: View) -> Scores | None:
