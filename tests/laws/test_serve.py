@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nodewise.observe.meters import Meters
 from nodewise.serve import answers, hello
 from nodewise.serve.application import Application, Response, Route
-from nodewise.serve.options import ServeOptions
 from nodewise.serve.server import Server
+from tests.unit.serve.calling import PATIENCE_S, PLAIN
 from tests.unit.serve.test_hello import client_hello
 
 HELLO = client_hello("h2", "http/1.1")
@@ -48,7 +48,7 @@ def _exchange(*clients: list[bytes], last: list[bytes]) -> bytes:
         meters = Meters()
         route = Route("POST", "/echo", lambda request: Response(200, request.body))
         app = Application([route], meters, max_body_bytes=1000)
-        server = Server(app, ServeOptions(unsafe=True, port=0), meters)
+        server = Server(app, PLAIN, meters)
         await server.start()
         for parts in clients:
             await _talk(server.port, parts, until=b"")
@@ -69,7 +69,7 @@ async def _talk(port: int, parts: list[bytes], until: bytes) -> bytes:
         if not until:
             writer.write_eof()
         while not (until and got.endswith(until)):
-            more = await asyncio.wait_for(reader.read(65536), 5)
+            more = await asyncio.wait_for(reader.read(65536), PATIENCE_S)
             if not more:
                 break
             got += more

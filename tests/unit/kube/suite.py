@@ -41,8 +41,11 @@ def decoded(body: bytes) -> Any:
     return msgspec.json.decode(body)
 
 
-async def eventually(what: Callable[[], bool], within_s: float = 5.0) -> None:
-    async with asyncio.timeout(within_s):
+PATIENCE_S = 60.0
+
+
+async def eventually(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
         while not what():
             await asyncio.sleep(0.005)
 
@@ -159,7 +162,7 @@ class ApiSuite:
         await api.create(CONFIGMAPS.path(space), item("a", k="1"))
         await api.patch(CONFIGMAPS.path(space, "a"), {"data": {"k": "2"}}, "merge")
         await api.delete(CONFIGMAPS.path(space, "a"))
-        params = {"resourceVersion": begun, "timeoutSeconds": "10"}
+        params = {"resourceVersion": begun, "timeoutSeconds": "60"}
         seen = []
         async with aclosing(api.watch(CONFIGMAPS.path(space), params)) as lines:
             async for line in lines:
@@ -170,7 +173,7 @@ class ApiSuite:
         assert seen == [("ADDED", "1"), ("MODIFIED", "2"), ("DELETED", "2")]
 
     async def test_a_watch_keeps_to_its_selector(self, api: Api, space: str) -> None:
-        params = {"fieldSelector": "metadata.name=b", "timeoutSeconds": "10", "resourceVersion": ""}
+        params = {"fieldSelector": "metadata.name=b", "timeoutSeconds": "60", "resourceVersion": ""}
         params["resourceVersion"] = decoded(await api.get(CONFIGMAPS.path(space)))["metadata"][
             "resourceVersion"
         ]
@@ -207,9 +210,10 @@ class ReflectorSuite:
             await eventually(lambda: len(reflector.store) == 2)
             await api.patch(CONFIGMAPS.path(space, "before"), {"data": {"k": "2"}}, "merge")
             await eventually(lambda: "2" in str(reflector.store.get(space, "before")))
+            before_s = SystemClock().monotonic()
             await api.delete(CONFIGMAPS.path(space, "before"))
             await eventually(lambda: list(reflector.store.snapshot()) == [(space, "later")])
-            assert reflector.age_s() < 5
+            assert reflector.age_s() < SystemClock().monotonic() - before_s
 
     async def test_subscribers_are_told_each_change(self, api: Api, space: str) -> None:
         reflector = self.reflector(api, space)
@@ -252,12 +256,14 @@ class ReflectorSuite:
 
 
 QUICK = Timings(duration_s=1.0, renew_s=0.6, retry_s=0.05)
+LONG = Timings(duration_s=600.0, renew_s=400.0, retry_s=0.05)
+"""A Lease that does not end by itself within a test, however slow the machine."""
 
 
 class ElectionSuite:
     """One leads, and another when that one stops."""
 
-    def elector(self, api: Api, space: str, identity: str, timings: Timings = QUICK) -> Elector:
+    def elector(self, api: Api, space: str, identity: str, timings: Timings = LONG) -> Elector:
         seat = Seat(space, "nodewise", identity, timings)
         return Elector(api, seat, SystemClock(), Meters(), random.random)
 
@@ -270,7 +276,7 @@ class ElectionSuite:
                 assert not b.leading
         spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
         assert spec["holderIdentity"] == "a"
-        assert spec["leaseDurationSeconds"] == 1
+        assert spec["leaseDurationSeconds"] == 600
         assert spec["leaseTransitions"] == 0
 
     async def test_who_stops_lets_another_in_at_once(self, api: Api, space: str) -> None:
@@ -280,12 +286,12 @@ class ElectionSuite:
         await a.stop()
         assert not a.leading
         async with running(b.run()):
-            await eventually(lambda: b.leading, within_s=0.9)
+            await eventually(lambda: b.leading)
         spec = decoded(await api.get(LEASES.path(space, "nodewise")))["spec"]
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("b", 1)
 
     async def test_who_dies_is_followed_when_the_lease_ends(self, api: Api, space: str) -> None:
-        a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
+        a, b = (self.elector(api, space, name, QUICK) for name in "ab")
         async with running(a.run()):
             await eventually(lambda: a.leading)
         async with running(b.run()):
@@ -293,8 +299,7 @@ class ElectionSuite:
         assert not a.leading
 
     async def test_who_starts_again_under_its_name_does_not_wait(self, api: Api, space: str) -> None:
-        long = Timings(duration_s=600.0, renew_s=400.0, retry_s=0.05)
-        died, again = (self.elector(api, space, "a", long) for _ in range(2))
+        died, again = (self.elector(api, space, "a") for _ in range(2))
         async with running(died.run()):
             await eventually(lambda: died.leading)
         async with running(again.run()):
@@ -315,7 +320,7 @@ class ElectionSuite:
                     await asyncio.sleep(0.02)
                 return lease
 
-            lease = await asyncio.wait_for(renewed(), 5)
+            lease = await asyncio.wait_for(renewed(), PATIENCE_S)
             assert lease["metadata"]["labels"] == {"team": "x"}
             assert a.leading
 

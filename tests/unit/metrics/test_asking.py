@@ -12,6 +12,7 @@ from nodewise.metrics.asking import LOOK_S, Asker, Limits
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import NotThere, Want
 from nodewise.observe.meters import Meters
+from tests.unit.kube import virtual
 
 M = Want("m")
 
@@ -62,7 +63,7 @@ def played(play: Callable[[Stage], Awaitable[Any]], *sources: Source) -> list[tu
         await play(Stage(*sources))
 
     with structlog.testing.capture_logs() as lines:
-        asyncio.run(run())
+        virtual.run(run())
     return [(line["metric"], line["used"], line["unused"]) for line in lines]
 
 

@@ -1,7 +1,5 @@
 """What Prometheus is asked: selectors as ranges, everything else as it stands."""
 
-import time
-
 import pytest
 
 from nodewise.metrics.prometheus import queries
@@ -68,9 +66,13 @@ def test_durations_have_no_fractions(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['temp{a="' + '\\"' * 50_000, "temp{" + 'a="b",' * 50_000, "temp" + " " * 100_000 + "x", "{" * 100_000],
+    [
+        'temp{a="' + '\\"' * 1_000_000,
+        "temp{" + 'a="b",' * 1_000_000,
+        "temp" + " " * 2_000_000 + "x",
+        "{" * 2_000_000,
+    ],
 )
 def test_a_hostile_query_costs_no_time(text: str) -> None:
-    began = time.perf_counter()
+    """If it went through the text again for each part of it, this would take an hour."""
     assert not queries.is_selector(text)
-    assert time.perf_counter() - began < 1.0

@@ -10,6 +10,8 @@ from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import Want
 from nodewise.observe.meters import Meters
+from tests.unit.kube import virtual
+from tests.unit.kube.virtual import VirtualClock
 
 
 class Source:
@@ -41,11 +43,11 @@ def scenario(
 ) -> Refresher:
     async def run() -> Refresher:
         options = RefreshOptions(sync_period_s=0.02, metrics_timeout_s=timeout_s)
-        refresher = Refresher(sources or (Source(),), options, SystemClock(), Meters())
+        refresher = Refresher(sources or (Source(),), options, VirtualClock(), Meters())
         await play(refresher)
         return refresher
 
-    return asyncio.run(run())
+    return virtual.run(run())
 
 
 def test_a_new_metric_is_asked_for_at_once_and_only_once() -> None:

@@ -52,6 +52,9 @@ class Papers:
             "key": str(self.key),
             "client_ca": str(self.ca),
             "reload_period_s": 0.02,
+            "handshake_timeout_s": 60.0,
+            "header_timeout_s": 60.0,
+            "body_idle_timeout_s": 60.0,
         }
         return ServeOptions(**given | changes)
 

@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 from nodewise.observe.meters import Meters
 from nodewise.serve.application import Request, Response, Route
 from nodewise.serve.options import ServeOptions
+from tests.unit.serve import patient
 from tests.unit.serve.calling import (
     ECHO,
     PLAIN,
@@ -36,7 +37,7 @@ HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 @pytest.fixture
 def anyio_backend():
     """One event loop is enough here: what differs between them is TLS and closing, in test_server and test_tls."""
-    return "asyncio", {"use_uvloop": True}
+    return patient.BACKEND
 
 
 async def ended_by(data: bytes, options: ServeOptions = SHORT) -> tuple[str, bytes]:
