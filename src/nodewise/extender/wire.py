@@ -68,6 +68,15 @@ class PreemptionArgs(msgspec.Struct, Generic[PodT], rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 
 
+class BindingArgs(msgspec.Struct, frozen=True, rename="pascal"):
+    """The request of bind: which pod goes to which node."""
+
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = msgspec.field(default="", name="PodUID")
+    node: str = ""
+
+
 class Candidacy(msgspec.Struct, Generic[PodT], frozen=True):
     """A filter or prioritize request, read."""
 
@@ -90,6 +99,7 @@ class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
 
 
 _encode: Final = msgspec.json.Encoder().encode
+_read_binding: Final = msgspec.json.Decoder(BindingArgs)
 _read_node: Final = msgspec.json.Decoder(bounds.Node).decode
 _ARGS: Final = "an ExtenderArgs object"
 _NULL: Final = msgspec.Raw(b"null")
@@ -137,6 +147,20 @@ class Reader(Generic[PodT]):
         return Preemption(pod, {node: _meta(found or Victims()) for node, found in whole.items()})
 
 
+def binding(body: bytes) -> BindingArgs:
+    """A bind request. `BadInput` names each field that is wrong."""
+    args: BindingArgs = _decode(_read_binding, body, _lacks_fields, "an ExtenderBindingArgs object")
+    given = dict(zip(_BINDING_SHAPE, msgspec.structs.astuple(args), strict=True))
+    problems = [Problem(field, "empty or absent", "a name") for field, value in given.items() if not value]
+    if problems:
+        raise BadInput("request", problems)
+    return args
+
+
+def _lacks_fields(args: BindingArgs) -> bool:
+    return "" in msgspec.structs.astuple(args)
+
+
 def _lacks_candidates(args: ExtenderArgs[Any]) -> bool:
     return args.pod is None or (args.nodes is None and args.node_names == _NULL)
 
@@ -180,14 +204,14 @@ def _problem(error: Exception, at: str, wanted: str) -> Problem:
     return Problem((at + steps).lstrip(".") or "body", text, wanted)
 
 
-def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool]) -> Any:
+def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted: str = _ARGS) -> Any:
     """Decode fast; what only Go's laxer reading accepts (keys in other case, trailing bytes) is read again."""
     try:
         args = decoder.decode(body)
     except UNREADABLE as error:
         again = _second_reading(body)
         if again is None:
-            raise BadInput("request", [_problem(error, "", _ARGS)]) from error
+            raise BadInput("request", [_problem(error, "", wanted)]) from error
     else:
         if not incomplete(args):
             return args
@@ -197,7 +221,7 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool]) -> Any
     try:
         return decoder.decode(again)
     except UNREADABLE as error:
-        raise BadInput("request", [_problem(error, "", _ARGS)]) from error
+        raise BadInput("request", [_problem(error, "", wanted)]) from error
 
 
 def _second_reading(body: bytes) -> bytes | None:
@@ -222,7 +246,9 @@ kube-scheduler, whose keys are right.
 """
 _Shape = Mapping[str, Any]
 _NODE: Final[_Shape] = {"metadata": {"name": {}}}
+_BINDING_SHAPE: Final[_Shape] = {"PodName": {}, "PodNamespace": {}, "PodUID": {}, "Node": {}}
 _SHAPE: Final[_Shape] = {
+    **_BINDING_SHAPE,
     "Pod": {
         "metadata": {"name": {}, "namespace": {}, "uid": {}, "labels": {}, "annotations": {}},
         "spec": {},
@@ -290,3 +316,8 @@ def preempt_answer(request: Preemption[Any], decision: Decision) -> bytes:
     """ExtenderPreemptionResult: the nodes on which evicting somebody would help, with their victims."""
     left = {name: request.victims[name] for name in decision.names[decision.kept()].tolist()}
     return _encode({"NodeNameToMetaVictims": left}) + b"\n"
+
+
+def bind_answer(error: str) -> bytes:
+    """ExtenderBindingResult; an empty error is success."""
+    return _encode({"Error": error}) + b"\n"

@@ -256,3 +256,30 @@ def test_more_than_any_cluster_has_is_refused_before_it_is_built(given: bytes, f
 def test_more_victims_than_any_cluster_has_are_refused() -> None:
     with pytest.raises(BadInput, match="body: 4194305 values; wanted at most 4194304"):
         READER.preemption(_filled(b'"NodeNameToMetaVictims":{"a":{"Pods":[', b"{},", 2**22, b"{}]}}}"))
+
+
+class TestBinding:
+    GIVEN = b'{"PodName":"p","PodNamespace":"d","PodUID":"u","Node":"a"}\n'
+
+    def test_the_pod_and_its_node(self) -> None:
+        found = wire.binding(self.GIVEN)
+        assert (found.pod_namespace, found.pod_name, found.pod_uid, found.node) == ("d", "p", "u", "a")
+
+    def test_keys_in_other_case_and_trailing_bytes_are_read_as_go_reads_them(self) -> None:
+        assert wire.binding(self.GIVEN.lower() + b"x") == wire.binding(self.GIVEN)
+
+    def test_all_that_is_missing_is_named(self) -> None:
+        with pytest.raises(BadInput) as caught:
+            wire.binding(b'{"PodName":"p","PodUID":""}')
+        assert [problem.field for problem in caught.value.problems] == ["PodNamespace", "PodUID", "Node"]
+
+    @pytest.mark.parametrize("given", [b"", b"foo", b"[]", b'{"PodName":1}', b"\xff", b"[" * 10**6])
+    def test_what_is_no_request_is_bad_input(self, given: bytes) -> None:
+        with pytest.raises(BadInput):
+            wire.binding(given)
+
+    @pytest.mark.parametrize("error", ["", "will not fit", 'pod "p" not found'])
+    def test_the_answer_as_go_reads_it(self, error: str) -> None:
+        answer = wire.bind_answer(error)
+        assert json.loads(answer) == {"Error": error}
+        assert answer.endswith(b"\n")
