@@ -7,7 +7,7 @@ by look-up. Neither does I/O nor asks what time it is. Shapes: everything per no
 one to the other.
 """
 
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -40,6 +40,7 @@ __all__ = [
     "Controller",
     "Evidence",
     "Hands",
+    "Inputs",
     "Joined",
     "LedgerLease",
     "LedgerMetadata",
@@ -160,19 +161,46 @@ class World(msgspec.Struct, frozen=True):
     """By the name in `Watched`: the objects, decoded as the agent declared."""
     metrics: Snapshot
     now: float
+    node_objects: Mapping[ObjectKey, Any] = {}
+    """The nodes of the index, with the fields that agents declared; empty where no agent's state reads them."""
+    versions: Mapping[str, str] = {}
+    """By the name in `Watched`: the API server's version until which everything that happened is in the objects.
+
+    Whole numbers that grow (KEP-5504) where the server is a Kubernetes API server; empty for objects of files.
+    """
 
 
 class Watched(NamedTuple):
     """A kind of object that an agent needs."""
 
     name: str
-    """Its key in `World.objects`."""
+    """Its key in `World.objects`; not `nodes`."""
     resource: Resource
     type: type[msgspec.Struct]
+    keep: Callable[[Any], bool] | None = None
+    """Which of them are held, None: all. It looks at the object alone."""
+    own_namespace: bool = False
+    """Whether only those in nodewise's own namespace count, where no tenant writes."""
+    selectors: Mapping[str, str] = {}
+    """`fieldSelector` and `labelSelector`, as the API takes them; objects of files are not selected."""
+
+
+class Inputs(NamedTuple):
+    """What a slot depends on besides the node index. It is computed again when one of these changed.
+
+    And once a refresh period, as values grow old.
+    """
+
+    objects: frozenset[str]
+    """By the name in `Watched`."""
+    node_objects: bool = False
+    metrics: bool = True
 
 
 class AgentState(Protocol):
     """Objects and samples in, a slot of the View out."""
+
+    inputs: Inputs
 
     def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
         """The metrics that these objects name."""

@@ -3,12 +3,13 @@
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
 from nodewise.extender.waking import WaitingFields
+from nodewise.extender.world import Learner, Stores
 from nodewise.kube import files
 from nodewise.kube.api import Api
 from nodewise.kube.fields import merge
@@ -26,6 +27,8 @@ from nodewise.metrics.source import Source
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
+T = TypeVar("T")
+
 
 def node_type(kinds: Iterable[AgentKind]) -> Any:
     """What is kept of a node: what somebody reads, and no more of its 10 kB."""
@@ -39,21 +42,34 @@ class Feed(NamedTuple):
     objects: dict[str, Store[Any]]
     """By the name in `Watched`."""
     tasks: list[Callable[[], Coroutine[Any, Any, None]]]
+    learners: dict[str, Learner]
+    """By the name in `Watched`; none for objects of files, where nobody writes."""
+
+    @property
+    def stores(self) -> Stores:
+        """What the View is made from."""
+        return Stores(self.nodes, self.objects, self.learners)
 
 
-def from_cluster(api: Api, kinds: Sequence[AgentKind], clock: Clock, meters: Meters) -> Feed:
-    """Reflect nodes and what the agents watch."""
+def from_cluster(api: Api, kinds: Sequence[AgentKind], clock: Clock, meters: Meters, namespace: str) -> Feed:
+    """Reflect nodes and what the agents watch; `namespace` is our own."""
 
     def reflector(target: Target[Any]) -> Reflector[Any]:
         return Reflector(api, target, clock, meters, random.random)
 
     nodes = reflector(Target(NODES, node_type(kinds)))
-    others = {one.name: reflector(Target(one.resource, one.type)) for one in _watched(kinds)}
+    others = {one.name: reflector(_target(one, namespace)) for one in watched(kinds)}
     return Feed(
         nodes.store,
         {name: reflecting.store for name, reflecting in others.items()},
         [nodes.run, *(reflecting.run for reflecting in others.values())],
+        {name: reflecting.learn for name, reflecting in others.items()},
     )
+
+
+def _target(one: Watched, namespace: str) -> Target[Any]:
+    inside = namespace if one.own_namespace else ""
+    return Target(one.resource, one.type, inside, one.selectors, one.keep)
 
 
 def waiting_pods(api: Api, kinds: Iterable[AgentKind], clock: Clock, meters: Meters) -> Reflector[Any]:
@@ -63,24 +79,27 @@ def waiting_pods(api: Api, kinds: Iterable[AgentKind], clock: Clock, meters: Met
     return Reflector(api, Target(PODS, pod_type, selectors=unbound), clock, meters, random.random)
 
 
-def _watched(kinds: Iterable[AgentKind]) -> list[Watched]:
+def watched(kinds: Iterable[AgentKind]) -> list[Watched]:
     """What the agents need besides nodes, each once."""
     return list({one.name: one for kind in kinds for one in kind.watched}.values())
 
 
+def kept(found: Iterable[T], one: Watched) -> list[T]:
+    """Those of some objects that count."""
+    return [item for item in found if one.keep is None or one.keep(item)]
+
+
 def from_files(paths: Sequence[str], kinds: Sequence[AgentKind], period_s: float) -> Feed:
     """Read nodes and what the agents watch from files, and again whenever these change."""
-    wanted = {
-        "nodes": (NODES, node_type(kinds)),
-        **{one.name: (one.resource, one.type) for one in _watched(kinds)},
-    }
-    writers: dict[str, Writer[Any]] = {name: Writer() for name in wanted}
+    wanted = [Watched("nodes", NODES, node_type(kinds)), *watched(kinds)]
+    writers: dict[str, Writer[Any]] = {one.name: Writer() for one in wanted}
 
     def fill() -> None:
         plain, _ = metric_files.split(paths)
         found = files.read(plain)
-        for name, (resource, kind) in wanted.items():
-            writers[name].replace(found.of(resource, kind))
+        for one in wanted:
+            objects: list[Any] = found.of(one.resource, cast("type[Any]", one.type))
+            writers[one.name].replace(kept(objects, one))
 
     async def follow() -> None:
         before = metric_files.fingerprint(paths)
@@ -98,7 +117,7 @@ def from_files(paths: Sequence[str], kinds: Sequence[AgentKind], period_s: float
 
     fill()
     stores = {name: writer.store for name, writer in writers.items()}
-    return Feed(stores.pop("nodes"), stores, [follow])
+    return Feed(stores.pop("nodes"), stores, [follow], {})
 
 
 class Ground(NamedTuple):

@@ -120,7 +120,7 @@ def wired(given: Given, tools: Tools) -> Running:
     heart = Heart(feed, keeper, _extender(given, keeper, recorder, tools))
 
     async def publish() -> None:
-        await keeper.run(refresh.sync_period_s)
+        await keeper.run()
 
     async def watch_loop() -> None:
         await lag.watch(*tools)
@@ -141,7 +141,7 @@ def wired(given: Given, tools: Tools) -> Running:
 def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
     if api is None:
         return feeds.from_files(given.settings[ExtenderOptions].objects_from, given.agents, 0.2)
-    return feeds.from_cluster(api, given.agents, *tools)
+    return feeds.from_cluster(api, given.agents, *tools, api.namespace)
 
 
 def _ground(given: Given, api: HttpApi | None, feed: Feed, tools: Tools) -> Ground:
@@ -156,7 +156,7 @@ def _ground(given: Given, api: HttpApi | None, feed: Feed, tools: Tools) -> Grou
 def _keeper(given: Given, feed: Feed, refresher: Refresher, tools: Tools) -> WorldKeeper:
     period_s = given.settings[RefreshOptions].sync_period_s
     states = {kind.name: kind.state(given.agent_options[kind.name], period_s) for kind in given.agents}
-    keeper = WorldKeeper(states, feed.nodes, feed.objects, refresher, *tools)
+    keeper = WorldKeeper(states, feed.stores, refresher, *tools, period_s)
     refresher.subscribe(keeper.touch)
     for store in (feed.nodes, *feed.objects.values()):
         store.subscribe(lambda _: keeper.touch())

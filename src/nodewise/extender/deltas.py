@@ -21,9 +21,12 @@ from nodewise.metrics.snapshot import Snapshot
 K = TypeVar("K")
 V = TypeVar("V")
 
+NODES: Final = "nodes"
+"""Node objects stand among the others under this name."""
 EMPTY: Final = World(NodeIndex(), {}, Snapshot(), 0.0)
 """Before the first world."""
 _ABSENT: Final = object()
+_NONE: Final[Mapping[ObjectKey, Any]] = {}
 _STRIDE: Final = 2048
 """Keys that are looked at between two pauses: a fifth of a millisecond."""
 _encode: Final = msgspec.json.Encoder().encode
@@ -33,13 +36,14 @@ def entries(old: World, new: World, generation: int) -> Iterator[Record | None]:
     """What makes the new world of the old one; None now and then, where whoever writes may pause."""
     if new.nodes is not old.nodes:
         yield from _nodes(old.nodes, new.nodes)
-    for name, objects in new.objects.items():
-        before = old.objects.get(name, {})
+    earlier = {**old.objects, NODES: old.node_objects}
+    for name, objects in {**new.objects, NODES: new.node_objects}.items():
+        before = earlier.get(name, {})
         if objects is not before:
             yield from _objects(name, before, objects)
     if new.metrics is not old.metrics:
         yield from _metrics(old.metrics, new.metrics)
-    yield tape.record(tape.Moment(generation=generation, now=new.now))
+    yield tape.record(tape.Moment(generation=generation, now=new.now, versions=dict(new.versions)))
 
 
 class _Moves(NamedTuple, Generic[K]):
@@ -139,7 +143,7 @@ class Rebuilding:
     """Makes worlds of entries. What did not change stays the same object from world to world."""
 
     def __init__(self, watched: Mapping[str, type]) -> None:
-        """The types of objects by their name in `Watched`; objects of other names are left out."""
+        """The types of objects by their name in `Watched`, of nodes by `NODES`; objects of other names are left out."""
         self._decoders: dict[str, msgspec.json.Decoder[Any]] = {
             name: msgspec.json.Decoder(type_) for name, type_ in watched.items()
         }
@@ -176,7 +180,9 @@ class Rebuilding:
                 self._metrics = msgspec.structs.replace(rest, series=dict(self._series))
             case tape.Moment():
                 self._given.update(self._objects)
-                return World(self._nodes, dict(self._given), self._metrics, entry.now)
+                given = dict(self._given)
+                nodes = given.pop(NODES, _NONE)
+                return World(self._nodes, given, self._metrics, entry.now, nodes, entry.versions)
         return None
 
     def _changing(self, name: str) -> dict[ObjectKey, Any]:

@@ -109,6 +109,8 @@ class Moment(Entry, frozen=True, tag="world"):
     generation: int
     """The View's number."""
     now: float
+    versions: dict[str, str] = {}
+    """`World.versions`."""
 
 
 class Exchange(Entry, frozen=True, tag="request"):

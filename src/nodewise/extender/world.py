@@ -1,15 +1,21 @@
-"""Keeps the View: whatever changes, the agents' slots are computed anew and published by one swap.
+"""Keeps the View: whatever changes, the slots of the agents that read it are computed anew and published by one swap.
 
 A request takes `keeper.view` once and keeps it. Nothing is computed while the scheduler waits.
+
+What we write ourselves counts at once: `learn` puts the answer into its store, `amend` changes a slot accordingly. A
+publish that is under way then began with a world that did not have it, so it is amended once more when it ends.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from nodewise import clock as clocks
-from nodewise.agent import AgentState, NodeIndex, View, Want, World
+from nodewise.agent import AgentState, NodeIndex, ObjectKey, View, Want, World
 from nodewise.clock import Clock
+from nodewise.extender.slots import Slots
 from nodewise.kube.store import Store
 from nodewise.metrics.refresher import Refresher
 from nodewise.observe import logs
@@ -19,31 +25,64 @@ _SETTLE_S = 0.02
 """Changes come in bursts; this long is waited for the rest of one before the slots are computed."""
 
 
+Learner = Callable[[bytes], Any]
+"""Puts the server's answer to a write of ours into a store; what stands there now, None if nothing does."""
+
+Change = Callable[[Any], Any]
+"""A slot in, the amended slot out; the slot given stays as it was. One that knows the news already is not changed."""
+
+
+class Stores(NamedTuple):
+    """Where objects come from."""
+
+    nodes: Store[Any]
+    objects: Mapping[str, Store[Any]]
+    """By the name in `Watched`, as everything here."""
+    learners: Mapping[str, Learner] = {}
+
+    def waiting_for(self) -> list[str]:
+        """The stores that have not seen a whole list."""
+        named = {"nodes": self.nodes, **self.objects}
+        return [f"the list of {name}" for name, store in named.items() if not store.synced]
+
+
 class WorldKeeper:
     """Holds the newest View and makes the next one."""
 
     def __init__(
         self,
         states: Mapping[str, AgentState],
-        nodes: Store[Any],
-        objects: Mapping[str, Store[Any]],
+        stores: Stores,
         refresher: Refresher,
         clock: Clock,
         meters: Meters,
+        period_s: float,
     ) -> None:
         self.view = View(NodeIndex(), {}, clock.now())
         self._states = states
-        self._nodes = nodes
-        self._objects = objects
+        self._stores = stores
         self._refresher = refresher
         self._clock = clock
         self._meters = meters
-        self._indexed = (-1, self.view.nodes)
-        """The index of the nodes, and their version when that was seen to be so."""
+        self._period_s = period_s
+        self._slots = Slots(states, period_s)
+        self._reads_nodes = any(state.inputs.node_objects for state in states.values())
+        self._world = World(self.view.nodes, {}, refresher.snapshot, self.view.at)
+        """Of which the View was made."""
+        self._number = 0
+        """The newest number that a View has, or will have."""
+        self._learned: list[tuple[str, Any]] = []
+        self._amendments: list[tuple[str, Change]] = []
+        """What came since the newest world was taken."""
+        self._wants: dict[str, tuple[tuple[Any, ...], frozenset[Want]]] = {}
+        """By agent, with the objects that they were read from."""
+        self._indexed: tuple[Mapping[ObjectKey, Any], NodeIndex] = ({}, self.view.nodes)
+        """The index of the nodes, and the nodes of which that was seen to be so."""
         self._changed = asyncio.Event()
         self._waiting: tuple[str, ...] = ()
         self._ready = False
-        self._problems: dict[str, tuple[str, ...]] = {}
+        self._problems: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        """By agent."""
         self._told: list[Callable[[World, int], None]] = []
 
     def subscribe(self, told: Callable[[World, int], None]) -> None:
@@ -62,17 +101,34 @@ class WorldKeeper:
         """
         if self._ready:
             return ()
-        stores = {"nodes": self._nodes, **self._objects}
-        waiting = [f"the list of {name}" for name, store in stores.items() if not store.synced]
+        waiting = self._stores.waiting_for()
         if not waiting and not self.view.generation:
             waiting = ["the first view of the world"]
         return waiting + [f"a first answer about metric {name}" for name in self._waiting]
 
-    async def run(self, period_s: float) -> None:
+    def learn(self, name: str, answer: bytes) -> Any:
+        """The server's answer to a write of ours, as JSON: the object that stands now, which may be newer.
+
+        None: it went, or cannot be read. The next world has it; `amend` is for the View until then.
+        """
+        item = self._stores.learners[name](answer)
+        if item is not None:
+            self._learned.append((name, item))
+            self._world = _with(self._world, name, item)
+        return item
+
+    def amend(self, agent: str, change: Change) -> None:
+        """Change the agent's slot at once, in a new View."""
+        self._amendments.append((agent, change))
+        slots = self.view.slots
+        if agent in slots:
+            self._show(self._world, {**slots, agent: change(slots[agent])}, self._tell(self._world))
+
+    async def run(self) -> None:
         """Publish a View after every change, and at least once a period: values grow old by themselves."""
         while True:
             try:
-                async with asyncio.timeout(period_s):
+                async with asyncio.timeout(self._period_s):
                     await self._changed.wait()
                 await self._clock.sleep(_SETTLE_S)
             except TimeoutError:
@@ -82,54 +138,98 @@ class WorldKeeper:
             self._report_readiness()
 
     async def publish(self) -> None:
-        """Compute all slots from the world as it is now, and swap the View. Nothing before the stores are full."""
-        if not (self._nodes.synced and all(store.synced for store in self._objects.values())):
+        """Compute the slots that the world as it is now makes others, and swap the View.
+
+        Nothing before the stores are full.
+        """
+        if self._stores.waiting_for():
             return
-        nodes = await self._index()
-        objects = {name: store.snapshot() for name, store in self._objects.items()}
-        wants = frozenset[Want]().union(*(state.wants(objects) for state in self._states.values()))
-        self._refresher.want(wants)
-        world = World(nodes, objects, self._refresher.snapshot, self._clock.now())
-        for told in self._told:
-            told(world, self.view.generation + 1)
-        slots: dict[str, Any] = {}
-        for name, state in self._states.items():
+        world, wants = await self._taken()
+        number = self._tell(world)
+        for name in self._slots.due(world):
             began = self._clock.monotonic()
-            slots[name] = await clocks.paced_result(state.slot(world))
+            slot = await clocks.paced_result(self._states[name].slot(world))
+            self._slots.put(name, world, slot)
             self._meters.observe("view_seconds", self._clock.monotonic() - began, agent=name)
-        self.view = View(world.nodes, slots, world.now, self.view.generation + 1)
+            self._problems_of(name, world)
+        self._end(world, number)
         self._waiting = tuple(sorted({w.key for w in wants if not world.metrics.was_asked(w.key)}))
         self._meters.set("view_generation", self.view.generation)
-        self._tell_problems(world)
 
-    async def _index(self) -> NodeIndex:
+    async def _taken(self) -> tuple[World, frozenset[Want]]:
+        """The world as it is now, all objects at one instant, and the metrics that its objects name."""
+        self._learned, self._amendments = [], []
+        nodes = self._stores.nodes.snapshot()
+        objects = {name: store.snapshot() for name, store in self._stores.objects.items()}
+        versions = {name: store.resource_version for name, store in self._stores.objects.items()}
+        index = await self._index(nodes)
+        wants = frozenset[Want]().union(*(self._wanted(name, objects) for name in self._states))
+        self._refresher.want(wants)
+        metrics, now = self._refresher.snapshot, self._clock.now()
+        return World(index, objects, metrics, now, nodes if self._reads_nodes else {}, versions), wants
+
+    async def _index(self, nodes: Mapping[ObjectKey, Any]) -> NodeIndex:
         """The same index while the set of nodes is the same, so that nothing is laid out again."""
-        version, index = self._indexed
-        if self._nodes.version != version:
-            version = self._nodes.version
-            names = tuple(name for _, name in self._nodes.snapshot())
+        known, index = self._indexed
+        if nodes is not known:
+            names = tuple(name for _, name in nodes)
             if names != index.known:
                 index = NodeIndex(names)
                 await asyncio.sleep(0)
                 index.prepare()
-            self._indexed = (version, index)
+            self._indexed = (nodes, index)
         return index
 
-    def _tell_problems(self, world: World) -> None:
-        """What is wrong with objects, each once, and again when it changes."""
-        found = {
-            name: problems
-            for state in self._states.values()
-            for name, problems in state.problems(world.objects).items()
-        }
+    def _wanted(self, name: str, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
+        """The metrics that an agent's objects name; these are read again when they changed."""
+        state = self._states[name]
+        read = tuple(objects[one] for one in sorted(state.inputs.objects) if one in objects)
+        before, wants = self._wants.get(name, (None, frozenset()))
+        if before is None or any(a is not b for a, b in zip(before, read, strict=True)):
+            wants = state.wants(objects)
+            self._wants[name] = (read, wants)
+        return wants
+
+    def _end(self, world: World, number: int) -> None:
+        """Publish the slots of a world, with what was learnt since it was taken."""
+        slots = self._slots.newest()
+        if self._learned or self._amendments:
+            for name, item in self._learned:
+                world = _with(world, name, item)
+            for agent, change in self._amendments:
+                slots[agent] = change(slots[agent])
+            number = self._tell(world)
+        self._show(world, slots, number)
+
+    def _tell(self, world: World) -> int:
+        """The number of the View that is made of this world."""
+        self._number += 1
+        for told in self._told:
+            told(world, self._number)
+        return self._number
+
+    def _show(self, world: World, slots: Mapping[str, Any], number: int) -> None:
+        self._world = world
+        self.view = View(world.nodes, slots, world.now, number)
+
+    def _problems_of(self, agent: str, world: World) -> None:
+        """Log what is wrong with the agent's objects, each once, and again when it changes."""
+        found, before = self._states[agent].problems(world.objects), self._problems.get(agent, {})
         for name, problems in found.items():
-            if problems != self._problems.get(name):
+            if problems != before.get(name):
                 logs.emit("policy_problem", policy=name, problems=list(problems))
-        self._problems = found
-        self._meters.set("policies_with_problems", len(found))
+        self._problems[agent] = found
+        self._meters.set("policies_with_problems", sum(map(len, self._problems.values())))
 
     def _report_readiness(self) -> None:
         if not self._ready and not self.waiting_for():
             self._ready = True
             self._meters.set("ready", 1.0)
             logs.emit("ready", nodes=len(self.view.nodes))
+
+
+def _with(world: World, name: str, item: Any) -> World:
+    """The world with a newer object."""
+    key = (item.metadata.namespace, item.metadata.name)
+    objects = {**world.objects, name: {**world.objects.get(name, {}), key: item}}
+    return msgspec.structs.replace(world, objects=objects)

@@ -11,10 +11,12 @@ import msgspec
 
 from nodewise import clock
 from nodewise.agent import AgentKind, NodeIndex, ObjectKey, View, World
-from nodewise.extender import tape
+from nodewise.extender import deltas, tape
 from nodewise.extender.answering import Answering
 from nodewise.extender.deltas import Rebuilding
+from nodewise.extender.slots import Slots
 from nodewise.extender.tape import Exchange, Record
+from nodewise.kube.fields import merge
 from nodewise.simulate import differences
 from nodewise.simulate.differences import KEPT, Difference, Outcome
 
@@ -74,6 +76,26 @@ class Tally(msgspec.Struct):
         return self.same + self.different + self.unanswered
 
 
+class _Altering:
+    """Puts objects in the place of recorded ones; what did not change stays the same mapping."""
+
+    def __init__(self, others: Mapping[str, Mapping[ObjectKey, Any]]) -> None:
+        self._others = others
+        self._known: dict[str, tuple[Mapping[ObjectKey, Any], Mapping[ObjectKey, Any]]] = {}
+
+    def altered(self, world: World) -> World:
+        objects = {name: self._one(name, found) for name, found in world.objects.items()}
+        return msgspec.structs.replace(world, objects=objects)
+
+    def _one(self, name: str, found: Mapping[ObjectKey, Any]) -> Mapping[ObjectKey, Any]:
+        if not self._others.get(name):
+            return found
+        known = self._known.get(name)
+        if known is None or known[0] is not found:
+            known = self._known[name] = (found, {**found, **self._others[name]})
+        return known[1]
+
+
 class Player:
     """Takes the records of a recording in order, from the one after the header."""
 
@@ -84,8 +106,11 @@ class Player:
         self._states = {
             kind.name: kind.state(cast.options[kind.name], cast.sync_period_s) for kind in cast.kinds
         }
+        self._slots = Slots(self._states, cast.sync_period_s)
+        self._altering = _Altering(cast.objects)
         self._answering = Answering(cast.kinds, cast.options)
-        self._worlds = Rebuilding(watched)
+        node_type = merge("Node", *(kind.node_fields for kind in cast.kinds))
+        self._worlds = Rebuilding({**watched, deltas.NODES: node_type})
         self._views = {0: View(NodeIndex(), {}, 0.0)}
         self._wanted: set[str] = set()
         self._asked: set[str] = set()
@@ -120,7 +145,7 @@ class Player:
         """Make the View of a world, in the steps of `WorldKeeper.publish`."""
         self.tally.worlds += 1
         try:
-            view = self._view(self._altered(recorded), generation)
+            view = self._view(self._altering.altered(recorded), generation)
         except Exception as error:  # noqa: BLE001 - then as now: such a world gets no View, and the old one stays
             told = f"{type(error).__name__}: {error}"
             self.tally.failed += [told] if told not in self.tally.failed else []
@@ -129,22 +154,14 @@ class Player:
         while len(self._views) > _VIEWS:
             del self._views[min(self._views)]
 
-    def _altered(self, world: World) -> World:
-        """With the objects that take the place of recorded ones."""
-        others = self._cast.objects
-        if not others:
-            return world
-        objects = {name: {**found, **others.get(name, {})} for name, found in world.objects.items()}
-        return msgspec.structs.replace(world, objects=objects)
-
     def _view(self, world: World, generation: int) -> View:
         for state in self._states.values():
             self._wanted |= {want.key for want in state.wants(world.objects)}
         self._asked |= {metric for metric in self._wanted - self._asked if world.metrics.was_asked(metric)}
-        slots = {name: clock.result(state.slot(world)) for name, state in self._states.items()}
-        for state in self._states.values():
-            state.problems(world.objects)
-        return View(world.nodes, slots, world.now, generation)
+        for name in self._slots.due(world):
+            self._slots.put(name, world, clock.result(self._states[name].slot(world)))
+            self._states[name].problems(world.objects)
+        return View(world.nodes, self._slots.newest(), world.now, generation)
 
     def _exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> Difference | None:
         view = self._views.get(exchange.generation)

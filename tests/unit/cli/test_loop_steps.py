@@ -131,13 +131,12 @@ class Ground:
 
     def __init__(self, api: FakeApi) -> None:
         clock, self.meters = SystemClock(), Meters()
-        self.feed = feeds.from_cluster(api, [KIND], clock, self.meters)
+        self.feed = feeds.from_cluster(api, [KIND], clock, self.meters, "nodewise")
         self.refresher = Refresher(
             [CustomMetrics(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.meters
         )
         states = {"telemetry": KIND.state(OPTIONS["telemetry"], 60.0)}
-        stores = (self.feed.nodes, self.feed.objects, self.refresher)
-        self.keeper = WorldKeeper(states, *stores, clock, self.meters)
+        self.keeper = WorldKeeper(states, self.feed.stores, self.refresher, clock, self.meters, PERIOD_S)
         self.refresher.subscribe(self.keeper.touch)
         for store in (self.feed.nodes, *self.feed.objects.values()):
             store.subscribe(lambda _: self.keeper.touch())
@@ -155,7 +154,7 @@ class Ground:
 
     def tasks(self) -> list[asyncio.Task[None]]:
         running = [*(task() for task in self.feed.tasks), self.pods.run(), self.refresher.run()]
-        running += [self.keeper.run(PERIOD_S), self.leading.run(PERIOD_S)]
+        running += [self.keeper.run(), self.leading.run(PERIOD_S)]
         return [asyncio.create_task(one) for one in running]
 
     async def ask(self) -> None:

@@ -16,6 +16,7 @@ from nodewise.extender.answering import Answering
 from nodewise.extender.app import Extender
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.recording import Recording
+from nodewise.extender.slots import Slots
 from nodewise.extender.tape import Record
 from nodewise.observe.meters import Meters
 from nodewise.serve.application import Request
@@ -52,6 +53,7 @@ class Recorded:
         self.recording = Recording(self.disk, header, max_bytes, self.clock, self.meters)
         self.view = View(NodeIndex(), {}, 0.0)
         self._state = KIND.state(self.options["telemetry"], PERIOD_S)
+        self._slots = Slots({"telemetry": self._state}, PERIOD_S)
         answering = Answering([KIND], self.options)
         extender = Extender(
             answering, lambda: self.view, DecisionRing(), self.clock, self.meters, self.recording
@@ -63,10 +65,10 @@ class Recorded:
         generation = self.view.generation + 1
         self._state.wants(world.objects)
         self.recording.world(world, generation)
-        self.view = View(
-            world.nodes, {"telemetry": clock.result(self._state.slot(world))}, world.now, generation
-        )
-        self._state.problems(world.objects)
+        for name in self._slots.due(world):
+            self._slots.put(name, world, clock.result(self._state.slot(world)))
+            self._state.problems(world.objects)
+        self.view = View(world.nodes, self._slots.newest(), world.now, generation)
 
     def ask(self, path: str, body: bytes) -> bytes:
         """The answer; empty for a request that cannot be read."""

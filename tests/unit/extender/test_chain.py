@@ -1,23 +1,15 @@
 """Asking agents, keeping decisions, keeping the View."""
 
-import asyncio
-from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
-import pytest
 
-from nodewise.agent import Names, NodeIndex, Scores, Verdict, Victims, View, Want, World
-from nodewise.clock import ManualClock
+from nodewise.agent import Names, NodeIndex, Scores, Verdict, Victims, View
 from nodewise.extender import report
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
-from nodewise.extender.world import WorldKeeper
-from nodewise.kube.store import Writer
-from nodewise.metrics.refresher import Refresher, RefreshOptions
-from nodewise.observe.meters import Meters
 
 POD: Any = SimpleNamespace(metadata=SimpleNamespace(namespace="d", name="p", uid="u"))
 VIEW = View(NodeIndex(["a", "b", "c"]), {}, 0.0, 7)
@@ -144,87 +136,3 @@ class TestRing:
             ring.add(decision("c"))
         assert not ring.about("d", "a")
         assert len(ring) == len(ring.about("d", "c")) == 3
-
-
-class Counting:
-    """A state whose slot counts nodes."""
-
-    def __init__(self) -> None:
-        self.computed = 0
-
-    def wants(self, objects: Any) -> frozenset[Want]:
-        return frozenset(Want(name) for _, name in objects["things"])
-
-    def problems(self, objects: Any) -> dict[str, tuple[str, ...]]:
-        return {name: ("odd",) for _, name in objects["things"] if name == "odd"}
-
-    def slot(self, world: World) -> Generator[None, None, int]:
-        yield
-        self.computed += 1
-        return len(world.nodes)
-
-
-def named(*names: str) -> list[Any]:
-    return [SimpleNamespace(metadata=SimpleNamespace(namespace="", name=name)) for name in names]
-
-
-@pytest.fixture
-def parts() -> Any:
-    nodes: Writer[Any] = Writer()
-    things: Writer[Any] = Writer()
-    clock, meters = ManualClock(50.0), Meters()
-    refresher = Refresher((), RefreshOptions(), clock, meters)
-    keeper = WorldKeeper({"t": Counting()}, nodes.store, {"things": things.store}, refresher, clock, meters)
-    return SimpleNamespace(nodes=nodes, things=things, keeper=keeper, refresher=refresher)
-
-
-class TestWorldKeeper:
-    def test_nothing_is_published_before_every_store_is_full(self, parts: Any) -> None:
-        parts.nodes.replace(named("a"))
-        asyncio.run(parts.keeper.publish())
-        assert parts.keeper.view.slots == {}
-        assert parts.keeper.waiting_for() == ["the list of things"]
-
-    def test_a_view_holds_the_slots_of_one_world(self, parts: Any) -> None:
-        async def play() -> None:
-            parts.nodes.replace(named("a", "b"))
-            parts.things.replace(named("heat"))
-            await parts.keeper.publish()
-            assert parts.keeper.waiting_for() == ["a first answer about metric heat"]
-            await parts.refresher.settle()
-            assert parts.keeper.waiting_for() == ["a first answer about metric heat"], (
-                "the view is still older"
-            )
-            await parts.keeper.publish()
-            assert parts.keeper.waiting_for() == []
-
-        asyncio.run(play())
-        view = parts.keeper.view
-        assert (view.slots, view.at, view.generation) == ({"t": 2}, 50.0, 2)
-
-    def test_the_index_stays_while_the_nodes_do(self, parts: Any) -> None:
-        async def play() -> list[NodeIndex]:
-            parts.things.replace([])
-            indices = []
-            for names in ("ab", "ab", "abc"):
-                parts.nodes.replace(named(*names))
-                await parts.keeper.publish()
-                indices.append(parts.keeper.view.nodes)
-            return indices
-
-        first, second, third = asyncio.run(play())
-        assert first is second
-        assert third.known == ("a", "b", "c")
-
-    def test_a_view_under_way_keeps_what_it_began_with(self, parts: Any) -> None:
-        async def play() -> View:
-            parts.nodes.replace(named("a"))
-            parts.things.replace([])
-            await parts.keeper.publish()
-            before: View = parts.keeper.view
-            parts.nodes.replace(named("a", "b"))
-            await parts.keeper.publish()
-            return before
-
-        assert asyncio.run(play()).slots == {"t": 1}
-        assert parts.keeper.view.slots == {"t": 2}

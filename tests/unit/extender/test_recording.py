@@ -11,16 +11,11 @@ import pytest
 
 from nodewise.agent import NodeIndex, World
 from nodewise.agents.telemetry.state import POLICIES
-from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, BadSettings
 from nodewise.extender import recording, tape
 from nodewise.extender.tape import End, Exchange, Gap, Header, Record, SeriesEntry
-from nodewise.extender.world import WorldKeeper
-from nodewise.kube.store import Writer
-from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Sample
 from nodewise.metrics.snapshot import Snapshot
-from nodewise.observe.meters import Meters
 from tests.unit.agents.telemetry.worlds import NOW, policy, rule, series, snapshot, world
 from tests.unit.extender.recordings import Disk, Recorded, body, records
 
@@ -207,35 +202,6 @@ class TestFile:
     def test_one_that_cannot_be_made_is_a_wrong_setting(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(BadSettings, match="--record"):
             recording.create(tmp_path / name)
-
-
-def test_the_keeper_tells_a_world_before_it_computes_slots_of_it() -> None:
-    told: list[tuple[str, int]] = []
-
-    class State:
-        def wants(self, _: Any) -> frozenset[Any]:
-            return frozenset()
-
-        def problems(self, _: Any) -> dict[str, Any]:
-            return {}
-
-        def slot(self, _: World) -> Any:
-            told.append(("slot", keeper.view.generation + 1))
-            yield
-
-    nodes: Writer[Any] = Writer()
-    nodes.replace([])
-    clock, meters = ManualClock(), Meters()
-    refresher = Refresher((), RefreshOptions(), clock, meters)
-    keeper = WorldKeeper({"t": State()}, nodes.store, {}, refresher, clock, meters)  # type: ignore[dict-item]
-    keeper.subscribe(lambda _, generation: told.append(("world", generation)))
-
-    async def publish() -> None:
-        await keeper.publish()
-        await keeper.publish()
-
-    asyncio.run(publish())
-    assert told == [("world", 1), ("slot", 1), ("world", 2), ("slot", 2)]
 
 
 def test_reading_needs_no_whole_file() -> None:

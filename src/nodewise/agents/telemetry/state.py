@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from nodewise.agent import ObjectKey, Want, World
+from nodewise.agent import Inputs, ObjectKey, Want, World
 from nodewise.agents.telemetry import labels, ranks, reasons, rules, suspension
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.labels import LabelColumn
@@ -42,6 +42,8 @@ Slot = Mapping[ObjectKey, PolicySlot]
 
 class TelemetryState:
     """Remembers what was read and laid out, so that only what changed is computed again."""
+
+    inputs = Inputs(frozenset({POLICIES}))
 
     def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
         self._reject_missing = options.when_missing == "reject"

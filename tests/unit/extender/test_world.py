@@ -1,0 +1,283 @@
+"""Keeping the View: what is computed again, when, and what counts at once."""
+
+import asyncio
+from collections.abc import Generator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nodewise.agent import Inputs, NodeIndex, View, Want, World
+from nodewise.clock import ManualClock
+from nodewise.extender.world import Stores, WorldKeeper
+from nodewise.kube.store import Writer
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.observe.meters import Meters
+
+PERIOD_S = 5.0
+
+
+class Counting:
+    """A state whose slot counts nodes."""
+
+    inputs = Inputs(frozenset({"things"}))
+
+    def __init__(self) -> None:
+        self.computed = 0
+        self.read = 0
+
+    def wants(self, objects: Any) -> frozenset[Want]:
+        self.read += 1
+        return frozenset(Want(name) for _, name in objects["things"])
+
+    def problems(self, objects: Any) -> dict[str, tuple[str, ...]]:
+        return {name: ("odd",) for _, name in objects["things"] if name == "odd"}
+
+    def slot(self, world: World) -> Generator[None, None, int]:
+        yield
+        self.computed += 1
+        return len(world.nodes)
+
+
+class Sizes:
+    """A state whose slot are the sizes of ledgers by name, and of nodes; somebody may come in between its parts."""
+
+    inputs = Inputs(frozenset({"ledgers"}), node_objects=True, metrics=False)
+
+    def __init__(self) -> None:
+        self.worlds: list[World] = []
+        self.meanwhile: Any = lambda: None
+
+    def wants(self, _: Any) -> frozenset[Want]:
+        return frozenset()
+
+    def problems(self, _: Any) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    def slot(self, world: World) -> Generator[None, None, Mapping[str, int]]:
+        self.worlds.append(world)
+        sizes = {name: one.size for (_, name), one in world.objects["ledgers"].items()}
+        yield
+        self.meanwhile()
+        return sizes | {name: one.size for (_, name), one in world.node_objects.items()}
+
+
+def named(*names: str, size: int = 0) -> list[Any]:
+    return [SimpleNamespace(metadata=SimpleNamespace(namespace="", name=name), size=size) for name in names]
+
+
+class Parts:
+    def __init__(self) -> None:
+        self.nodes, self.things, self.ledgers = (Writer[Any]() for _ in range(3))
+        self.counting, self.sizes = Counting(), Sizes()
+        self.clock, meters = ManualClock(50.0), Meters()
+        self.refresher = Refresher((), RefreshOptions(), self.clock, meters)
+        stores = Stores(
+            self.nodes.store,
+            {"things": self.things.store, "ledgers": self.ledgers.store},
+            {"ledgers": self._learn},
+        )
+        states: Any = {"t": self.counting, "s": self.sizes}
+        self.keeper = WorldKeeper(states, stores, self.refresher, self.clock, meters, PERIOD_S)
+
+    def _learn(self, answer: bytes) -> Any:
+        name, size, version = answer.decode().split()
+        return self.ledgers.learn(named(name, size=int(size))[0], version)
+
+    async def full(self, *metrics: str) -> None:
+        self.nodes.replace(named("a", "b"))
+        self.things.replace(named(*metrics))
+        self.ledgers.swap("10")
+        await self.keeper.publish()
+
+    def learn(self, name: str, size: int, version: str) -> None:
+        """What a bind does with the answer to its write."""
+        found = self.keeper.learn("ledgers", f"{name} {size} {version}".encode())
+        self.keeper.amend("s", lambda slot: {**slot, name: found.size})
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+class TestPublishing:
+    def test_nothing_is_published_before_every_store_is_full(self, parts: Parts) -> None:
+        parts.nodes.replace(named("a"))
+        parts.ledgers.replace([])
+        asyncio.run(parts.keeper.publish())
+        assert parts.keeper.view.slots == {}
+        assert parts.keeper.waiting_for() == ["the list of things"]
+
+    def test_a_view_holds_the_slots_of_one_world(self, parts: Parts) -> None:
+        async def play() -> None:
+            await parts.full("heat")
+            assert parts.keeper.waiting_for() == ["a first answer about metric heat"]
+            await parts.refresher.settle()
+            assert parts.keeper.waiting_for() == ["a first answer about metric heat"], (
+                "the view is still older"
+            )
+            await parts.keeper.publish()
+            assert parts.keeper.waiting_for() == []
+
+        asyncio.run(play())
+        view = parts.keeper.view
+        assert (view.slots["t"], view.at, view.generation) == (2, 50.0, 2)
+
+    def test_the_index_stays_while_the_nodes_do(self, parts: Parts) -> None:
+        async def play() -> list[NodeIndex]:
+            await parts.full()
+            indices = []
+            for names in ("ab", "ab", "abc"):
+                parts.nodes.replace(named(*names))
+                await parts.keeper.publish()
+                indices.append(parts.keeper.view.nodes)
+            return indices
+
+        first, second, third = asyncio.run(play())
+        assert first is second
+        assert third.known == ("a", "b", "c")
+
+    def test_a_view_under_way_keeps_what_it_began_with(self, parts: Parts) -> None:
+        async def play() -> View:
+            await parts.full()
+            before: View = parts.keeper.view
+            parts.nodes.replace(named("a", "b", "c"))
+            await parts.keeper.publish()
+            return before
+
+        assert asyncio.run(play()).slots["t"] == 2
+        assert parts.keeper.view.slots["t"] == 3
+
+    def test_a_world_is_told_before_slots_are_computed_of_it(self, parts: Parts) -> None:
+        told: list[tuple[int, int, int]] = []
+
+        async def play() -> None:
+            await parts.full()
+            parts.keeper.subscribe(
+                lambda world, number: told.append((len(world.nodes), number, parts.counting.computed))
+            )
+            parts.nodes.replace(named("a"))
+            await parts.keeper.publish()
+
+        asyncio.run(play())
+        assert told == [(1, 2, 1)]
+        assert parts.keeper.view.generation == 2
+
+    def test_all_objects_of_a_world_are_of_one_instant(self, parts: Parts) -> None:
+        """Nodes that come while a new index is prepared are in the next world, with their objects."""
+
+        async def play() -> None:
+            await parts.full()
+            parts.nodes.replace(named("a", "b", "c"))
+            publishing = asyncio.create_task(parts.keeper.publish())
+            await asyncio.sleep(0)
+            parts.nodes.replace(named("d"))
+            parts.ledgers.apply(named("late")[0], "11")
+            await publishing
+
+        asyncio.run(play())
+        world = parts.sizes.worlds[-1]
+        assert world.nodes.known == tuple(name for _, name in world.node_objects) == ("a", "b", "c")
+        assert (list(world.objects["ledgers"]), world.versions["ledgers"]) == ([], "10")
+
+
+class TestWhatIsComputedAgain:
+    def test_a_change_of_what_an_agent_does_not_read_leaves_its_slot_alone(self, parts: Parts) -> None:
+        async def play() -> None:
+            await parts.full()
+            parts.ledgers.apply(named("a", size=3)[0], "11")
+            await parts.keeper.publish()
+            parts.nodes.apply(named("a", size=4)[0])
+            await parts.keeper.publish()
+
+        asyncio.run(play())
+        assert (parts.counting.computed, parts.counting.read) == (1, 1)
+        assert parts.keeper.view.slots == {"t": 2, "s": {"a": 4, "b": 0}}
+        assert parts.keeper.view.generation == 3
+
+    def test_its_own_objects_and_the_set_of_nodes_make_it_another(self, parts: Parts) -> None:
+        async def play() -> None:
+            await parts.full()
+            parts.things.apply(named("wind")[0])
+            await parts.keeper.publish()
+            parts.nodes.apply(named("c")[0])
+            await parts.keeper.publish()
+
+        asyncio.run(play())
+        assert parts.counting.computed == 3
+        assert len(parts.sizes.worlds) == 2
+
+    def test_values_grow_old_by_themselves(self, parts: Parts) -> None:
+        async def play() -> None:
+            await parts.full()
+            for _ in range(4):
+                parts.clock.advance(PERIOD_S / 2)
+                await parts.keeper.publish()
+
+        asyncio.run(play())
+        assert parts.counting.computed == 3
+        assert parts.keeper.view.at == 60.0
+
+    def test_new_metrics_concern_who_reads_them(self, parts: Parts) -> None:
+        async def play() -> None:
+            await parts.full("heat")
+            await parts.refresher.settle()
+            await parts.keeper.publish()
+
+        asyncio.run(play())
+        assert (parts.counting.computed, len(parts.sizes.worlds)) == (2, 1)
+
+
+class TestLearning:
+    def test_an_answer_counts_at_once(self, parts: Parts) -> None:
+        asyncio.run(parts.full())
+        before = parts.keeper.view
+        parts.learn("x", 7, "15")
+        assert parts.keeper.view.slots == {"t": 2, "s": {"a": 0, "b": 0, "x": 7}}
+        assert parts.keeper.view.generation == before.generation + 1
+        assert before.slots["s"] == {"a": 0, "b": 0}
+
+    def test_a_publish_that_is_under_way_loses_nothing(self, parts: Parts) -> None:
+        async def play() -> None:
+            await parts.full()
+            parts.sizes.meanwhile = lambda: parts.learn("x", 7, "15")
+            parts.nodes.replace(named("a", "b", "c"))
+            await parts.keeper.publish()
+
+        asyncio.run(play())
+        assert parts.keeper.view.slots == {"t": 3, "s": {"a": 0, "b": 0, "c": 0, "x": 7}}
+
+    def test_the_worlds_after_it_have_it_until_the_watch_tells_more(self, parts: Parts) -> None:
+        async def play() -> None:
+            await parts.full()
+            parts.learn("x", 7, "15")
+            parts.ledgers.apply(named("x", size=1)[0], "12")
+            await parts.keeper.publish()
+            assert parts.keeper.view.slots["s"]["x"] == 7
+            parts.ledgers.apply(named("x", size=9)[0], "16")
+            await parts.keeper.publish()
+
+        asyncio.run(play())
+        assert parts.keeper.view.slots["s"]["x"] == 9
+
+    def test_each_view_has_a_number_and_a_world_of_its_own(self, parts: Parts) -> None:
+        told: dict[int, dict[str, int]] = {}
+
+        def tell(world: World, number: int) -> None:
+            told[number] = {name: one.size for (_, name), one in world.objects["ledgers"].items()}
+
+        async def play() -> None:
+            await parts.full()
+            parts.keeper.subscribe(tell)
+            parts.learn("x", 1, "15")
+            parts.sizes.meanwhile = lambda: parts.learn("y", 2, "16")
+            await parts.keeper.publish()
+
+        asyncio.run(play())
+        assert told == {2: {"x": 1}, 3: {"x": 1}, 4: {"x": 1, "y": 2}, 5: {"x": 1, "y": 2}}
+        assert parts.keeper.view.generation == 5
+
+    def test_before_the_first_view_there_is_nothing_to_amend(self, parts: Parts) -> None:
+        parts.keeper.amend("s", lambda slot: slot)
+        assert parts.keeper.view.generation == 0
