@@ -7,7 +7,7 @@ publish that is under way then began with a world that did not have it, so it is
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -73,7 +73,8 @@ class WorldKeeper:
         """The newest number that a View has, or will have."""
         self._learned: list[tuple[str, Any]] = []
         self._amendments: list[tuple[str, Change]] = []
-        """What came since the newest world was taken."""
+        """What came since the newest world was taken, after what stood then."""
+        self._standing: dict[Hashable, tuple[str, Change]] = {}
         self._wants: dict[str, tuple[tuple[Any, ...], frozenset[Want]]] = {}
         """By agent, with the objects that they were read from."""
         self._indexed: tuple[Mapping[ObjectKey, Any], NodeIndex] = ({}, self.view.nodes)
@@ -124,6 +125,17 @@ class WorldKeeper:
         if agent in slots:
             self._show(self._world, {**slots, agent: change(slots[agent])}, self._tell(self._world))
 
+    def stand(self, key: Hashable, agent: str, change: Change | None) -> None:
+        """Change the agent's slot at once and in every View from now on, in the place of what stood by this key.
+
+        None: not from now on. The View stays as it is, so who takes a change back stands the undoing one first.
+        """
+        if change is None:
+            self._standing.pop(key, None)
+        else:
+            self._standing[key] = (agent, change)
+            self.amend(agent, change)
+
     async def run(self) -> None:
         """Publish a View after every change, and at least once a period: values grow old by themselves."""
         while True:
@@ -158,7 +170,7 @@ class WorldKeeper:
 
     async def _taken(self) -> tuple[World, frozenset[Want]]:
         """The world as it is now, all objects at one instant, and the metrics that its objects name."""
-        self._learned, self._amendments = [], []
+        self._learned, self._amendments = [], list(self._standing.values())
         nodes = self._stores.nodes.snapshot()
         objects = {name: store.snapshot() for name, store in self._stores.objects.items()}
         versions = {name: store.resource_version for name, store in self._stores.objects.items()}

@@ -278,6 +278,32 @@ class TestLearning:
         assert told == {2: {"x": 1}, 3: {"x": 1}, 4: {"x": 1, "y": 2}, 5: {"x": 1, "y": 2}}
         assert parts.keeper.view.generation == 5
 
+    def test_what_stands_is_in_every_view_until_it_is_taken_back(self, parts: Parts) -> None:
+        seen: list[int] = []
+
+        def with_x(size: int) -> Any:
+            return lambda slot: {**slot, "x": size}
+
+        def undo() -> None:
+            parts.keeper.stand("key", "s", with_x(0))
+            parts.keeper.stand("key", "s", None)
+
+        async def play() -> None:
+            await parts.full()
+            parts.keeper.stand("key", "s", with_x(1))
+            for meanwhile in (lambda: None, lambda: parts.keeper.stand("key", "s", with_x(2)), undo):
+                parts.sizes.meanwhile = meanwhile
+                parts.ledgers.apply(named("a", size=len(seen))[0], str(11 + len(seen)))
+                await parts.keeper.publish()
+                seen.append(parts.keeper.view.slots["s"]["x"])
+            parts.sizes.meanwhile = lambda: None
+            parts.ledgers.remove(("", "a"), "20")
+            await parts.keeper.publish()
+
+        asyncio.run(play())
+        assert seen == [1, 2, 0]
+        assert parts.keeper.view.slots["s"] == {"a": 0, "b": 0}
+
     def test_before_the_first_view_there_is_nothing_to_amend(self, parts: Parts) -> None:
         parts.keeper.amend("s", lambda slot: slot)
         assert parts.keeper.view.generation == 0
