@@ -119,11 +119,11 @@ class WorldKeeper:
         return item
 
     def amend(self, agent: str, change: Change) -> None:
-        """Change the agent's slot at once, in a new View."""
+        """Change the agent's slot at once, in a new View if it is another slot then."""
         self._amendments.append((agent, change))
         slots = self.view.slots
-        if agent in slots:
-            self._show(self._world, {**slots, agent: change(slots[agent])}, self._tell(self._world))
+        if agent in slots and (slot := change(slots[agent])) is not slots[agent]:
+            self._show(self._world, {**slots, agent: slot}, self._tell(self._world))
 
     def stand(self, key: Hashable, agent: str, change: Change | None) -> None:
         """Change the agent's slot at once and in every View from now on, in the place of what stood by this key.
