@@ -122,6 +122,8 @@ class FakeApi:
         await self._called("create", path)
         place = self._place("create", path)
         item = _decoded("create", path, body)
+        if place.sub == "binding":
+            return self._bound(path, place, item)
         meta = item.setdefault("metadata", {})
         name = meta.get("name") or f"{meta.get('generateName', '')}{next(self._ids)}"
         if place.resource.namespaced:
@@ -221,6 +223,28 @@ class FakeApi:
             text = "the server could not find the requested resource" if known else "404 page not found"
             raise _error(verb, path, 404, text)
         return _Place(resource, namespace, rest[1], rest[2])
+
+    def _bound(self, path: str, place: _Place, binding: Object) -> bytes:
+        """As BindingREST (kubernetes v1.36 pkg/registry/core/pod/storage): preconditions, and annotations added."""
+        pod = self._found("create", path, place)
+        meta = binding["metadata"]
+        for field in ("uid", "resourceVersion"):
+            if meta.get(field, pod["metadata"][field]) != pod["metadata"][field]:
+                raise _error("create", path, 409, f"the {field} in the precondition does not match")
+        if pod["metadata"].get("deletionTimestamp"):
+            raise _error(
+                "create", path, 409, f"pod {place.name} is being deleted, cannot be assigned to a host"
+            )
+        if node := pod.get("spec", {}).get("nodeName"):
+            raise _error("create", path, 409, f'pod {place.name} is already assigned to node "{node}"')
+        annotations = {**pod["metadata"].get("annotations", {}), **meta.get("annotations", {})}
+        item = {
+            **pod,
+            "metadata": {**pod["metadata"], "annotations": annotations},
+            "spec": {**pod.get("spec", {}), "nodeName": binding["target"]["name"]},
+        }
+        self._store((place.resource, place.namespace, place.name), item)
+        return b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
 
     def _found(self, verb: str, path: str, place: _Place) -> Object:
         found = self._objects.get((place.resource, place.namespace, place.name))

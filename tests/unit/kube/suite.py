@@ -20,7 +20,7 @@ from nodewise.kube.elector import Elector
 from nodewise.kube.events import About, Recorder, Reporter
 from nodewise.kube.lease import Seat, Timings
 from nodewise.kube.reflector import Reflector, Target
-from nodewise.kube.resources import EVENTS, LEASES
+from nodewise.kube.resources import EVENTS, LEASES, PODS
 from nodewise.kube.store import Change, Key
 from nodewise.observe.meters import Meters
 from nodewise.simulate.api import CONFIGMAPS
@@ -35,6 +35,21 @@ CONFIGMAP = fields.merge("ConfigMap", DataFields)
 
 def item(name: str, **data: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "data": data}
+
+
+def unbound(name: str, annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    """A pod that nobody has placed."""
+    spec = {"containers": [{"name": "c", "image": "none"}], "automountServiceAccountToken": False}
+    return {"metadata": {"name": name, "annotations": annotations or {}}, "spec": spec}
+
+
+def bound(pod: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
+    """The Binding of this version of a pod to the node `n1`: where it is posted, and what."""
+    meta = pod["metadata"]
+    target = {"apiVersion": "v1", "kind": "Node", "name": "n1"}
+    named = {key: meta[key] for key in ("name", "namespace", "uid", "resourceVersion")} | more
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": named, "target": target}
+    return PODS.path(meta["namespace"], meta["name"], "binding"), body
 
 
 def decoded(body: bytes) -> Any:
@@ -140,6 +155,31 @@ class ApiSuite:
             await api.patch(
                 path, {"metadata": {"resourceVersion": old["metadata"]["resourceVersion"]}}, "merge"
             )
+
+    async def test_a_binding_puts_the_pod_on_the_node_and_adds_its_annotations(
+        self, api: Api, space: str
+    ) -> None:
+        pod = decoded(await api.create(PODS.path(space), unbound("p", {"a": "1", "b": "1"})))
+        await api.create(*bound(pod, annotations={"b": "2", "c": "2"}))
+        now = decoded(await api.get(PODS.path(space, "p")))
+        assert now["spec"]["nodeName"] == "n1"
+        assert now["metadata"]["annotations"] == {"a": "1", "b": "2", "c": "2"}
+        with pytest.raises(Conflict, match='pod p is already assigned to node "n1"'):
+            await api.create(*bound(now))
+
+    @pytest.mark.parametrize("field", ["uid", "resourceVersion"])
+    async def test_a_binding_is_for_the_very_pod_that_it_names(
+        self, api: Api, space: str, field: str
+    ) -> None:
+        pod = decoded(await api.create(PODS.path(space), unbound("p")))
+        now = decoded(
+            await api.patch(PODS.path(space, "p"), {"metadata": {"annotations": {"a": "1"}}}, "merge")
+        )
+        with pytest.raises(Conflict):
+            await api.create(*bound(pod if field == "resourceVersion" else now, uid="of-its-predecessor"))
+        with pytest.raises(NotFound, match='"none" not found'):
+            await api.create(*bound({"metadata": {**now["metadata"], "name": "none"}}))
+        await api.create(*bound(now))
 
     async def test_deleting_another_object_of_the_name_is_a_conflict(self, api: Api, space: str) -> None:
         await api.create(CONFIGMAPS.path(space), item("a"))
