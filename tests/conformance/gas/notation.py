@@ -1,0 +1,99 @@
+"""The short notation of the tables: nodes with cards and pods that ask for some, as text, made into Kubernetes objects.
+
+A node is its labels, `;`, and its resources: `gn=0.1 D:gas-prefer-gpu=card1; i915=16 mc=2000`. What is allocatable is
+the capacity too, unless a second `;` and the capacity follow. A pod is its containers in brackets, each with what it
+requests: `[i915=1 mc=100] side[] init:setup[i915=1]`. A pod that is there already is its node, its annotations and its
+containers: `n1 c=card0|card1 t=|card1:gt0; [i915=1][i915=1]`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from tests.cluster import objects
+from tests.cluster.api import Object
+
+PREFIX: Final = "gpu.intel.com/"
+TELEMETRY: Final = "telemetry.aware.scheduling."
+CARDS: Final = "gas-container-cards"
+TILES: Final = "gas-container-tiles"
+
+_LABELS: Final = {"gn": "gpu-numbers", "numa": "numa-gpu-map", "xl": "xe-links", "pci": "pci-groups"}
+_RESOURCES: Final = {"mc": "millicores", "mem": "memory.max", "t": "tiles", "mon": "i915_monitoring"}
+_DRIVERS: Final = {"i915": "xe", "i915_monitoring": "xe_monitoring"}
+_CONTAINER: Final = re.compile(r"\s*(?:(init|sidecar):)?([\w-]*)\[([^]]*)\]")
+_TELEMETRY: Final = re.compile(r"D(?:\((\w+)\))?:")
+
+
+class Running(NamedTuple):
+    """A pod that is there already."""
+
+    node: str
+    annotations: dict[str, str]
+    containers: str
+
+
+def node(name: str, text: str, driver: str = "i915") -> Object:
+    """The node that a text stands for; `driver` is what `i915` in it means."""
+    labels, allocatable, *capacity = text.split(";")
+    told = objects.node(name, labels=dict(map(_label, labels.split())))
+    plain = told["status"]["capacity"]
+    told["status"]["allocatable"] = plain | _resources(allocatable, driver)
+    told["status"]["capacity"] = plain | _resources(capacity[0] if capacity else allocatable, driver)
+    return told
+
+
+def pod(name: str, text: str, annotated: Mapping[str, str], driver: str = "i915") -> Object:
+    """The pod that a text stands for, bound to no node. Containers without a name are c0, c1, by their place."""
+    spec: dict[str, list[Object]] = {"containers": [], "initContainers": []}
+    for kind, given, requests in _CONTAINER.findall(text):
+        among = spec["initContainers" if kind else "containers"]
+        resources = _resources(requests, driver)
+        made = {
+            "name": given or f"c{len(among)}",
+            "image": "none",
+            "resources": {"requests": resources, "limits": resources},
+        }
+        among.append(made | ({"restartPolicy": "Always"} if kind == "sidecar" else {}))
+    rest = _CONTAINER.sub("", text).strip()
+    if rest or not spec["containers"]:
+        raise ValueError(f"a pod of {text!r}: {rest!r} is no container")
+    metadata = {"name": name, "annotations": dict(annotated)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def running(text: str) -> Running:
+    """What a text says of a pod that is there already; `c` are its cards and `t` its tiles."""
+    head, _, containers = text.partition(";")
+    on, *given = head.split()
+    return Running(on, annotations(" ".join(given)), containers.strip())
+
+
+def annotations(text: str) -> dict[str, str]:
+    """`c=` the cards and `t=` the tiles of a pod, or any other annotation by its name."""
+    names = {"c": CARDS, "t": TILES}
+    return {names.get(key, key): value for key, _, value in (word.partition("=") for word in text.split())}
+
+
+def resource(short: str, driver: str = "i915") -> str:
+    """The full name of a resource."""
+    if "/" in short:
+        return short
+    known = _RESOURCES.get(short, short)
+    return PREFIX + (_DRIVERS.get(known, known) if driver == "xe" else known)
+
+
+def _resources(text: str, driver: str) -> dict[str, str]:
+    pairs = (word.partition("=") for word in text.split())
+    return {resource(name, driver): value for name, _, value in pairs}
+
+
+def _label(word: str) -> tuple[str, str]:
+    """`gn=0.1`, a continuation such as `gn2=Z.2`, `D:name=value` of the telemetry policy `pol`, `D(a):…` of another."""
+    name, _, value = word.partition("=")
+    if of := _TELEMETRY.match(name):
+        return f"{TELEMETRY}{of[1] or 'pol'}/{name[of.end() :]}", value or "true"
+    if "/" in name:
+        return name, value or "true"
+    stem = name.rstrip("0123456789")
+    return f"{PREFIX}{_LABELS.get(stem, stem)}{name[len(stem) :]}", value
