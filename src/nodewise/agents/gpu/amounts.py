@@ -1,0 +1,80 @@
+"""Amounts of extended resources: whole numbers, as Kubernetes hands them out.
+
+The older system took every quantity that its library could not turn into an int64 for 0, so that `1500m` was a free
+pass for a pod. Here an amount is exact or it is a problem.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from nodewise import quantity
+from nodewise.errors import shown
+
+LARGEST: Final = 2**63 - 1
+"""Amounts are summed in arrays of int64."""
+
+WANTED: Final = f"a whole number from 0 to {LARGEST}"
+
+
+class Amounts(Mapping[str, int]):
+    """Amounts by the resource's full name. Never changes, so it can be a key itself."""
+
+    __slots__ = ("_amounts", "_hash")
+
+    def __init__(self, amounts: Mapping[str, int]) -> None:
+        self._amounts: Final = dict(amounts)
+        self._hash: Final = hash(frozenset(self._amounts.items()))
+
+    def __getitem__(self, resource: str) -> int:
+        return self._amounts[resource]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._amounts)
+
+    def __len__(self) -> int:
+        return len(self._amounts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Amounts({self._amounts})"
+
+
+NONE: Final = Amounts({})
+
+
+def exact(value: Any) -> int:
+    """The amount that a quantity's text or number means. ValueError says what was seen, and what is wanted."""
+    amount = _whole(value)
+    if amount is None or not 0 <= amount <= LARGEST:
+        raise ValueError(f"{shown(value)} is not {WANTED}")
+    return amount
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, str):
+        try:
+            whole, rest = divmod(quantity.parse(value), quantity.NANO)
+        except ValueError:
+            return None
+        return None if rest else whole
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def divided(amounts: Mapping[str, int], cards: int) -> Amounts:
+    """What falls to each of so many cards, one at least: what is left over falls to none."""
+    return Amounts({resource: amount // cards for resource, amount in amounts.items()})
+
+
+def total(parts: Iterable[Mapping[str, int]]) -> Amounts:
+    """The sum by resource. OverflowError where it is larger than any amount can be."""
+    sums: dict[str, int] = {}
+    for part in parts:
+        for resource, amount in part.items():
+            sums[resource] = sums.get(resource, 0) + amount
+            if sums[resource] > LARGEST:
+                raise OverflowError(resource)
+    return Amounts(sums)

@@ -1,0 +1,349 @@
+"""What a pod wants of cards: read once, and then compared with all nodes at once.
+
+Only requests of ordinary containers can be served: the annotations that tell the node which cards were chosen have no
+place for others. Where the API server has not been at it yet (`decide`), a limit without a request is its request, as
+the API server has it. Sources: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go` and `docs/usage.md`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from nodewise import quantity
+from nodewise.agents.gpu import amounts
+from nodewise.agents.gpu.amounts import Amounts
+from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
+from nodewise.agents.gpu.profile import Profile
+from nodewise.agents.gpu.reasons import Kind, Unusable
+from nodewise.errors import shown
+
+ALLOW: Final = "gas-allow"
+DENY: Final = "gas-deny"
+SAME_CARD: Final = "gas-same-gpu"
+LINKED: Final = "gas-allocate-xelink"
+SINGLE_NUMA: Final = "gas-allocate-single-numa"
+MODELS: Final = "nodewise.io/gpu-models"
+PLACEMENT: Final = "nodewise.io/gpu-placement"
+
+_MOST_NAMES: Final = 1024
+"""Names in one annotation."""
+_LONGEST: Final = 63
+"""Characters of a name: of a container, a card or a model."""
+
+Quantity = str | int | float | None
+"""As JSON has it; null is 0."""
+
+
+class GpuResources(msgspec.Struct, frozen=True, gc=False):
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+
+class GpuContainer(msgspec.Struct, frozen=True, gc=False):
+    name: str = ""
+    resources: GpuResources | None = None
+    restartPolicy: str | None = None  # noqa: N815 - the API's name
+    """`Always` makes an init container a sidecar."""
+
+
+class GpuPodMetadata(msgspec.Struct, frozen=True, gc=False):
+    annotations: dict[str, str] | None = None
+
+
+class GpuPodSpec(msgspec.Struct, frozen=True, gc=False):
+    containers: tuple[GpuContainer, ...] | None = None
+    initContainers: tuple[GpuContainer, ...] | None = None  # noqa: N815 - the API's name
+
+
+class GpuPod(msgspec.Struct, frozen=True, gc=False):
+    """What is read of a pod to place it."""
+
+    metadata: GpuPodMetadata = GpuPodMetadata()
+    spec: GpuPodSpec = GpuPodSpec()
+
+
+class BookedLabels(msgspec.Struct, frozen=True, gc=False):
+    deschedule: str | None = msgspec.field(default=None, name="gpu.aware.scheduling/deschedule-pod")
+
+
+class BookedMetadata(GpuPodMetadata, frozen=True, gc=False, kw_only=True):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resourceVersion: str = ""  # noqa: N815 - the API's name
+    labels: BookedLabels | None = None
+
+
+class BookedSpec(GpuPodSpec, frozen=True, gc=False):
+    nodeName: str = ""  # noqa: N815 - the API's name
+
+
+class BookedStatus(msgspec.Struct, frozen=True, gc=False):
+    phase: str = ""
+
+
+class BookedPod(GpuPod, frozen=True, gc=False, kw_only=True):
+    """What is read of a pod to know what it holds."""
+
+    metadata: BookedMetadata
+    spec: BookedSpec = BookedSpec()
+    status: BookedStatus = BookedStatus()
+
+
+class ContainerDemand(msgspec.Struct, frozen=True):
+    """What one container wants of each of its cards."""
+
+    name: str
+    count: int = 0
+    """Distinct cards; 0: none. It may be more than any node has."""
+    per_card: Mapping[str, int] = amounts.NONE
+    """By full resource name: an equal share of the request, rounded down, so it may be 0; the counting resource is 1.
+    Resources of which nothing is asked are left out."""
+
+
+class Demand(NamedTuple):
+    """What a pod wants of cards. Pods with equal demands fit the same nodes."""
+
+    containers: tuple[ContainerDemand, ...] = ()
+    """In the order of the pod's, all of them; () where there is a problem."""
+    same_card: tuple[int, ...] = ()
+    """Indices of containers that share one card; () or two at least."""
+    linked: bool = False
+    """Cards come in pairs with an Xe Link; counts are even."""
+    single_numa: bool = False
+    """Each container's cards are of one NUMA node."""
+    allow: frozenset[str] | None = None
+    """Only these cards, by name; None: not asked."""
+    deny: frozenset[str] = frozenset()
+    """None of these."""
+    models: frozenset[str] | None = None
+    """Only cards of these models; None: any."""
+    placement: Placement | None = None
+    """The pod's own; None: the one of the settings."""
+    problem: Unusable | None = None
+    """Why the pod fits nowhere."""
+    cpu_milli: int = 0
+    """What its containers request together, for typical pods."""
+
+    @property
+    def wants_cards(self) -> bool:
+        """Whether the agent has anything to do with this pod. One whose demand cannot be read is no plain pod."""
+        return self.problem is not None or any(container.count for container in self.containers)
+
+
+NOTHING: Final = Demand()
+"""Of a pod that asks for no card."""
+
+
+class _Refused(Exception):
+    def __init__(self, reason: Unusable) -> None:
+        self.reason = reason
+
+
+def read(pod: GpuPod, profile: Profile, options: GpuOptions) -> Demand:
+    """What a pod wants. What cannot be read or served is the demand's `problem`."""
+    containers, init = pod.spec.containers or (), pod.spec.initContainers or ()
+    if not is_concerned(pod, profile):
+        return NOTHING
+    try:
+        asked = [_asked(one, profile) for one in containers]
+        _check_init(init, profile)
+        wanted = tuple(
+            _wanted(one.name, found, profile) for one, found in zip(containers, asked, strict=True)
+        )
+        if not any(one.count for one in wanted):
+            return NOTHING
+        demand = _annotated(pod.metadata.annotations or {}, options)._replace(containers=wanted)
+        group = _same_card(pod, containers, profile)
+        _check_pairs(demand)
+    except _Refused as error:
+        return Demand(problem=error.reason)
+    return demand._replace(same_card=group, cpu_milli=sum(map(_cpu_milli, containers)))
+
+
+def whole(pod: GpuPod, profile: Profile) -> tuple[Amounts, ...]:
+    """What each container requests altogether, undivided. Amounts that cannot be read are left out."""
+    found = []
+    for container in pod.spec.containers or ():
+        known = {}
+        for resource, value in _requests(container, profile).items():
+            try:
+                known[resource] = amounts.exact(value)
+            except ValueError:
+                continue
+        found.append(Amounts(known) if known else amounts.NONE)
+    return tuple(found)
+
+
+def is_concerned(pod: GpuPod, profile: Profile) -> bool:
+    """Whether any container asks for resources of cards, be it 0."""
+    spec = pod.spec
+    return any(_requests(one, profile) for one in (*(spec.containers or ()), *(spec.initContainers or ())))
+
+
+def _requests(container: GpuContainer, profile: Profile) -> dict[str, str | int | float]:
+    """The requests of cards' resources as they are written."""
+    given = container.resources
+    if given is None:
+        return {}
+    return {
+        resource: 0 if value is None else value
+        for source in (given.limits, given.requests)
+        for resource, value in (source or {}).items()
+        if profile.has(resource)
+    }
+
+
+def _asked(container: GpuContainer, profile: Profile) -> dict[str, int]:
+    found = {}
+    for resource, value in sorted(_requests(container, profile).items()):
+        try:
+            found[resource] = amounts.exact(value)
+        except ValueError:
+            where = f"container {_cut(container.name)}: {_cut(resource)}"
+            raise _refused(
+                Kind.BAD_ARGS,
+                f"{where} is no whole number",
+                f"{where}: {shown(value)}; wanted {amounts.WANTED}",
+            ) from None
+    return found
+
+
+def _check_init(init: Iterable[GpuContainer], profile: Profile) -> None:
+    for container in init:
+        if any(_asked(container, profile).values()):
+            kind = (
+                "a sidecar, an init container that stays" if _is_sidecar(container) else "an init container"
+            )
+            raise _refused(
+                Kind.BAD_ARGS,
+                f"container {_cut(container.name)} is {kind}; only ordinary containers can have cards",
+                "let an ordinary container ask for the card",
+            )
+
+
+def _is_sidecar(container: GpuContainer) -> bool:
+    return container.restartPolicy == "Always"
+
+
+def _wanted(name: str, asked: Mapping[str, int], profile: Profile) -> ContainerDemand:
+    positive = {resource: amount for resource, amount in asked.items() if amount}
+    count = next((positive[resource] for resource in profile.counts if resource in positive), 0)
+    if count:
+        return ContainerDemand(name, count, amounts.divided(positive, count))
+    odd = sorted(positive.keys() - profile.monitoring)
+    if odd:
+        counts = " or ".join(profile.counts)
+        raise _refused(
+            Kind.BAD_ARGS,
+            f"container {_cut(name)}: {_cut(odd[0])} without {counts}",
+            f"let the container ask for {counts} as well: the number of its cards",
+        )
+    return ContainerDemand(name)
+
+
+def _annotated(annotations: Mapping[str, str], options: GpuOptions) -> Demand:
+    """What annotations say of the whole pod."""
+    if LINKED in annotations and SAME_CARD in annotations:
+        raise _refused(Kind.BAD_ARGS, f"{LINKED} and {SAME_CARD} exclude each other", "take one of them away")
+    allow, deny = annotations.get(ALLOW), annotations.get(DENY)
+    return Demand(
+        linked=LINKED in annotations,
+        single_numa=SINGLE_NUMA in annotations,
+        allow=_names(ALLOW, allow) if options.enable_allowlist and allow is not None else None,
+        deny=_names(DENY, deny) if options.enable_denylist and deny is not None else frozenset(),
+        models=_models(annotations.get(MODELS)),
+        placement=_placement(annotations.get(PLACEMENT)),
+    )
+
+
+def _names(key: str, text: str) -> frozenset[str]:
+    """Names between commas, as they are: a blank is part of a name."""
+    if text.count(",") >= _MOST_NAMES:
+        raise _refused(Kind.MALFORMED, f"{key} has more than {_MOST_NAMES} names", "name fewer")
+    return frozenset(name for name in text.split(",") if len(name) <= _LONGEST)
+
+
+def _models(text: str | None) -> frozenset[str] | None:
+    if text is None:
+        return None
+    names = frozenset(filter(None, (name.strip() for name in _names(MODELS, text))))
+    if not names:
+        raise _refused(
+            Kind.MALFORMED, f"{MODELS} names no model", "name models between commas, as nodes have them"
+        )
+    return names
+
+
+def _placement(text: str | None) -> Placement | None:
+    found = next((word for word in PLACEMENTS if word == text), None)
+    if text is not None and found is None:
+        words = ", ".join(PLACEMENTS)
+        raise _refused(Kind.MALFORMED, f"{PLACEMENT} is none of {words}", f"it is {shown(text)}")
+    return found
+
+
+def _same_card(pod: GpuPod, containers: Sequence[GpuContainer], profile: Profile) -> tuple[int, ...]:
+    """Indices of the containers that are to share a card, in the order of the annotation."""
+    text = (pod.metadata.annotations or {}).get(SAME_CARD)
+    if text is None:
+        return ()
+    names, at = text.split(","), {one.name: index for index, one in enumerate(containers)}
+    if len(names) < 2 or len(set(names)) < len(names) or not at.keys() >= set(names):  # noqa: PLR2004
+        raise _refused(
+            Kind.MALFORMED,
+            f"{SAME_CARD} names two or more of the pod's containers, each once, without blanks",
+            f"it is {shown(text)}",
+            at_once=False,
+        )
+    group = tuple(at[name] for name in names)
+    for index in group:
+        _check_shareable(containers[index], profile)
+    try:
+        amounts.total(_asked(containers[index], profile) for index in group)
+    except OverflowError as error:
+        words = f"{SAME_CARD}: the sum of {_cut(str(error))}"
+        raise _refused(Kind.OVERFLOW, words, "ask for less", at_once=False) from None
+    return group
+
+
+def _check_shareable(container: GpuContainer, profile: Profile) -> None:
+    asked = _asked(container, profile)
+    where = f"container {_cut(container.name)} of {SAME_CARD}"
+    barred = sorted(asked.keys() & (profile.monitoring | {profile.tiles}))
+    if barred:
+        raise _refused(Kind.CONFLICT, f"{where} asks for {barred[0]}", "leave it out", at_once=False)
+    if _wanted(container.name, asked, profile).count != 1:
+        words = f"{where} does not ask for exactly one {' or '.join(profile.counts)}"
+        raise _refused(Kind.CONFLICT, words, "let it ask for one", at_once=False)
+
+
+def _check_pairs(demand: Demand) -> None:
+    for one in demand.containers if demand.linked else ():
+        if one.count % 2:
+            raise _refused(
+                Kind.BAD_ARGS,
+                f"container {_cut(one.name)}: an odd number of cards with {LINKED}",
+                "linked cards come in pairs: ask for an even number",
+                at_once=False,
+            )
+
+
+def _cpu_milli(container: GpuContainer) -> int:
+    """Rounded up; 0 where it cannot be read."""
+    given = container.resources
+    value = given and ((given.requests or {}).get("cpu") or (given.limits or {}).get("cpu"))
+    try:
+        return max(0, -(-quantity.parse(str(value)) * 1000 // quantity.NANO)) if value else 0
+    except ValueError:
+        return 0
+
+
+def _refused(kind: Kind, words: str, hint: str, *, at_once: bool = True) -> _Refused:
+    return _Refused(Unusable(kind, words, hint, at_once))
+
+
+def _cut(name: str) -> str:
+    """The API server lets no longer name pass, and the text stands in the answer once for every node."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

@@ -1,0 +1,126 @@
+"""The grammars of node labels that tell of cards. Texts in, values out; what cannot be read is a ValueError in words.
+
+Written by Intel's GPU plugin and XPU manager through node feature discovery, and by telemetry policies. Source: GPU
+Aware Scheduling 0.5.6, `pkg/gpuscheduler/utils.go`. Cards are named `card` and a number as the label has it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from nodewise.errors import shown
+
+TELEMETRY: Final = "telemetry.aware.scheduling."
+PCI_GROUP: Final = "PCI_GROUP"
+"""The value by which a label means all cards on the named card's bus."""
+LONGEST_NAME: Final = 63
+"""Characters of a card's name: it becomes part of annotations."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+_LINK: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})-([0-9]{1,9})\.([0-9]{1,9})")
+_TILE: Final = re.compile(r"(card[0-9]{1,9})_gt([0-9]{1,9})")
+
+
+class Link(NamedTuple):
+    """Two tiles that an Xe Link joins. It is followed from left to right only."""
+
+    left: str
+    left_tile: int
+    right: str
+    right_tile: int
+
+
+class Rule(NamedTuple):
+    """A label `telemetry.aware.scheduling.<policy>/<name>`."""
+
+    policy: str
+    name: str
+    value: str
+
+
+def joined(labels: Mapping[str, str], key: str) -> str:
+    """A value that was cut into several labels: `<key>`, and `<key>2`, `<key>3` … whose values begin with a Z."""
+    parts = [labels.get(key, "")]
+    while (part := labels.get(f"{key}{len(parts) + 1}")) is not None:
+        if not part.startswith("Z"):
+            raise ValueError(f"label {key}{len(parts) + 1}: {shown(part)} does not begin with Z")
+        parts.append(part[1:])
+    return "".join(parts)
+
+
+def is_name(card: str) -> bool:
+    return _NAME.fullmatch(card) is not None
+
+
+def numbers(text: str) -> list[str]:
+    """`0.1.10` as its parts, in their order; empty ones included, none for the empty text."""
+    return text.split(".") if text else []
+
+
+def groups(text: str) -> list[frozenset[str]]:
+    """Cards on one bus each: `0.1_2.3.4`."""
+    return [_cards(part) for part in text.split("_")] if text else []
+
+
+def group_of(card: str, among: Iterable[frozenset[str]]) -> frozenset[str]:
+    """The cards of the first group that has the card; the card alone if none has."""
+    return next((group for group in among if card in group), frozenset((card,)))
+
+
+def numa(text: str) -> tuple[frozenset[str], ...]:
+    """Cards of each NUMA node, as the label has them: `0-0.1_1-2.3`."""
+    found = []
+    for part in text.split("_") if text else ():
+        head, _, cards = part.partition("-")
+        if part.count("-") != 1 or not head or not cards:
+            raise ValueError(f"{shown(part)} is not a NUMA node, -, and numbers of cards")
+        found.append(_cards(cards))
+    return tuple(found)
+
+
+def _cards(text: str) -> frozenset[str]:
+    return frozenset(f"card{number}" for number in numbers(text) if number)
+
+
+def devices(gpu_numbers: str) -> tuple[str, ...]:
+    """Cards by Level-Zero device index: in the order of their numbers. ValueError where one is no number."""
+    found = [number for number in dict.fromkeys(numbers(gpu_numbers)) if number]
+    odd = [number for number in found if not _NUMBER.fullmatch(number)]
+    if odd:
+        raise ValueError(f"{shown(odd[0])} is no number, so cards have no device index")
+    return tuple(f"card{number}" for number in sorted(found, key=lambda number: (int(number), number)))
+
+
+def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
+    """Links such as `0.0-1.0_2.1-3.2`, in their order, and what stopped the reading; empty: nothing did.
+
+    Links that name no device, or join a card with itself, are left out.
+    """
+    found: dict[Link, None] = {}
+    for part in text.split("_") if text else ():
+        match = _LINK.fullmatch(part)
+        if match is None:
+            return list(
+                found
+            ), f"{shown(part)} is no link such as 0.0-1.0; it and those after it do not count"
+        left, left_tile, right, right_tile = map(int, match.groups())
+        if left != right and max(left, right) < len(by_index):
+            found[Link(by_index[left], left_tile, by_index[right], right_tile)] = None
+    return list(found), ""
+
+
+def rules(labels: Mapping[str, str]) -> list[Rule]:
+    """What telemetry policies say of this node, by policy and name."""
+    found = []
+    for key, value in labels.items():
+        policy, slash, name = key.removeprefix(TELEMETRY).partition("/")
+        if key.startswith(TELEMETRY) and slash and "/" not in name:
+            found.append(Rule(policy, name, value))
+    return sorted(found)
+
+
+def tile(text: str) -> tuple[str, int] | None:
+    """The card and the tile of `card0_gt1`; None if it is no such name."""
+    match = _TILE.fullmatch(text)
+    return None if match is None else (match[1], int(match[2]))

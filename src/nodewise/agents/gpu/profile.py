@@ -1,0 +1,173 @@
+"""Whose cards they are: the names of their resources, and how a node says which cards it has.
+
+`intel`    `gpu.intel.com/`: `xe` or `i915` say how many distinct cards a container wants, and everything else with the
+           prefix is an amount that is divided among them. The node's labels name its cards.
+`generic`  `nvidia.com/`: `gpu` says how many cards; `gpu-milli`, `gpumem` and `gpucores` share them. Nothing else with
+           the prefix (MIG slices) is looked at.
+FILE       YAML with the fields of `FIELDS`; resource names stand without the prefix:
+
+    prefix: example.com/
+    counts: [gpu]               # how many distinct cards; the first one that a container asks for counts
+    shares: [gpu-memory]        # amounts of cards; without this field everything with the prefix
+    monitoring: [gpu-monitor]   # of a node rather than of its cards, so it may be asked for alone
+    tiles: gpu-tile             # an amount whose units have names: gt0, gt1, …
+    cards: count                # or `labels`: <prefix>gpu-numbers, as Intel's node labels
+    count_label: example.com/gpu.count
+
+Where the cards are counted and not named, a node has as many as the label `count_label` says (without the field:
+`<prefix><first of counts>.count`, as NVIDIA's GPU Feature Discovery writes it), and without that label as many as its
+allocatable counting resource says. They are called card0, card1, …. A device plugin that offers each card several times
+(time slicing) so needs the label. The node annotation `nodewise.io/gpu-cards` wins over either way, for every profile.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import yaml
+
+from nodewise.errors import BadSettings, Problem, shown
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """Resources by their full names, prefix included."""
+
+    prefix: str
+    """With its slash: `gpu.intel.com/`."""
+    counts: tuple[str, ...]
+    """Say how many distinct cards a container wants; the first one that it asks for counts."""
+    shares: frozenset[str] | None = None
+    """Amounts of cards; None: everything with the prefix that is not a count."""
+    monitoring: frozenset[str] = frozenset()
+    """Resources of a node, not of one of its cards."""
+    tiles: str = ""
+    """The resource whose units have names; empty: none."""
+    labelled: bool = False
+    """Whether the node's labels name its cards; else they are counted."""
+    count_label: str = ""
+    """Where cards are counted: the node label with their number."""
+
+    def has(self, resource: str) -> bool:
+        """Whether a resource is one of these cards."""
+        if not resource.startswith(self.prefix):
+            return False
+        if self.shares is None or resource in self.shares or resource in self.counts:
+            return True
+        return resource == self.tiles or resource in self.monitoring
+
+    def short(self, resource: str) -> str:
+        """A resource without the prefix."""
+        return resource.removeprefix(self.prefix)
+
+
+INTEL: Final = Profile(
+    prefix="gpu.intel.com/",
+    counts=("gpu.intel.com/xe", "gpu.intel.com/i915"),
+    monitoring=frozenset(("gpu.intel.com/xe_monitoring", "gpu.intel.com/i915_monitoring")),
+    tiles="gpu.intel.com/tiles",
+    labelled=True,
+)
+GENERIC: Final = Profile(
+    prefix="nvidia.com/",
+    counts=("nvidia.com/gpu",),
+    shares=frozenset(("nvidia.com/gpu-milli", "nvidia.com/gpumem", "nvidia.com/gpucores")),
+    count_label="nvidia.com/gpu.count",
+)
+PROFILES: Final[Mapping[str, Profile]] = {"intel": INTEL, "generic": GENERIC}
+
+_PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
+_RESOURCE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL: Final = re.compile(rf"({_PREFIX.pattern})?{_RESOURCE.pattern}")
+_MOST_NAMES: Final = 64
+
+
+def _is_prefix(value: Any) -> bool:
+    return isinstance(value, str) and _PREFIX.fullmatch(value) is not None
+
+
+def _is_resource(value: Any) -> bool:
+    return isinstance(value, str) and _RESOURCE.fullmatch(value) is not None
+
+
+def _is_label(value: Any) -> bool:
+    return isinstance(value, str) and _LABEL.fullmatch(value) is not None
+
+
+def _are_resources(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _MOST_NAMES and all(map(_is_resource, value))
+
+
+class Field(NamedTuple):
+    """One field of a profile's file."""
+
+    is_right: Callable[[Any], bool]
+    wanted: str
+    is_needed: bool = False
+
+
+FIELDS: Final[Mapping[str, Field]] = {
+    "prefix": Field(_is_prefix, "a domain and a slash, such as example.com/", is_needed=True),
+    "counts": Field(
+        lambda value: _are_resources(value) and bool(value),
+        "a list of resource names without the prefix, one at least",
+        is_needed=True,
+    ),
+    "shares": Field(_are_resources, "a list of resource names without the prefix"),
+    "monitoring": Field(_are_resources, "a list of resource names without the prefix"),
+    "tiles": Field(_is_resource, "a resource name without the prefix"),
+    "cards": Field(lambda value: value in ("labels", "count"), "labels or count"),
+    "count_label": Field(_is_label, "the key of a node label"),
+}
+
+
+def load(name: str) -> Profile:
+    """The profile `intel` or `generic`, or that of a file. `BadSettings` names everything that is wrong with it."""
+    return PROFILES[name] if name in PROFILES else parse(_document(name), name)
+
+
+def _document(path: str) -> Any:
+    wanted = f"{', '.join(PROFILES)} or a readable YAML file"
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise _bad(Problem("--gpu-profile", f"{path}: {error}", wanted)) from error
+
+
+def parse(document: Any, path: str) -> Profile:
+    """The profile that a file's document means; `path` is what errors call it."""
+    if not isinstance(document, dict):
+        raise _bad(Problem(path, shown(document), f"a mapping of {', '.join(FIELDS)}"))
+    unknown = [
+        Problem(f"{path}: {key}", "an unknown field", f"one of {', '.join(FIELDS)}")
+        for key in document
+        if key not in FIELDS
+    ]
+    wrong = [
+        Problem(f"{path}: {key}", shown(document[key]) if key in document else "nothing", field.wanted)
+        for key, field in FIELDS.items()
+        if (not field.is_right(document[key]) if key in document else field.is_needed)
+    ]
+    if unknown or wrong:
+        raise _bad(*unknown, *wrong)
+    return _profile(document)
+
+
+def _profile(fields: Mapping[str, Any]) -> Profile:
+    prefix: str = fields["prefix"]
+    counts = tuple(prefix + name for name in dict.fromkeys(fields["counts"]))
+    shares = fields.get("shares")
+    return Profile(
+        prefix=prefix,
+        counts=counts,
+        shares=None if shares is None else frozenset(prefix + name for name in shares),
+        monitoring=frozenset(prefix + name for name in fields.get("monitoring", ())),
+        tiles=prefix + fields["tiles"] if "tiles" in fields else "",
+        labelled=fields.get("cards") == "labels",
+        count_label=fields.get("count_label", f"{counts[0]}.count"),
+    )
+
+
+def _bad(*problems: Problem) -> BadSettings:
+    return BadSettings("GPU profile", problems)
