@@ -67,6 +67,16 @@ EVENTS: Final[dict[str, Event]] = {
     "woken": Event(
         "info", "A waiting pod fits since a metric healed: one node annotation has pods tried again."
     ),
+    "bound": Event(
+        "info", "A pod is on the node that kube-scheduler chose; `holds` says which cards it got."
+    ),
+    "bind_failed": Event(
+        "warning", "A pod could not be bound; kube-scheduler was told `error` and places it again."
+    ),
+    "claims_left": Event(
+        "warning",
+        "Entries of pods that were not bound could not be taken out of the node's ledger; the leader does it soon.",
+    ),
     "agent_failed": Event(
         "error", "A defect of an agent: the pods that it judges wait, others go on. Please report it."
     ),
@@ -126,6 +136,15 @@ METRICS: Final[dict[str, Metric]] = {
         "histogram", "From the whole body read to the answer made.", ("route",), _CALL_S
     ),
     "verdicts_total": Metric("counter", "Candidate nodes judged by filter calls.", ("agent", "verdict")),
+    "bind_total": Metric(
+        "counter", "Bind calls by what came of them: bound, already, refused, failed.", ("outcome",)
+    ),
+    "bind_seconds": Metric("histogram", "From a bind call to its answer.", (), _CALL_S),
+    "ledger_writes_total": Metric(
+        "counter",
+        "Writes of nodes' ledgers; a conflict means that another replica wrote first.",
+        ("outcome",),
+    ),
     "view_generation": Metric("gauge", "How many times the view of the world was replaced."),
     "view_seconds": Metric("histogram", "Time to compute an agent's slot of the view.", ("agent",), _CALL_S),
     "decisions_bytes": Metric("gauge", "Size of the decisions kept for /decisions and explain."),

@@ -1,0 +1,271 @@
+"""The bind verb: the pod's entry in the node's ledger, then one Binding that carries its annotations.
+
+    read the pod ─▶ entry in the ledger (`claims`) ─▶ POST pods/binding ─▶ done
+         ▲                                                   │ changed, or nobody knows
+         └───────────────────────────────────────────────────┘
+
+The Binding is for the very version of the pod that the entry was planned on: whoever changes the pod makes every
+Binding on the way fail. So an entry is taken out only after the pod was seen on another node, or gone, or was changed
+for this purpose. A bind goes on when its client leaves, and ends before kube-scheduler stops waiting.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from nodewise.agent import BindPlan, Reason, Refusal
+from nodewise.clock import format_rfc3339
+from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Unavailable
+from nodewise.extender.claims import CALL_S, Desk, Ground
+from nodewise.extender.wire import BindingArgs
+from nodewise.kube.api import NotFound
+from nodewise.kube.resources import PODS
+from nodewise.kube.store import Store
+from nodewise.observe import logs
+
+DROPPED: Final = "nodewise.io/claim-dropped"
+"""The annotation of a pod whose bind never came: when its cards were given back, RFC 3339."""
+MOST_TRIES: Final = 6
+"""Versions of a pod on which it is tried to be bound, in one call."""
+_PAUSE_S: Final = 0.05
+
+Result = Literal["bound", "already", "refused", "failed"]
+
+
+class Outcome(NamedTuple):
+    """What came of a bind."""
+
+    result: Result
+    error: str = ""
+    """What kube-scheduler is answered; empty where the pod is on the node."""
+    told: str = ""
+    """What the pod holds, in words; empty where it holds nothing."""
+    reason: Reason | None = None
+    """Why it was refused, where an agent did."""
+
+
+class _Failed(Exception):
+    """The bind ends without success."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _Try(NamedTuple):
+    """A Binding that was sent: the version of the pod that it was for."""
+
+    seen: str
+    told: str
+
+
+class Bindings:
+    """Binds pods, each in a task of its own."""
+
+    def __init__(self, ground: Ground, pods: Store[Any], pod_type: type[Any], deadline_s: float) -> None:
+        self._on = ground
+        self._pods = pods
+        self._read_pod = msgspec.json.Decoder(pod_type).decode
+        self._deadline_s = deadline_s
+        self._desks: dict[str, Desk] = {}
+        self._binding: dict[BindingArgs, asyncio.Task[Outcome]] = {}
+        self._clearing: set[asyncio.Task[None]] = set()
+
+    async def bind(self, asked: BindingArgs) -> Outcome:
+        """What came of it. It goes on if the caller is cancelled; who asks again meanwhile gets the same answer."""
+        task = self._binding.get(asked)
+        if task is None:
+            task = self._binding[asked] = asyncio.create_task(self._timed(asked))
+            task.add_done_callback(lambda _: self._binding.pop(asked, None))
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Wait for what is under way, no longer than a bind takes."""
+        tasks = [*self._binding.values(), *self._clearing]
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._deadline_s)
+
+    async def _timed(self, asked: BindingArgs) -> Outcome:
+        began_s = self._on.clock.monotonic()
+        outcome = await self._one(asked, began_s + self._deadline_s)
+        seconds = self._on.clock.monotonic() - began_s
+        self._on.meters.count("bind_total", outcome=outcome.result)
+        self._on.meters.observe("bind_seconds", seconds)
+        pod = f"{asked.pod_namespace}/{asked.pod_name}"
+        if outcome.error:
+            logs.emit("bind_failed", pod=pod, node=asked.node, error=outcome.error)
+        else:
+            logs.emit("bound", pod=pod, node=asked.node, holds=outcome.told, seconds=round(seconds, 3))
+        return outcome
+
+    async def _one(self, asked: BindingArgs, until_s: float) -> Outcome:
+        bind = _Bind(asked, self._on, self._desk(asked.node), self._read_pod, until_s)
+        try:
+            return await bind.run(self._pods.get(asked.pod_namespace, asked.pod_name))
+        except _Failed as failed:
+            return Outcome("failed", failed.error)
+        finally:
+            self._clear(bind)
+
+    def _clear(self, bind: "_Bind") -> None:
+        """What a bind leaves behind is looked after while its client has its answer."""
+        if bind.leaves_entry:
+            task = asyncio.create_task(bind.clear())
+            self._clearing.add(task)
+            task.add_done_callback(self._clearing.discard)
+
+    def _desk(self, node: str) -> Desk:
+        if node not in self._desks:
+            self._desks = {name: desk for name, desk in self._desks.items() if not desk.is_idle}
+            self._desks[node] = Desk(node, self._on)
+        return self._desks[node]
+
+
+class _Bind:
+    """One call of the verb: versions of the pod are tried until it is bound, or cannot be."""
+
+    def __init__(
+        self,
+        asked: BindingArgs,
+        on: Ground,
+        desk: Desk,
+        read: Callable[[bytes], Any],
+        until_s: float,
+    ) -> None:
+        self._asked = asked
+        self._on = on
+        self._desk = desk
+        self._read = read
+        self._until_s = until_s
+        self._path = PODS.path(asked.pod_namespace, asked.pod_name)
+        self._refused_at = ""
+        """The version for which a Binding was refused."""
+        self._seen: set[str] = set()
+        """Versions of the pod that an entry may stand on."""
+
+    @property
+    def leaves_entry(self) -> bool:
+        """Whether an entry may stand in the ledger for a pod that we do not know to be on the node."""
+        return bool(self._seen)
+
+    async def run(self, pod: Any | None) -> Outcome:
+        """`pod` is what we hold of it; it may be old, and None is nothing."""
+        last: NodewiseError | None = None
+        if pod is not None and pod.metadata.uid != self._asked.pod_uid:
+            pod = None
+        for number in range(MOST_TRIES):
+            await self._on.clock.sleep(_PAUSE_S * max(number - 1, 0))
+            if self._left_s() <= 0.0:
+                break
+            try:
+                return await self._attempt(pod or await self._get())
+            except (Conflict, Unavailable) as error:
+                last, pod = error, None
+            except TimeoutError:
+                break
+            except NodewiseError as error:
+                raise _Failed(_words(error)) from error
+        raise _Failed(_words(last) if last else "there was no time left to bind the pod")
+
+    async def _attempt(self, pod: Any) -> Outcome:
+        """With one version of the pod. `Conflict` and `Unavailable`: read it again."""
+        asked, version = self._asked, pod.metadata.resourceVersion
+        if pod.metadata.uid != asked.pod_uid:
+            raise _Failed("provided UID is incorrect")
+        if pod.spec.nodeName:
+            return self._placed(pod)
+        planned = await self._claimed(pod)
+        if isinstance(planned, Refusal):
+            return Outcome("refused", planned.error, reason=planned.reason)
+        try:
+            await self._post(version, planned)
+        except Conflict as error:
+            if self._refused_at == version:
+                raise _Failed(_words(error)) from error  # it is not the version that is wrong
+            self._refused_at = version
+            raise
+        self._seen.clear()
+        return Outcome("bound", told=planned.told if planned else "")
+
+    def _placed(self, pod: Any) -> Outcome:
+        """The pod is on a node already: by an earlier call, or by somebody else."""
+        if pod.spec.nodeName != self._asked.node:
+            raise _Failed(f'pod {self._asked.pod_name} is already assigned to node "{pod.spec.nodeName}"')
+        self._seen.clear()
+        return Outcome("already")
+
+    async def _claimed(self, pod: Any) -> BindPlan | Refusal | None:
+        before = set(self._seen)
+        self._seen.add(pod.metadata.resourceVersion)
+        async with asyncio.timeout(self._left_s()):
+            planned = await self._desk.claim(pod)
+        if not isinstance(planned, BindPlan):
+            self._seen = before
+        return planned
+
+    async def _post(self, version: str, plan: BindPlan | None) -> None:
+        meta: dict[str, Any] = {"name": self._asked.pod_name, "uid": self._asked.pod_uid}
+        if plan is not None:
+            meta |= {"resourceVersion": version, "annotations": dict(plan.annotations)}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": meta,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": self._asked.node},
+        }
+        await self._on.api.create(f"{self._path}/binding", body, timeout_s=max(self._left_s(), 0.001))
+
+    async def _get(self) -> Any:
+        try:
+            return self._decoded(await self._on.api.get(self._path, timeout_s=CALL_S))
+        except NotFound as error:
+            name = self._asked.pod_name
+            raise _Failed(
+                f'could not retrieve pod {name}: pod fetch error: pod "{name}" not found'
+            ) from error
+
+    def _decoded(self, body: bytes) -> Any:
+        try:
+            return self._read(body)
+        except UNREADABLE as error:
+            raise BadInput(f"pod {self._asked.pod_name}", [Problem("", str(error), "a Pod")]) from error
+
+    def _left_s(self) -> float:
+        return self._until_s - self._on.clock.monotonic()
+
+    async def clear(self) -> None:
+        """Take the entry out, if the pod does not come to the node any more. The leader does what fails here."""
+        error: NodewiseError | None = None
+        for number in range(MOST_TRIES):
+            await self._on.clock.sleep(_PAUSE_S * (2**number - 1))
+            try:
+                if await self._stays_away():
+                    await self._desk.release(self._asked.pod_uid, self._seen)
+            except _Failed:  # the pod is gone
+                await self._desk.release(self._asked.pod_uid, self._seen)
+            except NodewiseError as found:
+                error = found
+                continue
+            return
+        logs.emit("claims_left", node=self._asked.node, pods=[self._asked.pod_uid], error=str(error))
+
+    async def _stays_away(self) -> bool:
+        """Whether no Binding of ours that is still on its way can succeed. The pod is changed to make sure of it."""
+        pod = await self._get()
+        if pod.metadata.uid != self._asked.pod_uid:
+            return True
+        if pod.spec.nodeName:
+            return bool(pod.spec.nodeName != self._asked.node)
+        version = pod.metadata.resourceVersion
+        if version in self._seen:
+            now = format_rfc3339(self._on.clock.now())
+            meta = {"uid": self._asked.pod_uid, "resourceVersion": version, "annotations": {DROPPED: now}}
+            await self._on.api.patch(self._path, {"metadata": meta}, "merge", timeout_s=CALL_S)
+        return True
+
+
+def _words(error: NodewiseError) -> str:
+    """The API server's own, as the older system passed them on."""
+    return "; ".join(map(str, error.problems)) or str(error)

@@ -1,0 +1,264 @@
+"""Replicas that bind pods: the real keeper, reflectors and ledgers over one API server in memory, and an agent whose
+pods take one card each, the first that is free."""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from nodewise.agent import (
+    HOLDINGS,
+    LEDGER,
+    BindingFields,
+    BindPlan,
+    Inputs,
+    LedgerLease,
+    Refusal,
+    View,
+    Want,
+    Watched,
+    World,
+)
+from nodewise.errors import NodewiseError, Problem, Unavailable
+from nodewise.extender.binding import Bindings, Outcome
+from nodewise.extender.claims import Ground
+from nodewise.extender.wire import BindingArgs
+from nodewise.extender.world import Stores, WorldKeeper
+from nodewise.kube.api import DEADLINE_S, NONE, Params
+from nodewise.kube.fields import merge
+from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.resources import LEASES, NODES, PODS
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.observe.meters import Meters
+from nodewise.simulate.api import FakeApi
+from tests.unit.kube.virtual import VirtualClock
+
+OURS = "nodewise"
+CARD = "card"
+DEADLINE_S_OF_A_BIND = 4.0
+POD = merge("Pod", BindingFields)
+
+
+class NoCard(msgspec.Struct, frozen=True):
+    is_failure = False
+
+    def text(self) -> str:
+        return "no card is free"
+
+    def remedy(self) -> str:
+        return ""
+
+
+class OneCardEach:
+    """The agent and its state. A slot is, by node, the card that each pod holds; `cards` are those of every node."""
+
+    name = "t"
+    ledgers = "ledgers"
+    pods = "pods"
+    inputs = Inputs(frozenset({"ledgers"}))
+
+    def __init__(self, cards: str = "a b c") -> None:
+        self._cards = cards.split()
+
+    def bind(self, pod: Any, node: str, view: View, now: float) -> BindPlan | Refusal | None:
+        if pod.metadata.name.startswith("plain"):
+            return None
+        held = view.slots[self.name].get(node, {})
+        mine = held.get(pod.metadata.uid)
+        free = [card for card in self._cards if card not in {one["card"] for one in held.values()}]
+        if mine is None and not free:
+            return Refusal("will not fit", NoCard())
+        card = mine["card"] if mine else free[0]
+        entry = {"card": card, "seen": pod.metadata.resourceVersion, "at": now}
+        if mine and mine["seen"] == entry["seen"]:
+            entry = mine
+        return BindPlan(entry, {CARD: card}, frozenset(), card)
+
+    def wants(self, objects: Any) -> frozenset[Want]:
+        return frozenset()
+
+    def problems(self, objects: Any) -> Mapping[str, tuple[str, ...]]:
+        return {}
+
+    def slot(self, world: World) -> Generator[None, None, Any]:
+        yield
+        return {name.removeprefix("t-"): _held(one) for (_, name), one in world.objects["ledgers"].items()}
+
+    def amended(self, slot: Any, node: str, ledger: LedgerLease | None) -> Any:
+        held = _held(ledger) if ledger else {}
+        return slot if slot.get(node, {}) == held else {**slot, node: held}
+
+
+def _held(ledger: LedgerLease) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ledger.metadata.annotations or {}).get(HOLDINGS, "{}"))
+    return found
+
+
+class Api(FakeApi):
+    """Takes its time, and loses calls or answers where a test says so."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+        self.slow_s = 0.002
+        self.before: Callable[[str, str], None] = lambda verb, path: None
+        """Called before a write is done, and may raise or change something."""
+        self.after: Callable[[str, str], None] = lambda verb, path: None
+        """Called after it was done and before it is answered."""
+
+    async def _called(self, verb: str, path: str) -> None:
+        if verb != "watch":
+            await asyncio.sleep(self.slow_s * self._random.random())
+        self.before(verb, path)
+        await super()._called(verb, path)
+
+    async def create(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        return await self._answered("create", path, super().create(path, body, params, timeout_s=timeout_s))
+
+    async def replace(
+        self, path: str, body: object, params: Params = NONE, *, timeout_s: float = DEADLINE_S
+    ) -> bytes:
+        return await self._answered("replace", path, super().replace(path, body, params, timeout_s=timeout_s))
+
+    async def _answered(self, verb: str, path: str, call: Any) -> bytes:
+        answer: bytes = await call
+        self.after(verb, path)
+        await asyncio.sleep(self.slow_s * self._random.random())
+        return answer
+
+    def writes(self, of: str = "") -> list[str]:
+        """The verbs of all writes so far, `bind` for a Binding; of paths that hold a text."""
+        found = [(verb, path) for verb, path in self.calls if verb not in {"get", "watch"} and of in path]
+        return ["bind" if path.endswith("/binding") else verb for verb, path in found]
+
+
+class Replica:
+    """A process that binds."""
+
+    def __init__(self, api: Api, keeper: WorldKeeper, bindings: Bindings, meters: Meters) -> None:
+        self.api = api
+        self.keeper = keeper
+        self.bindings = bindings
+        self.meters = meters
+
+    async def bind(self, pod: Mapping[str, Any], node: str = "n1") -> Outcome:
+        return await self.bindings.bind(asked(pod, node))
+
+    def held(self, node: str = "n1") -> dict[str, str]:
+        """Who holds which card, as a filter call would see it."""
+        return {one["card"]: uid for uid, one in self.keeper.view.slots["t"].get(node, {}).items()}
+
+
+def asked(pod: Mapping[str, Any], node: str = "n1") -> BindingArgs:
+    meta = pod["metadata"]
+    return BindingArgs(meta["name"], meta["namespace"], meta["uid"], node)
+
+
+@asynccontextmanager
+async def replica(api: Api, agent: Any = None) -> AsyncIterator[Replica]:
+    """A process for as long as the block lasts; at its end it is killed, whatever it does."""
+    agent = agent or OneCardEach()
+    clock, meters = VirtualClock(), Meters()
+    watched = [
+        Watched("pods", PODS, POD),
+        Watched("ledgers", LEASES, LedgerLease, None, True, {"labelSelector": f"{LEDGER}=t"}),
+    ]
+    targets = {"nodes": Target(NODES, merge("Node"))} | {
+        one.name: Target(one.resource, one.type, OURS if one.own_namespace else "", one.selectors)
+        for one in watched
+    }
+    reflectors = {name: Reflector(api, one, clock, meters, lambda: 0.5) for name, one in targets.items()}
+    objects = {name: one.store for name, one in reflectors.items() if name != "nodes"}
+    learners = {name: one.learn for name, one in reflectors.items()}
+    stores = Stores(reflectors["nodes"].store, objects, learners)
+    refresher = Refresher([], RefreshOptions(), clock, meters)
+    keeper = WorldKeeper({"t": agent}, stores, refresher, clock, meters, 5.0)
+    for one in reflectors.values():
+        one.store.subscribe(lambda _: keeper.touch())
+    ground = Ground(api, OURS, objects["ledgers"], stores.nodes, keeper, agent, agent, clock, meters)
+    bindings = Bindings(ground, objects["pods"], POD, DEADLINE_S_OF_A_BIND)
+    before = asyncio.all_tasks()
+    tasks = [asyncio.create_task(one.run()) for one in reflectors.values()]
+    tasks.append(asyncio.create_task(keeper.run()))
+    while keeper.waiting_for():
+        await asyncio.sleep(0.01)
+    try:
+        yield Replica(api, keeper, bindings, meters)
+    finally:
+        for task in asyncio.all_tasks() - before - {asyncio.current_task()}:
+            if task in tasks or _is_ours(task):
+                task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_ours(task: "asyncio.Task[Any]") -> bool:
+    return task.get_coro().__qualname__.startswith(("Bindings.", "Desk.", "_Bind."))  # type: ignore[union-attr]
+
+
+def put_pod(api: Api, name: str, **meta: Any) -> dict[str, Any]:
+    return api.put(PODS, {"metadata": {"name": name, "namespace": "d", **meta}, "spec": {"containers": []}})
+
+
+def pod(api: Api, name: str) -> dict[str, Any]:
+    return api.objects(PODS)["d", name]
+
+
+def node_of(api: Api, name: str) -> str:
+    return str(pod(api, name)["spec"].get("nodeName", ""))
+
+
+def entries(api: Api, node: str = "n1") -> dict[str, Any]:
+    """What stands in the node's ledger, by pod uid."""
+    lease = api.objects(LEASES).get((OURS, f"t-{node}"), {"metadata": {}})
+    found: dict[str, Any] = json.loads(lease["metadata"].get("annotations", {}).get(HOLDINGS, "{}"))
+    return found
+
+
+def lost() -> NodewiseError:
+    return Unavailable("a call", [Problem("", "no answer", "")])
+
+
+def once(verb: str, part: str, what: Callable[[], None]) -> Callable[[str, str], None]:
+    """A hook for `Api.before` and `after`: at the first write of the kind."""
+    left = SimpleNamespace(count=1)
+
+    def hook(found: str, path: str) -> None:
+        if found == verb and part in path and left.count:
+            left.count -= 1
+            what()
+
+    return hook
+
+
+def raising(error: NodewiseError) -> Callable[[], None]:
+    def raise_() -> None:
+        raise error
+
+    return raise_
+
+
+def never_twice(api: Api) -> None:
+    """In no state that the server was ever in, two pods on a node had one card, or a bound one no entry for it."""
+    bound: dict[tuple[str, str], str] = {}
+    by_uid: dict[str, tuple[str, str]] = {}
+    for old, new in api.changes(PODS):
+        item = new or old or {}
+        uid, place = item["metadata"]["uid"], None
+        if new and (card := new["metadata"].get("annotations", {}).get(CARD)) and new["spec"].get("nodeName"):
+            place = (new["spec"]["nodeName"], card)
+        if uid in by_uid and by_uid[uid] != place:
+            del bound[by_uid.pop(uid)]
+        if place:
+            assert bound.setdefault(place, uid) == uid, f"{place} given twice"
+            by_uid[uid] = place
+    for (node, card), uid in bound.items():
+        assert entries(api, node)[uid]["card"] == card

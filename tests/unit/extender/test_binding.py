@@ -1,0 +1,468 @@
+"""Binding: whatever fails, is late, comes twice or is killed, no card is given twice and no success is told falsely."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import pytest
+
+from nodewise.errors import Conflict, NodewiseError, Problem, Refused
+from nodewise.extender.binding import DROPPED, Outcome
+from nodewise.kube.resources import LEASES, NODES, PODS
+from tests.unit.extender.replicas import (
+    CARD,
+    OURS,
+    Api,
+    OneCardEach,
+    Replica,
+    entries,
+    lost,
+    never_twice,
+    node_of,
+    once,
+    pod,
+    put_pod,
+    raising,
+    replica,
+)
+from tests.unit.kube import virtual
+
+FORBIDDEN = Refused("create", [Problem("", "pods/binding is forbidden", "")])
+
+
+def play(test: Callable[[Api, Replica], Coroutine[Any, Any, None]], **made: Any) -> Api:
+    """The test with one replica, two nodes and a pod `p`."""
+    api = Api(**made)
+
+    async def main() -> None:
+        for name in ("n1", "n2"):
+            api.put(NODES, {"metadata": {"name": name}})
+        put_pod(api, "p", annotations={"kept": "1"})
+        async with replica(api) as one:
+            api.calls.clear()
+            await test(api, one)
+            await one.bindings.close()
+        never_twice(api)
+
+    virtual.run(main())
+    return api
+
+
+def after(call: Callable[[Api, Replica], Any]) -> Callable[[Api, Replica], Coroutine[Any, Any, None]]:
+    async def test(api: Api, one: Replica) -> None:
+        await call(api, one)
+
+    return test
+
+
+class TestWell:
+    def test_the_entry_stands_in_the_ledger_before_the_pod_is_bound(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            seen = pod(api, "p")["metadata"]["resourceVersion"]
+            assert await one.bind(pod(api, "p")) == Outcome("bound", told="a")
+            assert api.calls == [
+                ("create", LEASES.path(OURS)),
+                ("create", PODS.path("d", "p", "binding")),
+            ]
+            now = pod(api, "p")
+            assert now["spec"]["nodeName"] == "n1"
+            assert now["metadata"]["annotations"] == {"kept": "1", CARD: "a"}
+            assert entries(api)[now["metadata"]["uid"]]["seen"] == seen
+            assert one.held() == {"a": now["metadata"]["uid"]}
+
+        play(test)
+
+    def test_the_ledger_goes_with_its_node(self) -> None:
+        api = play(after(lambda api, one: one.bind(pod(api, "p"))))
+        meta = api.objects(LEASES)[OURS, "t-n1"]["metadata"]
+        node = api.objects(NODES)["", "n1"]["metadata"]
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": node["uid"]}
+        assert meta["ownerReferences"] == [owner]
+        assert meta["labels"] == {"nodewise.io/ledger": "t"}
+
+    def test_a_pod_that_asks_for_no_card_is_bound_by_one_write(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            assert await one.bind(put_pod(api, "plain")) == Outcome("bound")
+            assert api.writes() == ["bind"]
+            assert node_of(api, "plain") == "n1"
+
+        play(test)
+
+    def test_a_pod_that_we_have_not_heard_of_is_read(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            api._wake = lambda: None  # type: ignore[method-assign]
+            assert (await one.bind(put_pod(api, "new"))).result == "bound"
+            assert ("get", PODS.path("d", "new")) in api.calls
+
+        play(test)
+
+    def test_the_next_filter_call_sees_the_card_taken_before_anything_is_written(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            task = asyncio.create_task(one.bind(pod(api, "p")))
+            for _ in range(10):  # no call takes so little time
+                await asyncio.sleep(0)
+            assert list(one.held()) == ["a"]
+            assert api.writes() == []
+            await task
+
+        play(test)
+
+
+class TestAgain:
+    def test_a_repeated_bind_is_a_success_without_a_write(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            await one.bind(pod(api, "p"))
+            writes = api.writes()
+            assert (await one.bind(pod(api, "p"))).result == "already"
+            assert api.writes() == writes
+
+        play(test)
+
+    def test_two_calls_at_once_are_one_bind(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            outcomes = await asyncio.gather(*(one.bind(pod(api, "p")) for _ in range(3)))
+            assert {outcome.result for outcome in outcomes} == {"bound"}
+            assert api.writes() == ["create", "bind"]
+
+        play(test)
+
+    def test_a_pod_on_another_node_is_an_error_and_holds_nothing_here(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            await one.bind(pod(api, "p"), "n2")
+            outcome = await one.bind(pod(api, "p"), "n1")
+            assert outcome == Outcome("failed", 'pod p is already assigned to node "n2"')
+            await one.bindings.close()
+            assert entries(api) == {}
+            assert len(entries(api, "n2")) == 1
+
+        play(test)
+
+    def test_a_call_to_another_replica_meanwhile_gets_the_same_card(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            async with replica(api) as other:
+                outcomes = await asyncio.gather(one.bind(pod(api, "p")), other.bind(pod(api, "p")))
+            assert [outcome.error for outcome in outcomes] == ["", ""]
+            assert pod(api, "p")["metadata"]["annotations"][CARD] == "a"
+            assert len(entries(api)) == 1
+
+        play(test)
+
+
+class TestWrong:
+    def test_a_pod_that_is_not_there(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            gone = pod(api, "p")
+            api.remove(PODS, "p", "d")
+            await asyncio.sleep(0.1)
+            outcome = await one.bind(gone)
+            assert outcome.error == 'could not retrieve pod p: pod fetch error: pod "p" not found'
+            assert api.writes() == []
+
+        play(test)
+
+    def test_another_pod_of_the_name(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            earlier = {"metadata": {**pod(api, "p")["metadata"], "uid": "of-its-predecessor"}}
+            assert (await one.bind(earlier)).error == "provided UID is incorrect"
+            assert api.writes() == []
+
+        play(test)
+
+    def test_a_pod_that_is_being_deleted(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            leaving = put_pod(api, "leaving", deletionTimestamp="2026-01-01T00:00:00Z")
+            assert "is being deleted, cannot be assigned to a host" in (await one.bind(leaving)).error
+            await one.bindings.close()
+            assert entries(api) == {}
+
+        play(test)
+
+    def test_what_the_agent_refuses_is_told_and_nothing_is_written(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            for name in ("a", "b", "c"):
+                await one.bind(put_pod(api, name))
+            api.calls.clear()
+            outcome = await one.bind(pod(api, "p"))
+            assert (outcome.result, outcome.error) == ("refused", "will not fit")
+            assert api.writes() == []
+
+        play(test)
+
+    def test_a_binding_that_is_refused_leaves_no_entry(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            api.before = lambda verb, path: raising(FORBIDDEN)() if path.endswith("/binding") else None
+            assert await one.bind(pod(api, "p")) == Outcome("failed", "pods/binding is forbidden")
+            await one.bindings.close()
+            assert entries(api) == {}
+            assert one.held() == {}
+            assert DROPPED in pod(api, "p")["metadata"]["annotations"]
+            api.before = lambda verb, path: None
+            assert (await one.bind(pod(api, "p"))).result == "bound"
+
+        play(test)
+
+
+class TestChanged:
+    def test_a_pod_that_somebody_changes_is_bound_as_it_is_then(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            def touch() -> None:
+                api.put(
+                    PODS, {**pod(api, "p"), "metadata": {**pod(api, "p")["metadata"], "labels": {"a": "1"}}}
+                )
+
+            api.before = once("create", "/binding", touch)
+            assert (await one.bind(pod(api, "p"))).result == "bound"
+            assert api.writes() == ["create", "bind", "replace", "bind"]
+            now = pod(api, "p")["metadata"]
+            assert now["labels"] == {"a": "1"}
+            assert int(entries(api)[now["uid"]]["seen"]) == int(now["resourceVersion"]) - 2
+
+        play(test)
+
+    def test_a_ledger_that_another_replica_wrote_is_planned_upon(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            async with replica(api) as other:
+                outcomes = await asyncio.gather(one.bind(pod(api, "p")), other.bind(put_pod(api, "q")))
+            assert sorted(outcome.told for outcome in outcomes) == ["a", "b"]
+            assert len(entries(api)) == 2
+
+        play(test)
+
+    def test_who_loses_the_last_card_is_refused(self) -> None:
+        async def main() -> None:
+            api = Api()
+            api.put(NODES, {"metadata": {"name": "n1"}})
+            pods = [put_pod(api, name) for name in "pq"]
+            async with replica(api, OneCardEach("a")) as one, replica(api, OneCardEach("a")) as other:
+                outcomes = await asyncio.gather(one.bind(pods[0]), other.bind(pods[1]))
+                assert sorted(outcome.result for outcome in outcomes) == ["bound", "refused"]
+            never_twice(api)
+
+        virtual.run(main())
+
+    def test_a_ledger_that_was_deleted_is_made_anew(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            await one.bind(put_pod(api, "q"))
+            api.before = once("replace", "leases", lambda: api.remove(LEASES, "t-n1", OURS))
+            assert (await one.bind(pod(api, "p"))).result == "bound"
+            assert pod(api, "p")["metadata"]["uid"] in entries(api)
+
+        api = Api()
+        api.put(NODES, {"metadata": {"name": "n1"}})
+
+        async def main() -> None:
+            put_pod(api, "p")
+            async with replica(api) as one:
+                await test(api, one)
+
+        virtual.run(main())
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"u":1}', "null", '{"u":{"seen":1}}'])
+    def test_a_ledger_that_nobody_can_read_does_not_stop_anybody(self, text: str) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            meta = {"name": "t-n1", "namespace": OURS, "labels": {"nodewise.io/ledger": "t"}}
+            api.put(LEASES, {"metadata": meta | {"annotations": {"other": text}}})
+            await asyncio.sleep(0.1)
+            assert (await one.bind(pod(api, "p"))).result == "bound"
+
+        play(test)
+
+
+class TestLost:
+    """Calls and answers that get lost: nobody knows what the server did."""
+
+    @pytest.mark.parametrize("part", ["leases", "/binding"])
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_one_is_made_up_for(self, part: str, moment: str) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            setattr(api, moment, once("create", part, raising(lost())))
+            outcome = await one.bind(pod(api, "p"))
+            assert outcome.error == ""
+            assert node_of(api, "p") == "n1"
+            assert pod(api, "p")["metadata"]["annotations"][CARD] == "a"
+
+        play(test)
+
+    def test_bindings_that_never_come_through_end_in_time_and_leave_no_entry(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            api.before = lambda verb, path: raising(lost())() if path.endswith("/binding") else None
+            began_s = asyncio.get_running_loop().time()
+            outcome = await one.bind(pod(api, "p"))
+            assert outcome == Outcome("failed", "no answer")
+            assert asyncio.get_running_loop().time() - began_s < 4.5
+            await one.bindings.close()
+            assert entries(api) == {}
+            assert one.held() == {}
+
+        play(test)
+
+    def test_a_binding_that_comes_late_after_all_finds_the_pod_changed(self) -> None:
+        """The entry goes only after that; else the card could be another pod's by then."""
+
+        async def test(api: Api, one: Replica) -> None:
+            late: list[Any] = []
+            real = api._bound
+
+            def held_up(*given: Any) -> bytes:
+                late.append(partial(real, *given))
+                raise lost()
+
+            api._bound = held_up  # type: ignore[method-assign]
+            assert (await one.bind(pod(api, "p"))).error
+            await one.bindings.close()
+            api._bound = real  # type: ignore[method-assign]
+            assert (await one.bind(put_pod(api, "q"))).told == "a"
+            for arrives in late:
+                with pytest.raises(Conflict):
+                    arrives()
+
+        play(test)
+
+    def test_one_that_comes_late_while_we_look_keeps_its_entry(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            late: list[Any] = []
+            real = api._bound
+
+            def held_up(*given: Any) -> bytes:
+                late.append(partial(real, *given))
+                raise lost()
+
+            def arrive() -> None:
+                late[0]()
+
+            api._bound = held_up  # type: ignore[method-assign]
+            api.before = once("patch", "pods", arrive)
+            assert (await one.bind(pod(api, "p"))).error
+            await one.bindings.close()
+            assert node_of(api, "p") == "n1"
+            assert list(one.held()) == ["a"]
+            assert len(entries(api)) == 1
+
+        play(test)
+
+    def test_a_server_that_answers_nothing_is_told_in_time(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            api.before = lambda verb, path: raising(lost())()
+            outcome = await one.bind(pod(api, "p"))
+            assert outcome == Outcome("failed", "no answer")
+            api.before = lambda verb, path: None
+            await asyncio.sleep(10)
+            assert (await one.bind(pod(api, "p"))).error == ""
+
+        play(test)
+
+    def test_a_client_that_leaves_does_not_end_the_bind(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            call = asyncio.create_task(one.bind(pod(api, "p")))
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+            await one.bindings.close()
+            assert node_of(api, "p") == "n1"
+
+        play(test)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("part", ["leases", "/binding"])
+def test_a_process_that_is_killed_leaves_a_pod_that_another_binds(part: str, moment: str) -> None:
+    async def main() -> None:
+        api = Api()
+        api.put(NODES, {"metadata": {"name": "n1"}})
+        put_pod(api, "p")
+        async with replica(api) as first:
+            hang = asyncio.Event()
+            reached = asyncio.Event()
+
+            async def stop(verb: str, path: str, call: Any) -> Any:
+                if part in path and moment == "before":
+                    call.close()
+                answer = None if part in path and moment == "before" else await call
+                if part in path:
+                    reached.set()
+                    await hang.wait()
+                return answer
+
+            api._answered = stop  # type: ignore[method-assign]
+            call = asyncio.create_task(first.bind(pod(api, "p")))
+            await reached.wait()
+        call.cancel()
+        del api._answered
+        async with replica(api) as second:
+            others = [put_pod(api, name) for name in "qrs"]
+            outcomes = await asyncio.gather(*(second.bind(one) for one in [pod(api, "p"), *others]))
+            assert outcomes[0].error == ""
+            assert sorted(outcome.result for outcome in outcomes[1:]) == ["bound", "bound", "refused"]
+        assert node_of(api, "p") == "n1"
+        never_twice(api)
+
+    virtual.run(main())
+
+
+class TestMany:
+    def test_many_binds_to_one_node_are_few_writes_of_its_ledger(self) -> None:
+        async def main() -> None:
+            api = Api()
+            api.put(NODES, {"metadata": {"name": "n1"}})
+            cards = " ".join(map(str, range(100)))
+            pods = [put_pod(api, f"p{number}") for number in range(100)]
+            async with replica(api, OneCardEach(cards)) as one:
+                outcomes = await asyncio.gather(*(one.bind(each) for each in pods))
+            assert [outcome.error for outcome in outcomes] == [""] * 100
+            assert len(api.writes("leases")) < 5
+            never_twice(api)
+
+        virtual.run(main())
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_two_replicas_with_bad_luck_never_give_a_card_twice(self, seed: int) -> None:
+        """Calls are lost, pods are changed and deleted; whoever was told of success is bound."""
+
+        async def main() -> None:
+            api = Api(seed)
+            for name in ("n1", "n2"):
+                api.put(NODES, {"metadata": {"name": name}})
+            luck = api._random
+            chance = luck.choice([0.0, 0.05, 0.2])
+
+            def trouble(verb: str, path: str) -> None:
+                if verb != "watch" and luck.random() < chance:
+                    raise lost()
+
+            async def come_and_go(number: int, replicas: list[Replica]) -> None:
+                await asyncio.sleep(luck.random() * 0.02)
+                name = f"p{number}"
+                made = put_pod(api, name)
+                for _ in range(3):
+                    outcome = await luck.choice(replicas).bind(made, luck.choice(["n1", "n2"]))
+                    if not outcome.error:
+                        assert node_of(api, name)
+                        return
+                    if luck.random() < 0.3:
+                        api.put(PODS, pod(api, name) | {"status": {"touched": str(luck.random())}})
+
+            agents = [OneCardEach("a b c d e f g h") for _ in range(2)]
+            async with replica(api, agents[0]) as one, replica(api, agents[1]) as other:
+                api.before, api.after = trouble, trouble
+                await asyncio.gather(*(come_and_go(number, [one, other]) for number in range(24)))
+                api.before = api.after = lambda verb, path: None
+                await asyncio.sleep(30)
+            never_twice(api)
+            bound = [new for _, new in api.changes(PODS) if new and node_of(api, new["metadata"]["name"])]
+            assert bound
+
+        virtual.run(main())
+
+
+def test_errors_are_told_in_the_servers_words() -> None:
+    async def test(api: Api, one: Replica) -> None:
+        error = NodewiseError("x", [Problem("", "the server's words", "")])
+        api.before = once("create", "leases", raising(error))
+        assert (await one.bind(pod(api, "p"))).error == "the server's words"
+
+    play(test)
