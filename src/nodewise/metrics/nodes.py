@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import clock, quantity
+from nodewise.errors import UNREADABLE
 from nodewise.kube.store import Change, Store
 
 
@@ -20,7 +21,7 @@ class NodeAddress(msgspec.Struct, frozen=True, gc=False):
 
 
 class Allocatable(msgspec.Struct, frozen=True, gc=False):
-    """What pods can have of a node, as Kubernetes quantities."""
+    """What pods can have of a node, as Kubernetes quantities. Kept raw, as agents read other resources of it."""
 
     cpu: Any = None
     memory: Any = None
@@ -30,7 +31,7 @@ class MeasuredStatus(msgspec.Struct, frozen=True, gc=False):
     """The part of a Node's status that sources read."""
 
     addresses: tuple[NodeAddress, ...] | None = None
-    allocatable: Allocatable | None = None
+    allocatable: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class NodeFields(msgspec.Struct, frozen=True, gc=False):
@@ -77,8 +78,7 @@ def read(nodes: Iterable[Any]) -> Generator[None, None, Nodes]:
     owners: dict[str, dict[str, str | None]] = {"Hostname": {}, "InternalIP": {}}
     for number, node in enumerate(nodes):
         name = node.metadata.name
-        given = node.status.allocatable or Allocatable()
-        rooms[name] = Room(_amount(given.cpu), _amount(given.memory))
+        rooms[name] = _room(node.status.allocatable)
         for one in node.status.addresses or ():
             if isinstance(one.address, str) and one.type in owners:
                 owned, address = owners[one.type], _plain(one.address)
@@ -93,6 +93,17 @@ def read(nodes: Iterable[Any]) -> Generator[None, None, Nodes]:
             yield
     names.update(zip(rooms, rooms, strict=True))
     return Nodes(rooms, names)
+
+
+_ALLOCATABLE: Final = msgspec.json.Decoder(Allocatable | None)
+
+
+def _room(allocatable: msgspec.Raw) -> Room:
+    try:
+        given = _ALLOCATABLE.decode(allocatable) or Allocatable()
+    except UNREADABLE:
+        given = Allocatable()
+    return Room(_amount(given.cpu), _amount(given.memory))
 
 
 class NodeBook:
