@@ -285,7 +285,7 @@ def _numa(
         return (), str(error)
     if len(groups) > MOST_GROUPS:
         notes.add(f"label {key}: {len(groups)} NUMA nodes; at most {MOST_GROUPS} count")
-    return tuple(group & tiles.keys() for group in groups[:MOST_GROUPS]), ""
+    return tuple(frozenset(group & tiles.keys()) for group in groups[:MOST_GROUPS]), ""
 
 
 def _links(

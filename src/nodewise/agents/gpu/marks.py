@@ -52,7 +52,7 @@ def read(
         note(f"{_DISABLE}{shown(name)}: the node has no such card")
     tiles_descheduled = _tiles(rules, _TILE_DESCHEDULE)
     return Marks(
-        unusable=(disabled | descheduled) & tiles.keys(),
+        unusable=frozenset((disabled | descheduled) & tiles.keys()),
         descheduled=descheduled,
         tiles_off=_existing(_tiles(rules, _TILE_DISABLE, _TILE_DESCHEDULE), tiles, note),
         tiles_descheduled=tiles_descheduled,
