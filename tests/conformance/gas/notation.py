@@ -83,6 +83,12 @@ def resource(short: str, driver: str = "i915") -> str:
     return PREFIX + (_DRIVERS.get(known, known) if driver == "xe" else known)
 
 
+def short(resource: str) -> str:
+    """The short name of a resource."""
+    name = resource.removeprefix(PREFIX)
+    return next((short for short, long in _RESOURCES.items() if long == name), name)
+
+
 def _resources(text: str, driver: str) -> dict[str, str]:
     pairs = (word.partition("=") for word in text.split())
     return {resource(name, driver): value for name, _, value in pairs}

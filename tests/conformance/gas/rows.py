@@ -179,6 +179,24 @@ class Story(_Strict, kw_only=True):
         return f"{self.number} {self.name}"
 
 
+class PartRow(_Strict, kw_only=True):
+    """What is given to a part of the whole, and what it gives or why it refuses."""
+
+    number: int
+    name: str
+    part: str
+    """A function of `parts`."""
+    given: Any
+    annotations: dict[str, str] = {}
+    gives: Any = None
+    refuses: str = ""
+    """Words of the error."""
+    differs: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.name}"
+
+
 class PlacingTable(_Strict):
     """The tables of `PLACING`."""
 
@@ -201,6 +219,13 @@ class StoryTable(_Strict):
     worlds: Any = None
 
 
+class PartTable(_Strict):
+    """parts.yaml."""
+
+    rows: tuple[PartRow, ...]
+    worlds: Any = None
+
+
 def placing() -> list[Case]:
     """The cases of all tables of nodes and pods."""
     return list(_cases())
@@ -218,6 +243,10 @@ def _cases() -> Iterator[Case]:
 
 def http() -> tuple[HttpRow, ...]:
     return read("http", HttpTable).rows
+
+
+def parts() -> tuple[PartRow, ...]:
+    return read("parts", PartTable).rows
 
 
 def stories(table: str) -> tuple[Story, ...]:

@@ -1,0 +1,67 @@
+"""`docs/differences.md` and the tables say the same, and the tables have every row there is.
+
+The numbers are those of the cases that were written down when the older system was observed. They have gaps.
+"""
+
+import re
+from pathlib import Path
+
+from tests.conformance.gas import rows
+
+PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
+NUMBERS = {
+    *range(3, 52),
+    *range(54, 58),
+    *range(59, 70),
+    *range(71, 79),
+    *range(80, 84),
+    *range(85, 102),
+    *(103, 104, 105, 106, 107, 110, 111, 112, 113, 114, 117, 118),
+    *range(119, 129),
+    *(130, 131, 132, 133, 135, 136, 138, 139),
+    *range(141, 149),
+    *(150, 151, 152, 153, 155, 156, 157, 158, 159),
+    *range(162, 174),
+    *(175, 178, 179, 180, 181, 183, 184, 185),
+    *range(186, 194),
+    *(196, 198),
+}
+FAULTS = {*range(1, 56)}
+
+
+def rows_of_tables() -> list[tuple[int, str]]:
+    """The number of every row and how it departs."""
+    told = [(row.number, row.differs) for table in rows.STORIES for row in rows.stories(table)]
+    asked = [(case.row.number, case.row.differs) for case in rows.placing()]
+    return asked + told + [(row.number, row.differs) for row in (*rows.parts(), *rows.http())]
+
+
+def section() -> str:
+    """The page from our heading to the next system's."""
+    return re.split(r"^## ", PAGE.read_text().partition("\n## GPU Aware Scheduling")[2], flags=re.MULTILINE)[
+        0
+    ]
+
+
+def rows_of_page() -> list[int]:
+    """The numbers in the first column of the page's tables of rows."""
+    cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", section(), re.MULTILINE)
+    return [int(number) for cell in cells for number in cell.split(", ")]
+
+
+def test_every_row_stands_in_the_tables():
+    assert {number for number, _ in rows_of_tables()} == NUMBERS
+
+
+def test_every_departure_stands_on_the_page():
+    assert set(rows_of_page()) == {number for number, differs in rows_of_tables() if differs}
+
+
+def test_the_page_names_each_row_once():
+    assert len(rows_of_page()) == len(set(rows_of_page()))
+
+
+def test_the_page_says_what_became_of_every_fault_and_in_which_rows():
+    found = re.findall(r"^\| B(\d+) \|.*\| ([\d, ]*)\|$", section(), re.MULTILINE)
+    assert [int(fault) for fault, _ in found] == sorted(FAULTS)
+    assert {int(number) for _, cell in found for number in re.findall(r"\d+", cell)} <= NUMBERS
