@@ -18,7 +18,13 @@ TELEMETRY: Final = "telemetry.aware.scheduling."
 CARDS: Final = "gas-container-cards"
 TILES: Final = "gas-container-tiles"
 
-_LABELS: Final = {"gn": "gpu-numbers", "numa": "numa-gpu-map", "xl": "xe-links", "pci": "pci-groups"}
+_LABELS: Final = {
+    "gn": "gpu-numbers",
+    "cards": "cards",
+    "numa": "numa-gpu-map",
+    "xl": "xe-links",
+    "pci": "pci-groups",
+}
 _RESOURCES: Final = {"mc": "millicores", "mem": "memory.max", "t": "tiles", "mon": "i915_monitoring"}
 _DRIVERS: Final = {"i915": "xe", "i915_monitoring": "xe_monitoring"}
 _CONTAINER: Final = re.compile(r"\s*(?:(init|sidecar):)?([\w-]*)\[([^]]*)\]")
@@ -102,4 +108,4 @@ def _label(word: str) -> tuple[str, str]:
     if "/" in name:
         return name, value or "true"
     stem = name.rstrip("0123456789")
-    return f"{PREFIX}{_LABELS.get(stem, stem)}{name[len(stem) :]}", value
+    return f"{PREFIX}{_LABELS[stem]}{name[len(stem) :]}", value
