@@ -308,6 +308,11 @@ class Binder(Protocol):
     pods: str
     """The name in `Watched` of pods; a pod has at least `BindingFields`."""
 
+    @property
+    def bind_errors(self) -> Literal["status", "field"]:
+        """How kube-scheduler is told that a pod is not bound: by status 404, or by status 200 and words."""
+        ...
+
     def bind(self, pod: Any, node: str, view: View, now: float) -> BindPlan | Refusal | None:
         """What the pod would hold there. None: nothing, it needs no entry. A pod that has one keeps what it holds."""
         ...

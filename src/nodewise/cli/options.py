@@ -28,6 +28,11 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     endpoint out of a Service, shorter than the pod's terminationGracePeriodSeconds. SIGINT, or a second signal,
     ends at once."""
 
+    bind_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 4.0
+    """A bind call is answered within this time, be it by an error. Shorter than the httpTimeout of the extender's entry
+    in the scheduler's configuration, which is 5 s where none is given: kube-scheduler must not place a pod again that
+    is still being bound."""
+
     decisions_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
     """Memory for the decisions that /decisions shows; the oldest make room."""
 

@@ -58,7 +58,7 @@ def _replica(answer: Answer) -> dict[str, Any]:
 
 
 def _attempt(told: Explanation) -> dict[str, Any]:
-    judged, preempted = told.attempt.judged, told.attempt.preempted
+    judged, preempted, bound = told.attempt.judged, told.attempt.preempted, told.attempt.bound
     calls = [one.verb for one in told.attempt if one]
     return {
         "time": clock.format_rfc3339(judged.at),
@@ -73,6 +73,7 @@ def _attempt(told: Explanation) -> dict[str, Any]:
         "preempt": None
         if preempted is None
         else {"feasible": preempted.names[preempted.kept()].tolist(), "rejected": report.rejected(preempted)},
+        "bind": None if bound is None else {"node": bound.names[0], "told": bound.told},
     }
 
 

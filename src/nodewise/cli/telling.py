@@ -99,6 +99,9 @@ def _remarks(story: Story, judged: Decision) -> Iterator[str]:
     if preempted is not None:
         left, asked = int(preempted.kept().sum()), len(preempted.names)
         yield f"of {_count(asked, 'node')} where pods could be evicted for it, {left} would pass then"
+    bound = story.explanation.attempt.bound if story.explanation else None
+    if bound is not None and bound.told:
+        yield f"bind to {bound.names[0]}: {bound.told}"
 
 
 def _chosen(story: Story, node: str) -> str:

@@ -6,16 +6,18 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from nodewise.agent import AgentKind, Hands, Tally
+from nodewise.agent import AgentKind, AgentState, Amending, Binder, Hands, Tally
 from nodewise.cli import feeds
 from nodewise.cli.feeds import Feed, Ground
 from nodewise.cli.options import ExtenderOptions
 from nodewise.clock import Clock
-from nodewise.extender import recording
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender import claims, recording
 from nodewise.extender.answering import Answering
-from nodewise.extender.app import Extender
+from nodewise.extender.app import BindRoutes, Extender
+from nodewise.extender.binding import Bindings
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.events import PodEvents
@@ -102,8 +104,16 @@ class Heart(NamedTuple):
     """What answers, and what it answers from."""
 
     feed: Feed
+    states: Mapping[str, AgentState]
     keeper: WorldKeeper
     extender: Extender
+
+
+class Binding(NamedTuple):
+    """Who binds, where an agent does."""
+
+    bindings: Bindings
+    binder: Binder
 
 
 def wired(given: Given, tools: Tools) -> Running:
@@ -114,10 +124,14 @@ def wired(given: Given, tools: Tools) -> Running:
     feed = _feed(given, api, tools)
     sources = feeds.sources(own.metrics, own.objects_from, _ground(given, api, feed, tools))
     refresher = Refresher(sources, refresh, *tools)
-    keeper = _keeper(given, feed, refresher, tools)
+    states = {
+        kind.name: kind.state(given.agent_options[kind.name], refresh.sync_period_s) for kind in given.agents
+    }
+    keeper = _keeper(given, feed, states, refresher, tools)
     recorder = _recorder(given, tools)
     keeper.subscribe(recorder.world)
-    heart = Heart(feed, keeper, _extender(given, keeper, recorder, tools))
+    heart = Heart(feed, states, keeper, _extender(given, keeper, recorder, tools))
+    binding = _binding(given, api, heart, tools)
 
     async def publish() -> None:
         await keeper.run()
@@ -127,15 +141,19 @@ def wired(given: Given, tools: Tools) -> Running:
 
     tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop]
     closing: list[Callable[[], Awaitable[None]]] = []
+    if binding is not None:
+        closing.append(binding.bindings.close)
     if api is not None:
-        lead_tasks, closing = _leader(given, api, heart, tools)
+        lead_tasks, lead_closing = _leader(given, api, heart, tools)
         tasks += lead_tasks
+        closing += lead_closing
     closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
     if isinstance(recorder, Recording):
         tasks.append(recorder.run)
         closing.append(recorder.close)
     readiness = Readiness(keeper.waiting_for, tools.meters)
-    return Running(_servers(given, heart, readiness, tools), tasks, closing, readiness)
+    binds = BindRoutes(*binding, heart.extender).routes() if binding else []
+    return Running(_servers(given, heart, binds, readiness, tools), tasks, closing, readiness)
 
 
 def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
@@ -153,9 +171,10 @@ def _ground(given: Given, api: HttpApi | None, feed: Feed, tools: Tools) -> Grou
     return Ground(api, nodes.read, prometheus, back_s, refresh.metrics_timeout_s, tools.meters)
 
 
-def _keeper(given: Given, feed: Feed, refresher: Refresher, tools: Tools) -> WorldKeeper:
+def _keeper(
+    given: Given, feed: Feed, states: Mapping[str, AgentState], refresher: Refresher, tools: Tools
+) -> WorldKeeper:
     period_s = given.settings[RefreshOptions].sync_period_s
-    states = {kind.name: kind.state(given.agent_options[kind.name], period_s) for kind in given.agents}
     keeper = WorldKeeper(states, feed.stores, refresher, *tools, period_s)
     refresher.subscribe(keeper.touch)
     for store in (feed.nodes, *feed.objects.values()):
@@ -164,12 +183,39 @@ def _keeper(given: Given, feed: Feed, refresher: Refresher, tools: Tools) -> Wor
     return keeper
 
 
+def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> Binding | None:
+    """The bind verb, where an agent binds and there is a cluster."""
+    made = {kind.name: kind.agent(given.agent_options[kind.name]) for kind in given.agents}
+    binders = [cast("Binder", agent) for agent in made.values() if hasattr(agent, "bind")]
+    if len(binders) > 1:
+        seen = ", ".join(binder.name for binder in binders)
+        raise BadSettings("settings", [Problem("--agents", seen, "one agent that binds")])
+    if api is None or not binders:
+        return None
+    kube: KubeOptions = given.settings[KubeOptions]
+    binder, feed = binders[0], heart.feed
+    ground = claims.Ground(
+        # a lane of its own: labels that queue up must not hold up pods
+        api.lane(kube.kube_qps, kube.kube_burst),
+        api.namespace,
+        feed.objects[binder.ledgers],
+        feed.nodes,
+        heart.keeper,
+        binder,
+        cast("Amending", heart.states[binder.name]),
+        *tools,
+    )
+    pod_type = next(one.type for one in feeds.watched(given.agents) if one.name == binder.pods)
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    return Binding(Bindings(ground, feed.objects[binder.pods], pod_type, own.bind_timeout_s), binder)
+
+
 def _leader(
     given: Given, api: HttpApi, heart: Heart, tools: Tools
 ) -> tuple[list[Task], list[Callable[[], Awaitable[None]]]]:
     """The election, the events, and the agents' controllers."""
     clock, meters = tools
-    feed, keeper, extender = heart
+    feed, _, keeper, extender = heart
     given_identity = given.settings[KubeOptions].identity
     identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
@@ -192,12 +238,14 @@ def _leader(
     return [elector.run, contact.run, recorder.run, pods.run, lead], [elector.stop, recorder.flush, api.close]
 
 
-def _servers(given: Given, heart: Heart, readiness: Readiness, tools: Tools) -> tuple[Server, Server]:
+def _servers(
+    given: Given, heart: Heart, binds: Sequence[Route], readiness: Readiness, tools: Tools
+) -> tuple[Server, Server]:
     """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
     serve: ServeOptions = given.settings[ServeOptions]
     admin: AdminOptions = given.settings[AdminOptions]
     decisions = heart.extender.decisions_routes()
-    main_routes: list[Route] = heart.extender.routes() + ([] if serve.unsafe else decisions)
+    main_routes: list[Route] = [*heart.extender.routes(), *binds, *([] if serve.unsafe else decisions)]
     admin_shows = admin_routes(readiness.waiting_for, tools.meters)
     if is_loopback(admin.health_address):
         admin_shows += decisions

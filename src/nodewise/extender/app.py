@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from nodewise import clock as clocks
-from nodewise.agent import View
+from nodewise.agent import Binder, Verdict, View
 from nodewise.clock import Clock
-from nodewise.extender import ledger
-from nodewise.extender.answering import Answering
-from nodewise.extender.decision import Decision, DecisionRing
+from nodewise.extender import ledger, wire
+from nodewise.extender.answering import ALL_AGENTS, Answering
+from nodewise.extender.binding import Bindings, Outcome
+from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.recording import Recorder, Silent
 from nodewise.extender.tape import Exchange
 from nodewise.observe.meters import Meters
@@ -58,8 +60,12 @@ class Extender:
         """For loopback or mutual TLS only: decisions name every tenant's pods."""
         return [Route("GET", "/decisions", self._decisions)]
 
+    def moment(self) -> tuple[View, float]:
+        """The newest View, and what time it is."""
+        return self._view(), self._clock.now()
+
     def _answer(self, request: Request) -> Response:
-        view, now = self._view(), self._clock.now()
+        view, now = self.moment()
         exchange = Exchange(path=request.path, at=now, generation=view.generation)
         try:
             answer = self._answering.answer(request.path, request.body, view, now)
@@ -67,14 +73,15 @@ class Extender:
             failed = msgspec.structs.replace(exchange, error=type(error).__name__)
             self._recorder.exchange(failed, request.body, [str(error).encode()])
             raise
-        self._keep(answer.decision)
+        self.keep(answer.decision)
         self._recorder.exchange(exchange, request.body, answer.parts)
         return Response(200, answer.parts)
 
     async def _decisions(self, request: Request) -> Response:
         return Response(200, await clocks.paced_result(ledger.page(self._ring, request.query)))
 
-    def _keep(self, decision: Decision) -> None:
+    def keep(self, decision: Decision) -> None:
+        """Keep a decision, and tell it."""
         self._ring.add(decision)
         self._meters.set("decisions_bytes", self._ring.size_bytes)
         for agent, verdict in decision.verdicts:
@@ -83,3 +90,33 @@ class Extender:
             self._meters.count("verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed")
         for tell in self._subscribers:
             tell(decision)
+
+
+class BindRoutes:
+    """The bind verb of the agent that binds. A refusal is told as kube-scheduler can take it: status 404, or words."""
+
+    def __init__(self, bindings: Bindings, binder: Binder, extender: Extender) -> None:
+        self._bindings = bindings
+        self._binder = binder
+        self._extender = extender
+
+    def routes(self) -> list[Route]:
+        """`/scheduler/bind` is the same as that of the agent."""
+        paths = (ALL_AGENTS, f"/agents/{self._binder.name}")
+        return [Route("POST", f"{path}/bind", self._bind) for path in paths]
+
+    async def _bind(self, request: Request) -> Response:
+        asked = wire.binding(request.body)
+        outcome = await self._bindings.bind(asked)
+        self._extender.keep(self._decision(asked, outcome))
+        is_refused = bool(outcome.error) and self._binder.bind_errors == "status"
+        return Response(404 if is_refused else 200, wire.bind_answer(outcome.error))
+
+    def _decision(self, asked: wire.BindingArgs, outcome: Outcome) -> Decision:
+        view, at = self._extender.moment()
+        pod = PodRef(asked.pod_namespace, asked.pod_name, asked.pod_uid)
+        verdict = Verdict(np.ones(1, np.int16), (outcome.reason,)) if outcome.reason else None
+        verdicts = ((self._binder.name, verdict),) if verdict else ()
+        told = outcome.told or outcome.error
+        names = view.nodes.named([asked.node])
+        return Decision("bind", pod, at, view.generation, names, verdicts, told=told)

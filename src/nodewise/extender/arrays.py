@@ -73,6 +73,7 @@ class _Decision(msgspec.Struct, frozen=True):
     nodes: msgspec.Raw
     verdicts: list[_Verdict]
     scores: list[_Scores]
+    told: str = ""
 
 
 def encoded(decision: Decision) -> Generator[None, None, bytes]:
@@ -100,6 +101,7 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
             nodes,
             verdicts,
             scores,
+            decision.told,
         )
     )
 
@@ -128,7 +130,7 @@ def read(raw: bytes | msgspec.Raw) -> Decision:
     verdicts = tuple((one.agent, _verdict(one, len(names))) for one in given.verdicts)
     scores = tuple((one.agent, _scores(one, len(names))) for one in given.scores)
     ref = PodRef(given.namespace, given.pod, given.uid)
-    return Decision(given.verb, ref, given.at, given.view, names, verdicts, scores)
+    return Decision(given.verb, ref, given.at, given.view, names, verdicts, scores, given.told)
 
 
 def _verdict(given: _Verdict, size: int) -> Verdict:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nodewise.agent import Evidence, Scores, Verdict
 from nodewise.metrics.index import Names
 
-Verb = Literal["filter", "prioritize", "preempt"]
+Verb = Literal["filter", "prioritize", "preempt", "bind"]
 _FIXED_BYTES = 1500
 """What a decision costs besides its arrays: the structs, the pod's names, the reasons."""
 
@@ -38,6 +38,8 @@ class Decision(msgspec.Struct, frozen=True):
     verdicts: tuple[tuple[str, Verdict], ...] = ()
     """By agent, those that had something to say."""
     scores: tuple[tuple[str, Scores], ...] = ()
+    told: str = ""
+    """What a bind came to, in words: what the pod holds, or why it is not on the node."""
 
     def kept(self) -> NDArray[np.bool_]:
         """Which candidates no agent rejects."""
@@ -67,7 +69,7 @@ class Decision(msgspec.Struct, frozen=True):
         arrays += sum(verdict.codes.nbytes for _, verdict in self.verdicts)
         arrays += sum(scores.points.nbytes for _, scores in self.scores)
         arrays += sum(e.values.nbytes + e.states.nbytes + e.ages_s.nbytes for e in self.evidence())
-        return arrays + sum(map(len, self.pod)) + _FIXED_BYTES
+        return arrays + sum(map(len, self.pod)) + len(self.told) + _FIXED_BYTES
 
 
 class DecisionRing:

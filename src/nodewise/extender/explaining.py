@@ -1,6 +1,7 @@
 """How a pod's last attempt ended, and what would have changed it: functions of decisions. Words are made elsewhere.
 
-An attempt is what kube-scheduler asked about a pod in one try to place it: filter, then prioritize or preempt.
+An attempt is what kube-scheduler asked about a pod in one try to place it: filter, then prioritize and perhaps bind, or
+preempt.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,11 +26,12 @@ class Attempt(NamedTuple):
     filtered: Decision | None
     scored: Decision | None = None
     preempted: Decision | None = None
+    bound: Decision | None = None
 
     @property
     def judged(self) -> Decision:
-        """The decision that says most: filter, else preempt, else prioritize."""
-        found = self.filtered or self.preempted or self.scored
+        """The decision that says most: filter, else preempt, else prioritize, else bind."""
+        found = self.filtered or self.preempted or self.scored or self.bound
         assert found is not None, "an attempt has a decision"
         return found
 
@@ -48,11 +50,11 @@ def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None
     near = [one for one in same if newest.at - one.at <= NEAR_S]
     filtered = _last(near, "filter")
     if filtered is None:
-        return Attempt(None, _last(near, "prioritize"), _last(near, "preempt"))
+        return Attempt(None, _last(near, "prioritize"), _last(near, "preempt"), _last(near, "bind"))
     after = [one for one in near if one.at >= filtered.at - _SKEW_S]
     passed = set(filtered.names[filtered.kept()].tolist())
     scored = [one for one in after if one.verb == "prioritize" and passed.issuperset(one.names.tolist())]
-    return Attempt(filtered, scored[-1] if scored else None, _last(after, "preempt"))
+    return Attempt(filtered, scored[-1] if scored else None, _last(after, "preempt"), _last(after, "bind"))
 
 
 def _last(decisions: Sequence[Decision], verb: Verb) -> Decision | None:

@@ -57,6 +57,8 @@ def encoded(given: Decision) -> Generator[None, None, bytes]:
         out = np.flatnonzero(~given.kept())
         reasons = yield from _joined(b"{}", (rejected(given, some) for some in _parts(out)))
         document["rejected"] = msgspec.Raw(reasons)
+    if given.told:
+        document["told"] = given.told
     yield
     every = np.arange(len(given.names))
     measured = yield from _joined(b"[]", (values(given, some) for some in _parts(every)))
