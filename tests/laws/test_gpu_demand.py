@@ -1,0 +1,111 @@
+"""What holds for every pod, whatever its requests and annotations say."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nodewise.agents.gpu import demand
+from nodewise.agents.gpu.demand import NOTHING, GpuPod
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.profile import GENERIC, INTEL, Profile
+
+RESOURCES = st.sampled_from(
+    [f"{INTEL.prefix}{name}" for name in ("i915", "xe", "tiles", "millicores", "i915_monitoring")]
+    + ["nvidia.com/gpu", "nvidia.com/gpumem", "cpu"]
+)
+QUANTITIES = st.from_regex(
+    r"[+-]?[0-9]{1,20}(\.[0-9]{1,3})?([numkMGTPE]|[KMGTPE]i|e[0-9]{1,3})?", fullmatch=True
+)
+NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+AMOUNTS = st.integers(0, 4).map(str) | QUANTITIES | NUMBERS | st.none() | st.text(max_size=5)
+REQUESTS = st.none() | st.dictionaries(RESOURCES | st.text(max_size=4), AMOUNTS, max_size=5)
+CONTAINERS = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["c0", "c1", "c2"]) | st.text(max_size=70)},
+        optional={
+            "resources": st.none()
+            | st.fixed_dictionaries({}, optional={"requests": REQUESTS, "limits": REQUESTS}),
+            "restartPolicy": st.none() | st.just("Always"),
+        },
+    ),
+    max_size=4,
+)
+KEYS = [
+    demand.ALLOW,
+    demand.DENY,
+    demand.SAME_CARD,
+    demand.LINKED,
+    demand.SINGLE_NUMA,
+    demand.MODELS,
+    demand.PLACEMENT,
+]
+WORDS = st.sampled_from(["c0,c1", "c1,c2,c0", "card0", "pack", "", ",", "V100"]) | st.text(max_size=100)
+ANNOTATIONS = st.none() | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), WORDS, max_size=5)
+PROFILES = st.sampled_from([INTEL, GENERIC])
+OPTIONS = st.builds(GpuOptions, enable_allowlist=st.booleans(), enable_denylist=st.booleans())
+
+
+def pod(containers: Any, init: Any = None, annotations: Any = None) -> GpuPod:
+    spec = {"containers": containers, "initContainers": init}
+    return msgspec.json.decode(
+        msgspec.json.encode({"metadata": {"annotations": annotations}, "spec": spec}), type=GpuPod
+    )
+
+
+@given(CONTAINERS, st.none() | CONTAINERS, ANNOTATIONS, PROFILES, OPTIONS)
+@example(
+    [{"name": "c0", "resources": {"requests": {"nvidia.com/gpu": "9" * 5000}}}],
+    None,
+    None,
+    GENERIC,
+    GpuOptions(),
+)
+def test_whatever_a_pod_says_is_a_demand_within_bounds_or_a_problem_in_few_words(
+    containers: Any, init: Any, annotations: Any, profile: Profile, options: GpuOptions
+) -> None:
+    found = demand.read(pod(containers, init, annotations), profile, options)
+    if found.problem is not None:
+        assert found == demand.Demand(problem=found.problem)
+        assert found.problem.words
+        assert found.problem.hint
+        assert len(found.problem.text()) <= 256
+        assert found.wants_cards
+        return
+    assert found == NOTHING or len(found.containers) == len(containers)
+    for one in found.containers:
+        assert 0 <= one.count < 2**63
+        assert all(profile.has(resource) and 0 <= amount < 2**63 for resource, amount in one.per_card.items())
+        assert bool(one.count) == bool(one.per_card)
+        assert not one.count or any(one.per_card.get(resource) == 1 for resource in profile.counts)
+        assert not (found.linked and one.count % 2)
+    assert not found.same_card or all(found.containers[at].count == 1 for at in found.same_card)
+    assert len(found.same_card) == len(set(found.same_card)) != 1
+
+
+@given(CONTAINERS, st.none() | CONTAINERS, ANNOTATIONS, PROFILES, OPTIONS)
+def test_equal_pods_ask_equal_questions(
+    containers: Any, init: Any, annotations: Any, profile: Profile, options: GpuOptions
+) -> None:
+    first, again = (demand.read(pod(containers, init, annotations), profile, options) for _ in range(2))
+    assert (first, hash(first)) == (again, hash(again))
+
+
+@given(CONTAINERS, st.none() | CONTAINERS, ANNOTATIONS)
+def test_a_pod_that_names_none_of_our_resources_has_nothing_to_do_with_us(
+    containers: Any, init: Any, annotations: Any
+) -> None:
+    given_pod = pod(containers, init, annotations)
+    if not demand.is_concerned(given_pod, INTEL):
+        assert demand.read(given_pod, INTEL, GpuOptions()) == NOTHING
+
+
+@given(CONTAINERS, PROFILES)
+def test_shares_times_cards_are_no_more_than_what_was_asked_for(containers: Any, profile: Profile) -> None:
+    given_pod = pod(containers)
+    found, whole = demand.read(given_pod, profile, GpuOptions()), demand.whole(given_pod, profile)
+    assert len(whole) == len(containers)
+    for one, asked in zip(found.containers, whole, strict=False):
+        for resource, share in one.per_card.items():
+            assert 0 <= asked[resource] - share * one.count < one.count

@@ -1,0 +1,71 @@
+"""Nodes and pods for the tests of the gpu agent, in the short forms of the specification's cases."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from nodewise.agents.gpu.cards import CARDS, GpuNode
+from nodewise.agents.gpu.demand import GpuPod
+
+INTEL = "gpu.intel.com/"
+SHORT = {"mc": "millicores", "mem": "memory.max", "t": "tiles", "mon": "i915_monitoring"}
+LABELS = {
+    "gn": "gpu-numbers",
+    "numa": "numa-gpu-map",
+    "xl": "xe-links",
+    "pci": "pci-groups",
+    "cards": "cards",
+}
+
+
+def resources(text: str) -> dict[str, str]:
+    """`i915=1 mc=100` as Intel's resources; a name with a slash is written as it is."""
+    pairs = (part.split("=") for part in text.split())
+    return {name if "/" in name else INTEL + SHORT.get(name, name): amount for name, amount in pairs}
+
+
+def labels(text: str) -> dict[str, str]:
+    """`gn=0.1 gn2=Z.2 D:gas-prefer-gpu=card1`: D: is a telemetry policy `pol`, D(a): one named a."""
+    found = {}
+    for part in text.split():
+        key, _, value = part.partition("=")
+        base = key.rstrip("23456789")
+        if base in LABELS:
+            key = f"{INTEL}{LABELS[base]}{key.removeprefix(base)}"
+        elif key.startswith("D"):
+            policy, _, name = key[1:].partition(":")
+            key = f"telemetry.aware.scheduling.{policy.strip('()') or 'pol'}/{name}"
+        found[key] = value
+    return found
+
+
+def node(tags: str = "", allocatable: str = "", *, cards: str | None = None) -> GpuNode:
+    return raw_node(labels(tags), resources(allocatable), cards)
+
+
+def raw_node(tags: Any, allocatable: Any, cards: str | None = None) -> GpuNode:
+    annotations = {"other": "x"} if cards is None else {CARDS: cards}
+    given = {
+        "metadata": {"name": "n", "labels": tags, "annotations": annotations},
+        "status": {"allocatable": allocatable},
+    }
+    return msgspec.json.decode(msgspec.json.encode(given), type=GpuNode)
+
+
+def pod(*containers: str, init: Sequence[Mapping[str, Any]] = (), **annotations: str) -> GpuPod:
+    """Containers c0, c1, … by their requests; `gas_deny="card0"` is the annotation gas-deny."""
+    given = {key.replace("_", "-"): value for key, value in annotations.items()}
+    return raw_pod([container(f"c{at}", text) for at, text in enumerate(containers)], init, given)
+
+
+def container(name: str, requests: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "resources": {"requests": resources(requests)}} | more
+
+
+def raw_pod(containers: Any, init: Any = (), annotations: Any = None) -> GpuPod:
+    given = {
+        "metadata": {"name": "p", "annotations": annotations},
+        "spec": {"containers": containers, "initContainers": init},
+    }
+    return msgspec.json.decode(msgspec.json.encode(given), type=GpuPod)

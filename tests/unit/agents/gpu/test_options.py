@@ -1,0 +1,47 @@
+"""What the settings mean together."""
+
+import pytest
+
+from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
+from nodewise.agents.gpu.profile import GENERIC, INTEL
+from nodewise.cli import settings
+from nodewise.errors import BadSettings
+
+
+def test_first_fit_is_the_default_and_pods_lists_are_off() -> None:
+    options = GpuOptions()
+    assert (options.placement, options.enable_allowlist, options.enable_denylist) == (
+        "first-fit",
+        False,
+        False,
+    )
+
+
+@pytest.mark.parametrize("placement", ["first-fit", "balanced"])
+def test_a_balanced_resource_means_balanced(placement: Placement) -> None:
+    options = GpuOptions(gpu_placement=placement, balanced_resource="tiles")
+    assert options.placement == "balanced"
+    assert options.balanced_by(INTEL) == ("gpu.intel.com/tiles",)
+
+
+def test_balanced_without_a_resource_is_by_what_counts_cards() -> None:
+    assert GpuOptions(gpu_placement="balanced").balanced_by(GENERIC) == ("nvidia.com/gpu",)
+
+
+@pytest.mark.parametrize("placement", ["pack", "spread", "fragmentation"])
+def test_a_balanced_resource_and_another_placement_exclude_each_other(placement: Placement) -> None:
+    with pytest.raises(BadSettings, match=f"--balanced-resource: 'tiles' beside --gpu-placement {placement}"):
+        GpuOptions(gpu_placement=placement, balanced_resource="tiles")
+
+
+def test_the_command_line_says_so_too() -> None:
+    given = {one.field: one.default for one in settings.settings(GpuOptions)}
+    assert settings.build(GpuOptions, given) == GpuOptions()
+    with pytest.raises(BadSettings, match="--balanced-resource"):
+        settings.build(GpuOptions, given | {"gpu_placement": "pack", "balanced_resource": "tiles"})
+
+
+def test_every_setting_is_explained() -> None:
+    found = {one.flag: one.help for one in settings.settings(GpuOptions)}
+    assert all(len(text) > 40 for text in found.values())
+    assert set(PLACEMENTS) <= set(found["--gpu-placement"].replace("`", " ").split())

@@ -1,0 +1,123 @@
+"""Whose resources are whose, and what is said of a profile's file that is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.agents.gpu import profile
+from nodewise.agents.gpu.profile import GENERIC, INTEL, Profile
+from nodewise.errors import BadSettings
+
+WHOLE = """
+prefix: example.com/
+counts: [gpu, gpu.shared]
+shares: [gpu-memory]
+monitoring: [gpu-monitor]
+tiles: slice
+cards: labels
+count_label: example.com/gpu.number
+"""
+
+
+def test_the_named_profiles() -> None:
+    assert profile.load("intel") is INTEL
+    assert profile.load("generic") is GENERIC
+
+
+@pytest.mark.parametrize(
+    ("of", "resource", "ours"),
+    [
+        (INTEL, "gpu.intel.com/anything", True),
+        (INTEL, "gpu.intel.comx/i915", False),
+        (INTEL, "cpu", False),
+        (GENERIC, "nvidia.com/gpu", True),
+        (GENERIC, "nvidia.com/gpu-milli", True),
+        (GENERIC, "nvidia.com/gpumem", True),
+        (GENERIC, "nvidia.com/mig-1g.5gb", False),
+        (GENERIC, "gpu", False),
+    ],
+)
+def test_which_resources_are_of_cards(of: Profile, resource: str, ours: bool) -> None:
+    assert of.has(resource) is ours
+
+
+def test_a_file_says_all_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "profile.yaml"
+    file.write_text(WHOLE)
+    found = profile.load(str(file))
+    assert found == Profile(
+        prefix="example.com/",
+        counts=("example.com/gpu", "example.com/gpu.shared"),
+        shares=frozenset({"example.com/gpu-memory"}),
+        monitoring=frozenset({"example.com/gpu-monitor"}),
+        tiles="example.com/slice",
+        labelled=True,
+        count_label="example.com/gpu.number",
+    )
+    ours = {"gpu", "gpu.shared", "gpu-memory", "gpu-monitor", "slice"}
+    assert {name for name in (*ours, "other") if found.has("example.com/" + name)} == ours
+    assert found.short("example.com/slice") == "slice"
+
+
+def test_a_file_of_two_fields_is_enough() -> None:
+    found = profile.parse({"prefix": "amd.com/", "counts": ["gpu"]}, "f")
+    assert found.has("amd.com/anything")
+    assert (found.labelled, found.count_label) == (False, "amd.com/gpu.count")
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "no mapping": ([], r"f: \[\]; wanted a mapping of prefix, counts"),
+    "nothing": (None, "f: None; wanted a mapping"),
+    "no prefix": ({"counts": ["gpu"]}, "f: prefix: nothing; wanted a domain and a slash"),
+    "a prefix without a slash": ({"prefix": "a.b", "counts": ["gpu"]}, "f: prefix: 'a.b'; wanted a domain"),
+    "a number as prefix": ({"prefix": 3, "counts": ["gpu"]}, "f: prefix: 3; wanted a domain"),
+    "no counts": ({"prefix": "a.b/"}, "f: counts: nothing; wanted a list"),
+    "empty counts": ({"prefix": "a.b/", "counts": []}, r"f: counts: \[\]; wanted a list .*, one at least"),
+    "counts with prefix": ({"prefix": "a.b/", "counts": ["a.b/gpu"]}, "f: counts: .*without the prefix"),
+    "counts as text": ({"prefix": "a.b/", "counts": "gpu"}, "f: counts: 'gpu'; wanted a list"),
+    "shares of numbers": ({"prefix": "a.b/", "counts": ["g"], "shares": [1]}, r"f: shares: \[1\]; wanted"),
+    "monitoring null": (
+        {"prefix": "a.b/", "counts": ["g"], "monitoring": None},
+        "f: monitoring: None; wanted",
+    ),
+    "tiles as list": ({"prefix": "a.b/", "counts": ["g"], "tiles": ["t"]}, r"f: tiles: \['t'\]; wanted"),
+    "cards elsewhere": (
+        {"prefix": "a.b/", "counts": ["g"], "cards": "x"},
+        "f: cards: 'x'; wanted labels or count",
+    ),
+    "cards a list": (
+        {"prefix": "a.b/", "counts": ["g"], "cards": []},
+        r"f: cards: \[\]; wanted labels or count",
+    ),
+    "no label": (
+        {"prefix": "a.b/", "counts": ["g"], "count_label": "a b"},
+        "f: count_label: 'a b'; wanted the key",
+    ),
+    "an unknown field": (
+        {"prefix": "a.b/", "counts": ["g"], "share": []},
+        "f: share: an unknown field; wanted one of",
+    ),
+    "all at once": ({"count": 1}, "count: an unknown field.*prefix: nothing.*counts: nothing"),
+}
+
+
+@pytest.mark.parametrize(("document", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_field_is_named_with_what_is_wanted(document: Any, said: str) -> None:
+    with pytest.raises(BadSettings, match=said):
+        profile.parse(document, "f")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"{", b"a: [", b"\x00", b"[" * 5000])
+def test_a_file_that_is_no_yaml_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "profile.yaml"
+    file.write_bytes(content)
+    with pytest.raises(BadSettings, match=r"--gpu-profile: .*profile.yaml"):
+        profile.load(str(file))
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(
+        BadSettings, match=r"--gpu-profile: /nowhere/x: .*wanted intel, generic or a readable YAML"
+    ):
+        profile.load("/nowhere/x")
