@@ -1,0 +1,143 @@
+"""A node's ledger as text: the annotation of its Lease, a JSON object of entries by pod uid.
+
+    {"<pod uid>": {"pod": "web/train-0", "cards": "card0,card1|", "tiles": "card0:gt0,card1:gt0|", "at": 1795219200,
+                   "seen": "4711", "charged": [{"gpu.intel.com/i915": 1, "gpu.intel.com/tiles": 1}, {}]}}
+
+Whoever writes a ledger keeps the entries that it cannot read as they are, byte for byte: they may be a newer
+version's. Cards and tiles are written as in the pod's annotations (`cards_text`, `tiles_text`); their grammar is that
+of GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise.agent import HOLDINGS, LedgerLease
+from nodewise.errors import UNREADABLE, shown
+
+MOST_TILES: Final = 1024
+"""Tiles of a card are numbered below; no card has as many."""
+
+Cards = tuple[tuple[str, ...], ...]
+"""Card names by container, in the order of the pod's containers."""
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a pod holds on the node, written before it is bound there."""
+
+    pod: str
+    """`namespace/name`."""
+    cards: str
+    tiles: str = ""
+    at: float = 0.0
+    """Seconds since 1970 when it was written; nothing is decided by it."""
+    seen: str = ""
+    """The pod's resourceVersion when it was read for this entry, which its Binding is bound to."""
+    charged: tuple[dict[str, int], ...] = ()
+    """By container: what each of its cards is charged, by full resource name. Counts where the pod is not known."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name of the pod."""
+        namespace, _, name = self.pod.partition("/")
+        return namespace, name
+
+
+class Ledger(NamedTuple):
+    """A ledger as it could be read."""
+
+    entries: Mapping[str, Entry]
+    """By pod uid."""
+    unreadable: Mapping[str, str]
+    """By pod uid: what is wrong with an entry that counts for nothing."""
+    problem: str = ""
+    """What is wrong with the whole, of which then nothing counts."""
+
+
+EMPTY: Final = Ledger({}, {})
+
+_raws: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_entries: Final = msgspec.json.Decoder(dict[str, Entry]).decode
+_entry: Final = msgspec.json.Decoder(Entry).decode
+
+
+def read(lease: LedgerLease | None) -> Ledger:
+    """The entries of a node's ledger; no ledger has none."""
+    return read_text((lease.metadata.annotations or {}).get(HOLDINGS, "") if lease is not None else "")
+
+
+def read_text(text: str) -> Ledger:
+    """The entries in the annotation; an empty one has none."""
+    if not text:
+        return EMPTY
+    try:
+        return Ledger(_entries(text), {})
+    except UNREADABLE:
+        return _read_singly(text)
+
+
+def _read_singly(text: str) -> Ledger:
+    try:
+        raws = _raws(text)
+    except UNREADABLE as error:
+        return EMPTY._replace(problem=f"{HOLDINGS} cannot be read: {shown(str(error))}")
+    entries: dict[str, Entry] = {}
+    unreadable: dict[str, str] = {}
+    for uid, raw in raws.items():
+        try:
+            entries[uid] = _entry(raw)
+        except UNREADABLE as error:
+            unreadable[uid] = shown(str(error))
+    return Ledger(entries, unreadable)
+
+
+def wire(entry: Entry) -> Mapping[str, Any]:
+    """The entry as JSON values."""
+    built: Mapping[str, Any] = msgspec.to_builtins(entry)
+    return built
+
+
+def cards_text(cards: Sequence[Sequence[str]]) -> str:
+    """`card0,card1|card0`: a part for each container, empty for one without cards."""
+    return "|".join(",".join(names) for names in cards)
+
+
+def read_cards(text: str) -> Cards:
+    """Whatever stands between commas and bars is a name; a name that no card has is nobody's card."""
+    return tuple(tuple(part.split(",")) if part else () for part in text.split("|"))
+
+
+def tiles_text(cards: Sequence[Sequence[str]], tiles: Sequence[Sequence[Sequence[int]]]) -> str:
+    """`card0:gt0+gt1,|`: beside each card its tiles. Empty for one container without tiles, as it always was."""
+    return "|".join(
+        ",".join(_tile_text(name, numbers) for name, numbers in zip(names, given, strict=True))
+        for names, given in zip(cards, tiles, strict=True)
+    )
+
+
+def _tile_text(card: str, tiles: Sequence[int]) -> str:
+    return f"{card}:{'+'.join(f'gt{tile}' for tile in tiles)}" if tiles else ""
+
+
+def read_tiles(text: str) -> Mapping[str, frozenset[int]]:
+    """The tiles named, by card; what is no tile is passed over."""
+    found: dict[str, set[int]] = {}
+    for part in text.replace("|", ",").split(","):
+        card, colon, tiles = part.partition(":")
+        if colon and ":" not in tiles:
+            found.setdefault(card, set()).update(filter(_is_tile, map(_tile, tiles.split("+"))))
+    return {card: frozenset(tiles) for card, tiles in found.items() if tiles}
+
+
+def _tile(text: str) -> int:
+    digits = text.removeprefix("gt")
+    is_number = text.startswith("gt") and digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS
+    return int(digits) if is_number else -1
+
+
+_DIGITS: Final = 4
+
+
+def _is_tile(number: int) -> bool:
+    return 0 <= number < MOST_TILES

@@ -1,0 +1,265 @@
+"""Nodes, pods and ledgers in, the gpu slot of the View out; the same code online and offline.
+
+What came in is compared with what came in before, and only the nodes that a change concerns are computed again: at 80
+binds a second nobody has the time to look at 20,000 pods. The slot is the same as one computed from nothing.
+"""
+
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from nodewise.agent import HOLDINGS, Inputs, LedgerLease, NodeIndex, ObjectKey, Want, World
+from nodewise.agents.gpu import books as accounts
+from nodewise.agents.gpu import cards as decks
+from nodewise.agents.gpu import changes
+from nodewise.agents.gpu import layout as layouts
+from nodewise.agents.gpu import ledger as ledgers
+from nodewise.agents.gpu.books import NodeBooks, Pods
+from nodewise.agents.gpu.cards import NodeCards
+from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.layout import Layout
+from nodewise.agents.gpu.ledger import Ledger
+from nodewise.agents.gpu.profile import Profile
+
+PODS: Final = "pods"
+LEDGERS: Final = "ledgers"
+"""Keys of `World.objects`."""
+LEDGER_PREFIX: Final = "gpu-"
+"""Of the name of a node's ledger; the rest is the node's name."""
+
+_PODS: Final = 256
+"""Pods that are taken in between two pauses."""
+_MANY: Final = 8
+"""Where more than one node in so many is another, all are laid out anew."""
+
+
+class NodeSlot(NamedTuple):
+    """One node, and who holds what of it."""
+
+    cards: NodeCards
+    books: NodeBooks
+    holdings: str
+    """The text of its ledger."""
+    bound: tuple[BookedPod, ...]
+    """The pods there that ask for cards."""
+    problems: tuple[str, ...]
+    """What is wrong with the node's labels, its books and its pods, in words."""
+
+
+class Slot(NamedTuple):
+    """All nodes that have cards, or of which somebody says that a pod holds some."""
+
+    layout: Layout
+    rows: Mapping[str, int]
+    """By node name: its column in the layout; only nodes with cards."""
+    nodes: Mapping[str, NodeSlot]
+    pods: Pods
+
+
+class GpuState:
+    """Remembers what was read and laid out."""
+
+    inputs = Inputs(frozenset({PODS, LEDGERS}), node_objects=True, metrics=False)
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing."""
+        self._is_whole = True
+        """Whether the last slot was computed to its end."""
+        self._seen_nodes: Mapping[ObjectKey, Any] = {}
+        self._seen_pods: Mapping[ObjectKey, BookedPod] = {}
+        self._seen_ledgers: Mapping[ObjectKey, LedgerLease] = {}
+        self._version = ""
+        """Until which the pods were known when undecided entries were looked at last."""
+        self._cards: dict[str, NodeCards] = {}
+        self._bound: dict[str, dict[ObjectKey, BookedPod]] = {}
+        """By node."""
+        self._holdings: dict[str, tuple[str, Ledger]] = {}
+        """By node: its ledger as text, and as read."""
+        self._claimed: dict[ObjectKey, set[str]] = {}
+        """By pod: the nodes whose ledgers name it."""
+        self._nodes: dict[str, NodeSlot] = {}
+        self._problems: dict[str, tuple[str, ...]] = {}
+        self._undecided: set[str] = set()
+        """Nodes with an entry that a newer version of the pods may end."""
+        self._dirty: set[str] = set()
+        """Nodes to be computed again."""
+        self._moved: set[str] = set()
+        """Nodes to be laid out again."""
+        self._index = NodeIndex()
+        self._rows: dict[str, int] = {}
+        self._layout = layouts.build((), np.zeros(1, np.intp), self._profile.tiles)
+
+    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
+        """Cards need no metrics."""
+        return frozenset()
+
+    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
+        """What is wrong with nodes and their books, as of the newest slot."""
+        return {f"node {name}": problems for name, problems in self._problems.items()}
+
+    def slot(self, world: World) -> Generator[None, None, Slot]:
+        """Compute the nodes that are others now. After one that was given up half-way everything is computed again."""
+        if not self._is_whole:
+            self._begin()
+        self._is_whole = False
+        yield from self._follow_nodes(world.node_objects)
+        yield from self._follow_ledgers(world.objects.get(LEDGERS, {}))
+        yield from self._follow_pods(world.objects.get(PODS, {}))
+        pods = Pods(self._seen_pods, world.versions.get(PODS, ""))
+        if pods.version != self._version:
+            self._dirty |= self._undecided
+            self._version = pods.version
+        yield from self._renew(pods)
+        yield from self._lay_out(world.nodes)
+        self._is_whole = True
+        return Slot(self._layout, self._rows, dict(self._nodes), pods)
+
+    def amended(self, slot: Slot, node: str, ledger: LedgerLease | None) -> Slot:
+        """The slot with another ledger of one node (`agent.Amending`)."""
+        before = slot.nodes.get(node)
+        holdings = _holdings(ledger)
+        if before is None or before.holdings == holdings:
+            return slot
+        read = ledgers.read(ledger)
+        one = self._computed(node, before.cards, (holdings, read), before.bound, slot.pods)
+        row = slot.rows.get(node)
+        layout = slot.layout if row is None else layouts.with_row(slot.layout, row, one.cards, one.books)
+        return slot._replace(layout=layout, nodes={**slot.nodes, node: one})
+
+    def _follow_nodes(self, nodes: Mapping[ObjectKey, Any]) -> Generator[None, None, None]:
+        for key in (yield from changes.between(self._seen_nodes, nodes)):
+            name = key[1]
+            if key in nodes:
+                self._cards[name] = decks.read(nodes[key], self._profile)
+            else:
+                self._cards.pop(name, None)
+            self._dirty.add(name)
+            yield
+        self._seen_nodes = nodes
+
+    def _follow_ledgers(self, leases: Mapping[ObjectKey, LedgerLease]) -> Generator[None, None, None]:
+        for key in (yield from changes.between(self._seen_ledgers, leases)):
+            name = key[1]
+            if name.startswith(LEDGER_PREFIX):
+                self._take_ledger(name.removeprefix(LEDGER_PREFIX), leases.get(key))
+            yield
+        self._seen_ledgers = leases
+
+    def _take_ledger(self, node: str, lease: LedgerLease | None) -> None:
+        for pod in _named(self._holdings.pop(node, None)):
+            self._claimed.get(pod, set()).discard(node)
+            if not self._claimed.get(pod):
+                self._claimed.pop(pod, None)
+        if lease is not None:
+            self._holdings[node] = (_holdings(lease), ledgers.read(lease))
+            for pod in _named(self._holdings[node]):
+                self._claimed.setdefault(pod, set()).add(node)
+        self._dirty.add(node)
+
+    def _follow_pods(self, pods: Mapping[ObjectKey, BookedPod]) -> Generator[None, None, None]:
+        for number, key in enumerate((yield from changes.between(self._seen_pods, pods))):
+            self._take_pod(key, self._seen_pods.get(key), pods.get(key))
+            if number % _PODS == 0:
+                yield
+        self._seen_pods = pods
+
+    def _take_pod(self, key: ObjectKey, old: BookedPod | None, new: BookedPod | None) -> None:
+        if old is not None and old.spec.nodeName:
+            there = self._bound.get(old.spec.nodeName, {})
+            there.pop(key, None)
+            if not there:
+                self._bound.pop(old.spec.nodeName, None)
+            self._dirty.add(old.spec.nodeName)
+        if new is not None and new.spec.nodeName:
+            self._bound.setdefault(new.spec.nodeName, {})[key] = new
+            self._dirty.add(new.spec.nodeName)
+        self._dirty |= self._claimed.get(key, set())
+
+    def _renew(self, pods: Pods) -> Generator[None, None, None]:
+        """Compute the nodes that are to be; those that went, or hold nothing and have no cards, are left out."""
+        while self._dirty:
+            name = next(iter(self._dirty))
+            cards = self._cards.get(name)
+            bound = tuple(self._bound.get(name, {}).values())
+            one = None
+            if cards is not None and (cards.cards or cards.problems or bound or name in self._holdings):
+                one = self._computed(name, cards, self._holdings.get(name, _NO_LEDGER), bound, pods)
+            self._put(name, one)
+            self._dirty.discard(name)
+            yield
+
+    def _computed(
+        self,
+        node: str,
+        cards: NodeCards,
+        ledger: tuple[str, Ledger],
+        bound: tuple[BookedPod, ...],
+        pods: Pods,
+    ) -> NodeSlot:
+        books = accounts.of_node(node, ledger[1], bound, pods, self._profile)
+        problems = (*cards.problems, *books.problems, *accounts.conflicts(books, cards))
+        return NodeSlot(cards, books, ledger[0], bound, problems)
+
+    def _put(self, name: str, one: NodeSlot | None) -> None:
+        self._problems.pop(name, None)
+        self._undecided.discard(name)
+        if one is None:
+            self._nodes.pop(name, None)
+        else:
+            self._nodes[name] = one
+            if one.books.undecided:
+                self._undecided.add(name)
+            if one.problems:
+                self._problems[name] = one.problems
+        self._moved.add(name)
+
+    def _lay_out(self, index: NodeIndex) -> Generator[None, None, None]:
+        """Bring the layout up to date: what moved, or everything where other nodes have cards."""
+        with_cards = {name for name in self._moved if self._has_cards(name)}
+        known = {name for name in self._moved if name in self._rows}
+        if with_cards != known or len(self._moved) * _MANY > len(self._nodes) + _MANY * _MANY:
+            yield from self._lay_out_all(index)
+            return
+        if index is not self._index:
+            self._layout = self._layout._replace(rows=_numbered(index, self._rows))
+            self._index = index
+        while self._moved:
+            name = self._moved.pop()
+            if name in self._rows:
+                one = self._nodes[name]
+                self._layout = layouts.with_row(self._layout, self._rows[name], one.cards, one.books)
+            yield
+
+    def _has_cards(self, name: str) -> bool:
+        return name in self._nodes and bool(self._nodes[name].cards.cards)
+
+    def _lay_out_all(self, index: NodeIndex) -> Generator[None, None, None]:
+        names = [name for name in index.known if self._has_cards(name)]
+        rows = {name: row for row, name in enumerate(names)}
+        given = [(self._nodes[name].cards, self._nodes[name].books) for name in names]
+        self._layout = yield from layouts.building(given, _numbered(index, rows), self._profile.tiles)
+        self._rows, self._index = rows, index
+        self._moved.clear()
+
+
+_NO_LEDGER: Final = ("", ledgers.EMPTY)
+
+
+def _holdings(ledger: LedgerLease | None) -> str:
+    return (ledger.metadata.annotations or {}).get(HOLDINGS, "") if ledger is not None else ""
+
+
+def _named(ledger: tuple[str, Ledger] | None) -> Iterable[ObjectKey]:
+    """The pods that a ledger names."""
+    return [entry.key for entry in ledger[1].entries.values()] if ledger is not None else ()
+
+
+def _numbered(index: NodeIndex, rows: Mapping[str, int]) -> Any:
+    """By node number: the column of the layout; the one after the last for a node without cards."""
+    found = [rows.get(name, len(rows)) for name in index.known]
+    return np.array([*found, len(rows)], np.intp)
