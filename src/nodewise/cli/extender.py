@@ -28,14 +28,14 @@ class _ExtenderCommand(click.Command):
     """Understands the flags of the older programs as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, legacy.translate(args, legacy.TAS))
+        return super().parse_args(ctx, legacy.translate(args, legacy.EXTENDER))
 
 
 def run(**given: Any) -> None:
-    """Serve kube-scheduler: filter, prioritize and preempt, over mutual TLS.
+    """Serve kube-scheduler: filter, prioritize, preempt and bind, over mutual TLS.
 
     The flags of Telemetry Aware Scheduling (-kubeConfig, -port, -cert, -key, -cacert, -syncPeriod, -v) are
-    understood too, so that its deployment serves unchanged.
+    understood too, so that its deployment serves unchanged; so are those of GPU Aware Scheduling, beside --agents gpu.
 
     \b
     Example:  nodewise extender --cert tls.crt --key tls.key --client-ca scheduler-ca.crt

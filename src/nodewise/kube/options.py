@@ -1,5 +1,7 @@
 """How the API server is reached, and how fast it is written to."""
 
+from typing import Annotated
+
 import msgspec
 
 
@@ -15,13 +17,13 @@ class KubeOptions(msgspec.Struct, frozen=True, kw_only=True):
     context: str = ""
     """A context of the kubeconfig. Empty: its current-context."""
 
-    kube_qps: float = 20.0
+    kube_qps: Annotated[float, msgspec.Meta(gt=0)] = 20.0
     """Writes a second, on average. Reads are not limited: there are few, and the reflectors pace themselves.
 
     Four times client-go's default, because one bind is two writes.
     """
 
-    kube_burst: int = 50
+    kube_burst: Annotated[int, msgspec.Meta(ge=1)] = 50
     """Writes that may go at once after a pause. Enough to label a rack without waiting."""
 
     namespace: str = ""

@@ -34,6 +34,9 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "ready": Event("info", "Stores are synced and every metric that a policy names was asked for."),
     "option_ignored": Event("warning", "An option of an older program that has no meaning here was given."),
+    "option_limited": Event(
+        "warning", "An option of an older program is larger than `limit`, which is used."
+    ),
     "metric_failed": Event(
         "warning", "A metric could not be fetched; its last values age. `error` says why."
     ),

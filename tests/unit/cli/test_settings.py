@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from nodewise.cli import legacy, settings
 from nodewise.errors import BadSettings
+from nodewise.kube.options import KubeOptions
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,10 +98,26 @@ LEGACY = {
     "klog's level": (["-v=4"], ["--log-level", "debug"]),
     "a lower level": (["-v", "2"], ["--log-level", "info"]),
     "klog's family is dropped": (["-logtostderr", "-log_dir=/x", "-stderrthreshold", "2", "-port=1"], ["--port", "1"]),
+    "a boolean by itself": (["-enableAllowlist", "-port=1"], ["--enable-allowlist", "--port", "1"]),
+    "a boolean and its value": (["-enableAllowlist=true", "-enableDenylist=F"], ["--enable-allowlist"]),
+    "its value as an argument of its own": (["--enableAllowlist", "true", "-qps=7"], ["--enable-allowlist", "--kube-qps", "7"]),
+    "false as an argument of its own": (["--enableDenylist", "false", "--qps", "7"], ["--kube-qps", "7"]),
+    "what is no boolean": (["--enableDenylist=no"], ["--enable-denylist=no"]),
+    "a limit that is 0 is client-go's own": (["-qps=0", "-burst", "0"], ["--kube-qps", "5", "--kube-burst", "10"]),
+    "a limit that is too high": (["-qps=2000", "-burst=1000"], ["--kube-qps", "1000", "--kube-burst", "1000"]),
+    "a limit that is no number": (["-qps=-1", "-burst=x"], ["--kube-qps", "-1", "--kube-burst", "x"]),
+    "a value that is missing": (["-balancedResource"], ["--balanced-resource", ""]),
     "what is ours stays": (["--unsafe", "--metrics", "file:x"], ["--unsafe", "--metrics", "file:x"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "ours"), LEGACY.values(), ids=LEGACY)
-def test_flags_of_the_older_system(given: list[str], ours: list[str]) -> None:
-    assert legacy.translate(given, legacy.TAS) == ours
+def test_flags_of_the_older_systems(given: list[str], ours: list[str]) -> None:
+    assert legacy.translate(given, legacy.EXTENDER) == ours
+
+
+@pytest.mark.parametrize("given", [{"kube_qps": 0.0}, {"kube_qps": -1.0}, {"kube_burst": 0}])
+def test_a_limit_under_which_nothing_could_ever_be_written_is_refused(given: dict[str, float]) -> None:
+    defaults = {one.field: one.default for one in settings.settings(KubeOptions)}
+    with pytest.raises(BadSettings, match="--kube-"):
+        settings.build(KubeOptions, defaults | given)
