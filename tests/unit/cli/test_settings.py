@@ -100,7 +100,7 @@ LEGACY = {
     "klog's family is dropped": (["-logtostderr", "-log_dir=/x", "-stderrthreshold", "2", "-port=1"], ["--port", "1"]),
     "a boolean by itself": (["-enableAllowlist", "-port=1"], ["--enable-allowlist", "--port", "1"]),
     "a boolean and its value": (["-enableAllowlist=true", "-enableDenylist=F"], ["--enable-allowlist"]),
-    "its value as an argument of its own": (["--enableAllowlist", "true", "-qps=7"], ["--enable-allowlist", "--kube-qps", "7"]),
+    "its value beside it": (["--enableAllowlist", "true", "-qps=7"], ["--enable-allowlist", "--kube-qps", "7"]),
     "false as an argument of its own": (["--enableDenylist", "false", "--qps", "7"], ["--kube-qps", "7"]),
     "what is no boolean": (["--enableDenylist=no"], ["--enable-denylist=no"]),
     "a limit that is 0 is client-go's own": (["-qps=0", "-burst", "0"], ["--kube-qps", "5", "--kube-burst", "10"]),
