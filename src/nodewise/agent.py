@@ -8,7 +8,7 @@ one to the other.
 """
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -51,6 +51,7 @@ __all__ = [
     "Refusal",
     "Resource",
     "Scores",
+    "Showing",
     "Tally",
     "ValueState",
     "Verdict",
@@ -272,6 +273,17 @@ class Agent(Protocol):
 
     def preempt(self, pod: Any, candidates: Names, view: View, victims: Victims) -> Verdict | None:
         """Which candidates the agent would reject even with the victims gone."""
+        ...
+
+
+@runtime_checkable
+class Showing(Protocol):
+    """What an agent has besides `Agent` whose slot people may want to read: `GET /state/<name>`."""
+
+    name: str
+
+    def show(self, slot: Any, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+        """The slot as JSON, made in parts; `query` are the parameters of the request."""
         ...
 
 

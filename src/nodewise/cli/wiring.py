@@ -244,11 +244,11 @@ def _servers(
     """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
     serve: ServeOptions = given.settings[ServeOptions]
     admin: AdminOptions = given.settings[AdminOptions]
-    decisions = heart.extender.decisions_routes()
-    main_routes: list[Route] = [*heart.extender.routes(), *binds, *([] if serve.unsafe else decisions)]
+    private = heart.extender.private_routes()
+    main_routes: list[Route] = [*heart.extender.routes(), *binds, *([] if serve.unsafe else private)]
     admin_shows = admin_routes(readiness.waiting_for, tools.meters)
     if is_loopback(admin.health_address):
-        admin_shows += decisions
+        admin_shows += private
     app = Application(main_routes, tools.meters, max_body_bytes=serve.max_body_bytes)
     admin_app = Application(admin_shows, tools.meters, max_body_bytes=2**16)
     return Server(app, serve, tools.meters), admin_server(admin_app, admin, tools.meters)

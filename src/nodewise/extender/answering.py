@@ -7,7 +7,7 @@ here asks what time it is or which View is the newest, and nothing is kept.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.agent import AgentKind, View
+from nodewise.agent import AgentKind, Showing, View
 from nodewise.extender import wire
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import Decision, Verb
@@ -34,6 +34,7 @@ class Answering:
 
     def __init__(self, kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
         agents = [kind.agent(options[kind.name]) for kind in kinds]
+        self.showing: Sequence[Showing] = [one for one in agents if isinstance(one, Showing)]
         chains = {ALL_AGENTS: Chain(agents), **{f"/agents/{one.name}": Chain([one]) for one in agents}}
         self._reader: wire.Reader[Any] = wire.Reader(merge("Pod", *(kind.pod_fields for kind in kinds)))
         self._asked: dict[str, tuple[Verb, Chain]] = {

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from nodewise import clock as clocks
-from nodewise.agent import Binder, Verdict, View
+from nodewise.agent import Binder, Showing, Verdict, View
 from nodewise.clock import Clock
+from nodewise.errors import Unavailable
 from nodewise.extender import ledger, wire
 from nodewise.extender.answering import ALL_AGENTS, Answering
 from nodewise.extender.binding import Bindings, Outcome
@@ -20,7 +21,7 @@ from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.recording import Recorder, Silent
 from nodewise.extender.tape import Exchange
 from nodewise.observe.meters import Meters
-from nodewise.serve.application import Lane, Request, Response, Route
+from nodewise.serve.application import Handler, Lane, Request, Response, Route
 
 WHOLE_NODES_AT_ONCE: Final = 2
 """Requests with whole nodes are large (52 MB at 5,000 nodes); more than this many at once are answered 503."""
@@ -56,9 +57,10 @@ class Extender:
         lane = Lane(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
         return [Route("POST", path, self._answer, lane) for path in self._answering.verbs]
 
-    def decisions_routes(self) -> list[Route]:
-        """For loopback or mutual TLS only: decisions name every tenant's pods."""
-        return [Route("GET", "/decisions", self._decisions)]
+    def private_routes(self) -> list[Route]:
+        """For loopback or mutual TLS only: decisions and agents' states name every tenant's pods."""
+        shows = [Route("GET", f"/state/{one.name}", self._state(one)) for one in self._answering.showing]
+        return [Route("GET", "/decisions", self._decisions), *shows]
 
     def moment(self) -> tuple[View, float]:
         """The newest View, and what time it is."""
@@ -79,6 +81,15 @@ class Extender:
 
     async def _decisions(self, request: Request) -> Response:
         return Response(200, await clocks.paced_result(ledger.page(self._ring, request.query)))
+
+    def _state(self, agent: Showing) -> Handler:
+        async def answer(request: Request) -> Response:
+            slot = self._view().slots.get(agent.name)
+            if slot is None:
+                raise Unavailable(f"agent {agent.name} has seen no whole list yet", retry_after_s=1.0)
+            return Response(200, await clocks.paced_result(agent.show(slot, request.query)))
+
+        return answer
 
     def keep(self, decision: Decision) -> None:
         """Keep a decision, and tell it."""
