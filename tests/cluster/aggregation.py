@@ -71,4 +71,4 @@ def _wait_available(api: Api, path: str) -> None:
         conditions = api.get(path).get("status", {}).get("conditions", [])
         return True if any(c["type"] == "Available" and c["status"] == "True" for c in conditions) else None
 
-    sandbox.wait(f"{path} is available", available, 30, lambda: api.get(path).get("status"))
+    sandbox.wait(f"{path} is available", available, show=lambda: api.get(path).get("status"))

@@ -23,7 +23,7 @@ class ApiError(Exception):
 class Api:
     """A connection to one API server, as one user."""
 
-    def __init__(self, url: str, context: ssl.SSLContext, token: str = "", timeout_s: float = 30) -> None:
+    def __init__(self, url: str, context: ssl.SSLContext, token: str = "", timeout_s: float = 60) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx2.Client(
             base_url=url, verify=context, headers=headers, timeout=timeout_s, trust_env=False
@@ -79,7 +79,7 @@ class Api:
     def answers(self, url: str) -> bool:
         """Whether a path of this server, or any other address, answers with success now."""
         try:
-            return self._http.get(url, timeout=2).is_success
+            return self._http.get(url, timeout=10).is_success
         except httpx2.TransportError:
             return False
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 PROBE_S = 0.2
 """Between two probes. A cluster's are seconds apart, but it hears of a pod that ends, or is deleted, at once."""
-PROBE_TIMEOUT_S = 1.0
+PROBE_TIMEOUT_S = 5.0
 
 
 class Endpoint(NamedTuple):

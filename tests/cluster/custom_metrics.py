@@ -212,4 +212,4 @@ def _wait_available(sandbox: Sandbox, path: str) -> None:
         conditions = sandbox.api.get(path).get("status", {}).get("conditions", [])
         return True if any(c["type"] == "Available" and c["status"] == "True" for c in conditions) else None
 
-    wait(f"{path} is available", available, 30, lambda: sandbox.api.get(path).get("status"))
+    wait(f"{path} is available", available, show=lambda: sandbox.api.get(path).get("status"))

@@ -165,7 +165,7 @@ def _uids(victims: dict[str, Any]) -> Object:
 
 
 def entry(url: str, **fields: Any) -> Object:
-    """An extender as a KubeSchedulerConfiguration lists it: names, one second, and `fields` on top."""
+    """An extender as a KubeSchedulerConfiguration lists it: names, a patient scheduler, and `fields` on top."""
     return {
         "urlPrefix": url,
         "filterVerb": "filter",
@@ -173,7 +173,7 @@ def entry(url: str, **fields: Any) -> Object:
         "preemptVerb": "preempt",
         "weight": 1,
         "nodeCacheCapable": True,
-        "httpTimeout": "1s",
+        "httpTimeout": "30s",
         **fields,
     }
 

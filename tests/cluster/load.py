@@ -27,6 +27,7 @@ VERBS = ("filter", "prioritize")
 class Failed(NamedTuple):
     """A call without an answer, or with one that is none."""
 
+    began_s: float
     at_s: float
     port: int
     """The caller's; 0 where there was no connection."""
@@ -73,7 +74,7 @@ class Caller(threading.Thread):
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            self.failed.append(Failed(time.monotonic(), port, f"{verb}: {error!r}"))
+            self.failed.append(Failed(began_s, time.monotonic(), port, f"{verb}: {error!r}"))
             self._leave()
             self._ended.wait(0.01)
             return
@@ -81,7 +82,9 @@ class Caller(threading.Thread):
         if answer.status == http.HTTPStatus.OK:
             self.answers[verb] = json.loads(content)
         else:
-            self.failed.append(Failed(time.monotonic(), port, f"{verb}: {answer.status} {content[:200]!r}"))
+            self.failed.append(
+                Failed(began_s, time.monotonic(), port, f"{verb}: {answer.status} {content[:200]!r}")
+            )
 
     def _connected(self) -> http.client.HTTPSConnection:
         """The kept connection unless its server has closed it, else a new one."""
@@ -90,7 +93,7 @@ class Caller(threading.Thread):
             return kept
         self._leave()
         host, port = self._url.hostname or "", self._url.port
-        self._connection = http.client.HTTPSConnection(host, port, context=self._context, timeout=10)
+        self._connection = http.client.HTTPSConnection(host, port, context=self._context, timeout=60)
         self._connection.connect()
         return self._connection
 

@@ -81,8 +81,8 @@ def _config(application: Application, tls: Tls | None) -> uvicorn.Config:
 
 
 def _wait_started(server: uvicorn.Server, thread: threading.Thread) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not server.started:
         assert thread.is_alive(), "the server ended while it started"
-        assert time.monotonic() < end, "the server was not ready after 10 s"
+        assert time.monotonic() < end, "the server was not ready after 60 s"
         time.sleep(0.005)

@@ -45,7 +45,7 @@ class Exporter:
         self.process = Process(arguments, folder.with_suffix(".log"))
         metrics = f"http://127.0.0.1:{self.port}/metrics"
         with processes.stopped_on_error(self.process), httpx2.Client(trust_env=False) as client:
-            self.process.wait_ready(lambda: prometheus.answers(metrics, client), 20)
+            self.process.wait_ready(lambda: prometheus.answers(metrics, client))
 
     def write(self, series: str, value: float | str) -> None:
         """A value from now on; in one step, so that no scrape reads half a file."""
@@ -131,7 +131,9 @@ class Monitoring:
         """The newest value of each node."""
         return {one["metric"]["instance"]: float(one["value"][1]) for one in self.prometheus.ask(series)}
 
-    def wait_scraped(self, series: str, values: Mapping[str, float], deadline_s: float = 20) -> None:
+    def wait_scraped(
+        self, series: str, values: Mapping[str, float], deadline_s: float = sandbox.PATIENCE_S
+    ) -> None:
         """Waits until Prometheus has these values, and of no other node."""
         sandbox.wait(
             f"Prometheus has {series} {dict(values)}",

@@ -102,7 +102,9 @@ class Pipeline:
         except ApiError:
             return None
 
-    def wait_visible(self, metric: str, values: Mapping[str, str], deadline_s: float = 20) -> None:
+    def wait_visible(
+        self, metric: str, values: Mapping[str, str], deadline_s: float = sandbox.PATIENCE_S
+    ) -> None:
         """Waits until the API server answers with exactly these; of nodes that exist, others are left out."""
         sandbox.wait(
             f"{metric} is {dict(values)}",

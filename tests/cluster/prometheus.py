@@ -117,5 +117,5 @@ def holding(
 def answers(url: str, client: httpx2.Client) -> bool:
     """Whether an address answers with success now."""
     with contextlib.suppress(httpx2.TransportError):
-        return client.get(url, timeout=2).is_success
+        return client.get(url, timeout=10).is_success
     return False

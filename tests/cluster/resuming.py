@@ -58,7 +58,7 @@ class Resumer:
             "-ign_eof",
         ]
         said = subprocess.run(
-            list(map(str, command)), input=REQUEST, capture_output=True, timeout=30, check=False
+            list(map(str, command)), input=REQUEST, capture_output=True, timeout=60, check=False
         )
         return (said.stdout + said.stderr).decode(errors="replace")
 

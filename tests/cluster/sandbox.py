@@ -5,7 +5,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from tests.cluster import objects
 from tests.cluster.api import Api, ApiError, Object, path_of
@@ -13,11 +13,14 @@ from tests.cluster.controlplane import ControlPlane
 
 Seen = TypeVar("Seen")
 
+PATIENCE_S: Final = 60.0
+"""For what comes about on a loaded machine; nothing here is a limit of speed."""
+
 _numbers = itertools.count(1)
 
 
 def wait(
-    what: str, see: Callable[[], Seen | None], deadline_s: float = 15, show: Callable[[], Any] = str
+    what: str, see: Callable[[], Seen | None], deadline_s: float = PATIENCE_S, show: Callable[[], Any] = str
 ) -> Seen:
     """The first thing other than None that `see` returns; AssertionError with `show()` when there is none."""
     end = time.monotonic() + deadline_s
@@ -57,7 +60,7 @@ class Sandbox:
         for value in objects.priorities(pods):
             self.api.ensure(objects.priority_class(value))
         for pod in pods:
-            wait("a priority class is known", functools.partial(self._admitted, pod), deadline_s=5)
+            wait("a priority class is known", functools.partial(self._admitted, pod))
 
     def _admitted(self, pod: Object) -> Object | None:
         """Admission hears of a new priority class a moment after it was made."""
@@ -76,11 +79,11 @@ class Sandbox:
         """Changes one annotation of a node, a change that no scheduling rule looks at."""
         self.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {key: value}}})
 
-    def expect_bound(self, pod: str, deadline_s: float = 15) -> str:
+    def expect_bound(self, pod: str, deadline_s: float = PATIENCE_S) -> str:
         """Waits until a pod is on a node; the node's name."""
         return wait(f"pod {pod} is bound", lambda: node_of(self.pod(pod)), deadline_s, lambda: self.pod(pod))
 
-    def expect_rejected(self, pod: str, deadline_s: float = 15) -> str:
+    def expect_rejected(self, pod: str, deadline_s: float = PATIENCE_S) -> str:
         """Waits until the scheduler has found no node; the text of the PodScheduled condition."""
 
         def said() -> str | None:
@@ -88,7 +91,7 @@ class Sandbox:
 
         return wait(f"pod {pod} is rejected", said, deadline_s, lambda: self.pod(pod))
 
-    def expect_event(self, pod: str, reason: str = "FailedScheduling", deadline_s: float = 15) -> str:
+    def expect_event(self, pod: str, reason: str = "FailedScheduling", deadline_s: float = PATIENCE_S) -> str:
         """Waits for an event about a pod; its text, as `kubectl describe` shows it."""
 
         def said() -> str | None:
@@ -96,7 +99,7 @@ class Sandbox:
 
         return wait(f"pod {pod} has an event {reason}", said, deadline_s, lambda: self.events(pod))
 
-    def expect_gone(self, pod: str, deadline_s: float = 15) -> None:
+    def expect_gone(self, pod: str, deadline_s: float = PATIENCE_S) -> None:
         """Waits until a pod is no more, or is on its way out."""
         wait(f"pod {pod} is gone", lambda: True if is_leaving(self.pod(pod)) else None, deadline_s)
 

@@ -123,7 +123,7 @@ class RealCluster:
             found = _outcome(pod)
             return found if found.node or (found.reason and not nominated) else None
 
-        return sandbox.wait(f"pod {name} is settled", see, 15, lambda: self._corner.pod(name))
+        return sandbox.wait(f"pod {name} is settled", see, show=lambda: self._corner.pod(name))
 
 
 def _outcome(pod: Object | None) -> Outcome:

@@ -130,7 +130,7 @@ class Served:
 
     def wait_leading(self) -> None:
         """Until its controllers run: the one before may have been killed, and its Lease has to end."""
-        wait("it leads", lambda: self.events("leading") or None, 30)
+        wait("it leads", lambda: self.events("leading") or None)
 
     def rejects(self, namespace: str, node: str, policy: str = "pol") -> bool:
         """What it says of a node now, asked as kube-scheduler would."""
@@ -155,7 +155,7 @@ class Served:
             "weight": 5,
             "enableHTTPS": True,
             "nodeCacheCapable": True,
-            "httpTimeout": "2s",
+            "httpTimeout": "30s",
             "ignorable": False,
             "managedResources": MANAGED,
             "tlsConfig": tls,

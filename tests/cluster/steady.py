@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tests.cluster.certificates import Pair
-from tests.cluster.sandbox import wait
+from tests.cluster.sandbox import PATIENCE_S, wait
 from tests.cluster.served import Served
 
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
@@ -44,7 +44,7 @@ class Identity(NamedTuple):
     def context(self, version: ssl.TLSVersion) -> ssl.SSLContext:
         made = ssl.create_default_context(cafile=str(self.trusted))
         made.minimum_version = made.maximum_version = version
-        wait("certificate and key match", lambda: self._load(made) or None, 5)
+        wait("certificate and key match", lambda: self._load(made) or None)
         return made
 
     def _load(self, context: ssl.SSLContext) -> bool:
@@ -59,7 +59,7 @@ class Identity(NamedTuple):
 def connection(served: Served, context: ssl.SSLContext) -> http.client.HTTPSConnection:
     """An open connection to nodewise."""
     port = urlsplit(served.url).port
-    made = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=30)
+    made = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
     made.connect()
     made.auto_open = 0  # one that was closed under us is a failed call, and not opened anew in silence
     return made
@@ -139,7 +139,7 @@ class Load:
             counts = [caller.calls for caller in self._callers]
             return all(now >= then + 5 for now, then in zip(counts, before, strict=True)) or None
 
-        wait("each caller calls on", further, 30, lambda: self.failures)
+        wait("each caller calls on", further, show=lambda: self.failures)
         assert not self.failures, self.failures
 
     def opens_anew(self, since_s: float) -> None:
@@ -147,8 +147,7 @@ class Load:
         wait(
             "each caller is on a new connection",
             lambda: all(caller.opened_at_s > since_s for caller in self._callers) or None,
-            30,
-            lambda: self.failures,
+            show=lambda: self.failures,
         )
 
     def sees(self, serial: str) -> None:
@@ -156,8 +155,7 @@ class Load:
         wait(
             "each caller sees the new certificate",
             lambda: all(caller.serial == serial.lstrip("0") for caller in self._callers) or None,
-            30,
-            lambda: [(caller.serial, serial, caller.failures) for caller in self._callers],
+            show=lambda: [(caller.serial, serial, caller.failures) for caller in self._callers],
         )
         self.goes_on()
 

@@ -55,9 +55,9 @@ def test_every_replica_is_asked_and_one_that_is_gone_is_named(
             cluster.put(served.endpoint(name, running.url))
         cluster.put(served.endpoint("starting", f"https://{address}:1", ready=False))
         tls = one.entry()["tlsConfig"] | {"serverName": f"{served.SERVICE}.{cluster.namespace}.svc"}
-        filters = one.entry(prioritizeVerb="", preemptVerb="", httpTimeout="5s", tlsConfig=tls)
+        filters = one.entry(prioritizeVerb="", preemptVerb="", httpTimeout="30s", tlsConfig=tls)
         scores = other.entry(
-            filterVerb="", preemptVerb="", managedResources=[], httpTimeout="5s", tlsConfig=tls
+            filterVerb="", preemptVerb="", managedResources=[], httpTimeout="30s", tlsConfig=tls
         )
         with plane.start_scheduler({"extenders": [filters, scores]}):
             cluster.pods(pod("web"))
@@ -86,7 +86,7 @@ def test_a_pod_that_waits_is_told_what_would_have_changed_it(
     metrics.set("heat", {"a": 90, "b": 82, "c": 85, "d": "84500m"})
     with replica(plane, papers, tmp_path) as running:
         wait("all are hot", lambda: running.rejects(cluster.namespace, "b") or None)
-        with plane.start_scheduler({"extenders": [running.entry(httpTimeout="5s")]}):
+        with plane.start_scheduler({"extenders": [running.entry(httpTimeout="30s")]}):
             cluster.pods(pod("web"))
             event = cluster.expect_event("web")
         asked = through_the_cluster(plane, cluster, "web", f"--server={running.url}", *certificates(papers))
@@ -127,7 +127,7 @@ def test_without_a_cluster_a_replica_alone_explains(
     plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
 ) -> None:
     with replica(plane, papers, tmp_path) as running:
-        with plane.start_scheduler({"extenders": [running.entry(httpTimeout="5s")]}):
+        with plane.start_scheduler({"extenders": [running.entry(httpTimeout="30s")]}):
             cluster.pods(pod("web"))
             cluster.expect_bound("web")
         done = run("explain", f"{cluster.namespace}/web", f"--server={running.health}", "-o", "wide")

@@ -160,7 +160,7 @@ def test_a_right_that_is_taken_and_given_back_needs_no_restart(
     shipped.metrics.set("heat", {"a": 90, "b": 10})
     corner.put(policy("pol", "heat", "dontschedule", "deschedule"))
     with shipped.started(tmp_path) as running:
-        wait("a is labelled", lambda: "pol" in shipped.labels("a") or None, 30)
+        wait("a is labelled", lambda: "pol" in shipped.labels("a") or None)
         patch = Right("patch", CORE, "nodes")
         with shipped.missing(patch):
             shipped.metrics.set("heat", {"a": 90, "b": 90})

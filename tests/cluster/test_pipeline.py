@@ -42,18 +42,17 @@ def nodewise(plane: ControlPlane, corner: Sandbox, measured: Pipeline, tmp_path:
         yield running
 
 
-def until(nodewise: Served, corner: Sandbox, node: str, *, rejected: bool, deadline_s: float = 5) -> None:
+def until(nodewise: Served, corner: Sandbox, node: str, *, rejected: bool) -> None:
     """Until nodewise rejects a node, or does not any more."""
     wait(
         f"{node} is {'rejected' if rejected else 'let through'}",
         lambda: nodewise.rejects(corner.namespace, node, POLICY) == rejected or None,
-        deadline_s,
     )
 
 
 def test_a_value_travels_from_a_text_file_to_the_api_server(measured: Pipeline) -> None:
     measured.set_health(BAD, 2)
-    measured.wait_visible("health_metric", seen(rack1_b="2"), 5)
+    measured.wait_visible("health_metric", seen(rack1_b="2"))
     [item] = measured.read("health_metric", BAD, "v1beta1")
     assert item["describedObject"] == {"kind": "Node", "name": BAD, "apiVersion": "/v1"}
     assert (item["metricName"], item["value"]) == ("health_metric", "2")
@@ -63,7 +62,7 @@ def test_a_value_travels_from_a_text_file_to_the_api_server(measured: Pipeline) 
 
 def test_a_node_that_is_no_longer_measured_has_no_value(measured: Pipeline) -> None:
     measured.monitoring.exporter(BAD).remove("node_health_metric")
-    measured.wait_visible("health_metric", {node: "0" for node in NODES if node != BAD}, 5)
+    measured.wait_visible("health_metric", {node: "0" for node in NODES if node != BAD})
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_a_node_that_is_no_longer_measured_has_no_value(measured: Pipeline) -> N
 def test_what_the_adapter_makes_of_a_value(measured: Pipeline, written: str, arrives: str) -> None:
     """It keeps thousandths and cuts the rest off; a value that is no number comes out as one."""
     measured.monitoring.set("node_health_metric", {BAD: written})
-    measured.wait_visible("health_metric", seen(rack1_b=arrives), 5)
+    measured.wait_visible("health_metric", seen(rack1_b=arrives))
 
 
 def test_nodewise_rejects_the_node_that_falls_ill_and_takes_it_back(
@@ -105,8 +104,8 @@ def test_without_prometheus_there_are_no_answers_and_nodewise_says_so(
     measured.set_health(BAD, 2)
     until(nodewise, corner, BAD, rejected=True)
     with measured.monitoring.without_prometheus():
-        wait("the API has no answer", lambda: True if measured.values("health_metric") is None else None, 5)
-        [said] = wait("nodewise says so", lambda: nodewise.events("metric_failed") or None, 5)
+        wait("the API has no answer", lambda: True if measured.values("health_metric") is None else None)
+        [said] = wait("nodewise says so", lambda: nodewise.events("metric_failed") or None)
         assert said["metric"] == "health_metric"
         assert nodewise.rejects(corner.namespace, BAD, POLICY), "what it knew last still holds"
-    wait("nodewise has it back", lambda: nodewise.events("metric_back") or None, 20)
+    wait("nodewise has it back", lambda: nodewise.events("metric_back") or None)

@@ -50,7 +50,7 @@ class Run(NamedTuple):
     def entries(self) -> list[Object]:
         """Both replicas, in a scheduler's configuration."""
         filters, scores = (
-            one.entry(tlsConfig=one.entry()["tlsConfig"] | {"serverName": HOST}, httpTimeout="5s")
+            one.entry(tlsConfig=one.entry()["tlsConfig"] | {"serverName": HOST}, httpTimeout="30s")
             for one in (self.filters, self.scores)
         )
         no_filter = {"filterVerb": "", "preemptVerb": "", "managedResources": []}
@@ -116,7 +116,7 @@ def recorded(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Audi
         second.put(policy("calm", "power", "dontschedule"))
         with shipped.started(folder) as one, shipped.started(folder) as other:
             run = Run(shipped, first, second, one, other)
-            wait("all is written", lambda: run.is_written() or None, 30)
+            wait("all is written", lambda: run.is_written() or None)
             run.rejections()
             with shipped.plane.start_scheduler({"extenders": run.entries()}):
                 run.pods_that_wait_until_their_metric_heals()

@@ -85,7 +85,7 @@ def until_failing(nodewise: Served, certificate: str, words: str) -> None:
         failing = metric(nodewise, "tls_reload_failing", certificate)
         return (failing == 1 and words in "".join(lines[-1:])) or None
 
-    wait(f"the log says {words}", said, 15, nodewise.process.tail)
+    wait(f"the log says {words}", said, show=nodewise.process.tail)
 
 
 # the server's certificate

@@ -148,7 +148,8 @@ def test_without_ignorable_a_filter_that_fails_ends_the_attempt(
     scheduler: Scheduler, double: Double, fail: Callable[[Double], None], said: str
 ) -> None:
     fail(double)
-    with plain(scheduler, double, httpTimeout="300ms") as cluster:
+    patience = {"httpTimeout": "2s"} if "deadline" in said else {}
+    with plain(scheduler, double, **patience) as cluster:
         outcome = cluster.submit(objects.pod("web"))["web"]
     assert outcome == Outcome(None, "SchedulerError", said.format(url=double.url))
 
@@ -167,7 +168,10 @@ def test_a_hang_costs_each_pod_http_timeout_twice(scheduler: Scheduler, double: 
     with plain(scheduler, double, httpTimeout="500ms", ignorable=True) as cluster:
         start_s = time.monotonic()
         outcomes = cluster.submit(objects.pod("one"), objects.pod("two"))
-        assert 2 <= time.monotonic() - start_s < 6
+        assert time.monotonic() - start_s >= 2
+    assert [(call.pod, call.verb) for call in double.calls] == [
+        (pod, verb) for pod in ("one", "two") for verb in ("filter", "prioritize")
+    ]
     assert all(outcome.node for outcome in outcomes.values())
 
 
@@ -207,4 +211,4 @@ def test_a_rejected_pod_is_tried_again_at_any_cluster_event_and_not_before(
         cluster.pass_time(3)
         assert cluster.outcome("web").node is None
         cluster.touch("a")
-        assert cluster.retried("web", deadline_s=3).node
+        assert cluster.retried("web", deadline_s=60).node

@@ -171,7 +171,7 @@ def decided(files: list[str], *more: str) -> dict[str, Json]:
 def until_read(extender: Child, worlds: list[World]) -> None:
     """Until the extender's View holds all of these worlds: their policies, and every metric there is."""
     wanted = {metric for world in worlds for metric in world.named & world.metrics.keys()}
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not all(_knows_policy(extender, world) for world in worlds if world.draw.exists):
         assert time.monotonic() < end, "policies are not read"
         time.sleep(0.02)

@@ -18,7 +18,7 @@ from tests.cluster.processes import Process
 from tests.conformance.tas.rows import Call, Connect
 from tests.unit.serve.papers import NAMES, Papers
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 _VERSIONS = {"1.1": ssl.TLSVersion.TLSv1_1, "1.2": ssl.TLSVersion.TLSv1_2}
 
 

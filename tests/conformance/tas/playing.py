@@ -66,7 +66,7 @@ def _round(together: Sequence[Telling], everybody: Sequence[Telling], stage: Sta
     for telling in together:
         if telling.next and (why := telling.lacks(found)):
             telling.fail(f"step {telling.number}, after it was so: {why}")
-    polled = _polled(stage) if any(t.next and t.next.polled for t in together) else {}
+    polled = _polled(stage, together) if any(t.next and t.next.polled for t in together) else {}
     for telling in together:
         if telling.next:
             telling.finish(polled)
@@ -85,11 +85,19 @@ def _until_so(together: Sequence[Telling], stage: Stage) -> None:
         time.sleep(0.05)
 
 
-def _polled(stage: Stage) -> Counter[str]:
-    """How often each metric is asked for from now on, in a few periods."""
-    stage.pass_periods(1)
+def _polled(stage: Stage, together: Sequence[Telling]) -> Counter[str]:
+    """How often each metric is asked for from now on, in a few periods.
+
+    One whose answer is late is not asked for anew in each of them; those that a story wants asked are waited for.
+    """
+    steps = [(telling.names, telling.next) for telling in together if telling.next]
+    wanted = {names.metric(one) for names, step in steps for one, is_asked in step.polled.items() if is_asked}
+    stage.pass_periods(2)
     before = len(stage.metrics.asked)
     stage.pass_periods(2)
+    ends = time.monotonic() + DEADLINE_S
+    while not wanted <= set(stage.metrics.asked[before:]) and time.monotonic() < ends:
+        time.sleep(0.05)
     return Counter(stage.metrics.asked[before:])
 
 

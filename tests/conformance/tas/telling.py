@@ -18,7 +18,7 @@ from tests.conformance.tas.stories import Judged, Labels, Names, Pod, Step, Stor
 
 OLD_MANAGER = "extender"
 """As the API server names who wrote the older system's labels."""
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Telling:

@@ -16,7 +16,7 @@ from tests.conformance.tas import rows
 from tests.conformance.tas.singles import ProcessRow, ProcessTable
 
 ROWS = rows.read("process", ProcessTable).rows
-DEADLINE_S = 30
+DEADLINE_S = 60
 NOBODY = "http://127.0.0.1:1"
 """Where no API server answers."""
 

@@ -14,7 +14,7 @@ from tests.conformance.tas.extender import Answer, Extender, Heard
 from tests.conformance.tas.rows import Call, Expect
 
 EARLY_S = 0.5  # a timer of the event loop may end a little before ours
-LATE_S = 15.0  # no limit on speed: long enough for any machine, and short of every other deadline
+LATE_S = 60.0  # no limit on speed: long enough for any machine
 
 FIRST = cases.filtering()[0]
 
