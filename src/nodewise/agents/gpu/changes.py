@@ -29,9 +29,10 @@ def between(
         if before.values[i : i + _BLOCK] == after.values[j : j + _BLOCK] and i + _BLOCK < len(before.keys):
             i, j = i + _BLOCK, j + _BLOCK
             continue
-        end = i + _BLOCK
-        while i < end and (i < len(before.keys) or j < len(after.keys)):
+        for _ in range(_BLOCK):
             one, other = before.key(i), after.key(j)
+            if one is other is None:
+                break
             if one == other:
                 if before.values[i] is not after.values[j]:
                     found.append(after.keys[j])
