@@ -3,6 +3,7 @@
 Whatever is refused is refused in one form: `{"error": text, "problems": [{"field", "seen", "wanted"}]}`.
 """
 
+import asyncio
 import http
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -17,7 +18,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Large bodies go out in pieces: each is encrypted in one step of the event loop, and the buffer stays small.
+# Large bodies go out in pieces: each is encrypted in a step of its own, and the buffer stays small.
 PIECE_BYTES: Final = 128 * 2**10
 
 
@@ -114,6 +115,7 @@ async def send(response: Response, to: Send) -> None:
     await to({"type": "http.response.start", "status": response.status, "headers": _header(response, length)})
     if length > PIECE_BYTES:
         for piece in _pieces((body,) if isinstance(body, bytes) else body):
+            await asyncio.sleep(0)
             await to({"type": "http.response.body", "body": piece, "more_body": True})
         body = b""
     whole = body if isinstance(body, bytes) else b"".join(body)

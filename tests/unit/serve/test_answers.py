@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from nodewise import errors
@@ -37,3 +39,24 @@ def test_the_words_on_the_wire():
 
 def test_pieces_on_the_wire_are_joined():
     assert answers.wire(Response(200, [b"a", b"b"], "text/plain")).endswith(b"\r\n\r\nab")
+
+
+def test_each_piece_of_a_large_answer_goes_out_in_a_step_of_its_own():
+    told = []
+
+    async def to(message):
+        told.append(message.get("body"))
+
+    async def others():
+        while True:
+            await asyncio.sleep(0)
+            told.append("another's step")
+
+    async def sent():
+        other = asyncio.create_task(others())
+        await answers.send(Response(200, [b"a" * answers.PIECE_BYTES, b"b" * answers.PIECE_BYTES]), to)
+        other.cancel()
+
+    asyncio.run(sent())
+    first, second = told.index(b"a" * answers.PIECE_BYTES), told.index(b"b" * answers.PIECE_BYTES)
+    assert "another's step" in told[first:second]
