@@ -1,0 +1,41 @@
+import pytest
+
+from nodewise.observe.meters import Meters
+
+LABELS = {"agent": "telemetry", "verdict": "passed"}
+SHOWN = 'nodewise_verdicts_total{agent="telemetry",verdict="passed"}'
+
+
+def shown(meters: Meters) -> dict[str, float]:
+    lines = meters.exposition().decode().splitlines()
+    return {
+        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if "#" not in name
+    }
+
+
+def test_labels_may_come_in_any_order() -> None:
+    meters = Meters()
+    meters.count("verdicts_total", 2, **LABELS)
+    meters.count("verdicts_total", 3, verdict="passed", agent="telemetry")
+    assert shown(meters)[SHOWN] == 5
+
+
+def test_what_is_forgotten_is_not_shown_and_begins_anew() -> None:
+    meters = Meters()
+    meters.count("verdicts_total", 2, **LABELS)
+    meters.forget("verdicts_total", **LABELS)
+    assert SHOWN not in shown(meters)
+    meters.count("verdicts_total", 1, **LABELS)
+    assert shown(meters)[SHOWN] == 1
+
+
+def test_what_was_never_counted_can_be_forgotten() -> None:
+    Meters().forget("verdicts_total", **LABELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"), [("strange_total", {}), ("verdicts_total", {"agent": "telemetry"})]
+)
+def test_what_the_catalogue_does_not_have_cannot_be_counted(name: str, labels: dict[str, str]) -> None:
+    with pytest.raises(KeyError):
+        Meters().count(name, **labels)
