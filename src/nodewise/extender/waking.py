@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from nodewise import clock as clocks
-from nodewise.agent import Hands, Names, View
+from nodewise.agent import Agent, Hands, Names, View
 from nodewise.clock import format_rfc3339
 from nodewise.extender.chain import Chain
 from nodewise.kube.api import NotFound
@@ -65,7 +65,7 @@ class Waker:
         self._pods = pods
         self._hands = hands
         self._period_s = period_s
-        self._names = tuple(agent.name for agent in chain.agents)
+        self._signs = ("nodewise: ", *(sign for agent in chain.agents for sign in _signs(agent)))
         self._hopes: dict[str, _Hope] = {}
         self._woke_s = float("-inf")
         self._writes = 0
@@ -117,8 +117,8 @@ class Waker:
         return _Hope(fits, before.tries, before.due_s) if fits else _Hope(fits=False)
 
     def _was_us(self, message: str) -> bool:
-        """Whether the words of a rejection are ours: reasons begin with their agent's name, or with our own."""
-        return "nodewise: " in message or any(f" {name} " in message for name in self._names)
+        """Whether the words of a rejection are ours."""
+        return any(sign in message for sign in self._signs)
 
     async def _wake(self, node: str, waiting: int) -> None:
         clock = self._hands.clock
@@ -136,6 +136,11 @@ class Waker:
             return
         self._hands.meters.count("wakes_total")
         logs.emit("woken", node=node, waiting=waiting)
+
+
+def _signs(agent: Agent) -> tuple[str, ...]:
+    """How an agent's reasons begin: with its name, unless they are in an older system's words."""
+    return getattr(agent, "signs", (f" {agent.name} ",))
 
 
 def _rejection(pod: Any) -> str | None:

@@ -11,6 +11,9 @@ from typing import ClassVar, Final
 import msgspec
 
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
+_UNKNOWN: Final = "Couldn't retrieve node's information"
+SIGNS: Final = (_PREFIX, _UNKNOWN)
+"""How reasons begin that are not in words of ours."""
 _LONGEST: Final = 256
 """Characters of a text: it stands in the answer once for every node, and tenants choose the names in it."""
 
@@ -164,7 +167,7 @@ class UnknownNode(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return "Couldn't retrieve node's information"
+        return _UNKNOWN
 
     def remedy(self) -> str:
         return "wait until nodewise has seen the node; its log's kube_lost says why it does not"
