@@ -1,0 +1,74 @@
+"""Nodes with cards, pods that want some, and nodewise with its gpu agent, as its users run it."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import access, objects, processes, served
+from tests.cluster.access import User
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import Sandbox
+from tests.cluster.served import OWN_NAMESPACE, Papers, Served
+
+PREFIX = "gpu.intel.com/"
+CARDS = "gas-container-cards"
+MANAGED = [{"name": f"{PREFIX}i915"}, {"name": f"{PREFIX}xe"}]
+FAST = ("--kube-qps=200", "--kube-burst=400")
+
+
+def node(name: str, cards: int = 8, shares: int = 1, cpu: str = "64", **each: int) -> Object:
+    """A node whose cards have so many shares each, and so much of further resources."""
+    amounts = {f"{PREFIX}i915": str(cards * shares)}
+    amounts |= {f"{PREFIX}{resource}": str(cards * amount) for resource, amount in each.items()}
+    labels = {f"{PREFIX}gpu-numbers": ".".join(map(str, range(cards)))}
+    return objects.node(name, cpu=cpu, memory="256Gi", pods=500, labels=labels, extra=amounts)
+
+
+def pod(name: str, i915: int = 1, **amounts: int) -> Object:
+    """A pod of one container that wants cards, and so much of further resources altogether."""
+    wanted = {f"{PREFIX}{resource}": str(amount) for resource, amount in {"i915": i915, **amounts}.items()}
+    return objects.pod(name, limits=wanted)
+
+
+def user(plane: ControlPlane) -> User:
+    """Somebody with the rights that ship for the gpu agent."""
+    made = plane.user(f"nodewise-{processes.free_port()}")
+    for kind, namespace in (("ClusterRole", ""), ("Role", OWN_NAMESPACE)):
+        shipped = served.manifest("gpu.yaml")
+        more: list[Object] = next(one for one in shipped if one["kind"] == kind)["rules"]
+        access.grant(plane.api, made.name, [*served.rules(kind), *more], namespace)
+    return made
+
+
+@contextlib.contextmanager
+def extender(
+    plane: ControlPlane, folder: Path, *more: str, papers: Papers | None = None, by: User | None = None
+) -> Iterator[Served]:
+    """An extender with the gpu agent; ready when it is handed out."""
+    by = by or user(plane)
+    with served.extender(plane, folder, "--agents=gpu", *FAST, *more, papers=papers, by=by) as running:
+        yield running
+
+
+def entry(running: Served, **fields: Any) -> Object:
+    """The extender's entry of a scheduler configuration."""
+    return running.entry(bindVerb="bind", managedResources=MANAGED, httpTimeout="5s", **fields)
+
+
+def cards_of(pod: Object) -> list[str]:
+    """All cards of a pod, by its annotation."""
+    text = pod["metadata"].get("annotations", {}).get(CARDS, "")
+    return [card for part in text.split("|") for card in part.split(",") if card]
+
+
+def ledger(corner: Sandbox, node: str) -> Mapping[str, Any]:
+    """The entries of a node's ledger, by pod uid; none where there is none."""
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases/gpu-{node}"
+    found = corner.api.find(path) or {"metadata": {}}
+    entries: Mapping[str, Any] = json.loads(
+        found["metadata"].get("annotations", {}).get("nodewise.io/holdings", "{}")
+    )
+    return entries
