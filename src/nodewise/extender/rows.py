@@ -68,4 +68,4 @@ def scored(names: Names, points: NDArray[np.int64]) -> bytes:
     rows["host"] = np.void(_HOST)
     rows["name"] = text
     rows["score"] = _SCORE_ROWS.take(points)
-    return b"".join((b"[", memoryview(rows.view(np.uint8))[:-1], b"]\n"))
+    return b"".join((b"[", rows.view(np.uint8).data[:-1], b"]\n"))
