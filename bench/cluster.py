@@ -68,7 +68,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
-    parser.add_argument("--pods", type=int, default=500, help="of a round")
+    parser.add_argument("--pods", type=int, default=1000, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
     return parser.parse_args()
