@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nodewise.agent import HOLDINGS, Inputs, LedgerLease, NodeIndex, ObjectKey, Want, World
 from nodewise.agents.gpu import books as accounts
@@ -18,6 +19,7 @@ from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.books import NodeBooks, Pods
 from nodewise.agents.gpu.cards import NodeCards
 from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.fragmentation import NOBODY, Typical
 from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.ledger import Ledger
 from nodewise.agents.gpu.profile import Profile
@@ -55,6 +57,10 @@ class Slot(NamedTuple):
     """By node name: its column in the layout; only nodes with cards."""
     nodes: Mapping[str, NodeSlot]
     pods: Pods
+    cpu_free: NDArray[np.int64] | None = None
+    """By column of the layout: milli-CPU that no pod requests; None: nobody knows."""
+    typical: Typical = NOBODY
+    """The pods that usually come."""
 
 
 class GpuState:

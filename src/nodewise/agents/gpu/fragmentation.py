@@ -1,0 +1,214 @@
+"""How much of what is free on a node's cards the pods that usually come cannot use.
+
+The measure of Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+Descent" (USENIX ATC 2023), section 4: for one class of pods a node's fragment is the free share of its cards that the
+class cannot use: of every card that is too small for it, and of all cards where the node is no place for the class at
+all, because it has too few such cards or too little CPU left. The fragmentation is the mean over the classes, weighed
+by how often they come. Where a card has several resources its free share is the mean of their free shares.
+
+A class is a point in a grid of what cards and nodes may have left, so what all classes together say of a card is one
+look-up in a table that is made once for a workload.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agents.gpu.typical import PodClass
+from nodewise.agents.gpu.working import Working
+
+Floats = NDArray[np.float64]
+Numbers = NDArray[np.intp]
+
+MOST_CARDS: Final = 64
+_MOST_CELLS: Final = 1 << 20
+"""Of the table; classes that come least often are left out of a workload that would need more."""
+
+
+class Group(NamedTuple):
+    """The classes that want several cards of one kind."""
+
+    fits: NDArray[np.bool_]
+    """By cell of a card (K): whether the card is one of the kind."""
+    hosted: Floats
+    """(H, MOST_CARDS + 1): by cell of the node and its number of such cards, how many of all pods it is a place for."""
+
+
+class Typical(NamedTuple):
+    """A workload, as tables. H and K: cells of what a node and what a card may have left."""
+
+    cpu_milli: NDArray[np.int64]
+    """What classes want of a node, ascending; the cell is how many of them it can give."""
+    resources: Mapping[str, NDArray[np.int64]]
+    """Likewise what they want of a card, by full name."""
+    models: tuple[str, ...]
+    """Those that classes insist on. A card of the k-th has the number k + 1, any other card 0."""
+    single: Floats
+    """(H, K): how many of all pods want one card, and can use this one on this node."""
+    groups: tuple[Group, ...]
+    shared: tuple[str, ...]
+    """The resources whose free shares are a card's free share."""
+
+    def __bool__(self) -> bool:
+        return bool(self.resources)
+
+
+NOBODY: Final = Typical(np.zeros(0, np.int64), {}, (), np.zeros((1, 1)), (), ())
+"""Of an empty workload; its measure is 0."""
+
+
+def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> Typical:
+    """The tables of classes, which are given with how often they come. `counts` are resources that count cards: they
+    limit how many pods a card takes, and say nothing about how much of it is free unless there is nothing else.
+    """
+    known = {one: often for one, often in classes.items() if often > 0 and one.cards > 0 and one.per_card}
+    kept = _fewer(known)
+    if not kept:
+        return NOBODY
+    total = sum(kept.values())
+    grid = _Grid(kept)
+    single = np.zeros(grid.shape)
+    groups: dict[tuple[Mapping[str, int], frozenset[str] | None], list[PodClass]] = {}
+    for one, often in kept.items():
+        if one.cards == 1:
+            single[grid.corner(one)] += often / total
+        else:
+            groups.setdefault((one.per_card, one.models), []).append(one)
+    amounts = [name for name in grid.resources if name not in counts]
+    return Typical(
+        cpu_milli=grid.cpu_milli,
+        resources=grid.resources,
+        models=grid.models,
+        single=single.reshape(grid.shape[0], -1),
+        groups=tuple(_group(grid, members, kept, total) for members in groups.values()),
+        shared=tuple(amounts or grid.resources),
+    )
+
+
+class _Grid:
+    """Where every class has its corner: it can be hosted by its cell and by all cells beyond."""
+
+    def __init__(self, classes: Mapping[PodClass, float]) -> None:
+        names = sorted({name for one in classes for name in one.per_card})
+        self.cpu_milli = _steps(one.cpu_milli for one in classes)
+        self.resources = {name: _steps(one.per_card.get(name, 0) for one in classes) for name in names}
+        self.models = tuple(sorted({model for one in classes for model in one.models or ()}))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        steps = (len(values) + 1 for values in self.resources.values())
+        return (len(self.cpu_milli) + 1, len(self.models) + 1, *steps)
+
+    def corner(self, one: PodClass) -> tuple[slice | list[int], ...]:
+        wanted = [
+            slice(_cell(values, one.per_card.get(name, 0)), None) for name, values in self.resources.items()
+        ]
+        return (slice(_cell(self.cpu_milli, one.cpu_milli), None), self._models(one), *wanted)
+
+    def _models(self, one: PodClass) -> slice | list[int]:
+        if one.models is None:
+            return slice(None)
+        return [number for number, model in enumerate(self.models, 1) if model in one.models]
+
+
+def _steps(amounts: Iterable[int]) -> NDArray[np.int64]:
+    return np.unique(np.array([amount for amount in amounts if amount > 0], np.int64))
+
+
+def _cell(steps: NDArray[np.int64], amount: int) -> int:
+    """The first cell that has the amount; of nothing the first one of all, where it may even be absent."""
+    return int(np.searchsorted(steps, amount)) + 1 if amount > 0 else 0
+
+
+def _group(
+    grid: _Grid, members: Sequence[PodClass], classes: Mapping[PodClass, float], total: float
+) -> Group:
+    fits = np.zeros(grid.shape[1:], np.bool_)
+    fits[grid.corner(members[0])[1:]] = True
+    hosted = np.zeros((grid.shape[0], MOST_CARDS + 1))
+    for one in members:
+        hosted[grid.corner(one)[0], one.cards :] += classes[one] / total
+    return Group(fits.reshape(-1), hosted)
+
+
+def _fewer(classes: Mapping[PodClass, float]) -> dict[PodClass, float]:
+    """The classes that come most often, as many as the table has room for."""
+    ordered = sorted(classes, key=lambda one: -classes[one])
+    while ordered and np.prod(np.array(_Grid(dict.fromkeys(ordered, 1.0)).shape, np.float64)) > _MOST_CELLS:
+        ordered = ordered[: len(ordered) * 3 // 4]
+    return {one: classes[one] for one in ordered}
+
+
+class Sight(NamedTuple):
+    """What a workload sees of candidates' cards."""
+
+    shares: Floats
+    """(C, M): how much of each card is free, 0 to 1; 0 of a card that nobody may use."""
+    cells: Numbers
+    """(C, M): its cell."""
+
+
+def look(typical: Typical, working: Working) -> Sight:
+    """See the candidates' cards as they are now."""
+    numbers = np.array([_number(typical, model) for model in working.layout.models], np.intp)
+    cells = numbers[working.model_codes()]
+    for name, steps in typical.resources.items():
+        cells = cells * (len(steps) + 1) + np.searchsorted(steps, working.free(name), side="right")
+    return Sight(shares(working, typical.shared), cells)
+
+
+def shares(working: Working, resources: Sequence[str]) -> Floats:
+    """(C, M): the mean free share of these resources, as far as a card has them; 0 of a card that nobody may use."""
+    usable = working.usable()
+    total, count = np.zeros(usable.shape), np.zeros(usable.shape)
+    for name in resources:
+        capacity = working.capacity(name)
+        total += np.maximum(working.free(name), 0) / np.maximum(capacity, 1)
+        count += capacity > 0
+    found: Floats = np.where(usable, total / np.maximum(count, 1), 0.0)
+    return found
+
+
+def hosts(typical: Typical, cpu_free: NDArray[np.int64] | None, candidates: int) -> Numbers:
+    """(M): the cells of nodes with so much CPU left, in milli-CPU; None: nobody knows, so all of them have enough."""
+    if cpu_free is None:
+        return np.full(candidates, len(typical.cpu_milli), np.intp)
+    found: Numbers = np.searchsorted(typical.cpu_milli, cpu_free, side="right")
+    return found
+
+
+def fragmented(typical: Typical, sight: Sight, hosts: Numbers) -> Floats:
+    """(M): the measure, in cards: from 0 to all that is free."""
+    usable = _single(typical, sight, hosts).sum(axis=0)
+    for group in typical.groups:
+        fits = group.fits[sight.cells]
+        usable += (sight.shares * fits).sum(axis=0) * group.hosted[hosts, fits.sum(axis=0)]
+    free: Floats = sight.shares.sum(axis=0)
+    found: Floats = np.maximum(free - usable, 0.0)
+    return found
+
+
+def spoiled(typical: Typical, before: Sight, after: Sight, hosts: Numbers) -> Floats:
+    """(C, M): by how much the measure grows if a card alone becomes what it is `after`, all others as `before`."""
+    growth = after.shares - before.shares
+    growth -= _single(typical, after, hosts) - _single(typical, before, hosts)
+    for group in typical.groups:
+        fits, fit = group.fits[before.cells], group.fits[after.cells]
+        count, free = fits.sum(axis=0), (before.shares * fits).sum(axis=0)
+        fewer = count - fits.astype(np.intp) + fit
+        left = free - before.shares * fits + after.shares * fit
+        growth -= left * group.hosted[hosts, fewer] - free * group.hosted[hosts, count]
+    return growth
+
+
+def _single(typical: Typical, sight: Sight, hosts: Numbers) -> Floats:
+    """(C, M): of each card, what pods that want one card can use."""
+    cells = hosts * typical.single.shape[1] + sight.cells
+    found: Floats = sight.shares * typical.single.reshape(-1)[cells]
+    return found
+
+
+def _number(typical: Typical, model: str) -> int:
+    return typical.models.index(model) + 1 if model in typical.models else 0

@@ -1,0 +1,236 @@
+"""The pods that usually come, as classes of what their containers ask for, with how often each comes.
+
+They are read from a file, or counted from the pods of the last seven days. The count is kept in a ConfigMap, one key a
+day, so that a new leader need not begin anew; what cannot be read there is left out.
+"""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import yaml
+
+from nodewise.agents.gpu import demand as demands
+from nodewise.agents.gpu.amounts import LARGEST, Amounts
+from nodewise.agents.gpu.demand import Demand, GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.profile import Profile
+from nodewise.errors import UNREADABLE, BadSettings, Problem, shown
+
+DAYS: Final = 7
+"""How many days count, today among them."""
+_DAY_S: Final = 86_400
+_MOST_CLASSES: Final = 256
+"""Of a day in the ConfigMap, the most frequent ones: some 100 bytes each, where all of it may be a megabyte."""
+_MOST_CARDS: Final = 64
+
+
+class PodClass(NamedTuple):
+    """What one container of a pod asks for."""
+
+    cards: int
+    per_card: Mapping[str, int]
+    """By full resource name; hashable (`Amounts`)."""
+    cpu_milli: int = 0
+    """What the whole pod requests."""
+    models: frozenset[str] | None = None
+    """None: cards of any model."""
+
+
+Classes = Mapping[PodClass, float]
+"""How often each comes, in any unit."""
+History = Mapping[int, Mapping[PodClass, int]]
+"""By day, counted from 1970: how many pods of each class came."""
+
+
+def of(demand: Demand) -> Iterator[PodClass]:
+    """The classes of one pod: one for each container that asks for cards."""
+    for one in demand.containers:
+        if 0 < one.count <= _MOST_CARDS:
+            wanted = Amounts({name: amount for name, amount in one.per_card.items() if amount > 0})
+            if wanted:
+                yield PodClass(one.count, wanted, demand.cpu_milli, demand.models)
+
+
+def day(at_s: float) -> int:
+    """The day of a time, in seconds since 1970."""
+    return int(at_s // _DAY_S)
+
+
+def seen(history: History, today: int, came: Iterable[PodClass]) -> History:
+    """The history with classes that came today, without the days that do not count any more."""
+    kept = {when: counts for when, counts in history.items() if today - DAYS < when <= today}
+    return {**kept, today: Counter(kept.get(today, {})) + Counter(came)}
+
+
+def classes(history: History, today: int) -> Classes:
+    """All that came in the days that count."""
+    total: Counter[PodClass] = Counter()
+    for when, counts in history.items():
+        if today - DAYS < when <= today:
+            total.update(counts)
+    return total
+
+
+class _Kept(msgspec.Struct, omit_defaults=True):
+    """A class as the ConfigMap has it."""
+
+    pods: int
+    cards: int
+    per_card: dict[str, int]
+    cpu_milli: int = 0
+    models: list[str] | None = None
+
+
+def encode(history: History) -> dict[str, str]:
+    """The data of the ConfigMap; equal histories give equal texts."""
+    return {f"day-{when}": _encoded(counts) for when, counts in sorted(history.items())}
+
+
+def _encoded(counts: Mapping[PodClass, int]) -> str:
+    rows = [
+        _Kept(pods, one.cards, dict(sorted(one.per_card.items())), one.cpu_milli, _models(one))
+        for one, pods in counts.items()
+    ]
+    rows.sort(key=lambda row: (-row.pods, msgspec.json.encode(row)))
+    return msgspec.json.encode(rows[:_MOST_CLASSES]).decode()
+
+
+def _models(one: PodClass) -> list[str] | None:
+    return None if one.models is None else sorted(one.models)
+
+
+def decode(data: Mapping[str, str] | None) -> History:
+    """A history from the data of the ConfigMap, whatever is in there; what cannot be read is left out."""
+    found: dict[int, Mapping[PodClass, int]] = {}
+    for key, text in (data or {}).items():
+        number = key.removeprefix("day-")
+        if number.isascii() and number.isdecimal() and len(number) < len(str(LARGEST)):
+            counts = Counter(dict(_decoded(text)))
+            if counts:
+                found[int(number)] = counts
+    return found
+
+
+def _decoded(text: str) -> Iterator[tuple[PodClass, int]]:
+    try:
+        rows = msgspec.json.decode(text, type=list[msgspec.Raw])
+    except UNREADABLE:
+        return
+    for raw in rows[:_MOST_CLASSES]:
+        try:
+            row = msgspec.json.decode(raw, type=_Kept)
+        except UNREADABLE:
+            continue
+        amounts = [*row.per_card.values(), row.pods]
+        if all(0 < one <= LARGEST for one in amounts) and 0 < row.cards <= _MOST_CARDS and row.per_card:
+            models = None if row.models is None else frozenset(row.models)
+            cpu_milli = min(max(row.cpu_milli, 0), LARGEST)
+            yield PodClass(row.cards, Amounts(row.per_card), cpu_milli, models), row.pods
+
+
+_WANTED: Final = "pods (how often they come), requests (as a container has them) and models"
+
+
+def load(path: str, profile: Profile, options: GpuOptions) -> Classes:
+    """The classes of a file: a list, in YAML or JSON, of entries with the fields `pods`, `requests` and `models`:
+
+        - {pods: 1047, requests: {cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 810}}
+        - {pods: 44, requests: {cpu: 88, nvidia.com/gpu: 8}, models: [G2, V100M32]}
+
+    or a CSV file with the columns `pods`, `models` (with | between them) and one for each resource. `BadSettings` names
+    everything that is wrong with it.
+    """
+    problems: list[Problem] = []
+    found: Counter[PodClass] = Counter()
+    for number, entry in enumerate(_entries(path), 1):
+        where = f"{path}: entry {number}"
+        try:
+            pods, one = _entry(where, entry, profile, options)
+        except BadSettings as error:
+            problems += error.problems
+            continue
+        for wanted in one:
+            found[wanted] += pods
+    if problems:
+        raise _bad(*problems)
+    return found
+
+
+def _entries(path: str) -> list[Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        found = _rows(text) if path.endswith(".csv") else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, csv.Error, yaml.YAMLError) as error:
+        problem = Problem("--gpu-typical-pods", f"{path}: {error}", "a readable YAML, JSON or CSV file")
+        raise _bad(problem) from error
+    if not isinstance(found, list):
+        raise _bad(Problem(path, shown(found), "a list"))
+    return found
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    """The lines of a CSV file as entries."""
+    found = []
+    for line in csv.DictReader(io.StringIO(text), strict=True):
+        cells = {key: value for key, value in line.items() if value}
+        entry: dict[str, Any] = {key: cells.pop(key) for key in ("pods", "models") if key in cells}
+        if "models" in entry:
+            entry["models"] = entry["models"].split("|")
+        found.append({**entry, "requests": cells})
+    return found
+
+
+def _entry(where: str, entry: Any, profile: Profile, options: GpuOptions) -> tuple[int, list[PodClass]]:
+    if not isinstance(entry, dict):
+        raise _bad(Problem(where, shown(entry), _WANTED))
+    unknown = [
+        Problem(f"{where}: {key}", "an unknown field", _WANTED)
+        for key in entry
+        if key not in ("pods", "requests", "models")
+    ]
+    if unknown:
+        raise _bad(*unknown)
+    return _pods(where, entry.get("pods", 1)), _wanted(where, entry, profile, options)
+
+
+def _pods(where: str, given: Any) -> int:
+    try:
+        pods = int(given)
+    except (TypeError, ValueError):
+        pods = 0
+    if isinstance(given, bool) or not 0 < pods <= LARGEST:
+        raise _bad(Problem(f"{where}: pods", shown(given), "a whole number above 0"))
+    return pods
+
+
+def _wanted(where: str, entry: Mapping[str, Any], profile: Profile, options: GpuOptions) -> list[PodClass]:
+    """What a pod with these requests and models asks for, read as a real one is."""
+    try:
+        requests = msgspec.convert(entry.get("requests", {}), dict[str, str | int | float | None])
+    except msgspec.ValidationError as error:
+        raise _bad(Problem(f"{where}: requests", str(error), "quantities by resource")) from error
+    annotations = {}
+    models = entry.get("models")
+    if models is not None:
+        if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
+            raise _bad(Problem(f"{where}: models", shown(models), "a list of names"))
+        annotations[demands.MODELS] = ",".join(models)
+    container = GpuContainer("typical", GpuResources(requests))
+    pod = GpuPod(GpuPodMetadata(annotations), GpuPodSpec((container,)))
+    demand = demands.read(pod, profile, options)
+    if demand.problem is not None:
+        raise _bad(Problem(f"{where}: requests", demand.problem.text(), demand.problem.remedy()))
+    found = list(of(demand))
+    if not found:
+        seen_there = shown(sorted(requests))
+        raise _bad(Problem(f"{where}: requests", seen_there, f"some {' or '.join(profile.counts)}"))
+    return found
+
+
+def _bad(*problems: Problem) -> BadSettings:
+    return BadSettings("typical pods", problems)
