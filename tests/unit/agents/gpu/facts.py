@@ -108,11 +108,15 @@ def charged(found: Slot, on: str = "n1") -> dict[str, dict[str, int]]:
 
 
 def laid_out(found: Slot) -> dict[str, Any]:
-    """By node with cards: each card's free amounts, as the layout has them."""
+    """By node with cards: each card's free amounts of what it has, as the layout has them."""
     layout = found.layout
     return {
         name: {
-            card: {resource: int(array[place, row]) for resource, array in layout.free.items()}
+            card: {
+                resource: int(layout.free[resource][place, row])
+                for resource in sorted(layout.free)
+                if layout.capacity[resource][place, row]
+            }
             for place, card in enumerate(layout.cards(row))
         }
         for name, row in found.rows.items()

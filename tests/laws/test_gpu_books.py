@@ -1,0 +1,175 @@
+"""Books of cards: whatever happened before, they are those of a fresh list."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise.agent import NodeIndex, World
+from nodewise.agents.gpu import amounts
+from nodewise.agents.gpu.profile import INTEL
+from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
+from nodewise.kube.store import Writer
+from tests.unit.agents.gpu.facts import entry, laid_out, lease, lease_of, node, pod, slot, world
+
+NODES = ("n1", "n2")
+PODS_NAMED = ("a", "b")
+CARDS = st.sampled_from([None, "card0", "card1", "card0,card1", "card0|card1", "card9", "card0,card0", ""])
+REQUESTS = st.sampled_from(
+    [("i915=1 mc=100",), ("i915=2 mc=2000 t=4",), ("i915=1", "i915=1"), ("",), ("mc=5",)]
+)
+TILES = st.sampled_from([None, "card0:gt0", "card0:gt0+gt1,card1:gt7", "x"])
+VERSIONS = st.sampled_from(["5", "6", "7", "8", "", "x"])
+
+SOME_PODS = st.builds(
+    lambda name, *rest, **more: pod(name, *rest, uid=f"uid-{name}-{more.pop('life')}", **more),
+    st.sampled_from(PODS_NAMED),
+    st.sampled_from(["", *NODES, "nosuch"]),
+    CARDS,
+    REQUESTS,
+    tiles=TILES,
+    life=st.integers(0, 1),
+    phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
+)
+LIVES = st.tuples(st.sampled_from(PODS_NAMED), st.integers(0, 1))
+"""A pod's name, and which of the pods of this name it is."""
+SOME_ENTRIES = st.tuples(
+    CARDS.map(lambda text: text or ""), VERSIONS, REQUESTS, TILES.map(lambda text: text or "")
+)
+
+
+def ledger_of(on: str, held: dict[tuple[str, int], Any], odd: list[Any]) -> Any:
+    entries = {f"uid_{name}_{life}": entry(name, *rest) for (name, life), rest in held.items()}
+    return lease(on, **entries, **{f"odd{number}": one for number, one in enumerate(odd)})
+
+
+SOME_LEDGERS = st.builds(
+    ledger_of,
+    st.sampled_from(NODES),
+    st.dictionaries(LIVES, SOME_ENTRIES, min_size=1, max_size=3),
+    st.lists(st.sampled_from([3, {"pod": 1}]), max_size=1),
+) | st.builds(lease_of, st.sampled_from(NODES), st.sampled_from(["", "{", "[]"]))
+SOME_NODES = st.builds(
+    node,
+    st.sampled_from(["i915=4 mc=2000 t=8", "i915=2", ""]),
+    st.sampled_from(["0.1", "0.1.2", "", "x"]),
+)
+
+STEP = st.one_of(
+    st.tuples(st.just("pod"), SOME_PODS),
+    st.tuples(st.just("pod_gone"), st.sampled_from(PODS_NAMED)),
+    st.tuples(st.just("ledger"), SOME_LEDGERS),
+    st.tuples(st.just("ledger_gone"), st.sampled_from(NODES)),
+    st.tuples(st.just("node"), st.sampled_from(NODES), SOME_NODES),
+    st.tuples(st.just("node_gone"), st.sampled_from(NODES)),
+    st.tuples(st.just("pod"), SOME_PODS),
+    st.tuples(st.just("ledger"), SOME_LEDGERS),
+    st.tuples(st.just("version"), VERSIONS),
+    st.tuples(st.just("relist"), st.randoms(use_true_random=False)),
+    st.tuples(st.just("version"), VERSIONS),
+    st.tuples(st.just("give_up"), st.integers(0, 12)),
+    st.tuples(st.just("amend"), SOME_LEDGERS),
+)
+HISTORIES = st.lists(st.lists(STEP, min_size=1, max_size=2), min_size=3, max_size=12)
+"""Steps between two slots."""
+
+
+class Scene:
+    """Stores that change, and a state that follows them."""
+
+    def __init__(self) -> None:
+        self.state = GpuState(INTEL)
+        self.pods, self.ledgers = Writer[Any](), Writer[Any]()
+        self.nodes: dict[tuple[str, str], Any] = {("", name): node() for name in NODES}
+        self.index = NodeIndex()
+        self.at = "7"
+
+    def world(self) -> World:
+        objects = {PODS: self.pods.store.snapshot(), LEDGERS: self.ledgers.store.snapshot()}
+        names = tuple(name for _, name in self.nodes)
+        if names != self.index.known:
+            self.index = NodeIndex(names)
+        plain = world({}, version=self.at, index=self.index)
+        return msgspec.structs.replace(plain, objects=objects, node_objects=dict(self.nodes))
+
+    def pod(self, given: Any) -> None:
+        self.pods.apply(given)
+
+    def pod_gone(self, name: str) -> None:
+        self.pods.remove(("d", name))
+
+    def ledger(self, given: Any) -> None:
+        self.ledgers.apply(given)
+
+    def ledger_gone(self, name: str) -> None:
+        self.ledgers.remove(("nw", f"gpu-{name}"))
+
+    def node(self, name: str, given: Any) -> None:
+        self.nodes["", name] = given
+
+    def node_gone(self, name: str) -> None:
+        self.nodes.pop(("", name), None)
+
+    def relist(self, random: Any) -> None:
+        for writer in (self.pods, self.ledgers):
+            items = writer.store.values()
+            random.shuffle(items)
+            writer.replace(items)
+
+    def version(self, version: str) -> None:
+        self.at = version
+
+    def compute(self) -> Slot:
+        given_world = self.world()
+        found = slot(given_world, self.state)
+        assert shown(found) == shown(slot(given_world))
+        return found
+
+    def give_up(self, steps: int) -> None:
+        half = self.state.slot(self.world())
+        for _, _ in zip(range(steps), half, strict=False):
+            pass
+        half.close()
+
+    def amend(self, given: Any) -> None:
+        name = given.metadata.name.removeprefix("gpu-")
+        amended = self.state.amended(self.compute(), name, given)
+        before = self.world()
+        with_it = {**before.objects[LEDGERS], ("nw", given.metadata.name): given}
+        computed = slot(msgspec.structs.replace(before, objects={**before.objects, LEDGERS: with_it}))
+        if name in amended.nodes:
+            assert shown(amended) == shown(computed)
+
+    def live(self, history: list[list[tuple[Any, ...]]]) -> Slot:
+        """The slot after the last step."""
+        for steps in history:
+            for kind, *rest in steps:
+                getattr(self, kind)(*rest)
+            self.compute()
+        return self.compute()
+
+
+def shown(found: Slot) -> Any:
+    """All that a slot says, without the order in which it came to it."""
+    nodes = {
+        name: (*one._replace(bound=()), sorted(one.bound, key=lambda bound: bound.metadata.uid))
+        for name, one in found.nodes.items()
+    }
+    return nodes, laid_out(found)
+
+
+@given(HISTORIES)
+def test_any_history_ends_in_the_books_of_a_fresh_list(history: list[list[tuple[Any, ...]]]) -> None:
+    scene = Scene()
+    found = scene.live(history)
+    for name, row in zip((*scene.index.known, ""), found.layout.rows.tolist(), strict=True):
+        assert row == found.rows.get(name, len(found.rows))
+
+
+@given(HISTORIES)
+def test_nothing_that_is_held_is_negative_or_beyond_all_amounts(history: list[list[tuple[Any, ...]]]) -> None:
+    for one in Scene().live(history).nodes.values():
+        for held in one.books.amounts.values():
+            assert all(0 < amount <= amounts.LARGEST for amount in held.values())
+        assert one.books.stale.isdisjoint(one.books.held.keys() - {b.metadata.uid for b in one.bound})
