@@ -1,0 +1,165 @@
+"""Which cards one container takes, of those that would do. Shapes: C cards, M candidates, n cards wanted.
+
+A choice is one array of card positions (n, M), in the order in which they are taken; -1 from where no more are found.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agents.gpu.demand import ContainerDemand
+from nodewise.agents.gpu.layout import Mask
+from nodewise.agents.gpu.working import Working
+
+Positions = NDArray[np.int8]
+Keys = NDArray[np.int64] | NDArray[np.float64] | NDArray[np.int8]
+
+
+class Order(Protocol):
+    """Which card first."""
+
+    @property
+    def prefers(self) -> bool:
+        """Whether the card that a telemetry policy prefers comes first, and makes its node preferred."""
+        ...
+
+    @property
+    def steady(self) -> bool:
+        """Whether taking a card leaves the keys of the node's other cards as they are."""
+        ...
+
+    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+        """By card and candidate (C, M), smaller first, equal ones by position. None: by position alone.
+
+        Asked once a container, and anew for each card where the order is not steady; what was taken before is no
+        longer free in `working`.
+        """
+        ...
+
+
+class FirstFit:
+    """The order of names, in which the preferred card changes places with the first one."""
+
+    prefers: Final = True
+    steady: Final = True
+
+    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+        del container
+        preferred = working.preferred()
+        at = np.flatnonzero(preferred >= 0)
+        if not len(at):
+            return None
+        keys = np.repeat(np.arange(working.layout.most_cards, dtype=np.int8)[:, None], len(working), axis=1)
+        keys[0, at] = preferred[at]
+        keys[preferred[at], at] = 0
+        return keys
+
+
+class Balanced(NamedTuple):
+    """The card of which least is used, by one resource. The preferred card is not asked for, as in the older system."""
+
+    resource: str
+    """Full name."""
+    prefers: bool = False
+    steady: bool = True
+
+    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+        del container
+        return working.used(self.resource) if self.resource in working.layout.capacity else None
+
+
+class Choice(NamedTuple):
+    """The cards that one container takes."""
+
+    cards: Positions
+    """(n, M)."""
+    tiles: Positions | None = None
+    """(n, M): the linked tile of each card, of a pod that wants linked cards."""
+
+    @property
+    def found(self) -> Mask:
+        """(M): where all are found."""
+        found: Mask = self.cards[-1] >= 0
+        return found
+
+    def mask(self, cards: int) -> Mask:
+        """(C, M): which cards are taken."""
+        positions = np.arange(cards, dtype=np.int8)[:, None]
+        taken: Mask = self.cards[0] == positions
+        for one in self.cards[1:]:
+            taken |= one == positions
+        return taken
+
+    def only(self, where: Mask) -> "Choice":
+        """The same, and nothing elsewhere."""
+        cards = np.where(where, self.cards, np.int8(-1))
+        return Choice(cards, None if self.tiles is None else np.where(where, self.tiles, np.int8(-1)))
+
+    def some(self, candidates: NDArray[np.intp]) -> "Choice":
+        """Those of some candidates."""
+        return Choice(self.cards[:, candidates], None if self.tiles is None else self.tiles[:, candidates])
+
+    def or_else(self, other: "Choice") -> "Choice":
+        """The other one where this one does not find all."""
+        cards = np.where(self.found, self.cards, other.cards)
+        if self.tiles is None or other.tiles is None:
+            return Choice(cards)
+        return Choice(cards, np.where(self.found, self.tiles, other.tiles))
+
+
+def nothing(count: int, candidates: int) -> Choice:
+    """Nothing taken anywhere."""
+    return Choice(np.full((count, candidates), -1, np.int8))
+
+
+def first(able: Mask, keys: Keys | None) -> Positions:
+    """(M): the position of the smallest key among the able cards (C, M), -1 where none is able."""
+    if keys is not None:
+        ranked = np.where(able, keys, _greatest(keys))
+        able = able & (ranked == ranked.min(axis=0))
+    # Much faster than argmax, which walks along the nodes one by one: positions weighed so that the first is heaviest.
+    count = len(able)
+    weights = np.arange(count, 0, -1, dtype=np.int8)[:, None]
+    heaviest: Positions = (able.view(np.int8) * weights).max(axis=0)
+    return np.where(heaviest > 0, np.int8(count) - heaviest, np.int8(-1))
+
+
+def by_order(working: Working, able: Mask, container: ContainerDemand, order: Order) -> Choice:
+    """The cards that come first."""
+    able = able.copy()
+    positions = np.arange(len(able), dtype=np.int8)[:, None]
+    keys = order.keys(working, container)
+    chosen: list[Positions] = []
+    for number in range(container.count):
+        if number and not order.steady:
+            working = taken_from(working, Choice(chosen[-1][None]), container)
+            keys = order.keys(working, container)
+        chosen.append(first(able, keys))
+        able &= chosen[-1] != positions
+    return Choice(np.stack(chosen))
+
+
+def taken_from(working: Working, choice: Choice, container: ContainerDemand) -> Working:
+    """What is left once a choice is taken."""
+    left = working.fork()
+    left.take(choice.mask(working.layout.most_cards), container.per_card)
+    return left
+
+
+def within_one(groups: Iterable[Mask], able: Mask, choose: Callable[[Mask], Choice]) -> Choice:
+    """Choose from the first of the groups (C, M) that has all cards. An attempt that fails leaves nothing behind."""
+    best: Choice | None = None
+    for group in groups:
+        choice = choose(able & group)
+        best = choice if best is None else best.or_else(choice)
+        if best.found.all():
+            break
+    return nothing(1, able.shape[1]) if best is None else best
+
+
+def _greatest(keys: Keys) -> Any:
+    """No key comes after it."""
+    dtype: Any = keys.dtype
+    return np.inf if dtype.kind == "f" else np.iinfo(dtype).max

@@ -1,0 +1,83 @@
+"""The candidates' cards as one pod sees them: less what its own earlier containers took."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agents.gpu.layout import ABSENT, Amounts, Bits, Codes, Layout, Mask
+
+Columns = NDArray[np.intp] | slice
+
+
+class Working:
+    """Columns of a layout, by candidate (M of them), with what was taken from them. Forking is cheap."""
+
+    def __init__(self, layout: Layout, rows: NDArray[np.intp] | None = None) -> None:
+        self.layout: Final = layout
+        self.rows: Final = np.arange(layout.size + 1) if rows is None else rows
+        """The candidates' columns in the layout; by default all of them, which copies nothing."""
+        self.columns: Final[Columns] = slice(None) if rows is None else rows
+        self._free: dict[str, Amounts] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def fork(self) -> "Working":
+        """A copy that can be taken from, without a difference here."""
+        copy = object.__new__(Working)
+        copy.__dict__.update(self.__dict__, _free=dict(self._free))
+        return copy
+
+    def free(self, resource: str) -> Amounts:
+        """(C, M): what is left of a resource; less than nothing where the card does not have it. Not to be changed."""
+        found = self._free.get(resource)
+        if found is None:
+            found = self._free[resource] = self._columns(self.layout.free, resource, ABSENT)
+        return found
+
+    def capacity(self, resource: str) -> Amounts:
+        """(C, M): 0 where the card does not have it."""
+        return self._columns(self.layout.capacity, resource, 0)
+
+    def used(self, resource: str) -> Amounts:
+        """(C, M): what is held or taken; 0 where the card does not have it."""
+        capacity = self.capacity(resource)
+        return np.where(capacity > 0, capacity - self.free(resource), 0)
+
+    def take(self, taken: Mask, per_card: Mapping[str, int]) -> None:
+        """Take amounts from cards (C, M) that have them."""
+        for resource, amount in per_card.items():
+            if amount:
+                self._free[resource] = self.free(resource) - taken.astype(np.int64) * amount
+
+    def usable(self) -> Mask:
+        """(C, M): cards that exist and are not disabled."""
+        return self.layout.usable[:, self.columns]
+
+    def name_codes(self) -> Codes:
+        """(C, M)."""
+        return self.layout.name_codes[:, self.columns]
+
+    def model_codes(self) -> Codes:
+        """(C, M)."""
+        return self.layout.model_codes[:, self.columns]
+
+    def groups(self) -> Bits:
+        """(G, M)."""
+        return self.layout.groups[:, self.columns]
+
+    def group_states(self) -> NDArray[np.int8]:
+        """(M)."""
+        return self.layout.group_states[0, self.columns]
+
+    def preferred(self) -> NDArray[np.int16]:
+        """(M): position of the preferred card, or -1."""
+        return self.layout.preferred[0, self.columns]
+
+    def _columns(self, arrays: Mapping[str, Amounts], resource: str, absent: int) -> Amounts:
+        found = arrays.get(resource)
+        if found is None:
+            return np.full((self.layout.most_cards, len(self)), absent, np.int64)
+        return found[:, self.columns]
