@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from tests.cluster.api import Object
@@ -176,7 +176,7 @@ def coming(
     """Pods until the block is left."""
     pods = Pods(corner, most_unbound, pause_s)
     maker = threading.Thread(target=pods.make, args=(pod, prefix), daemon=True)
-    with _watched(corner.plane, pods):
+    with watched(corner.plane, pods):
         maker.start()
         try:
             yield pods
@@ -185,8 +185,18 @@ def coming(
             maker.join(30)
 
 
+class Seeing(Protocol):
+    """Whom a watch of pods is told to."""
+
+    place: str
+    """The path of the pods."""
+    ended: str
+
+    def see(self, line: bytes) -> None: ...
+
+
 @contextlib.contextmanager
-def _watched(plane: ControlPlane, pods: Pods) -> Iterator[None]:
+def watched(plane: ControlPlane, pods: Seeing) -> Iterator[None]:
     """A watch on the pods. Whoever reads is gone before its socket is closed: another would be given its number."""
     context = plane.authority.client_context(plane.admin.pair)
     version = plane.api.get(pods.place, limit="1")["metadata"]["resourceVersion"]

@@ -12,6 +12,7 @@ from nodewise.errors import BadSettings, Problem
 
 REGISTRY: Final[dict[str, str]] = {
     "telemetry": "nodewise.agents.telemetry:KIND",
+    "gpu": "nodewise.agents.gpu:KIND",
 }
 
 

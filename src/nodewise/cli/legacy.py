@@ -57,7 +57,7 @@ GAS: Final[Mapping[str, Flag]] = {
 }
 """What GPU Aware Scheduling has besides; of 0, client-go makes its own defaults."""
 
-EXTENDER: Final[Mapping[str, Flag]] = TAS | GAS
+EXTENDER: Final[Mapping[str, Flag]] = {**TAS, **GAS}
 
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})

@@ -17,6 +17,74 @@
 | `score.py`, `fragmentation.py` | which cards first, and which nodes are liked |
 | `tiles.py` | which tiles of a card, at bind |
 | `reasons.py` | why a node is rejected, in words |
+| `state.py`, `changes.py` | nodes, pods and ledgers in, the slot of the View out |
+| `showing.py` | the books as `/state/gpu` shows them |
+| `agent.py` | answers a request, and plans a bind |
 
 Takes over from GPU Aware Scheduling 0.5.6.
 """
+
+from collections.abc import Mapping
+from typing import Final
+
+from nodewise.agent import LEDGER, Hands, LedgerLease, Resource, Watched
+from nodewise.agents.gpu import profile
+from nodewise.agents.gpu.agent import GpuAgent
+from nodewise.agents.gpu.books import CARDS
+from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu.demand import BookedPod, GpuPod
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState
+
+_PODS: Final = Resource("", "v1", "pods", "Pod")
+_LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+_NATIVE: Final = "kubernetes.io/"
+"""Of resources that are no device plugin's, such as hugepages and attachable volumes."""
+
+
+def _may_hold_cards(pod: BookedPod) -> bool:
+    """Whether any container asks for an extended resource; which of them are cards is a matter of settings."""
+    asked = (
+        amounts or {}
+        for container in (*(pod.spec.containers or ()), *(pod.spec.initContainers or ()))
+        if container.resources is not None
+        for amounts in (container.resources.requests, container.resources.limits)
+    )
+    return _is_noted(pod) or any("/" in name and _NATIVE not in name for one in asked for name in one)
+
+
+def _is_noted(pod: BookedPod) -> bool:
+    annotations: Mapping[str, str] = pod.metadata.annotations or {}
+    return CARDS in annotations
+
+
+class GpuKind:
+    """The row of the registry."""
+
+    name = "gpu"
+    summary = "give pods cards that fit, with books for each card (GPU)"
+    options = GpuOptions
+    pod_fields = GpuPod
+    node_fields = GpuNode
+    watched = (
+        Watched(PODS, _PODS, BookedPod, keep=_may_hold_cards),
+        Watched(
+            LEDGERS,
+            _LEASES,
+            LedgerLease,
+            own_namespace=True,
+            selectors={"labelSelector": f"{LEDGER}={GpuAgent.name}"},
+        ),
+    )
+
+    def state(self, options: GpuOptions, sync_period_s: float) -> GpuState:  # noqa: ARG002
+        return GpuState(profile.load(options.gpu_profile))
+
+    def agent(self, options: GpuOptions) -> GpuAgent:
+        return GpuAgent(options, profile.load(options.gpu_profile))
+
+    def controller(self, options: GpuOptions, hands: Hands) -> None:
+        """What acts on the API server; None for an agent that only answers."""
+
+
+KIND: Final = GpuKind()

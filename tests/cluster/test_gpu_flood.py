@@ -1,0 +1,94 @@
+"""200 pods on 50 nodes of 8 cards, two replicas of which one is killed: no card is ever given twice, none is lost."""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import gpu, replicas
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.replicas import History, Replicas
+from tests.cluster.sandbox import Sandbox, wait
+
+NODES, CARDS, PODS = 50, 8, 200
+MILLICORES = f"{gpu.PREFIX}millicores"
+WANTED = 600
+"""Of the 1000 of a card: two on one card are too much, though the sum of the node has room for 13."""
+
+
+def wave(name: str) -> list[Object]:
+    """350 of the 400 cards: those that want three come first, while there are nodes that have three."""
+    triples = [gpu.pod(f"{name}-three-{number}", 3, millicores=3 * WANTED) for number in range(75)]
+    singles = [gpu.pod(f"{name}-one-{number}", 1, millicores=WANTED) for number in range(PODS - 75)]
+    return [*triples, *singles]
+
+
+class Flood:
+    """Waves of pods, and their history."""
+
+    def __init__(self, corner: Sandbox, made: Replicas, history: History) -> None:
+        self.corner = corner
+        self.replicas = made
+        self.history = history
+
+    def submit(self, name: str) -> None:
+        for pod in wave(name):
+            self.corner.api.request("POST", self.history.place, json=pod)
+
+    def delete_all(self, grace_s: int) -> None:
+        self.corner.api.request("DELETE", self.history.place, params={"gracePeriodSeconds": str(grace_s)})
+
+    def expect_nothing_held(self) -> None:
+        for one in self.replicas.running:
+            held = functools.partial(replicas.held, one)
+            wait("no card is held", lambda held=held: not held() or None, show=held)
+
+
+@pytest.fixture
+def flood(plane: ControlPlane, corner: Sandbox, tmp_path: Path) -> Iterator[Flood]:
+    corner.nodes(*(gpu.node(f"n{number}", CARDS, shares=2, millicores=1000) for number in range(NODES)))
+    with (
+        replicas.behind_a_service(plane, tmp_path, 2) as made,
+        replicas.recorded(corner) as history,
+        plane.start_scheduler({"extenders": [made.entry()], "podInitialBackoffSeconds": 1}),
+    ):
+        yield Flood(corner, made, history)
+
+
+def test_no_card_is_ever_given_twice_and_none_is_lost(flood: Flood) -> None:
+    history, made = flood.history, flood.replicas
+    flood.submit("killed")
+    history.wait_bound(PODS // 4)
+    made.kill(made.running[0])
+    made.start()
+    history.wait_bound(PODS)
+    flood.delete_all(30)
+    for one in made.running:
+        assert sum(map(len, replicas.held(one).values())) == PODS, "who terminates still uses its cards"
+    flood.delete_all(0)
+    history.wait_empty()
+    flood.expect_nothing_held()
+
+    flood.submit("forced")
+    history.wait_bound(PODS)
+    flood.delete_all(0)
+    history.wait_empty()
+    flood.expect_nothing_held()
+
+    flood.submit("alone")
+    history.wait_bound(PODS)
+    while made.running:
+        made.kill(made.running[0])
+    flood.delete_all(0)
+    history.wait_empty()
+    for _ in range(2):
+        made.start()
+    flood.expect_nothing_held()
+    flood.submit("last")
+    history.wait_bound(PODS)
+
+    most = history.most_held(MILLICORES)
+    assert len(most) == NODES * CARDS
+    assert set(most.values()) == {WANTED}
