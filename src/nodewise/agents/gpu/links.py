@@ -58,20 +58,18 @@ class Linking:
             able &= ~chosen[-1].mask(len(able))
             free = _without(free, chosen[-1])
         cards = np.concatenate([pair.cards for pair in chosen])
-        return Choice(cards, np.concatenate([_tiles(pair) for pair in chosen]))
+        tiles = np.concatenate([pair.tiles for pair in chosen if pair.tiles is not None])
+        return Choice(cards, tiles)
 
 
 def _without(free: Bits, choice: Choice) -> Bits:
+    if choice.tiles is None:  # nobody has so many cards, and nothing is taken anywhere
+        return free
     free = free.copy()
-    for cards, tiles in zip(choice.cards, _tiles(choice), strict=True):
+    for cards, tiles in zip(choice.cards, choice.tiles, strict=True):
         at = np.flatnonzero(cards >= 0)
         free[cards[at], at] &= ~(np.uint64(1) << tiles[at].astype(np.uint64))
     return free
-
-
-def _tiles(choice: Choice) -> Positions:
-    assert choice.tiles is not None
-    return choice.tiles
 
 
 def _open(able: Mask, links: Links, free: Bits) -> Mask:
