@@ -16,6 +16,7 @@ from bench.rounds import Rounds
 PATH: Final = Path(__file__).parent / "results.json"
 PROGRAMS: Final = ("nodewise", "msgspec", "numpy", "uvicorn", "uvloop", "httptools", "httpx2")
 FILTER, PRIORITIZE, REFRESH = "filter", "prioritize", "filter, metrics refresh"
+GPU_FILTER: Final = "gpu filter"
 WHOLE: Final = "whole nodes: "
 """Before the name of a series that is asked with whole nodes."""
 NOTHING: Final = "nothing: "
@@ -49,10 +50,12 @@ class Measured(NamedTuple):
     """Versions of what took part besides nodewise."""
 
 
-NAMES, WHOLE_NODES, GROWTH, START, CLUSTER = "names", "whole", "growth", "start", "cluster"
+NAMES, WHOLE_NODES, GPU, GROWTH, START = "names", "whole", "gpu", "growth", "start"
+CLUSTER = "cluster"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
+    GPU: "the gpu agent: filter, names, 20,000 pods in the books; binds on a real API server",
     START: "start, memory and the event loop, on a real API server with 50,000 pods",
     GROWTH: "growth",
     CLUSTER: "a real kube-scheduler (`make bench-cluster`)",
@@ -88,6 +91,11 @@ FIGURES: Final[Mapping[str, Figure]] = {
     ),
     "filter_full_5000_p50_ms": Figure(WHOLE_NODES, "filter, whole nodes: median", "ms"),
     "prioritize_full_5000_p50_ms": Figure(WHOLE_NODES, "prioritize, whole nodes: median", "ms"),
+    "gpu_filter_names_5000_p50_ms": Figure(
+        GPU, "gpu filter, names, 20,000 pods hold cards: median", "ms", 5.0
+    ),
+    "gpu_filter_names_5000_p99_ms": Figure(GPU, "the same: 99th percentile", "ms"),
+    "gpu_bind_rate": Figure(GPU, "pods with cards bound a second, two replicas", "1/s", at_least=80.0),
     "ready_s": Figure(START, "start to ready, 5,000 nodes and 50,000 pods", "s", 20.0),
     "rss_50000_pods_mib": Figure(START, "resident then, and three periods later", "MiB", 400.0),
     "rss_50000_pods_peak_mib": Figure(START, "the most that was resident until then", "MiB"),
