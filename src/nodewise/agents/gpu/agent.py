@@ -9,7 +9,6 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from nodewise.agent import BindPlan, Names, Reason, Refusal, Scores, Verdict, Victims, View
 from nodewise.agents.gpu import books as accounts
@@ -22,7 +21,6 @@ from nodewise.agents.gpu import typical as typicals
 from nodewise.agents.gpu.cards import NodeCards
 from nodewise.agents.gpu.demand import BookedPod, Demand, GpuPod
 from nodewise.agents.gpu.fit import Fitted, fit
-from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.ledger import Cards, Entry
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.profile import Profile
@@ -69,7 +67,8 @@ class GpuAgent:
         slot: Slot | None = view.slots.get(self.name)
         if slot is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
-        fitted = self._fitted(demand, slot.layout, slot.layout.rows[candidates.numbers])
+        rows = slot.layout.rows[candidates.numbers]
+        fitted = fit(slot.layout, rows, demand, placements.fitting(self._going_by(slot), demand))
         verdict = _unknown(Verdict(fitted.codes, fitted.reasons), candidates)
         if not fitted.preferred.any():
             return verdict
@@ -83,9 +82,15 @@ class GpuAgent:
         slot: Slot | None = view.slots.get(self.name)
         if slot is None or demand.problem is not None:
             return None
-        rows = slot.layout.rows[candidates.numbers]
-        fitted = self._fitted(demand, slot.layout, rows) if demand.wants_cards else None
-        points = placements.points(self._means, slot.layout, rows, demand, fitted)
+        means = self._going_by(slot)
+        if not means.likes(demand):
+            return None
+        rows, fitted = slot.layout.rows[candidates.numbers], None
+        if demand.wants_cards:
+            fitted = fit(slot.layout, rows, demand, placements.order(means, demand))
+        else:
+            demand = Demand(cpu_milli=demands.cpu_milli(pod))
+        points = placements.points(means, slot.layout, rows, demand, fitted)
         return None if points is None else Scores(points)
 
     def preempt(self, pod: GpuPod, candidates: Names, view: View, victims: Victims) -> Verdict | None:
@@ -98,7 +103,7 @@ class GpuAgent:
         left = [_without(slot.nodes.get(name), victims.get(name, frozenset())) for name in candidates]
         numbers = np.arange(len(left) + 1)
         layout = layouts.build(left, numbers, self._profile.tiles)
-        fitted = self._fitted(demand, layout, numbers[:-1])
+        fitted = fit(layout, numbers[:-1], demand, placements.fitting(self._means, demand))
         return _unknown(Verdict(fitted.codes, fitted.reasons), candidates)
 
     def bind(self, pod: BookedPod, node: str, view: View, now: float) -> BindPlan | Refusal | None:
@@ -116,7 +121,7 @@ class GpuAgent:
         entry = self._held(pod, there, now) if there is not None else None
         if entry is None:
             rows = slot.layout.rows[view.nodes.numbers([node])]
-            fitted = self._fitted(demand, slot.layout, rows)
+            fitted = fit(slot.layout, rows, demand, placements.order(self._going_by(slot), demand))
             if there is None or fitted.codes[0]:
                 return _refusal(fitted.reasons[fitted.codes[0] - 1])
             entry = self._planned(pod, demand, fitted, there)
@@ -127,8 +132,9 @@ class GpuAgent:
         """The books (`agent.Showing`)."""
         return showing.state(slot, query)
 
-    def _fitted(self, demand: Demand, layout: Layout, rows: NDArray[np.intp]) -> Fitted:
-        return fit(layout, rows, demand, placements.order(self._means, demand))
+    def _going_by(self, slot: Slot) -> Means:
+        """What placements go by now; a file of typical pods wins over those that were counted."""
+        return self._means._replace(typical=self._means.typical or slot.typical, cpu_free=slot.cpu_free)
 
     def _held(self, pod: BookedPod, there: NodeSlot, now: float) -> Entry | None:
         """The pod's entry that counts, as of the version that it is planned on; None where it has none."""

@@ -159,7 +159,7 @@ def read(pod: GpuPod, profile: Profile, options: GpuOptions) -> Demand:
         _check_pairs(demand)
     except _Refused as error:
         return Demand(problem=error.reason)
-    return demand._replace(same_card=group, cpu_milli=sum(map(_cpu_milli, containers)))
+    return demand._replace(same_card=group, cpu_milli=cpu_milli(pod))
 
 
 def whole(pod: GpuPod, profile: Profile) -> tuple[Amounts, ...]:
@@ -174,6 +174,11 @@ def whole(pod: GpuPod, profile: Profile) -> tuple[Amounts, ...]:
                 continue
         found.append(Amounts(known) if known else amounts.NONE)
     return tuple(found)
+
+
+def cpu_milli(pod: GpuPod) -> int:
+    """What the ordinary containers request of the processor together."""
+    return sum(map(_cpu_milli, pod.spec.containers or ()))
 
 
 def is_concerned(pod: GpuPod, profile: Profile) -> bool:

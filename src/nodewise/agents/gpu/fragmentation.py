@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.typical import PodClass
 from nodewise.agents.gpu.working import Working
 
@@ -23,6 +24,9 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
 MOST_CARDS: Final = 64
+_FEW: Final = 4
+_MOST_SCALES: Final = 16
+"""Sets of resources that pods ask for, kept at once."""
 _MOST_CELLS: Final = 1 << 20
 """Of the table; classes that come least often are left out of a workload that would need more."""
 
@@ -50,12 +54,41 @@ class Typical(NamedTuple):
     groups: tuple[Group, ...]
     shared: tuple[str, ...]
     """The resources whose free shares are a card's free share."""
+    scales: "Scales"
 
     def __bool__(self) -> bool:
         return bool(self.resources)
 
 
-NOBODY: Final = Typical(np.zeros(0, np.int64), {}, (), np.zeros((1, 1)), (), ())
+class Scales:
+    """What of a layout changes with no pod, computed once for it: what one unit of a resource is of a card.
+
+    A layout shares with the one before the arrays in which nothing changed, so they are known again by identity.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Sequence[str], tuple[Sequence[object], Mapping[str, Floats]]] = {}
+
+    def of(self, layout: Layout, resources: Sequence[str]) -> Mapping[str, Floats]:
+        """By resource (C, N+1): its part of a card's free share, a unit; 0 of a card that nobody may use."""
+        basis = [layout.usable, *(layout.capacity.get(name) for name in resources)]
+        known = self._known.get(resources)
+        if known is None or any(one is not other for one, other in zip(known[0], basis, strict=True)):
+            if len(self._known) > _MOST_SCALES:
+                self._known.clear()
+            known = self._known[resources] = basis, _scales(layout, resources)
+        return known[1]
+
+
+def _scales(layout: Layout, resources: Sequence[str]) -> Mapping[str, Floats]:
+    capacity = {name: layout.capacity[name] for name in resources if name in layout.capacity}
+    count = np.maximum(sum((one > 0 for one in capacity.values()), np.zeros(layout.usable.shape)), 1)
+    return {
+        name: (layout.usable & (one > 0)) / (np.maximum(one, 1) * count) for name, one in capacity.items()
+    }
+
+
+NOBODY: Final = Typical(np.zeros(0, np.int64), {}, (), np.zeros((1, 1)), (), (), Scales())
 """Of an empty workload; its measure is 0."""
 
 
@@ -84,6 +117,7 @@ def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> Typ
         single=single.reshape(grid.shape[0], -1),
         groups=tuple(_group(grid, members, kept, total) for members in groups.values()),
         shared=tuple(amounts or grid.resources),
+        scales=Scales(),
     )
 
 
@@ -152,22 +186,30 @@ class Sight(NamedTuple):
 
 def look(typical: Typical, working: Working) -> Sight:
     """See the candidates' cards as they are now."""
-    numbers = np.array([_number(typical, model) for model in working.layout.models], np.intp)
-    cells = numbers[working.model_codes()]
+    cells: Numbers = np.zeros((working.layout.most_cards, len(working)), np.intp)
+    if typical.models:
+        numbers = np.array([_number(typical, model) for model in working.layout.models], np.intp)
+        cells = numbers[working.model_codes()]
     for name, steps in typical.resources.items():
-        cells = cells * (len(steps) + 1) + np.searchsorted(steps, working.free(name), side="right")
-    return Sight(shares(working, typical.shared), cells)
+        cells = cells * (len(steps) + 1) + _cells(steps, working.free(name))
+    return Sight(shares(typical.scales, working, typical.shared), cells)
 
 
-def shares(working: Working, resources: Sequence[str]) -> Floats:
+def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
+    """The cell of each amount; a few comparisons are quicker than a search."""
+    if len(steps) > _FEW:
+        return np.searchsorted(steps, free, side="right")
+    found = np.zeros(free.shape, np.intp)
+    for step in steps.tolist():
+        found += free >= step
+    return found
+
+
+def shares(scales: Scales, working: Working, resources: Sequence[str]) -> Floats:
     """(C, M): the mean free share of these resources, as far as a card has them; 0 of a card that nobody may use."""
-    usable = working.usable()
-    total, count = np.zeros(usable.shape), np.zeros(usable.shape)
-    for name in resources:
-        capacity = working.capacity(name)
-        total += np.maximum(working.free(name), 0) / np.maximum(capacity, 1)
-        count += capacity > 0
-    found: Floats = np.where(usable, total / np.maximum(count, 1), 0.0)
+    found = np.zeros((working.layout.most_cards, len(working)))
+    for name, scale in scales.of(working.layout, resources).items():
+        found += np.maximum(working.free(name), 0) * scale[:, working.columns]
     return found
 
 

@@ -27,7 +27,7 @@ from nodewise.agents.gpu import fragmentation
 from nodewise.agents.gpu.choosing import Balanced, FirstFit, Keys, Order
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.fit import Fitted
-from nodewise.agents.gpu.fragmentation import Floats, Typical
+from nodewise.agents.gpu.fragmentation import Floats, Scales, Typical
 from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.options import Placement
 from nodewise.agents.gpu.working import Working
@@ -58,21 +58,37 @@ class Means(NamedTuple):
         wanted = demand.placement or self.placement
         return "pack" if wanted == "fragmentation" and not self.typical else wanted
 
+    def likes(self, demand: Demand) -> bool:
+        """Whether some nodes are better for a pod than others."""
+        placement = self.placing(demand)
+        return placement != "first-fit" and (demand.wants_cards or placement in ("pack", "fragmentation"))
+
     def left(self, working: Working) -> Cpu | None:
         """(M): the candidates' free CPU."""
         return None if self.cpu_free is None else self.cpu_free[working.columns]
+
+
+class AnyCard(NamedTuple):
+    """Cards as they come, for a question that does not depend on their order."""
+
+    prefers: bool = False
+    steady: bool = True
+
+    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+        """By position alone."""
 
 
 class Fullest(NamedTuple):
     """The card of which least is left; or `emptiest`, of which most is."""
 
     counts: tuple[str, ...]
+    scales: Scales
     emptiest: bool = False
     prefers: bool = False
     steady: bool = True
 
     def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
-        left = fragmentation.shares(working, _amounts(container, self.counts))
+        left = fragmentation.shares(self.scales, working, _amounts(container, self.counts))
         return -left if self.emptiest else left
 
 
@@ -97,13 +113,23 @@ class LeastSpoiling(NamedTuple):
         return growth + _NEARLY * before.shares
 
 
+def fitting(means: Means, demand: Demand) -> Order:
+    """Which card first where it only matters whether the pod fits.
+
+    If one container alone takes cards that are not linked, it fits whichever comes first.
+    """
+    found = order(means, demand)
+    alone = sum(one.count > 0 for one in demand.containers) == 1 and not demand.linked
+    return AnyCard() if alone and not found.prefers else found
+
+
 def order(means: Means, demand: Demand) -> Order:
     """Which card first."""
     match means.placing(demand):
         case "pack":
-            return Fullest(means.counts)
+            return Fullest(means.counts, means.typical.scales)
         case "spread":
-            return Fullest(means.counts, emptiest=True)
+            return Fullest(means.counts, means.typical.scales, emptiest=True)
         case "balanced":
             return Balanced(means.balanced_by[0])
         case "fragmentation":
@@ -119,9 +145,9 @@ def points(
 
     `fitted` is what `fit` says of the same candidates, None for a pod that asks for no card.
     """
-    placement = means.placing(demand)
-    if placement == "first-fit" or (fitted is None and placement not in ("pack", "fragmentation")):
+    if not means.likes(demand):
         return None
+    placement = means.placing(demand)
     before = Working(layout, rows)
     after = _after(before, demand, fitted)
     keys = _keys(means, placement, before, after, demand, fitted)
@@ -146,7 +172,7 @@ def _keys(
     resources = _all_amounts(demand, means) or tuple(
         name for name in before.layout.capacity if name not in means.counts
     )
-    left = fragmentation.shares(after, resources)
+    left = fragmentation.shares(means.typical.scales, after, resources)
     if placement == "spread":
         return [-left.sum(axis=0)]
     taken = (left * _taken(before, fitted)).sum(axis=0)
