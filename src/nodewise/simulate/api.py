@@ -57,7 +57,8 @@ class FakeApi:
         self._log: list[_Entry] = []
         self._revision = 10
         self._oldest = 0
-        self._pages: dict[tuple[int, _Place], list[Object]] = {}
+        self._pages: dict[tuple[int, _Place, tuple[str, str]], list[Object]] = {}
+        """By version, collection and selectors."""
         self._ids = itertools.count(1)
         self._news = asyncio.Event()
         self._cuts = 0
@@ -254,15 +255,16 @@ class FakeApi:
 
     def _list(self, place: _Place, params: Params) -> Object:
         limit = int(params.get("limit", 0)) or 1 << 40
+        selectors = params.get("fieldSelector", ""), params.get("labelSelector", "")
         if token := params.get("continue"):
             revision, start = json.loads(base64.b64decode(token))
-            if (revision, place) not in self._pages:
+            if (revision, place, selectors) not in self._pages:
                 raise _error("get", place.resource.plural, 410, "the provided continue parameter is too old")
-            items = self._pages[revision, place]
+            items = self._pages[revision, place, selectors]
         else:
             revision, start = self._revision, 0
             items = [i for k, i in sorted(self._objects.items()) if _is_in(i, k[0], place, params)]
-            self._pages[revision, place] = items
+            self._pages[revision, place, selectors] = items
         meta = {"resourceVersion": str(revision)}
         if start + limit < len(items):
             meta["continue"] = base64.b64encode(json.dumps([revision, start + limit]).encode()).decode()

@@ -105,6 +105,18 @@ class ApiSuite:
         )
         assert [one["metadata"]["name"] for one in [*first["items"], *rest["items"]]] == ["a", "b"]
 
+    async def test_a_list_by_another_selector_leaves_the_pages_of_this_one_alone(
+        self, api: Api, space: str
+    ) -> None:
+        for name in "ab":
+            await api.create(CONFIGMAPS.path(space), item(name))
+        page = {"limit": "1", "fieldSelector": "metadata.name!=kube-root-ca.crt"}
+        first = decoded(await api.get(CONFIGMAPS.path(space), page))
+        await api.get(CONFIGMAPS.path(space), {"limit": "1", "fieldSelector": "metadata.name=a"})
+        token = first["metadata"]["continue"]
+        rest = decoded(await api.get(CONFIGMAPS.path(space), {**page, "continue": token}))
+        assert [one["metadata"]["name"] for one in [*first["items"], *rest["items"]]] == ["a", "b"]
+
     async def test_creating_twice_is_a_conflict(self, api: Api, space: str) -> None:
         await api.create(CONFIGMAPS.path(space), item("a"))
         with pytest.raises(Conflict, match='"a" already exists'):
