@@ -34,16 +34,20 @@ __all__ = [
     "AgentKind",
     "AgentState",
     "Amending",
+    "Anew",
     "BindPlan",
     "Binder",
     "BindingFields",
     "Controller",
     "Evidence",
+    "Following",
+    "Forgetting",
     "Hands",
     "Inputs",
     "Joined",
     "LedgerLease",
     "LedgerMetadata",
+    "Ledgers",
     "Names",
     "NodeIndex",
     "ObjectKey",
@@ -216,9 +220,19 @@ class AgentState(Protocol):
         ...
 
 
+@runtime_checkable
+class Forgetting(Protocol):
+    """What an `AgentState` has besides that computes only what changed."""
+
+    def forget(self) -> None:
+        """Compute the next slot from nothing."""
+        ...
+
+
 class LedgerMetadata(msgspec.Struct, frozen=True):
     name: str
     namespace: str = ""
+    uid: str = ""
     resourceVersion: str = ""  # noqa: N815 - the API's name
     annotations: dict[str, str] | None = None
 
@@ -337,8 +351,36 @@ class Tally:
         self.count = 0
 
 
+class Ledgers(Protocol):
+    """What is done to ledgers apart from binds. Kinds of `NodewiseError`: nothing is known of what was done."""
+
+    async def drop(self, node: str, pod: ObjectKey, uid: str, seen: str) -> bool:
+        """Take a pod's entry out, if it was planned on that version of the pod, unless the pod is on the node.
+
+        The API server is asked about the pod, and the pod is changed first where a Binding may still be on its way.
+        Whether the entry was to go.
+        """
+        ...
+
+    async def prune(self, node: str, entries: Mapping[str, str]) -> None:
+        """Take entries out that do not count any more; by pod uid, the version that each was planned on."""
+        ...
+
+
+class Anew(Protocol):
+    """The API server, asked once more for what we hold."""
+
+    async def read(self, name: str) -> Store[Any]:
+        """A list of `nodes`, or of what is called so in `Watched`, apart from the store that is kept up to date."""
+        ...
+
+    def begin(self) -> None:
+        """Fill all stores from new lists, soon, and compute the next View from nothing."""
+        ...
+
+
 class Hands(NamedTuple):
-    """What a controller may use of the world; it works only in the leader."""
+    """What a controller may use of the world."""
 
     api: Api
     objects: Mapping[str, Store[Any]]
@@ -349,6 +391,13 @@ class Hands(NamedTuple):
     meters: Meters
     node_writes: Tally
     """Writes to nodes that kube-scheduler takes for an event."""
+    namespace: str
+    """Our own."""
+    view: Callable[[], View]
+    """The newest."""
+    anew: Anew
+    ledgers: Ledgers | None
+    """None where no agent binds."""
 
 
 class Controller(Protocol):
@@ -363,6 +412,15 @@ class Controller(Protocol):
 
         Errors are kinds of `NodewiseError`; the next step tries again.
         """
+        ...
+
+
+@runtime_checkable
+class Following(Controller, Protocol):
+    """A `Controller` that has work for every replica, whoever leads."""
+
+    async def run(self) -> None:
+        """Do it for ever, until cancelled."""
         ...
 
 
@@ -383,5 +441,8 @@ class AgentKind(Protocol):
     def agent(self, options: Any) -> Agent: ...
 
     def controller(self, options: Any, hands: Hands) -> Controller | None:
-        """What acts on the API server; None for an agent that only answers."""
+        """What acts on the API server; None for an agent that only answers.
+
+        One that has a method `run` besides (`Following`) has work for every replica.
+        """
         ...

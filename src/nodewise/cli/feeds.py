@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from nodewise.agent import AgentKind, Watched
@@ -10,7 +10,7 @@ from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
 from nodewise.extender.waking import WaitingFields
 from nodewise.extender.world import Learner, Stores
-from nodewise.kube import files
+from nodewise.kube import files, listing
 from nodewise.kube.api import Api
 from nodewise.kube.fields import merge
 from nodewise.kube.reflector import Reflector, Target
@@ -44,11 +44,35 @@ class Feed(NamedTuple):
     tasks: list[Callable[[], Coroutine[Any, Any, None]]]
     learners: dict[str, Learner]
     """By the name in `Watched`; none for objects of files, where nobody writes."""
+    anew: "Anew | None" = None
+    """None for files, which are read anew whenever they change."""
 
     @property
     def stores(self) -> Stores:
         """What the View is made from."""
         return Stores(self.nodes, self.objects, self.learners)
+
+
+class Anew:
+    """Lists what a feed holds once more."""
+
+    def __init__(
+        self, api: Api, targets: Mapping[str, Target[Any]], reflectors: Iterable[Reflector[Any]]
+    ) -> None:
+        self._api = api
+        self._targets = targets
+        self._reflectors = tuple(reflectors)
+        self._meters = Meters()
+        """Of its own, as what is counted of these lists would hide what the stores hold."""
+
+    async def read(self, name: str) -> Store[Any]:
+        """A list by itself (`agent.Anew`)."""
+        return await listing.read(self._api, self._targets[name], self._meters, lambda _: None)
+
+    def begin(self) -> None:
+        """Fill all stores from new lists."""
+        for reflector in self._reflectors:
+            reflector.renew()
 
 
 def from_cluster(api: Api, kinds: Sequence[AgentKind], clock: Clock, meters: Meters, namespace: str) -> Feed:
@@ -57,13 +81,18 @@ def from_cluster(api: Api, kinds: Sequence[AgentKind], clock: Clock, meters: Met
     def reflector(target: Target[Any]) -> Reflector[Any]:
         return Reflector(api, target, clock, meters, random.random)
 
-    nodes = reflector(Target(NODES, node_type(kinds)))
-    others = {one.name: reflector(_target(one, namespace)) for one in watched(kinds)}
+    targets = {"nodes": Target(NODES, node_type(kinds))} | {
+        one.name: _target(one, namespace) for one in watched(kinds)
+    }
+    others = {name: reflector(target) for name, target in targets.items()}
+    anew = Anew(api, targets, others.values())
+    nodes = others.pop("nodes")
     return Feed(
         nodes.store,
         {name: reflecting.store for name, reflecting in others.items()},
         [nodes.run, *(reflecting.run for reflecting in others.values())],
         {name: reflecting.learn for name, reflecting in others.items()},
+        anew,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from nodewise.agent import AgentKind, AgentState, Amending, Binder, Hands, Tally
+from nodewise.agent import AgentKind, AgentState, Amending, Binder, Following, Forgetting, Hands, Tally
 from nodewise.cli import feeds
 from nodewise.cli.feeds import Feed, Ground
 from nodewise.cli.options import ExtenderOptions
@@ -32,6 +32,7 @@ from nodewise.kube.elector import Elector
 from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.lease import Seat
 from nodewise.kube.options import KubeOptions
+from nodewise.kube.store import Store
 from nodewise.metrics.nodes import NodeBook
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics
@@ -109,6 +110,24 @@ class Heart(NamedTuple):
     extender: Extender
 
 
+class Anew:
+    """What is held, from the API server and from nothing (`agent.Anew`)."""
+
+    def __init__(self, heart: Heart) -> None:
+        if heart.feed.anew is None:
+            raise TypeError("objects of files are read anew by themselves")
+        self._lists, self._states = heart.feed.anew, heart.states
+
+    async def read(self, name: str) -> Store[Any]:
+        return await self._lists.read(name)
+
+    def begin(self) -> None:
+        self._lists.begin()
+        for state in self._states.values():
+            if isinstance(state, Forgetting):
+                state.forget()
+
+
 class Binding(NamedTuple):
     """Who binds, where an agent does."""
 
@@ -144,7 +163,7 @@ def wired(given: Given, tools: Tools) -> Running:
     if binding is not None:
         closing.append(binding.bindings.close)
     if api is not None:
-        lead_tasks, lead_closing = _leader(given, api, heart, tools)
+        lead_tasks, lead_closing = _leader(given, api, heart, binding, tools)
         tasks += lead_tasks
         closing += lead_closing
     closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
@@ -199,7 +218,6 @@ def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> B
         api.lane(kube.kube_qps, kube.kube_burst),
         api.namespace,
         feed.objects[binder.ledgers],
-        feed.nodes,
         heart.keeper,
         binder,
         cast("Amending", heart.states[binder.name]),
@@ -211,7 +229,7 @@ def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> B
 
 
 def _leader(
-    given: Given, api: HttpApi, heart: Heart, tools: Tools
+    given: Given, api: HttpApi, heart: Heart, binding: Binding | None, tools: Tools
 ) -> tuple[list[Task], list[Callable[[], Awaitable[None]]]]:
     """The election, the events, and the agents' controllers."""
     clock, meters = tools
@@ -224,18 +242,21 @@ def _leader(
     contact = Contact(clock, meters)
     lane = api.lane(5.0, 10, contact.heard)
     elector = Elector(lane, Seat(api.namespace, LEASE, identity), clock, meters, random.random)
-    hands = Hands(api, feed.objects, feed.nodes, recorder, clock, meters, Tally())
+    own = (api.namespace, lambda: keeper.view, Anew(heart), binding.bindings if binding else None)
+    hands = Hands(api, feed.objects, feed.nodes, recorder, clock, meters, Tally(), *own)
     period_s = given.settings[RefreshOptions].sync_period_s
     pods = feeds.waiting_pods(api, given.agents, clock, meters)
     chain = Chain([kind.agent(given.agent_options[kind.name]) for kind in given.agents])
     made = [kind.controller(given.agent_options[kind.name], hands) for kind in given.agents]
+    following = [one.run for one in made if isinstance(one, Following)]
     controllers = [*(one for one in made if one), Waker(chain, pods.store, hands, period_s)]
     leading = Leading(controllers, lambda: keeper.view, lambda: elector.leading, clock)
 
     async def lead() -> None:
         await leading.run(period_s)
 
-    return [elector.run, contact.run, recorder.run, pods.run, lead], [elector.stop, recorder.flush, api.close]
+    tasks = [elector.run, contact.run, recorder.run, pods.run, lead, *following]
+    return tasks, [elector.stop, recorder.flush, api.close]
 
 
 def _servers(

@@ -10,12 +10,12 @@ for this purpose. A bind goes on when its client leaves, and ends before kube-sc
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from nodewise.agent import BindPlan, Reason, Refusal
+from nodewise.agent import BindPlan, ObjectKey, Reason, Refusal
 from nodewise.clock import format_rfc3339
 from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Unavailable
 from nodewise.extender.claims import CALL_S, Desk, Ground
@@ -80,6 +80,19 @@ class Bindings:
             task = self._binding[asked] = asyncio.create_task(self._timed(asked))
             task.add_done_callback(lambda _: self._binding.pop(asked, None))
         return await asyncio.shield(task)
+
+    async def drop(self, node: str, pod: ObjectKey, uid: str, seen: str) -> bool:
+        """`agent.Ledgers`: of a bind that another process began and did not end."""
+        until_s = self._on.clock.monotonic() + self._deadline_s
+        bind = _Bind(
+            BindingArgs(pod[1], pod[0], uid, node), self._on, self._desk(node), self._read_pod, until_s
+        )
+        return await bind.give_back({seen})
+
+    async def prune(self, node: str, entries: Mapping[str, str]) -> None:
+        """`agent.Ledgers`: all in one write."""
+        desk = self._desk(node)
+        await asyncio.gather(*(desk.release(uid, {seen}) for uid, seen in entries.items()))
 
     async def close(self) -> None:
         """Wait for what is under way, no longer than a bind takes."""
@@ -241,25 +254,32 @@ class _Bind:
         for number in range(MOST_TRIES):
             await self._on.clock.sleep(_PAUSE_S * (2**number - 1))
             try:
-                if await self._stays_away():
-                    await self._desk.release(self._asked.pod_uid, self._seen)
-            except _Failed:  # the pod is gone
-                await self._desk.release(self._asked.pod_uid, self._seen)
+                await self.give_back(self._seen)
             except NodewiseError as found:
                 error = found
                 continue
             return
         logs.emit("claims_left", node=self._asked.node, pods=[self._asked.pod_uid], error=str(error))
 
-    async def _stays_away(self) -> bool:
-        """Whether no Binding of ours that is still on its way can succeed. The pod is changed to make sure of it."""
+    async def give_back(self, seen: Collection[str]) -> bool:
+        """Take out the entry that was planned on one of these versions, unless the pod is on the node; whether so."""
+        try:
+            goes = await self._stays_away(seen)
+        except _Failed:  # the pod is gone
+            goes = True
+        if goes:
+            await self._desk.release(self._asked.pod_uid, seen)
+        return goes
+
+    async def _stays_away(self, seen: Collection[str]) -> bool:
+        """Whether no Binding for one of these versions can succeed any more. The pod is changed to make sure of it."""
         pod = await self._get()
         if pod.metadata.uid != self._asked.pod_uid:
             return True
         if pod.spec.nodeName:
             return bool(pod.spec.nodeName != self._asked.node)
         version = pod.metadata.resourceVersion
-        if version in self._seen:
+        if version in seen:
             now = format_rfc3339(self._on.clock.now())
             meta = {"uid": self._asked.pod_uid, "resourceVersion": version, "annotations": {DROPPED: now}}
             await self._on.api.patch(self._path, {"metadata": meta}, "merge", timeout_s=CALL_S)

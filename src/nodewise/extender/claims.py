@@ -63,7 +63,6 @@ class Ground(NamedTuple):
     """Where ledgers are: our own."""
     ledgers: Store[Any]
     """Of `LedgerLease`."""
-    nodes: Store[Any]
     views: Views
     binder: Binder
     state: Amending
@@ -279,10 +278,6 @@ class Desk:
             "labels": {LEDGER: self._on.binder.name},
             "annotations": {HOLDINGS: _encode(after).decode()},
         }
-        node = self._on.nodes.get("", self._node)
-        if node is not None:
-            owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node.metadata.uid}
-            meta["ownerReferences"] = [owner]  # the ledger goes with its node
         if ledger is not None:
             meta["resourceVersion"] = ledger.metadata.resourceVersion
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta}

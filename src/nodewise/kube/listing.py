@@ -1,8 +1,9 @@
-"""All objects of a kind, once: for commands that look and go. It needs the right to list, and nothing else."""
+"""All objects of a kind, once: for who looks and goes. It needs the right to list, and nothing else."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
+from nodewise import clock as clocks
 from nodewise.kube import watching
 from nodewise.kube.api import Api, Expired
 from nodewise.kube.intake import Intake
@@ -41,7 +42,7 @@ async def read(api: Api, target: Target[T], meters: Meters, told: Callable[[int]
         if page.is_first:
             intake.restart()
             count = 0
-        for item in page.items:
+        async for item in clocks.paced(page.items):
             intake.add(item)
         count += len(page.items)
         told(count)

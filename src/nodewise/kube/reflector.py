@@ -75,6 +75,7 @@ class Reflector(Generic[T]):
         self._contact_at_s = float("-inf")
         self._trouble = ""
         self._synced = asyncio.Event()
+        self._is_doubted = False
 
     @property
     def store(self) -> Store[T]:
@@ -92,6 +93,10 @@ class Reflector(Generic[T]):
     def learn(self, answer: bytes) -> T | None:
         """The server's answer to a write of ours counts at once; what stands now, None if nothing does."""
         return self._intake.learn(answer)
+
+    def renew(self) -> None:
+        """List anew when the server says something next; a quiet watch says something every minute."""
+        self._is_doubted = True
 
     def age_s(self) -> float:
         """Since the server last said anything; infinite before. A quiet watch says something every minute."""
@@ -112,6 +117,9 @@ class Reflector(Generic[T]):
 
     async def _advance(self, state: State) -> None:
         """One request: a page, a look at the version, or a watch till it ends."""
+        if self._is_doubted:
+            self._is_doubted = False
+            state = self._state = Listing(reason="doubt")
         asked = watching.request(state, self._limit, self._random)
         if isinstance(state, Listing):
             await self._list(state, {**self._target.selectors, **asked})
@@ -153,6 +161,8 @@ class Reflector(Generic[T]):
                 said_nothing = False
                 self._heard()
                 self._step(line)
+                if self._is_doubted:
+                    break
         if said_nothing and self._clock.monotonic() - began_s < _AT_ONCE_S:
             raise Unavailable(f"watch {self._path}", [Problem("", "it ended at once", "")])
         self._heard()

@@ -35,7 +35,7 @@ class Listing(NamedTuple):
     """The next thing to ask for is a page of the list; an empty `token` is the first page."""
 
     token: str = ""
-    reason: Literal["start", "expired", "older"] = "start"
+    reason: Literal["start", "expired", "older", "doubt"] = "start"
 
 
 class Watching(NamedTuple):

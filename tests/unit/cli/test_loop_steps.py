@@ -19,7 +19,6 @@ from bench import fleet
 import nodewise
 from nodewise import agents
 from nodewise import clock as clocks
-from nodewise.agent import Hands, Tally
 from nodewise.cli import feeds
 from nodewise.clock import SystemClock
 from nodewise.extender.answering import Answering
@@ -29,13 +28,13 @@ from nodewise.extender.decision import DecisionRing
 from nodewise.extender.leading import Leading
 from nodewise.extender.waking import Waker
 from nodewise.extender.world import WorldKeeper
-from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.resources import NODES, PODS, Resource
 from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.observe.meters import Meters
 from nodewise.serve.application import Request
 from nodewise.simulate.api import FakeApi
+from tests.unit.agents.hands import hands
 
 COUNT: Final = 5000
 MOST_LINES: Final = 4 * COUNT
@@ -140,11 +139,10 @@ class Ground:
         self.refresher.subscribe(self.keeper.touch)
         for store in (self.feed.nodes, *self.feed.objects.values()):
             store.subscribe(lambda _: self.keeper.touch())
-        recorder = Recorder(api, Reporter("test", "test"), clock, self.meters)
-        hands = Hands(api, self.feed.objects, self.feed.nodes, recorder, clock, self.meters, Tally())
+        hand = hands(api, self.feed.objects, self.feed.nodes, clock, self.meters)
         self.pods = feeds.waiting_pods(api, [KIND], clock, self.meters)
-        waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, hands, PERIOD_S)
-        controller = KIND.controller(OPTIONS["telemetry"], hands)
+        waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, hand, PERIOD_S)
+        controller = KIND.controller(OPTIONS["telemetry"], hand)
         assert controller is not None
         self.leading = Leading([controller, waker], lambda: self.keeper.view, lambda: True, clock)
         ring = DecisionRing()

@@ -183,7 +183,7 @@ async def replica(api: Api, agent: Any = None) -> AsyncIterator[Replica]:
     keeper = WorldKeeper({"t": agent}, stores, refresher, clock, meters, 5.0)
     for one in reflectors.values():
         one.store.subscribe(lambda _: keeper.touch())
-    ground = Ground(api, OURS, objects["ledgers"], stores.nodes, keeper, agent, agent, clock, meters)
+    ground = Ground(api, OURS, objects["ledgers"], keeper, agent, agent, clock, meters)
     bindings = Bindings(ground, objects["pods"], POD, DEADLINE_S_OF_A_BIND)
     before = asyncio.all_tasks()
     tasks = [asyncio.create_task(one.run()) for one in reflectors.values()]

@@ -1,12 +1,14 @@
 """Binding: whatever fails, is late, comes twice or is killed, no card is given twice and no success is told falsely."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 import pytest
 
+from nodewise.agent import HOLDINGS, LEDGER
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
 from nodewise.extender.binding import DROPPED, Outcome
 from nodewise.kube.resources import LEASES, NODES, PODS
@@ -73,12 +75,11 @@ class TestWell:
 
         play(test)
 
-    def test_the_ledger_goes_with_its_node(self) -> None:
+    def test_the_ledger_stays_when_its_node_is_made_anew(self) -> None:
+        """A Node may be deleted and register again while its pods go on."""
         api = play(after(lambda api, one: one.bind(pod(api, "p"))))
         meta = api.objects(LEASES)[OURS, "t-n1"]["metadata"]
-        node = api.objects(NODES)["", "n1"]["metadata"]
-        owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": node["uid"]}
-        assert meta["ownerReferences"] == [owner]
+        assert "ownerReferences" not in meta
         assert meta["labels"] == {"nodewise.io/ledger": "t"}
 
     def test_a_pod_that_asks_for_no_card_is_bound_by_one_write(self) -> None:
@@ -466,3 +467,104 @@ def test_errors_are_told_in_the_servers_words() -> None:
         assert (await one.bind(pod(api, "p"))).error == "the server's words"
 
     play(test)
+
+
+class TestWhatAnotherProcessLeft:
+    """The leader clears up after a process that is gone (`agent.Ledgers`)."""
+
+    def test_a_pod_that_waits_is_changed_before_its_entry_goes(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            await stopped_before_its_binding(api)
+            late = pod(api, "p")
+            [(uid, entry)] = entries(api).items()
+            api.calls.clear()
+            assert await one.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
+            assert api.writes() == ["patch", "replace"]
+            assert entries(api) == {}
+            assert DROPPED in pod(api, "p")["metadata"]["annotations"]
+            with pytest.raises(Conflict):
+                await api.create(PODS.path("d", "p", "binding"), binding_of(late))
+
+        play(test)
+
+    def test_the_entry_of_a_pod_on_the_node_stays(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            await one.bind(pod(api, "p"))
+            [(uid, entry)] = entries(api).items()
+            assert not await one.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
+            assert list(entries(api)) == [uid]
+
+        play(test)
+
+    @pytest.mark.parametrize("comes_again", [False, True])
+    def test_a_pod_that_is_gone_has_its_entry_taken_out(self, comes_again: bool) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            await stopped_before_its_binding(api)
+            [(uid, entry)] = entries(api).items()
+            api.remove(PODS, "p", "d")
+            if comes_again:
+                put_pod(api, "p")
+            assert await one.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
+            assert entries(api) == {}
+            if comes_again:
+                assert DROPPED not in pod(api, "p")["metadata"].get("annotations", {})
+
+        play(test)
+
+    def test_an_entry_that_was_made_anew_meanwhile_stays(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            await stopped_before_its_binding(api)
+            [(uid, entry)] = entries(api).items()
+            await one.bindings.drop("n1", ("d", "p"), uid, "1")
+            assert entries(api) == {uid: entry}
+
+        play(test)
+
+    def test_an_api_server_that_does_not_answer_is_told(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            await stopped_before_its_binding(api)
+            [(uid, entry)] = entries(api).items()
+            api.fail(lost())
+            with pytest.raises(NodewiseError):
+                await one.bindings.drop("n1", ("d", "p"), uid, entry["seen"])
+            assert entries(api) == {uid: entry}
+
+        play(test)
+
+    def test_what_does_not_count_any_more_goes_in_one_write(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            for name in ("x", "y"):
+                await one.bind(put_pod(api, name))
+            seen = {uid: entry["seen"] for uid, entry in entries(api).items()}
+            api.calls.clear()
+            await one.bindings.prune("n1", seen)
+            assert (api.writes(), entries(api)) == (["replace"], {})
+            for name in ("x", "y"):
+                api.remove(PODS, name, "d")
+
+        play(test)
+
+
+async def stopped_before_its_binding(api: Api) -> None:
+    """What is there of a process that was killed after it wrote the entry of `p`."""
+    meta = pod(api, "p")["metadata"]
+    entry = {"card": "a", "seen": meta["resourceVersion"], "at": 0.0}
+    written = {HOLDINGS: json.dumps({meta["uid"]: entry})}
+    api.put(
+        LEASES,
+        {
+            "metadata": {
+                "name": "t-n1",
+                "namespace": OURS,
+                "labels": {LEDGER: "t"},
+                "annotations": written,
+            }
+        },
+    )
+    await asyncio.sleep(0.1)
+
+
+def binding_of(item: dict[str, Any]) -> dict[str, Any]:
+    """What was on its way."""
+    meta = {key: item["metadata"][key] for key in ("name", "uid", "resourceVersion")}
+    return {"metadata": meta, "target": {"name": "n1"}}

@@ -149,6 +149,23 @@ async def test_a_version_that_is_gone_is_listed_anew_without_alarm(followed: Fol
     assert b'kube_lists_total{kind="ConfigMap",reason="expired"} 1.0' in followed.meters.exposition()
 
 
+async def test_what_is_doubted_is_listed_anew_with_the_next_word(followed: Followed) -> None:
+    async with followed.going():
+        await turns()
+        followed.api.put(CONFIGMAPS, {"metadata": {"name": "lost", "namespace": "n"}})
+        await turns()
+        followed.reflector._intake._writer.remove(("n", "lost"))
+        followed.reflector.renew()
+        await turns()
+        assert len(followed.reflector.store) == 0
+        followed.api.bookmark()
+        await turns()
+        assert len(followed.reflector.store) == 1
+    assert followed.asked() == ["get", "watch", "get", "watch"]
+    assert followed.said == []
+    assert b'kube_lists_total{kind="ConfigMap",reason="doubt"} 1.0' in followed.meters.exposition()
+
+
 async def test_trouble_is_told_once_and_so_is_its_end(followed: Followed) -> None:
     followed.api.fail(Refused("no"), 5)
     async with followed.going():

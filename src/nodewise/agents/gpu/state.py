@@ -72,8 +72,13 @@ class GpuState:
         self._profile = profile
         self._begin()
 
+    def forget(self) -> None:
+        """`agent.Forgetting`; what is being computed now goes on as it began."""
+        self._is_doubted = True
+
     def _begin(self) -> None:
         """Know nothing."""
+        self._is_doubted = False
         self._is_whole = True
         """Whether the last slot was computed to its end."""
         self._seen_nodes: Mapping[ObjectKey, Any] = {}
@@ -110,7 +115,7 @@ class GpuState:
 
     def slot(self, world: World) -> Generator[None, None, Slot]:
         """Compute the nodes that are others now. After one that was given up half-way everything is computed again."""
-        if not self._is_whole:
+        if not self._is_whole or self._is_doubted:
             self._begin()
         self._is_whole = False
         yield from self._follow_nodes(world.node_objects)

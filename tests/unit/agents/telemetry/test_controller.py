@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nodewise import agents
-from nodewise.agent import Hands, Tally, View
+from nodewise.agent import View
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.controller import LabelWriter, StatusWriter
 from nodewise.agents.telemetry.labels import LabelColumn
@@ -18,12 +18,12 @@ from nodewise.cli import feeds
 from nodewise.clock import ManualClock
 from nodewise.errors import NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NONE, Params, Patch
-from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.resources import NODES, Resource
 from nodewise.kube.store import Writer
 from nodewise.metrics.index import NodeIndex
 from nodewise.observe.meters import Meters
 from nodewise.simulate.api import FakeApi
+from tests.unit.agents.hands import hands
 
 LABEL = {"pol": "violating"}
 TASPOLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
@@ -62,9 +62,8 @@ class Ground:
         self.meters = Meters()
         self.store: Writer[Any] = Writer()
         self.policies: Writer[PolicyObject] = Writer()
-        recorder = Recorder(self.api, Reporter("test", "test"), self.clock, self.meters)
         stores = {POLICIES: self.policies.store}
-        self.hands = Hands(self.api, stores, self.store.store, recorder, self.clock, self.meters, Tally())
+        self.hands = hands(self.api, stores, self.store.store, self.clock, self.meters)
         self.writer = LabelWriter(self.hands)
         for name in self.names:
             self.api.put(NODES, {"metadata": {"name": name, "labels": {"rack": "1"}}})

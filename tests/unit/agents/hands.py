@@ -1,0 +1,42 @@
+"""The hands of a controller in tests."""
+
+from typing import Any
+
+from nodewise.agent import Hands, Ledgers, NodeIndex, Tally, View
+from nodewise.clock import Clock
+from nodewise.kube.api import Api
+from nodewise.kube.events import Recorder, Reporter
+from nodewise.kube.store import Store, Writer
+from nodewise.observe.meters import Meters
+
+
+class Lists:
+    """Asked anew, it answers what a test says."""
+
+    def __init__(self) -> None:
+        self.fresh: dict[str, Store[Any]] = {}
+        self.begun = 0
+
+    async def read(self, name: str) -> Store[Any]:
+        return self.fresh.get(name) or Writer[Any]().store
+
+    def begin(self) -> None:
+        self.begun += 1
+
+
+def hands(
+    api: Api,
+    objects: dict[str, Store[Any]],
+    nodes: Store[Any],
+    clock: Clock,
+    meters: Meters | None = None,
+    *,
+    view: View | None = None,
+    lists: Lists | None = None,
+    ledgers: Ledgers | None = None,
+) -> Hands:
+    meters = meters or Meters()
+    recorder = Recorder(api, Reporter("test", "test"), clock, meters)
+    seen = view or View(NodeIndex(), {}, 0.0)
+    more = ("nodewise", lambda: seen, lists or Lists(), ledgers)
+    return Hands(api, objects, nodes, recorder, clock, meters, Tally(), *more)
