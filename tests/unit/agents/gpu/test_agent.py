@@ -1,0 +1,209 @@
+"""Requests answered from the books: where a pod's cards fit, which ones it gets, and what it is told."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.agent import BindPlan, Refusal, View
+from nodewise.agents.gpu import profile as profiles
+from nodewise.agents.gpu.agent import GpuAgent
+from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.ledger import Entry
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.reasons import NotReady, UnknownNode
+from tests.unit.agents.gpu.facts import entry, lease, node, pod, slot, world
+
+NODES = {"plain": node("", ""), "n1": node("i915=20 mc=2000 t=4"), "n2": node("i915=20 mc=2000 t=4")}
+PREFER = {"telemetry.aware.scheduling.p/gas-prefer-gpu": "card1"}
+NOW = 1_700_000_000.5
+COUNT = "Not enough GPU-resources for deployment: "
+
+
+def agent(**options: Any) -> GpuAgent:
+    made = GpuOptions(**options)
+    return GpuAgent(made, profiles.load(made.gpu_profile))
+
+
+def view(pods: Iterable[BookedPod] = (), ledgers: Any = (), nodes: Any = NODES, version: str = "50") -> View:
+    given = world(nodes, pods, ledgers, version=version)
+    return View(given.nodes, {"gpu": slot(given)}, NOW)
+
+
+def new(name: str, *requests: str, **annotations: str) -> BookedPod:
+    """A pod on no node; `gas_ts="1"` is the annotation gas-ts."""
+    made = pod(name, requests=requests)
+    notes = {key.replace("_", "-"): value for key, value in annotations.items()}
+    meta = msgspec.structs.replace(made.metadata, annotations=notes, resourceVersion="40")
+    return msgspec.structs.replace(made, metadata=meta)
+
+
+def texts(asked: BookedPod, given: View, names: str = "plain n1 n2 x", **options: Any) -> list[str]:
+    """Why each node is rejected; an empty text for one that passes."""
+    verdict = agent(**options).filter(asked, given.nodes.named(names.split()), given)
+    assert verdict is not None
+    return [verdict.reasons[code - 1].text() if code else "" for code in verdict.codes.tolist()]
+
+
+def plan(asked: BookedPod, given: View, on: str = "n1", **options: Any) -> BindPlan:
+    found = agent(**options).bind(asked, on, given, NOW)
+    assert isinstance(found, BindPlan)
+    return found
+
+
+class TestFilter:
+    def test_a_pod_without_cards_passes_untouched(self) -> None:
+        for asked in (new("p", ""), new("p", "i915=0")):
+            assert agent().filter(asked, view().nodes.named(["n1"]), view()) is None
+
+    def test_nodes_are_rejected_in_words(self) -> None:
+        full = [pod("a", "n1", "card0", ["i915=1 mc=600"]), pod("b", "n1", "card1", ["i915=1 mc=600"])]
+        found = texts(new("p", "i915=1 mc=600"), view(full))
+        assert [text.startswith(COUNT + "will not fit") for text in found] == [True, True, False, False]
+        assert found[2:] == ["", "Couldn't retrieve node's information"]
+
+    def test_without_books_nothing_passes(self) -> None:
+        asked, bare = new("p", "i915=1"), View(view().nodes, {}, NOW)
+        verdict = agent().filter(asked, bare.nodes.named(["n1", "n2"]), bare)
+        assert verdict is not None
+        assert (verdict.codes.tolist(), verdict.reasons) == ([1, 1], (NotReady(),))
+
+    def test_where_a_preferred_card_fits_only_such_nodes_pass(self) -> None:
+        nodes = NODES | {"n2": node("i915=20 mc=2000", **PREFER)}
+        found = texts(new("p", "i915=1"), view(nodes=nodes), "n1 n2")
+        assert found == ["nodewise: a node with a preferred GPU fits", ""]
+
+    def test_a_balanced_placement_asks_for_no_preference(self) -> None:
+        nodes = NODES | {"n2": node("i915=20 mc=2000", **PREFER)}
+        found = texts(new("p", "i915=1"), view(nodes=nodes), "n1 n2", balanced_resource="millicores")
+        assert found == ["", ""]
+
+
+class TestPreempt:
+    def kept(self, asked: BookedPod, given: View, **victims: str) -> list[str]:
+        names = given.nodes.named(list(victims))
+        uids = {name: frozenset(text.split()) for name, text in victims.items()}
+        verdict = agent().preempt(asked, names, given, uids)
+        assert verdict is not None
+        return names[verdict.codes == 0].tolist()
+
+    def test_a_node_stays_only_if_its_cards_fit_without_the_victims(self) -> None:
+        there = [
+            pod(f"{name}-{card}", name, card, ["i915=1 mc=600"])
+            for name in ("n1", "n2")
+            for card in ("card0", "card1")
+        ]
+        given = view(there)
+        uid = {one.metadata.name: one.metadata.uid for one in there}
+        asked = new("p", "i915=2 mc=1800")
+        assert self.kept(asked, given, n1=f"{uid['n1-card0']} {uid['n1-card1']}", n2=uid["n2-card0"]) == [
+            "n1"
+        ]
+
+    def test_a_pod_without_cards_has_no_opinion(self) -> None:
+        assert agent().preempt(new("p", ""), view().nodes.named(["n1"]), view(), {}) is None
+
+
+class TestBind:
+    def test_the_pod_is_told_its_cards(self) -> None:
+        found = plan(new("p", "i915=2 mc=600", "", "i915=1"), view())
+        assert found.annotations == {
+            "gas-ts": "1700000000500000000",
+            "gas-container-cards": "card0,card1||card0",
+            "gas-container-tiles": "||",
+            "cards.nodewise.io/c0": "0,1",
+            "cards.nodewise.io/c2": "0",
+        }
+        assert found.told == "c0: card0, card1; c2: card0"
+        written = msgspec.convert(found.entry, Entry)
+        assert (written.cards, written.seen, written.at) == ("card0,card1||card0", "40", NOW)
+        assert written.charged[0] == {"gpu.intel.com/i915": 1, "gpu.intel.com/millicores": 300}
+
+    def test_tiles_are_named(self) -> None:
+        found = plan(new("p", "i915=1 t=2", "i915=1"), view())
+        assert found.annotations["gas-container-tiles"] == "card0:gt0+gt1|"
+        assert found.told.startswith("c0: card0 gt0+gt1; c1: ")
+
+    def test_one_container_without_tiles_has_no_word_of_them(self) -> None:
+        assert "gas-container-tiles" not in plan(new("p", "i915=1"), view()).annotations
+
+    def test_tiles_that_somebody_wrote_before_are_overwritten(self) -> None:
+        found = plan(new("p", "i915=1", gas_container_tiles="card1:gt1"), view())
+        assert found.annotations["gas-container-tiles"] == ""
+
+    def test_a_pod_that_asks_for_no_card_needs_no_entry(self) -> None:
+        assert agent().bind(new("p", "i915=0"), "n1", view(), NOW) is None
+
+    @pytest.mark.parametrize(
+        ("asked", "on", "error"),
+        [
+            (new("p", "i915=3"), "n1", "will not fit"),
+            (new("p", "i915=1"), "plain", "will not fit"),
+            (new("p", "mc=5"), "n1", "bad args"),
+            (new("p", "i915=1", gas_same_gpu="c0"), "n1", "malformed annotation"),
+            (new("p", "i915=1"), "x", 'error reading node x: node fetch error: node "x" not found'),
+        ],
+    )
+    def test_a_refusal_is_in_the_older_systems_words(self, asked: BookedPod, on: str, error: str) -> None:
+        found = agent().bind(asked, on, view(), NOW)
+        assert isinstance(found, Refusal)
+        assert found.error == error
+        assert (on == "x") == isinstance(found.reason, UnknownNode)
+
+    def test_a_pod_keeps_the_cards_of_its_entry(self) -> None:
+        """Also where it would get others now, as for a bind that is tried again."""
+        asked = new("p", "i915=1 mc=600")
+        mine = entry("p", "card1", seen="40")
+        found = plan(asked, view([asked], [lease("n1", uid_p=mine)]))
+        assert found.annotations["gas-container-cards"] == "card1"
+        assert msgspec.convert(found.entry, Entry) == mine
+
+    def test_an_entry_of_an_earlier_version_is_written_anew(self) -> None:
+        asked = new("p", "i915=1 mc=600")
+        mine = entry("p", "card1", seen="30")
+        found = msgspec.convert(plan(asked, view([asked], [lease("n1", uid_p=mine)])).entry, Entry)
+        assert (found.cards, found.seen, found.at) == ("card1", "40", NOW)
+
+    def test_entries_that_do_not_count_any_more_are_named(self) -> None:
+        gone = lease("n1", u_gone=entry("gone", "card0", seen="10"))
+        found = plan(new("p", "i915=1"), view(ledgers=[gone]))
+        assert found.stale == {"u-gone"}
+
+    def test_cards_that_are_called_otherwise_are_told_by_name(self) -> None:
+        cards = msgspec.json.encode([{"name": "left"}, {"name": "card7"}]).decode()
+        made = msgspec.json.decode(
+            msgspec.json.encode(
+                {
+                    "metadata": {"annotations": {"nodewise.io/gpu-cards": cards}},
+                    "status": {"allocatable": {"gpu.intel.com/i915": "2"}},
+                }
+            ),
+            type=type(node()),
+        )
+        found = plan(new("p", "i915=2"), view(nodes={"n1": made}))
+        assert found.annotations["cards.nodewise.io/c0"] == "7,left"
+
+
+class TestScore:
+    def test_first_fit_likes_all_nodes_the_same(self) -> None:
+        assert agent().score(new("p", "i915=1"), view().nodes.named(["n1"]), view()) is None
+
+    def test_pack_likes_the_fuller_node(self) -> None:
+        given = view([pod("a", "n2", "card0", ["i915=1 mc=100"])])
+        found = agent(gpu_placement="pack").score(
+            new("p", "i915=1 mc=100"), given.nodes.named(["n1", "n2"]), given
+        )
+        assert found is not None
+        assert found.points.tolist() == [9, 10]
+
+    def test_a_pod_says_otherwise_for_itself(self) -> None:
+        given = view([pod("a", "n2", "card0", ["i915=1 mc=100"])])
+        asked = new("p", "i915=1 mc=100")
+        notes = {"nodewise.io/gpu-placement": "spread"}
+        asked = msgspec.structs.replace(
+            asked, metadata=msgspec.structs.replace(asked.metadata, annotations=notes)
+        )
+        found = agent(gpu_placement="pack").score(asked, given.nodes.named(["n1", "n2"]), given)
+        assert found is not None
+        assert found.points.tolist() == [10, 9]
