@@ -153,6 +153,7 @@ def read(pod: GpuPod, profile: Profile, options: GpuOptions) -> Demand:
             _wanted(one.name, found, profile) for one, found in zip(containers, asked, strict=True)
         )
         if not any(one.count for one in wanted):
+            _check_shares(containers, asked, profile)
             return NOTHING
         demand = _annotated(pod.metadata.annotations or {}, options)._replace(containers=wanted)
         group = _same_card(pod, containers, profile)
@@ -237,15 +238,24 @@ def _wanted(name: str, asked: Mapping[str, int], profile: Profile) -> ContainerD
     count = next((positive[resource] for resource in profile.counts if resource in positive), 0)
     if count:
         return ContainerDemand(name, count, amounts.divided(positive, count))
-    odd = sorted(positive.keys() - profile.monitoring)
-    if odd:
-        counts = " or ".join(profile.counts)
-        raise _refused(
-            Kind.BAD_ARGS,
-            f"container {_cut(name)}: {_cut(odd[0])} without {counts}",
-            f"let the container ask for {counts} as well: the number of its cards",
-        )
     return ContainerDemand(name)
+
+
+def _check_shares(
+    containers: Sequence[GpuContainer], asked: Sequence[Mapping[str, int]], profile: Profile
+) -> None:
+    """A pod that asks for shares of cards, and nowhere for a card, would get nothing and not be told so."""
+    for container, found in zip(containers, asked, strict=True):
+        shares = sorted(
+            resource for resource, amount in found.items() if amount and resource not in profile.monitoring
+        )
+        if shares:
+            counts = " or ".join(profile.counts)
+            raise _refused(
+                Kind.BAD_ARGS,
+                f"container {_cut(container.name)}: {_cut(shares[0])} without {counts}",
+                f"let the container ask for {counts} as well: the number of its cards",
+            )
 
 
 def _annotated(annotations: Mapping[str, str], options: GpuOptions) -> Demand:

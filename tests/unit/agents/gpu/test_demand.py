@@ -81,10 +81,6 @@ def test_a_pod_that_asks_for_no_card_has_nothing_to_do_with_us(given: GpuPod) ->
 
 
 BAD_ARGS = {
-    "30": (
-        pod("i915=1", "mc=5000"),
-        "container c1: gpu.intel.com/millicores without gpu.intel.com/xe or gpu.intel.com/i915",
-    ),
     "31": (
         pod("i915=0 mc=1"),
         "container c0: gpu.intel.com/millicores without gpu.intel.com/xe or gpu.intel.com/i915",
