@@ -125,7 +125,8 @@ class GpuAgent:
             if there is None or fitted.codes[0]:
                 return _refusal(fitted.reasons[fitted.codes[0] - 1])
             entry = self._planned(pod, demand, fitted, there)
-        entry = msgspec.structs.replace(entry, seen=pod.metadata.resourceVersion, at=entry.at or now)
+        seen = ledgers.newer(entry.seen, pod.metadata.resourceVersion)
+        entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
         return self._plan(pod, entry, there, now)
 
     def show(self, slot: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:

@@ -92,6 +92,16 @@ def _read_singly(text: str) -> Ledger:
     return Ledger(entries, unreadable)
 
 
+def newer(before: str, now: str) -> str:
+    """What an entry is planned on when it is written again: never an older version than before.
+
+    Somebody who reads old pods may repeat a bind. Did the version go back, whoever made sure that no Binding of that
+    older version will come would take out the entry of a pod that is bound.
+    """
+    are_numbers = before.isdecimal() and now.isdecimal()
+    return before if are_numbers and int(before) > int(now) else now
+
+
 def wire(entry: Entry) -> Mapping[str, Any]:
     """The entry as JSON values."""
     built: Mapping[str, Any] = msgspec.to_builtins(entry)

@@ -165,6 +165,13 @@ class TestBind:
         found = msgspec.convert(plan(asked, view([asked], [lease("n1", uid_p=mine)])).entry, Entry)
         assert (found.cards, found.seen, found.at) == ("card1", "40", NOW)
 
+    def test_an_entry_never_goes_back_to_an_older_version_of_the_pod(self) -> None:
+        """Who has seen to it that no Binding of the older one comes would take it out under a pod that is bound."""
+        asked = new("p", "i915=1 mc=600")
+        mine = entry("p", "card1", seen="50")
+        found = msgspec.convert(plan(asked, view([asked], [lease("n1", uid_p=mine)])).entry, Entry)
+        assert (found.cards, found.seen) == ("card1", "50")
+
     def test_entries_that_do_not_count_any_more_are_named(self) -> None:
         gone = lease("n1", u_gone=entry("gone", "card0", seen="10"))
         found = plan(new("p", "i915=1"), view(ledgers=[gone]))

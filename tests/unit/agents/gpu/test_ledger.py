@@ -93,3 +93,11 @@ def test_tiles_as_text() -> None:
 def test_what_is_no_tile_is_passed_over(text: str) -> None:
     assert ledger.read_tiles(text) == {}
     assert ledger.read_tiles(f"{text}|card7:gt0+nonsense+gt1") == {"card7": {0, 1}}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "then"),
+    [("", "5", "5"), ("5", "6", "6"), ("9", "10", "10"), ("10", "9", "10"), ("x", "6", "6"), ("6", "x", "x")],
+)
+def test_a_version_never_goes_back(before: str, now: str, then: str) -> None:
+    assert ledger.newer(before, now) == then

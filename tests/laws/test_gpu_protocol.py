@@ -1,0 +1,288 @@
+"""No card is ever used by more pods than it takes, whatever is late, lost, killed or repeated."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodewise.agents.gpu.ledger import Entry
+from nodewise.agents.gpu.state import LEDGERS, PODS
+from tests.laws.gpu_protocol import CAPACITY, LOST, NODES, Answer, Call, Process, Replica, Server, Stored
+
+NAMES = ("a", "b")
+WHICH = st.integers(0, 1)
+ANY = st.integers(0, 9)
+
+
+class Running:
+    """A process, and the call that it waits for."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.call: Call | None = None
+        self.answer(None)
+
+    def answer(self, answer: Answer | None) -> None:
+        try:
+            self.call = next(self.process) if answer is None else self.process.send(answer)
+        except StopIteration:
+            self.call = None
+
+
+class Cluster:
+    """A server, two replicas, and what is under way. Each method is one thing that may happen."""
+
+    def __init__(self, *, old: bool, server: Server | None = None) -> None:
+        self.server = server or Server()
+        self.uids = 0
+        self.running: list[Running] = []
+        self.late: list[Call] = []
+        for name in NAMES:
+            self.create(name)
+        if old:
+            self.uids += 1
+            self.server.put_pod(Stored("old", f"uid-{self.uids}", 0, "n1", "card0", "card0"))
+        self.replicas = [Replica(self.server), Replica(self.server)]
+
+    def create(self, name: str) -> None:
+        self.uids += 1
+        self.server.put_pod(Stored(name, f"uid-{self.uids}", 0))
+
+    def pod_comes(self, name: str) -> None:
+        if name not in self.server.pods:
+            self.create(name)
+
+    def pod_goes(self, name: str, again: bool) -> None:
+        if name in self.server.pods:
+            self.server.delete_pod(name)
+            if again:
+                self.create(name)
+
+    def pod_ends(self, name: str) -> None:
+        found = self.server.pods.get(name)
+        if found is not None and found.on:
+            self.server.put_pod(found._replace(has_ended=True))
+
+    def tenant_writes(self, name: str, text: str) -> None:
+        found = self.server.pods.get(name)
+        if found is not None:
+            self.server.put_pod(found._replace(cards=text))
+
+    def bind(self, which: int, name: str, on: str, calls: int) -> None:
+        """A bind request, of which so many calls are answered at once."""
+        self.start(self.replicas[which].bind(name, on), calls)
+
+    def clear_up(self, which: int, place: int, calls: int) -> None:
+        found = self.replicas[which].sweep()
+        if found:
+            self.start(self.replicas[which].clear(*found[place % len(found)]), calls)
+
+    def start(self, process: Process, calls: int) -> None:
+        self.running.append(Running(process))
+        self.go_on(-1, calls)
+
+    def go_on(self, which: int, calls: int) -> None:
+        """Calls arrive, and so do their answers."""
+        if self.running:
+            running = self.running[which % len(self.running)]
+            while calls and running.call is not None:
+                running.answer(running.call(self.server))
+                calls -= 1
+                self.check()
+            self.forget()
+
+    def lose(self, which: int, arrives: str) -> None:
+        """The answer is lost; the call may have arrived, or arrives later."""
+        if self.running:
+            running = self.running[which % len(self.running)]
+            call = running.call
+            assert call is not None
+            if arrives == "now":
+                call(self.server)
+            elif arrives == "late":
+                self.late.append(call)
+            running.answer(LOST)
+            self.forget()
+
+    def kill(self, which: int, is_under_way: bool) -> None:
+        if self.running:
+            running = self.running.pop(which % len(self.running))
+            if is_under_way and running.call is not None:
+                self.late.append(running.call)
+
+    def arrive(self, which: int) -> None:
+        if self.late:
+            self.late.pop(which % len(self.late))(self.server)
+
+    def forget(self) -> None:
+        self.running = [one for one in self.running if one.call is not None]
+
+    def watch(self, which: int, kind: str, most: int) -> None:
+        self.replicas[which].watch(kind, most)
+
+    def restart(self, which: int) -> None:
+        self.replicas[which].start()
+
+    def check(self) -> None:
+        for place, names in self.server.in_use().items():
+            assert len(names) <= CAPACITY, f"{place}: {names}"
+
+    def settle(self) -> None:
+        """All that is under way arrives, everybody hears of everything, and claims that nobody binds are cleared."""
+        while self.late:
+            self.arrive(0)
+            self.check()
+        self.running = []
+        replica = self.replicas[0]
+        for _ in range(3):
+            self.catch_up()
+            for one in replica.sweep():
+                self.start(replica.clear(*one), 99)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        for replica in self.replicas:
+            for kind in (PODS, LEDGERS):
+                replica.watch(kind, len(self.server.history))
+
+    def held(self) -> dict[tuple[str, str], list[str]]:
+        """By node and card: the pods that hold it, as the books of a replica say."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for on, one in self.replicas[0].slot().nodes.items():
+            for pod in one.books.held.values():
+                found.setdefault((on, pod.cards[0][0]), []).append(pod.pod.removeprefix("d/"))
+        return found
+
+
+def happening(name: str, *drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.tuples(st.just(name), *drawn)
+
+
+ON = st.sampled_from([NODES[0], *NODES])
+BINDS = happening("bind", WHICH, st.sampled_from(NAMES), ON, st.sampled_from([1, 2, 3, 9]))
+GOES_ON = happening("go_on", ANY, st.sampled_from([1, 2, 9]))
+STEP = st.one_of(
+    BINDS,
+    BINDS,
+    GOES_ON,
+    GOES_ON,
+    happening("watch", WHICH, st.sampled_from([PODS, LEDGERS]), st.integers(1, 9)),
+    happening("clear_up", WHICH, ANY, st.sampled_from([1, 2, 9])),
+    happening("lose", ANY, st.sampled_from(["now", "late", "never"])),
+    happening("arrive", ANY),
+    happening("kill", ANY, st.booleans()),
+    happening("tenant_writes", st.sampled_from(NAMES), st.sampled_from(["card0", ""])),
+    happening("pod_goes", st.sampled_from([*NAMES, "old"]), st.booleans()),
+    happening("pod_ends", st.sampled_from([*NAMES, "old"])),
+    happening("pod_comes", st.sampled_from(NAMES)),
+    happening("restart", WHICH),
+)
+
+
+@settings(
+    max_examples=max(200, settings.default.max_examples),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
+)
+@given(st.booleans(), st.lists(STEP, min_size=15, max_size=40))
+def test_no_card_is_used_twice_and_in_the_end_none_leaks(old: bool, steps: list[tuple[Any, ...]]) -> None:
+    cluster = Cluster(old=old)
+    for kind, *rest in steps:
+        getattr(cluster, kind)(*rest)
+        cluster.check()
+    cluster.settle()
+    assert cluster.held() == cluster.server.in_use()
+
+
+def strolled(seed: int, server: Server) -> None:
+    """A long life, by chance: what Hypothesis draws is mostly short and repeats itself."""
+    chance = random.Random(seed)
+    cluster = Cluster(old=chance.random() < 0.3, server=server)
+    for _ in range(60):
+        kind = chance.choice(_LIFE)
+        getattr(cluster, kind)(*(chance.choice(choices) for choices in _DRAWN[kind]))
+        cluster.check()
+    cluster.settle()
+    assert cluster.held() == cluster.server.in_use()
+
+
+_REPLICAS, _PLACES, _ODDS = range(2), range(9), (True, True, False)
+_DRAWN: Mapping[str, Sequence[Sequence[Any]]] = {
+    "bind": (_REPLICAS, NAMES, (NODES[0], *NODES), (1, 2, 3, 9)),
+    "go_on": (_PLACES, (1, 2, 9)),
+    "watch": (_REPLICAS, (PODS, LEDGERS), (1, 2, 4, 9, 36)),
+    "clear_up": (_REPLICAS, _PLACES, (1, 2, 9)),
+    "lose": (_PLACES, ("now", "late", "never")),
+    "kill": (_PLACES, _ODDS),
+    "arrive": (_PLACES,),
+    "tenant_writes": (NAMES, ("card0", "")),
+    "pod_goes": ((*NAMES, "old"), _ODDS),
+    "pod_ends": ((*NAMES, "old"),),
+    "pod_comes": (NAMES,),
+    "restart": (_REPLICAS,),
+}
+_LIFE = (
+    *["bind"] * 8,
+    *["go_on"] * 8,
+    *["watch"] * 4,
+    *["clear_up"] * 2,
+    *["lose", "arrive", "kill", "tenant_writes", "pod_goes", "pod_goes", "pod_ends", "pod_comes", "restart"],
+)
+
+
+def test_long_lives() -> None:
+    lives(Server, 20 * settings.default.max_examples)
+
+
+def test_an_old_look_at_a_pod_does_not_set_its_entry_back() -> None:
+    """Else a clearing that is under way would take it out, and what the pod holds were up to its annotations."""
+    cluster = Cluster(old=False)
+    cluster.bind(0, "a", "n1", 1)  # the entry
+    cluster.watch(1, LEDGERS, 9)
+    cluster.clear_up(1, 0, 2)  # the pod is changed, so that the Binding fails
+    cluster.go_on(0, 9)  # which is tried again, with a new entry, and done
+    cluster.bind(1, "a", "n1", 3)  # by a replica that knows of none of this
+    cluster.go_on(0, 9)  # the clearing
+    cluster.tenant_writes("a", "")
+    assert cluster.replicas[1].ledger("n1")[1].keys() == {"uid-1"}
+    cluster.settle()
+    assert cluster.held() == cluster.server.in_use() == {("n1", "card0"): ["a"]}
+
+
+class AnyPod(Server):
+    """Takes a Binding for whatever version of the pod."""
+
+    def bind(self, seen: Stored, on: str, card: str) -> Answer:
+        now = self.pods.get(seen.name)
+        return super().bind(now if now is not None and now.uid == seen.uid else seen, on, card)
+
+
+class AnyLedger(Server):
+    """Takes a ledger that was made from an older one."""
+
+    def put_ledger(self, on: str, entries: Mapping[str, Entry], version: int | None) -> Answer:
+        known = self.ledgers.get(on)
+        return super().put_ledger(on, entries, known.version if known else None)
+
+
+class LosingLedgers(Server):
+    """Deletes a node's ledger now and then, as a garbage collector would that takes it for a deleted node's."""
+
+    def put_pod(self, one: Stored) -> Stored:
+        if one.on and self.version % 3 == 0 and self.ledgers.pop(one.on, None):
+            self.version += 1
+            self.history.append((self.version, LEDGERS, one.on, None))
+        return super().put_pod(one)
+
+
+def lives(server: type[Server], count: int) -> None:
+    for seed in range(count):
+        strolled(seed, server())
+
+
+@pytest.mark.parametrize("server", [AnyPod, AnyLedger, LosingLedgers])
+def test_without_a_promise_of_the_server_a_card_is_used_twice(server: type[Server]) -> None:
+    with pytest.raises(AssertionError, match=r"'card0'\): \["):
+        lives(server, 3000)
