@@ -1,0 +1,58 @@
+"""Worlds told by their differences, and made again of these."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from nodewise.agent import LedgerLease, World
+from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.state import LEDGERS, PODS
+from nodewise.extender import deltas
+from nodewise.extender.deltas import NODES, Rebuilding
+from nodewise.kube.fields import merge
+from tests.unit.agents.gpu.facts import charged, entry, laid_out, lease, node, pod, slot, world
+
+
+def again(worlds: Sequence[World]) -> list[World]:
+    """The worlds, told and made again."""
+    making = Rebuilding({PODS: BookedPod, LEDGERS: LedgerLease, NODES: merge("Node", GpuNode)})
+    made: list[Any] = []
+    for number, (old, new) in enumerate(zip([deltas.EMPTY, *worlds[:-1]], worlds, strict=True), 1):
+        records = [one for one in deltas.entries(old, new, number) if one is not None]
+        made += [found for one in records if (found := making.take(one)) is not None]
+    return made
+
+
+def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
+    first = {"n1": named("n1"), "n2": named("n2")}
+    worlds = [
+        world(first, [pod("a", "n1", "card0")], [lease("n1", uid_b=entry("b", "card1", "11"))], "10"),
+        world({**first, "n2": named("n2", "0.1.2")}, [pod("a", "n1", "card0")], [], "12"),
+        world({"n2": named("n2", "0.1.2")}, [pod("c", "n2", "card2")], [], "13"),
+    ]
+    for found, wanted in zip(again(worlds), worlds, strict=True):
+        assert list(found.node_objects) == list(wanted.node_objects)
+        assert found.objects == wanted.objects
+        assert found.versions == wanted.versions
+        one, other = slot(found), slot(wanted)
+        assert laid_out(one) == laid_out(other)
+        assert {name: charged(one, name) for name in one.nodes} == {
+            name: charged(other, name) for name in other.nodes
+        }
+
+
+def test_what_did_not_change_stays_the_same_object() -> None:
+    given = world({"n1": named("n1")}, [pod("a", "n1", "card0")])
+    first, second = again([given, given])
+    assert second.objects[PODS] is first.objects[PODS]
+    assert second.node_objects is first.node_objects
+
+
+def named(name: str, numbers: str = "0.1") -> Any:
+    """A node as the extender holds it, with its name."""
+    bare = node(numbers=numbers)
+    metadata = {"name": name, "labels": bare.metadata.labels}
+    raw = msgspec.json.encode({"metadata": metadata, "status": bare.status})
+    return msgspec.json.decode(raw, type=merge("Node", GpuNode))
