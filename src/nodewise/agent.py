@@ -7,7 +7,7 @@ by look-up. Neither does I/O nor asks what time it is. Shapes: everything per no
 one to the other.
 """
 
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -38,6 +38,7 @@ __all__ = [
     "BindPlan",
     "Binder",
     "BindingFields",
+    "Concerned",
     "Controller",
     "Evidence",
     "Following",
@@ -421,6 +422,15 @@ class Following(Controller, Protocol):
 
     async def run(self) -> None:
         """Do it for ever, until cancelled."""
+        ...
+
+
+@runtime_checkable
+class Concerned(Protocol):
+    """What an `AgentKind` has besides whose watched objects do not tell whether it has anything to do."""
+
+    def concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
+        """Whether these nodes or pods give it something to do, so that `decide` asks it without being told to."""
         ...
 
 

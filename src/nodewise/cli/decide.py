@@ -55,10 +55,13 @@ def run(**given: Any) -> None:
     logs.configure("warning")
     if not given["paths"] and not given["cluster"]:
         raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
+    names = [name.strip() for name in given["agents_"].split(",") if name.strip()]
+    kinds = [agents.load(name) for name in names or agents.names()]
     wish = Wish(
         given["paths"],
         given["policies"],
-        [name.strip() for name in given["agents_"].split(",") if name.strip()],
+        names,
+        {kind.name: settings.build(kind.options, given) for kind in kinds},
         given["inside"],
         given["running"],
         given["metrics"],
@@ -66,7 +69,7 @@ def run(**given: Any) -> None:
     situation = asyncio.run(_situation(wish, given))
     pods = _pods(situation.found, wish)
     _complete(wish, situation.found, pods, live=given["cluster"])
-    outcome = Outcome(_decided(situation, pods, given), wish.running)
+    outcome = Outcome(_decided(situation, pods, wish), wish.running)
     if not decided.FORMS[given["output"]](outcome):
         click.get_current_context().exit(exits.NO)
 
@@ -83,10 +86,7 @@ async def _situation(wish: Wish, given: dict[str, Any]) -> Situation:
 async def _seen(wish: Wish, given: dict[str, Any], api: Api | None) -> Situation:
     found = await reading.read(wish, api)
     refresh = settings.build(RefreshOptions, given)
-    states = {
-        kind.name: kind.state(settings.build(kind.options, given), refresh.sync_period_s)
-        for kind in found.kinds
-    }
+    states = {kind.name: kind.state(wish.options[kind.name], refresh.sync_period_s) for kind in found.kinds}
     wants = (want for state in states.values() for want in state.wants(found.objects))
     how = Measuring(wish.metrics, refresh, settings.build(PrometheusOptions, given))
     snapshot = await reading.measured(found, wants, how, api)
@@ -95,7 +95,7 @@ async def _seen(wish: Wish, given: dict[str, Any], api: Api | None) -> Situation
 
 
 def _view(states: dict[str, AgentState], found: Read, snapshot: Snapshot, at: float) -> View:
-    world = World(NodeIndex(found.node_names), found.objects, snapshot, at)
+    world = World(NodeIndex(found.node_names), found.objects, snapshot, at, found.nodes)
     return View(world.nodes, {name: clock.result(state.slot(world)) for name, state in states.items()}, at, 1)
 
 
@@ -114,13 +114,13 @@ def _now(text: str, given: Snapshot | None) -> float:
 def _pods(found: Read, wish: Wish) -> list[Any]:
     """The pods to decide: those that wait, then those that run."""
     inside = [pod for (namespace, _), pod in found.pods.items() if wish.namespace in {"", namespace}]
-    waiting = [pod for pod in inside if not pod.spec.node_name]
-    running = [pod for pod in inside if pod.spec.node_name and _lasts(pod)] if wish.running else []
+    waiting = [pod for pod in inside if not pod.spec.nodeName]
+    running = [pod for pod in inside if pod.spec.nodeName and _lasts(pod)] if wish.running else []
     return [*waiting, *running]
 
 
 def _lasts(pod: Any) -> bool:
-    return pod.metadata.deletion_timestamp is None and pod.status.phase not in {"Succeeded", "Failed"}
+    return pod.metadata.deletionTimestamp is None and pod.status.phase not in {"Succeeded", "Failed"}
 
 
 def _complete(wish: Wish, found: Read, pods: Sequence[Any], *, live: bool) -> None:
@@ -134,9 +134,8 @@ def _complete(wish: Wish, found: Read, pods: Sequence[Any], *, live: bool) -> No
         raise BadInput("decide", problems)
 
 
-def _decided(situation: Situation, pods: Sequence[Any], given: dict[str, Any]) -> Iterator[Decided]:
-    kinds = situation.found.kinds
-    chain = Chain([kind.agent(settings.build(kind.options, given)) for kind in kinds])
+def _decided(situation: Situation, pods: Sequence[Any], wish: Wish) -> Iterator[Decided]:
+    chain = Chain([kind.agent(wish.options[kind.name]) for kind in situation.found.kinds])
     names = situation.found.node_names
     return (decided.decide(chain, pod, names, situation.view) for pod in pods)
 

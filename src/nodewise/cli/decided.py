@@ -58,11 +58,28 @@ class Outcome(NamedTuple):
 
 
 def decide(chain: Chain, pod: Any, names: list[str], view: View) -> Decided:
-    """As kube-scheduler asks: filter, then score what is left."""
+    """As kube-scheduler asks: filter, then score what is left. What a running pod holds does not stand in its way."""
+    node: str = pod.spec.nodeName
     filtered = chain.filter(pod, names, view, view.at)
+    if node in view.nodes:
+        alone = chain.preempt(pod, {node: frozenset({pod.metadata.uid})}, view, view.at)
+        filtered = _staying(filtered, node, alone)
     left = filtered.names[filtered.kept()].tolist()
     scored = chain.prioritize(pod, left, view, view.at)
-    return Decided(filtered, scored, [agent.name for agent in chain.agents], pod.spec.node_name)
+    return Decided(filtered, scored, [agent.name for agent in chain.agents], node)
+
+
+def _staying(filtered: Decision, node: str, alone: Decision) -> Decision:
+    """With the node that the pod is on passed by each agent that would pass it there if the pod were gone."""
+    lenient = {agent for agent, verdict in alone.verdicts if not verdict.codes[0]}
+    here = np.array([name == node for name in filtered.names], bool)
+    verdicts = tuple(
+        (agent, verdict._replace(codes=np.where(here, np.int16(0), verdict.codes)))
+        if agent in lenient
+        else (agent, verdict)
+        for agent, verdict in filtered.verdicts
+    )
+    return msgspec.structs.replace(filtered, verdicts=verdicts)
 
 
 def document(one: Decided, *, running: bool) -> dict[str, Any]:

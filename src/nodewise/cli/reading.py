@@ -1,6 +1,8 @@
 """What `decide` decides from, read once: from files, from a cluster, or from both; files win.
 
-Of a cluster it needs the rights to list nodes, pods and what agents watch, and to get metrics. Nothing is written.
+Of a cluster it needs the rights to list nodes, pods and what agents watch, and to get metrics. What is in nodewise's
+own namespace is not read: what pods hold stands in their annotations as well. Pods that are on a node are read where
+an agent that takes part needs them. Nothing is written.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ import click
 import msgspec
 
 from nodewise import agents, clock
-from nodewise.agent import AgentKind, ObjectKey, Want, Watched
+from nodewise.agent import AgentKind, Concerned, ObjectKey, Want, Watched
 from nodewise.cli import feeds
 from nodewise.cli.feeds import Ground
 from nodewise.cli.progress import Progress
@@ -35,14 +37,16 @@ from nodewise.metrics.source import Source
 from nodewise.observe.meters import Meters
 
 _LASTING: Final = "status.phase!=Succeeded,status.phase!=Failed"
+_WAITING: Final = f"spec.nodeName=,{_LASTING}"
+_BOUND: Final = f"spec.nodeName!=,{_LASTING}"
 
 
-class _Leaving(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    deletion_timestamp: str | None = None
+class _Leaving(msgspec.Struct, frozen=True, gc=False):
+    deletionTimestamp: str | None = None  # noqa: N815 - the API's name
 
 
-class _Place(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    node_name: str = ""
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    nodeName: str = ""  # noqa: N815 - the API's name
 
 
 class _Phase(msgspec.Struct, frozen=True, gc=False):
@@ -64,7 +68,9 @@ class Wish(NamedTuple):
     policies: Sequence[str]
     """Files whose objects win over all others, to try policies."""
     agents: Sequence[str]
-    """Their names; empty: those whose objects are there."""
+    """Their names; empty: those that have something to do."""
+    options: Mapping[str, Any]
+    """Of all agents that may take part, by name."""
     namespace: str
     """Of pods and of what agents watch; empty: all."""
     running: bool
@@ -91,41 +97,89 @@ class Read(NamedTuple):
         return [name for _, name in self.nodes]
 
 
+class _Sought(NamedTuple):
+    """A kind of objects, and which of them; files are not selected from."""
+
+    watched: Watched
+    namespace: str = ""
+    """Empty: all."""
+    fields: str = ""
+    """As a `fieldSelector`."""
+
+
+class _Sources(NamedTuple):
+    """Where objects come from; of two with one name the later one's counts."""
+
+    api: Api | None
+    given: Objects
+    tried: Objects
+
+
 async def read(wish: Wish, api: Api | None) -> Read:
     """Everything but the metrics of live sources. `BadInput` names what cannot be read in files."""
     kinds = [agents.load(name) for name in wish.agents or agents.names()]
     plain, tables = metric_files.split(wish.paths)
-    given, tried = files.read(plain), files.read(wish.policies)
-    wanted = _wanted(kinds)
-    listed = await _listed(api, wanted, wish) if api is not None else [{} for _ in wanted]
-    nodes, pods, *others = (
-        {**found, **_keyed(given, one), **_keyed(tried, one)}
-        for one, found in zip(wanted, listed, strict=True)
+    sources = _Sources(api, files.read(plain), files.read(wish.policies))
+    watched = [one for one in feeds.watched(kinds) if not (_is_of_pods(one) or one.own_namespace)]
+    nodes, pods, *others = await _read(
+        sources,
+        [
+            _Sought(Watched("nodes", NODES, feeds.node_type(kinds))),
+            _Sought(
+                Watched("pods", PODS, merge("Pod", PodPlace, *(kind.pod_fields for kind in kinds))),
+                wish.namespace,
+                _LASTING if wish.running else _WAITING,
+            ),
+            *(_Sought(one, wish.namespace) for one in watched),
+        ],
     )
-    objects = {one.name: found for one, found in zip(wanted[2:], others, strict=True)}
+    objects = {one.name: found for one, found in zip(watched, others, strict=True)}
     if not wish.agents:
-        kinds = [kind for kind in kinds if any(objects[one.name] for one in kind.watched)] or kinds
+        kinds = [kind for kind in kinds if _takes_part(kind, wish, objects, nodes, pods)]
+    booked = [one for one in feeds.watched(kinds) if _is_of_pods(one)]
+    bound = await _read(sources, [_Sought(one, fields=_BOUND) for one in booked])
+    objects |= {one.name: found for one, found in zip(booked, bound, strict=True)}
     known = clock.result(node_facts.read(nodes.values()))
-    return Read(kinds, nodes, pods, objects, metric_files.snapshot(given, tables, known))
+    return Read(kinds, nodes, pods, objects, metric_files.snapshot(sources.given, tables, known))
 
 
-def _wanted(kinds: Sequence[AgentKind]) -> list[Watched]:
-    """Nodes, pods, and what the agents watch, each once."""
-    pod_type = merge("Pod", PodPlace, *(kind.pod_fields for kind in kinds))
-    watched = {one.name: one for kind in kinds for one in kind.watched}
+def _is_of_pods(one: Watched) -> bool:
+    return one.resource == PODS
+
+
+def _takes_part(kind: AgentKind, wish: Wish, objects: Mapping[str, Keyed], nodes: Keyed, pods: Keyed) -> bool:
+    """Whether an agent has anything to do: an object of its own is there, or it says so itself."""
+    if any(objects.get(one.name) for one in kind.watched):
+        return True
+    if not isinstance(kind, Concerned):
+        return False
+    return kind.concerns(wish.options[kind.name], nodes.values(), pods.values())
+
+
+async def _read(sources: _Sources, sought: Sequence[_Sought]) -> list[Keyed]:
+    """Of each kind what is in the cluster and in files, by namespace and name."""
+    listed = await _listed(sources.api, sought) if sources.api else [{} for _ in sought]
     return [
-        Watched("nodes", NODES, feeds.node_type(kinds)),
-        Watched("pods", PODS, pod_type),
-        *watched.values(),
+        {**found, **_keyed(sources.given, one.watched), **_keyed(sources.tried, one.watched)}
+        for one, found in zip(sought, listed, strict=True)
     ]
 
 
 def _keyed(objects: Objects, one: Watched) -> Keyed:
     found: list[Any] = objects.of(one.resource, cast("type[Any]", one.type))
-    return {(item.metadata.namespace, item.metadata.name): item for item in found}
+    items = map(_identified, found) if _is_of_pods(one) else found
+    return {(item.metadata.namespace, item.metadata.name): item for item in feeds.kept(items, one)}
 
 
-async def _listed(api: Api, wanted: Sequence[Watched], wish: Wish) -> list[Keyed]:
+def _identified(item: Any) -> Any:
+    """With a uid, by which books are kept: who writes a pod into a file leaves it out."""
+    if item.metadata.uid:
+        return item
+    uid = f"{item.metadata.namespace}/{item.metadata.name}"
+    return msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, uid=uid))
+
+
+async def _listed(api: Api, sought: Sequence[_Sought]) -> list[Keyed]:
     """From the cluster, all kinds at once."""
     counts: dict[str, int] = {}
     with Progress() as progress:
@@ -134,20 +188,19 @@ async def _listed(api: Api, wanted: Sequence[Watched], wish: Wish) -> list[Keyed
             counts[name] = count
             progress.say("reading " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
 
-        listed = await asyncio.gather(*(_one(api, one, wish, partial(told, one.name)) for one in wanted))
-    for one, found in zip(wanted, listed, strict=True):
+        listed = await asyncio.gather(*(_one(api, one, partial(told, one.watched.name)) for one in sought))
+    for one, found in zip(sought, listed, strict=True):
         if found is None:
-            _say_unknown(one.resource)
+            _say_unknown(one.watched.resource)
     return [found or {} for found in listed]
 
 
-async def _one(api: Api, one: Watched, wish: Wish, told: Callable[[int], None]) -> Keyed | None:
+async def _one(api: Api, one: _Sought, told: Callable[[int], None]) -> Keyed | None:
     """All objects of a kind that count here; None where the cluster does not know the kind."""
-    namespace = wish.namespace if one.resource.namespaced else ""
-    selectors: dict[str, str] = {}
-    if one.resource is PODS:
-        selectors["fieldSelector"] = _LASTING if wish.running else f"spec.nodeName=,{_LASTING}"
-    target = Target[Any](one.resource, one.type, namespace, selectors)
+    watched = one.watched
+    namespace = one.namespace if watched.resource.namespaced else ""
+    selectors = dict(watched.selectors) | ({"fieldSelector": one.fields} if one.fields else {})
+    target = Target[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
     try:
         store = await listing.read(api, target, Meters(), told)
     except NotFound:

@@ -20,18 +20,24 @@
 | `state.py`, `changes.py` | nodes, pods and ledgers in, the slot of the View out |
 | `showing.py` | the books as `/state/gpu` shows them |
 | `agent.py` | answers a request, and plans a bind |
+| `descheduling.py` | which pods are told to go |
+| `sweeping.py` | what of a ledger is to be cleared away |
+| `checking.py` | whether the books are those of a fresh list |
+| `gauges.py` | the books as numbers for Prometheus |
+| `controller.py` | does all that, in the leader or in every replica |
 
 Takes over from GPU Aware Scheduling 0.5.6.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from nodewise.agent import LEDGER, Hands, LedgerLease, Resource, Watched
-from nodewise.agents.gpu import profile
+from nodewise.agents.gpu import cards, demand, profile
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.books import CARDS
 from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu.controller import GpuController
 from nodewise.agents.gpu.demand import BookedPod, GpuPod
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState
@@ -77,14 +83,20 @@ class GpuKind:
         ),
     )
 
+    def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
+        """Whether any node has cards, or any pod asks for one (`agent.Concerned`)."""
+        chosen = profile.load(options.gpu_profile)
+        asked = any(demand.is_concerned(pod, chosen) for pod in pods)
+        return asked or any(cards.read(node, chosen).cards for node in nodes)
+
     def state(self, options: GpuOptions, sync_period_s: float) -> GpuState:  # noqa: ARG002
         return GpuState(profile.load(options.gpu_profile))
 
     def agent(self, options: GpuOptions) -> GpuAgent:
         return GpuAgent(options, profile.load(options.gpu_profile))
 
-    def controller(self, options: GpuOptions, hands: Hands) -> None:
-        """What acts on the API server; None for an agent that only answers."""
+    def controller(self, options: GpuOptions, hands: Hands) -> GpuController:
+        return GpuController(options, profile.load(options.gpu_profile), hands)
 
 
 KIND: Final = GpuKind()

@@ -19,7 +19,8 @@
 Takes over from Telemetry Aware Scheduling 0.7.
 """
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import msgspec
 
@@ -61,6 +62,11 @@ class TelemetryKind:
     pod_fields = PodFields
     node_fields = NodeFields
     watched = (Watched(POLICIES, TASPOLICIES, PolicyObject),)
+
+    def concerns(self, options: TelemetryOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
+        """Whether any pod names a policy, be there one or not (`agent.Concerned`)."""
+        agent = TelemetryAgent()
+        return any(agent.question(pod) is not None for pod in pods)
 
     def state(self, options: TelemetryOptions, sync_period_s: float) -> TelemetryState:
         return TelemetryState(options, max_age_s(options, sync_period_s))
