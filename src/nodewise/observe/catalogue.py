@@ -16,7 +16,9 @@ class Event(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A Prometheus metric, without the prefix `nodewise_`. Labels have few values, never a pod's or a node's name."""
+    """A Prometheus metric, without the prefix `nodewise_`. Labels have few values: never a pod's name, and
+    nodes' names only as many as an option allows.
+    """
 
     kind: Kind
     help: str
@@ -79,6 +81,26 @@ EVENTS: Final[dict[str, Event]] = {
     "claims_left": Event(
         "warning",
         "Entries of pods that were not bound could not be taken out of the node's ledger; the leader does it soon.",
+    ),
+    "claim_dropped": Event(
+        "warning",
+        "A process wrote what a pod is to hold and ended before it bound the pod, or the pod went; the leader took the"
+        " entry out of the node's ledger. `why`: the pod is unbound, or unknown.",
+    ),
+    "ledger_deleted": Event(
+        "info", "A node is gone, and so is its ledger, in which nothing counted any more."
+    ),
+    "deschedule_label_failed": Event(
+        "warning", "A pod's label for the descheduler could not be written; it is tried again in 5 s."
+    ),
+    "books_differ": Event(
+        "error",
+        "What we hold of a node is not what a fresh list says, `what` tells where; all is listed and computed anew."
+        " Please report it. `nodes` is how many differ.",
+    ),
+    "books_unchecked": Event(
+        "warning",
+        "What we hold of cards could not be compared with a fresh list; the next time it is tried again.",
     ),
     "agent_failed": Event(
         "error", "A defect of an agent: the pods that it judges wait, others go on. Please report it."
@@ -147,6 +169,37 @@ METRICS: Final[dict[str, Metric]] = {
         "counter",
         "Writes of nodes' ledgers; a conflict means that another replica wrote first.",
         ("outcome",),
+    ),
+    "claims_dropped_total": Metric(
+        "counter",
+        "Entries taken out of ledgers by the leader: of a pod never bound, of one that nobody knows, or stale.",
+        ("why",),
+    ),
+    "deschedule_labels_total": Metric(
+        "counter", "Labels for the descheduler written to pods or removed; the leader's.", ("what",)
+    ),
+    "gpu_checks_total": Metric(
+        "counter",
+        "Comparisons of what we hold of cards with a fresh list: same, different, or undecided.",
+        ("outcome",),
+    ),
+    "gpu_nodes": Metric("gauge", "Nodes with cards."),
+    "gpu_cards": Metric("gauge", "Cards, by whether a pod may get them: usable or unusable.", ("state",)),
+    "gpu_pods": Metric("gauge", "Pods that hold cards."),
+    "gpu_held_share": Metric(
+        "gauge",
+        "How much of all cards' counting resource pods hold, 0 to 1; cards that are not usable included.",
+    ),
+    "gpu_nodes_with_problems": Metric(
+        "gauge", "Nodes of which something cannot be used as it stands; `GET /state/gpu` names it."
+    ),
+    "gpu_card_held_share": Metric(
+        "gauge",
+        "How much of a card's counting resource pods hold, 0 to 1. Only up to `--gpu-card-metrics` cards.",
+        ("node", "card"),
+    ),
+    "gpu_node_problems": Metric(
+        "gauge", "Problems of a node, likewise; only of nodes that have some.", ("node",)
     ),
     "view_generation": Metric("gauge", "How many times the view of the world was replaced."),
     "view_seconds": Metric("histogram", "Time to compute an agent's slot of the view.", ("agent",), _CALL_S),

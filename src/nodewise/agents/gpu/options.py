@@ -1,6 +1,6 @@
 """Settings of the gpu agent."""
 
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
@@ -45,6 +45,14 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     bind_errors: Literal["status", "field"] = "status"
     """How a bind is refused. `status`: with HTTP 404, as the older system did; kube-scheduler then shows the number
     and not the words. `field`: with HTTP 200 and the words in `Error`, which end up in the pod's event."""
+
+    gpu_check_period_s: Annotated[float, msgspec.Meta(ge=0)] = 300.0
+    """How often what we hold of nodes, pods and ledgers is compared with a fresh list. A difference is logged, counted,
+    and mended by beginning anew. 0: never."""
+
+    gpu_card_metrics: Annotated[int, msgspec.Meta(ge=0)] = 256
+    """Up to so many cards in the cluster, each has a gauge of its own; with more there are totals only. 1,000 of them
+    hold a scrape up for 7 ms, and requests meanwhile."""
 
     def __post_init__(self) -> None:
         """BadSettings if two of them say different things. First-fit, as the default, gives way."""

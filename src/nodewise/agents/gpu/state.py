@@ -133,11 +133,11 @@ class GpuState:
     def amended(self, slot: Slot, node: str, ledger: LedgerLease | None) -> Slot:
         """The slot with another ledger of one node (`agent.Amending`)."""
         before = slot.nodes.get(node)
-        holdings = _holdings(ledger)
-        if before is None or before.holdings == holdings:
+        text = holdings(ledger)
+        if before is None or before.holdings == text:
             return slot
         read = ledgers.read(ledger)
-        one = self._computed(node, before.cards, (holdings, read), before.bound, slot.pods)
+        one = self._computed(node, before.cards, (text, read), before.bound, slot.pods)
         row = slot.rows.get(node)
         layout = slot.layout if row is None else layouts.with_row(slot.layout, row, one.cards, one.books)
         return slot._replace(layout=layout, nodes={**slot.nodes, node: one})
@@ -167,7 +167,7 @@ class GpuState:
             if not self._claimed.get(pod):
                 self._claimed.pop(pod, None)
         if lease is not None:
-            self._holdings[node] = (_holdings(lease), ledgers.read(lease))
+            self._holdings[node] = (holdings(lease), ledgers.read(lease))
             for pod in _named(self._holdings[node]):
                 self._claimed.setdefault(pod, set()).add(node)
         self._dirty.add(node)
@@ -261,7 +261,8 @@ class GpuState:
 _NO_LEDGER: Final = ("", ledgers.EMPTY)
 
 
-def _holdings(ledger: LedgerLease | None) -> str:
+def holdings(ledger: LedgerLease | None) -> str:
+    """The text of a ledger's entries; empty where there is none."""
     return (ledger.metadata.annotations or {}).get(HOLDINGS, "") if ledger is not None else ""
 
 

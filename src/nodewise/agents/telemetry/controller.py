@@ -2,8 +2,6 @@
 it, and only in the leader. What is to be written is computed elsewhere (`labels`, `ownership`, `status`).
 """
 
-import asyncio
-from collections.abc import Awaitable, Iterable
 from itertools import takewhile
 from typing import Any, Final
 
@@ -20,14 +18,13 @@ from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicySlot, Slot
 from nodewise.agents.telemetry.status import Status
 from nodewise.clock import format_rfc3339
-from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
+from nodewise.errors import Conflict, Refused, Unavailable
 from nodewise.kube.api import NotFound
+from nodewise.kube.bulk import every
 from nodewise.kube.events import About
 from nodewise.kube.resources import NODES
 from nodewise.observe import logs
 
-_AT_ONCE: Final = 8
-"""Writes under way at once; their rate is the API client's business (`--kube-qps`)."""
 _STEP_S: Final = 2.0
 """Labels are written for so long with one View: with thousands of them the last would be minutes old otherwise."""
 _COUNTS_S: Final = 30.0
@@ -56,7 +53,7 @@ class TelemetryController:
         """Write labels, status and the advertised resource. One that fails, for want of a right, stops no other."""
         slot: Slot | None = view.slots.get("telemetry")
         if slot is not None:
-            await _all([self._write(view, slot), self._advertiser.step()])
+            await every([self._write(view, slot), self._advertiser.step()])
 
     async def _write(self, view: View, slot: Slot) -> None:
         """Labels, and then the status that tells who else owns one of them."""
@@ -103,7 +100,7 @@ class LabelWriter:
         Each node's failure is its own; the first one is raised at the end.
         """
         await self._doubt_changed()
-        await _all(self._read(node, frozenset(columns)) for node in sorted(self._doubted))
+        await every(self._read(node, frozenset(columns)) for node in sorted(self._doubted))
         wanted = labels.desired(columns, view.nodes, self._owned)
         self._forgive()
         allowed = {
@@ -113,7 +110,7 @@ class LabelWriter:
         self._leave(len(differing))
         until_s = self._hands.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._hands.clock.monotonic() < until_s, differing.items())
-        await _all(self._finish(node, given) for node, given in due)
+        await every(self._finish(node, given) for node, given in due)
 
     async def _finish(self, node: str, wanted: Labels) -> None:
         await self._write(node, wanted)
@@ -234,7 +231,7 @@ class StatusWriter:
         self._refused = {key: until_s for key, until_s in self._refused.items() if key in slot}
         suspended = sum(len(found.suspended) for found in slot.values())
         self._hands.meters.set("rules_suspended", suspended)
-        await _all(self._one(key, found, clashes.get(key, "")) for key, found in slot.items())
+        await every(self._one(key, found, clashes.get(key, "")) for key, found in slot.items())
 
     async def _one(self, key: ObjectKey, decided: PolicySlot, clash: str) -> None:
         given: PolicyObject | None = self._hands.objects[POLICIES].get(*key)
@@ -297,7 +294,7 @@ class Advertiser:
         if not self._name:
             return
         lacking = [node.metadata.name for node in self._hands.nodes.values() if self._lacks(node)]
-        await _all(self._give(name) for name in lacking)
+        await every(self._give(name) for name in lacking)
 
     def _lacks(self, node: Any) -> bool:
         there = _mapping(node.status.capacity).get(self._name)
@@ -330,29 +327,3 @@ def _denied_keys(error: Conflict) -> set[str]:
     """The label keys that a server-side apply was refused for."""
     start = ".metadata.labels."
     return {one.field.removeprefix(start) for one in error.problems if one.field.startswith(start)}
-
-
-async def _all(work: Iterable[Awaitable[None]]) -> None:
-    """Everything, a few at a time, each begun when its turn comes; the first error is raised when all is done.
-
-    An API server that answers nobody is left alone: when so many calls in a row had no answer as may be under way, no
-    more are begun.
-    """
-    pending = iter(work)
-    failed: list[NodewiseError] = []
-    unanswered = 0
-
-    async def one_after_another() -> None:
-        nonlocal unanswered
-        while unanswered < _AT_ONCE and (part := next(pending, None)) is not None:
-            try:
-                await part
-            except NodewiseError as error:
-                failed.append(error)
-                unanswered = unanswered + 1 if isinstance(error, Unavailable) else 0
-            else:
-                unanswered = 0
-
-    await asyncio.gather(*(one_after_another() for _ in range(_AT_ONCE)))
-    if failed:
-        raise failed[0]

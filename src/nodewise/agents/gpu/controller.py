@@ -1,0 +1,317 @@
+"""The gpu agent's hand on the API server. Only here does the agent touch it. What is to be done is computed elsewhere.
+
+In the leader: labels of pods that are to go (`descheduling`), entries of ledgers that nothing came of (`sweeping`). In
+every replica: whether its books are those of a fresh list (`checking`), and its gauges (`gauges`).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from nodewise import clock as clocks
+from nodewise.agent import Hands, LedgerLease, NodeIndex, View, World
+from nodewise.agents.gpu import checking, descheduling, gauges, sweeping
+from nodewise.agents.gpu.checking import Difference, Told
+from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.gauges import Gauge
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.profile import Profile
+from nodewise.agents.gpu.state import LEDGER_PREFIX, LEDGERS, PODS, GpuState, Slot, holdings
+from nodewise.agents.gpu.sweeping import Loose
+from nodewise.errors import Conflict, NodewiseError, Refused
+from nodewise.kube import resources
+from nodewise.kube.api import NotFound
+from nodewise.kube.bulk import every
+from nodewise.kube.store import Change, Store
+from nodewise.metrics.snapshot import Snapshot
+from nodewise.observe import logs
+
+NAME: Final = "gpu"
+NODES: Final = "nodes"
+_MANAGER: Final = {"fieldManager": "nodewise-gpu"}
+_AGAIN_S: Final = 5.0
+"""A label that the watch does not show yet is written again after this."""
+PATIENCE_S: Final = 6.0
+"""For so long an entry stands before it is asked about: longer than a bind may take (`--bind-timeout`). Where a bind
+takes longer nothing is lost: it begins again."""
+_REACH_S: Final = 150.0
+"""A quiet watch says every minute how far it is."""
+_LOOK_S: Final = 0.5
+_GAUGES_S: Final = 5.0
+_MOST_TOLD: Final = 10
+"""Differences that are logged each by itself."""
+
+
+class GpuController:
+    """Makes what the books say true in the API server, and the books those of the API server."""
+
+    def __init__(self, options: GpuOptions, profile: Profile, hands: Hands) -> None:
+        self._labels = PodLabels(hands)
+        self._sweeper = Sweeper(hands)
+        self._checker = Checker(options, profile, hands)
+        self._gauges = Gauges(options, profile, hands)
+
+    def begin(self) -> None:
+        """We lead from now on."""
+        self._labels.begin()
+        self._sweeper.begin()
+
+    async def step(self, view: View) -> None:
+        """Labels and ledgers. One that fails, for want of a right, stops no other."""
+        slot: Slot | None = view.slots.get(NAME)
+        if slot is not None:
+            await every([self._labels.step(slot), self._sweeper.step(slot)])
+
+    async def run(self) -> None:
+        """In every replica, for ever (`agent.Following`)."""
+        await asyncio.gather(self._checker.run(), self._gauges.run())
+
+
+class PodLabels:
+    """Keeps the label of pods that are to go as the slot wants it."""
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._written: dict[str, tuple[BookedPod, float]] = {}
+        """By pod uid: the pod for which a label was written or refused, until when that is enough."""
+
+    def begin(self) -> None:
+        self._written = {}
+
+    async def step(self, slot: Slot) -> None:
+        """Write what differs."""
+        now_s = self._hands.clock.monotonic()
+        self._written = {uid: one for uid, one in self._written.items() if one[1] > now_s}
+        found = await clocks.paced_result(descheduling.changes(slot))
+        await every(self._write(one) for one in found if not self._is_written(one.pod))
+
+    def _is_written(self, pod: BookedPod) -> bool:
+        known = self._written.get(pod.metadata.uid)
+        return known is not None and known[0] is pod
+
+    async def _write(self, change: descheduling.Change) -> None:
+        meta = change.pod.metadata
+        path = resources.PODS.path(meta.namespace, meta.name)
+        try:
+            await self._hands.api.patch(path, descheduling.patch(change), "merge", _MANAGER)
+        except NotFound:
+            pass
+        except (Conflict, Refused) as error:
+            # replaced by another pod meanwhile, or no right to write this one: the others matter no less
+            logs.emit("deschedule_label_failed", pod=f"{meta.namespace}/{meta.name}", error=str(error))
+        else:
+            self._hands.meters.count("deschedule_labels_total", what="set" if change.is_wanted else "removed")
+        self._written[meta.uid] = (change.pod, self._hands.clock.monotonic() + _AGAIN_S)
+
+
+class Sweeper:
+    """Clears ledgers of what nothing came of, once it has stood for a while."""
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._since: dict[Any, float] = {}
+
+    def begin(self) -> None:
+        self._since = {}
+
+    async def step(self, slot: Slot) -> None:
+        """Take out what has stood for long enough. Errors: the next step tries again."""
+        leases, nodes = self._hands.objects[LEDGERS].snapshot(), self._hands.nodes
+        names = {name for _, name in nodes.snapshot()}
+        loose = await clocks.paced_result(sweeping.loose(slot, leases))
+        gone = await clocks.paced_result(sweeping.abandoned(slot, leases, names)) if nodes.synced else []
+        now_s = self._hands.clock.monotonic()
+        standing: dict[Any, float] = {
+            one: self._since.get(one, now_s) for one in (*loose, *map(_version, gone))
+        }
+        self._since = standing
+
+        def due(one: Any) -> bool:
+            return now_s - standing[one] >= PATIENCE_S
+
+        stale: dict[str, dict[str, str]] = {}
+        whole = {one.metadata.name.removeprefix(LEDGER_PREFIX) for one in gone}
+        for one in loose:
+            if one.why == "stale" and due(one) and one.node not in whole:
+                stale.setdefault(one.node, {})[one.uid] = one.seen
+        work = [self._drop(one) for one in loose if one.why != "stale" and due(one)]
+        work += [self._prune(node, entries) for node, entries in stale.items()]
+        work += [self._delete(one) for one in gone if due(_version(one))]
+        await every(work)
+
+    async def _drop(self, one: Loose) -> None:
+        if self._hands.ledgers is None:
+            return
+        if await self._hands.ledgers.drop(one.node, one.pod, one.uid, one.seen):
+            self._hands.meters.count("claims_dropped_total", why=one.why)
+            logs.emit("claim_dropped", node=one.node, pod="/".join(one.pod), uid=one.uid, why=one.why)
+        else:
+            self._since.pop(one, None)  # it is on the node, as we shall hear
+
+    async def _prune(self, node: str, entries: Mapping[str, str]) -> None:
+        if self._hands.ledgers is not None:
+            await self._hands.ledgers.prune(node, entries)
+            self._hands.meters.count("claims_dropped_total", len(entries), why="stale")
+
+    async def _delete(self, lease: LedgerLease) -> None:
+        meta = lease.metadata
+        conditions = {"uid": meta.uid, "resourceVersion": meta.resourceVersion}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
+        try:
+            await self._hands.api.delete(resources.LEASES.path(meta.namespace, meta.name), options)
+        except (NotFound, Conflict):
+            return  # somebody was first, or wrote something that counts
+        logs.emit("ledger_deleted", node=meta.name.removeprefix(LEDGER_PREFIX))
+
+
+def _version(lease: LedgerLease) -> tuple[str, str]:
+    return lease.metadata.name, lease.metadata.resourceVersion
+
+
+class Checker:
+    """Compares what we answer from with a fresh list, now and then; begins anew where they differ."""
+
+    def __init__(self, options: GpuOptions, profile: Profile, hands: Hands) -> None:
+        self._period_s = options.gpu_check_period_s
+        self._profile = profile
+        self._hands = hands
+
+    async def run(self) -> None:
+        """Check, for ever. One that cannot be done is told, and the next one comes after as long a time."""
+        while self._period_s:
+            await self._hands.clock.sleep(self._period_s)
+            try:
+                await self.check()
+            except NodewiseError as error:
+                self._count("undecided")
+                logs.emit("books_unchecked", error=str(error))
+
+    async def check(self) -> None:
+        """Once. `NodewiseError`: the list cannot be had."""
+        found = await self._compared()
+        if found is None:
+            self._count("undecided")
+            return
+        self._count("different" if found else "same")
+        if found:
+            for one in found[:_MOST_TOLD]:
+                logs.emit("books_differ", node=one.node, what=one.what, nodes=len(found))
+            self._hands.anew.begin()
+
+    def _count(self, outcome: str) -> None:
+        self._hands.meters.count("gpu_checks_total", outcome=outcome)
+
+    async def _compared(self) -> list[Difference] | None:
+        """Where they differ; None: the watches do not say how far they are, or were begun anew meanwhile."""
+        stores: dict[str, Store[Any]] = {NODES: self._hands.nodes, **self._hands.objects}
+        listening = _Listening(stores)
+        try:
+            fresh = {name: await self._hands.anew.read(name) for name in (NODES, LEDGERS, PODS)}
+            if not await self._reached(stores, fresh):
+                return None
+            ours = await self._slot_after(self._hands.clock.now())
+            if ours is None or listening.is_void:
+                return None
+            computed = await self._computed(fresh)
+            return await clocks.paced_result(
+                checking.differences(ours, computed, listening.told, self._stored)
+            )
+        finally:
+            listening.end()
+
+    async def _reached(self, stores: Mapping[str, Store[Any]], fresh: Mapping[str, Store[Any]]) -> bool:
+        """Wait until the watches have told everything up to the lists' versions."""
+        versions = {name: one.resource_version for name, one in fresh.items()}
+        if not all(version.isdecimal() for version in versions.values()):
+            return False
+
+        def is_reached() -> bool:
+            known = {name: stores[name].resource_version for name in versions}
+            return all(
+                known[name].isdecimal() and int(known[name]) >= int(version)
+                for name, version in versions.items()
+            )
+
+        return await self._until(is_reached)
+
+    async def _slot_after(self, now: float) -> Slot | None:
+        """The slot of a View that was computed from what is known now."""
+        await self._until(lambda: self._hands.view().at >= now)
+        view = self._hands.view()
+        found: Slot | None = view.slots.get(NAME)
+        return found if view.at >= now else None
+
+    async def _until(self, is_so: Callable[[], bool]) -> bool:
+        clock = self._hands.clock
+        until_s = clock.monotonic() + _REACH_S
+        while not is_so() and clock.monotonic() < until_s:
+            await clock.sleep(_LOOK_S)
+        return is_so()
+
+    async def _computed(self, fresh: Mapping[str, Store[Any]]) -> Slot:
+        nodes = fresh[NODES].snapshot()
+        objects = {name: fresh[name].snapshot() for name in (PODS, LEDGERS)}
+        versions = {name: fresh[name].resource_version for name in objects}
+        index = NodeIndex(tuple(name for _, name in nodes))
+        world = World(index, objects, Snapshot(), self._hands.clock.now(), nodes, versions)
+        return await clocks.paced_result(GpuState(self._profile).slot(world))
+
+    def _stored(self, node: str) -> str:
+        return holdings(self._hands.objects[LEDGERS].get(self._hands.namespace, f"{LEDGER_PREFIX}{node}"))
+
+
+class _Listening:
+    """Notes what the watches tell."""
+
+    def __init__(self, stores: Mapping[str, Store[Any]]) -> None:
+        self.told = Told(set(), set())
+        self.is_void = False
+        """Whether a store was filled from a list of its own meanwhile."""
+        notes = {NODES: self.told.node, LEDGERS: self.told.ledger, PODS: self.told.pod}
+        self._ends = [stores[name].subscribe(self._noting(note)) for name, note in notes.items()]
+
+    def end(self) -> None:
+        for end in self._ends:
+            end()
+
+    def _noting(self, note: Callable[[Any], None]) -> Callable[[Change[Any]], None]:
+        def told(change: Change[Any]) -> None:
+            self.is_void = self.is_void or change.replaced
+            for item in (change.old, change.new):
+                if item is not None:
+                    note(item)
+
+        return told
+
+
+class Gauges:
+    """Keeps the gauges as the newest slot has them."""
+
+    def __init__(self, options: GpuOptions, profile: Profile, hands: Hands) -> None:
+        self._most = options.gpu_card_metrics
+        self._profile = profile
+        self._hands = hands
+        self._shown: Mapping[Gauge, float] = {}
+        self._of: Slot | None = None
+
+    async def run(self) -> None:
+        """Look now and then, for ever."""
+        while True:
+            slot = self._hands.view().slots.get(NAME)
+            if slot is not None and slot is not self._of:
+                self._of = slot
+                await self.show(slot)
+            await self._hands.clock.sleep(_GAUGES_S)
+
+    async def show(self, slot: Slot) -> None:
+        """Set what changed, and take away what is gone."""
+        found = {
+            **gauges.totals(slot, self._profile),
+            **gauges.details(slot, self._profile, self._most),
+        }
+        async for (name, labels), value in clocks.paced(found.items()):
+            if self._shown.get((name, labels)) != value:
+                self._hands.meters.set(name, value, **dict(labels))
+        async for name, labels in clocks.paced([one for one in self._shown if one not in found]):
+            self._hands.meters.forget(name, **dict(labels))
+        self._shown = found

@@ -1,0 +1,69 @@
+"""Which pods are told to go by a label, for the descheduler: those that hold a card or a tile that is to be left.
+
+The labels of telemetry policies say which cards and tiles these are (`marks`). A pod is told as soon as it is bound,
+whenever that is, and no longer told when no label asks for it or the pod has ended. Who holds what is known from the
+books, so it does not matter what a tenant writes into annotations of a pod that we have bound.
+"""
+
+from collections.abc import Generator, Mapping
+from typing import Any, Final, NamedTuple
+
+from nodewise.agents.gpu.books import Held
+from nodewise.agents.gpu.cards import NodeCards
+from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.state import Slot
+
+LABEL: Final = "gpu.aware.scheduling/deschedule-pod"
+VALUE: Final = "gpu"
+_STRIDE: Final = 256
+"""Pods that are looked at between two pauses."""
+
+
+class Change(NamedTuple):
+    """A pod whose label is not as it should be."""
+
+    pod: BookedPod
+    is_wanted: bool
+
+
+def changes(slot: Slot) -> Generator[None, None, list[Change]]:
+    """What is to be written. A label of that key with another value is somebody else's, unless the pod is to go."""
+    wanted = yield from _wanted(slot)
+    found = []
+    for number, pod in enumerate(slot.pods.by_key.values()):
+        labels, left = pod.metadata.labels, wanted.get(pod.metadata.uid)
+        goes = left is not None and left == pod.spec.nodeName
+        if (labels is not None and labels.deschedule == VALUE) != goes:
+            found.append(Change(pod, goes))
+        if number % _STRIDE == 0:
+            yield
+    return found
+
+
+def patch(change: Change) -> Mapping[str, Any]:
+    """A merge patch, which makes a map of labels where there is none. The uid keeps it from a pod made anew."""
+    labels = {LABEL: VALUE if change.is_wanted else None}
+    return {"metadata": {"uid": change.pod.metadata.uid, "labels": labels}}
+
+
+def _wanted(slot: Slot) -> Generator[None, None, Mapping[str, str]]:
+    """By the uid of each pod that is to go: the node that it is to leave."""
+    found: dict[str, str] = {}
+    for number, (name, node) in enumerate(slot.nodes.items()):
+        if node.cards.descheduled or node.cards.tiles_descheduled:
+            found.update((uid, name) for uid, held in node.books.held.items() if is_to_go(held, node.cards))
+        if number % _STRIDE == 0:
+            yield
+    return found
+
+
+def is_to_go(held: Held, cards: NodeCards) -> bool:
+    """Whether a pod holds a card or a tile whose pods are to go."""
+    if any(not cards.descheduled.isdisjoint(names) for names in held.cards):
+        return True
+    return any(
+        not held.tiles.get(card, _NONE).isdisjoint(off) for card, off in cards.tiles_descheduled.items()
+    )
+
+
+_NONE: Final[frozenset[int]] = frozenset()
