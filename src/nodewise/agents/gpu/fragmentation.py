@@ -27,6 +27,7 @@ MOST_CARDS: Final = 64
 _FEW: Final = 4
 _MOST_SCALES: Final = 16
 """Sets of resources that pods ask for, kept at once."""
+_MOST_CLASSES: Final = 1024
 _MOST_CELLS: Final = 1 << 20
 """Of the table; classes that come least often are left out of a workload that would need more."""
 
@@ -169,7 +170,7 @@ def _group(
 
 def _fewer(classes: Mapping[PodClass, float]) -> dict[PodClass, float]:
     """The classes that come most often, as many as the table has room for."""
-    ordered = sorted(classes, key=lambda one: -classes[one])
+    ordered = sorted(classes, key=lambda one: -classes[one])[:_MOST_CLASSES]
     while ordered and np.prod(np.array(_Grid(dict.fromkeys(ordered, 1.0)).shape, np.float64)) > _MOST_CELLS:
         ordered = ordered[: len(ordered) * 3 // 4]
     return {one: classes[one] for one in ordered}

@@ -1,0 +1,66 @@
+"""The measure of Weng et al., in numbers that can be reckoned by hand."""
+
+import numpy as np
+import pytest
+
+from nodewise.agents.gpu import fragmentation
+from nodewise.agents.gpu.amounts import Amounts
+from nodewise.agents.gpu.typical import PodClass
+from nodewise.agents.gpu.working import Working
+from tests.unit.agents.gpu.boards import COUNT, board, share
+
+
+def measured(classes, *nodes, cpu_milli=None, models=None):
+    """By node."""
+    known = fragmentation.tables(classes, (COUNT,))
+    working = Working(board(*nodes, models=models), np.arange(len(nodes)))
+    cpu = None if cpu_milli is None else np.array(cpu_milli)
+    hosts = fragmentation.hosts(known, cpu, len(nodes))
+    return fragmentation.fragmented(known, fragmentation.look(known, working), hosts).round(9).tolist()
+
+
+def test_of_no_workload_nothing_is_a_fragment() -> None:
+    assert measured({}, (1000, 300)) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "free", "wanted"),
+    [
+        pytest.param({share(500): 1}, (1000, 1000), 0.0, id="every card is of use"),
+        pytest.param({share(500): 1}, (1000, 300), 0.3, id="one card is too small"),
+        pytest.param({share(500): 1, share(200): 3}, (1000, 300), 0.075, id="for a quarter of the pods"),
+        pytest.param({share(1000, cards=2): 1}, (1000, 900, 1000), 0.9, id="two whole cards are of use"),
+        pytest.param({share(1000, cards=2): 1}, (1000, 900), 1.9, id="one whole card is of no use to a pair"),
+        pytest.param({share(1000, cards=4): 1, share(100): 1}, (1000, 1000), 1.0, id="to one of two classes"),
+        pytest.param({share(500): 1}, (), 0.0, id="no cards"),
+    ],
+)
+def test_a_fragment_is_what_a_class_cannot_use(classes, free, wanted) -> None:
+    assert measured(classes, free) == [wanted]
+
+
+def test_where_too_little_cpu_is_left_all_cards_are_a_fragment() -> None:
+    classes = {share(500, cpu_milli=8000): 1, share(500, cpu_milli=2000): 1}
+
+    assert measured(classes, *[(1000,)] * 3, cpu_milli=[8000, 7999, 0]) == [0.0, 0.5, 1.0]
+
+
+def test_where_nobody_knows_the_cpu_there_is_enough() -> None:
+    assert measured({share(500, cpu_milli=8000): 1}, (1000,)) == [0.0]
+
+
+def test_cards_of_another_model_are_a_fragment() -> None:
+    classes = {share(500, models=["A"]): 1, share(500, models=["A", "B"]): 1, share(500): 2}
+    models = {0: ["A"], 1: ["B"], 2: ["C"], 3: [""]}
+
+    assert measured(classes, *[(1000,)] * 4, models=models) == [0.0, 0.25, 0.5, 0.5]
+
+
+def test_classes_beyond_the_size_of_the_table_are_left_out() -> None:
+    many = {PodClass(1, Amounts({f"r{number}": number}), number): number for number in range(1, 100)}
+
+    known = fragmentation.tables(many)
+
+    assert 0 < known.single.size <= 1 << 20
+    assert "r99" in known.resources
+    assert "r1" not in known.resources

@@ -1,0 +1,107 @@
+"""Placements: which card first, and which node."""
+
+import numpy as np
+import pytest
+
+from nodewise.agents.gpu import fragmentation, score
+from nodewise.agents.gpu.demand import Demand
+from nodewise.agents.gpu.fit import fit
+from nodewise.agents.gpu.score import Means
+from tests.unit.agents.gpu.boards import COUNT, MILLI, board, demand, share
+
+TYPICAL = fragmentation.tables({share(500): 3, share(1000): 1}, (COUNT,))
+
+
+def means(placement, typical=TYPICAL, cpu_free=None):
+    return Means(placement, (COUNT,), (MILLI,), typical, cpu_free)
+
+
+def card(placement, free, wanted, **more):
+    """The position of the card of the only node that a pod gets."""
+    asked = demand(wanted)
+    fitted = fit(board(free), np.array([0]), asked, score.order(means(placement, **more), asked))
+    return fitted.cards(0)[0][0]
+
+
+def points(placement, nodes, asked, **more):
+    laid_out, rows = board(*nodes), np.arange(len(nodes))
+    going_by = means(placement, **more)
+    fitted = fit(laid_out, rows, asked, score.order(going_by, asked)) if asked.wants_cards else None
+    found = score.points(going_by, laid_out, rows, asked, fitted)
+    return None if found is None else found.tolist()
+
+
+@pytest.mark.parametrize(
+    ("placement", "free", "wanted", "position"),
+    [
+        pytest.param("first-fit", (900, 500, 700), 400, 0, id="the first"),
+        pytest.param("pack", (900, 500, 700), 400, 1, id="the fullest that fits"),
+        pytest.param("pack", (900, 300, 700), 400, 2, id="not one that is too full"),
+        pytest.param("spread", (700, 500, 900), 400, 2, id="the emptiest"),
+        pytest.param("balanced", (700, 500, 900), 400, 2, id="the least used"),
+        pytest.param("fragmentation", (1000, 600, 500), 500, 2, id="half a card stays whole nowhere else"),
+        pytest.param("fragmentation", (1000, 550, 700), 200, 2, id="one that is left of use to a half"),
+        pytest.param("pack", (1000, 550, 700), 200, 1, id="where pack takes the fullest"),
+    ],
+)
+def test_a_placement_takes(placement, free, wanted, position) -> None:
+    assert card(placement, free, wanted) == position
+
+
+def test_without_typical_pods_fragmentation_is_pack() -> None:
+    assert card("fragmentation", (1000, 550, 700), 200, typical=fragmentation.NOBODY) == 1
+
+
+def test_a_pods_own_placement_wins() -> None:
+    asked = demand(200)._replace(placement="spread")
+
+    assert points("pack", [(1000,), (300,)], asked) == [10, 9]
+
+
+@pytest.mark.parametrize(
+    ("placement", "wanted"),
+    [
+        pytest.param("first-fit", None, id="first-fit likes no node better"),
+        pytest.param("pack", [8, 9, 10, 0], id="pack likes the fullest"),
+        pytest.param("spread", [10, 9, 8, 0], id="spread the emptiest"),
+        pytest.param("balanced", [10, 9, 8, 0], id="balanced the least used"),
+    ],
+)
+def test_nodes_are_liked(placement, wanted) -> None:
+    assert points(placement, [(1000, 1000), (1000, 900), (500, 500), (100, 100)], demand(500)) == wanted
+
+
+def test_fragmentation_likes_the_node_that_it_spoils_least() -> None:
+    assert points("fragmentation", [(1000,), (900,), (500,), (100,)], demand(500)) == [9, 8, 10, 0]
+
+
+def test_among_equal_nodes_one_alone_is_the_best() -> None:
+    found = points("pack", [(1000,)] * 30, demand(500))
+
+    assert sorted(found, reverse=True)[:12] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+
+
+@pytest.mark.parametrize("placement", ["first-fit", "spread", "balanced"])
+def test_nodes_for_pods_without_cards_are_left_to_others(placement) -> None:
+    assert points(placement, [(1000,), (100,)], Demand(cpu_milli=4000)) is None
+
+
+def test_pack_puts_pods_without_cards_where_few_cards_are_free() -> None:
+    assert points("pack", [(1000,), (), (100,)], Demand(cpu_milli=4000)) == [8, 10, 9]
+
+
+def test_fragmentation_takes_cpu_where_free_cards_do_not_need_it() -> None:
+    typical = fragmentation.tables({share(500, cpu_milli=6000): 1}, (COUNT,))
+    cpu = np.array([8000, 16000, 5000, 0])
+
+    found = points("fragmentation", [(1000,)] * 3, Demand(cpu_milli=4000), typical=typical, cpu_free=cpu)
+
+    assert found[0] == min(found)
+
+
+def test_whether_a_pod_fits_does_not_depend_on_the_order_of_cards() -> None:
+    laid_out, asked = board((900, 500, 700), (100, 100)), demand(400, cards=2)
+    quick = fit(laid_out, np.array([0, 1]), asked, score.fitting(means("fragmentation"), asked))
+    whole = fit(laid_out, np.array([0, 1]), asked, score.order(means("fragmentation"), asked))
+
+    assert (quick.codes == 0).tolist() == (whole.codes == 0).tolist() == [True, False]

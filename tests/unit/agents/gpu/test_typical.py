@@ -1,0 +1,119 @@
+"""The pods that usually come: read, counted and kept."""
+
+import json
+
+import pytest
+
+from nodewise.agents.gpu import typical
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.profile import GENERIC
+from nodewise.errors import BadSettings
+from tests.unit.agents.gpu.boards import demand, share
+
+HALF = "{cpu: 3152m, nvidia.com/gpu: 1, nvidia.com/gpu-milli: 500}"
+WANTED = {share(500, cpu_milli=3152): 7, share(1000, cards=8, models=["A", "B"]): 2}
+
+
+def load(tmp_path, text, name="pods.yaml"):
+    path = tmp_path / name
+    path.write_text(text)
+    return typical.load(str(path), GENERIC, GpuOptions(gpu_profile="generic"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "pods.yaml",
+            (
+                f"- {{pods: 7, requests: {HALF}}}\n"
+                "- {pods: 2, requests: {nvidia.com/gpu: 8, nvidia.com/gpu-milli: 8000}, models: [A, B]}"
+            ),
+        ),
+        (
+            "pods.json",
+            (
+                '[{"pods": 7, "requests": {"cpu": "3152m", "nvidia.com/gpu": 1, "nvidia.com/gpu-milli": 500}},'
+                '{"pods": 2, "requests": {"nvidia.com/gpu": "8", "nvidia.com/gpu-milli": "8k"}, "models": ["B", "A"]}]'
+            ),
+        ),
+        (
+            "pods.csv",
+            "pods,cpu,models,nvidia.com/gpu,nvidia.com/gpu-milli\n7,3152m,,1,500\n2,,A|B,8,8000\n",
+        ),
+    ],
+)
+def test_a_file_is_read(tmp_path, name, text) -> None:
+    assert load(tmp_path, text, name) == WANTED
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1", "wanted a list"),
+        ("- 1", "entry 1: 1"),
+        ("- {pods: 0, requests: " + HALF + "}", "entry 1: pods: 0; wanted a whole number above 0"),
+        ("- {pod: 1, requests: " + HALF + "}", "entry 1: pod: an unknown field"),
+        ("- {requests: {cpu: 1}}", "entry 1: requests: ['cpu']; wanted some nvidia.com/gpu"),
+        ("- {requests: {nvidia.com/gpu: 1.5}}", "no whole number"),
+        ("- {requests: [1]}", "entry 1: requests"),
+        ("- {requests: " + HALF + ", models: A}", "entry 1: models: 'A'; wanted a list of names"),
+        ("- {requests: {nvidia.com/gpu: 1}}\n- 2\n- 3", "entry 3"),
+        ("- [", "a readable YAML, JSON or CSV file"),
+    ],
+)
+def test_a_wrong_file_is_told_by_entry_and_field(tmp_path, text, words) -> None:
+    with pytest.raises(BadSettings) as error:
+        load(tmp_path, text)
+
+    assert words in str(error.value)
+
+
+def test_only_the_last_seven_days_count() -> None:
+    one = share(500)
+    history = {}
+    for today in range(100, 110):
+        history = typical.seen(history, today, [one, one])
+
+    assert sorted(history) == list(range(103, 110))
+    assert typical.classes(history, 109) == {one: 14}
+    assert typical.classes(history, 112) == {one: 8}
+
+
+def test_a_history_survives_the_config_map() -> None:
+    history = {20000: WANTED, 20001: {share(100): 1}}
+
+    assert typical.decode(typical.encode(history)) == history
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[",
+        "{}",
+        "null",
+        '[{"pods": 0, "cards": 1, "per_card": {"a": 1}}]',
+        '[{"pods": 1, "cards": 0, "per_card": {"a": 1}}]',
+        '[{"pods": 1, "cards": 1, "per_card": {}}]',
+        '[{"pods": 1, "cards": 1, "per_card": {"a": -1}}]',
+        '[{"pods": 1, "cards": 1, "per_card": {"a": 99999999999999999999}}]',
+        "[" * 100_000,
+    ],
+)
+def test_garbage_in_the_config_map_is_left_out(text) -> None:
+    good = json.dumps([{"pods": 2, "cards": 1, "per_card": {"a": 3}}, 7])
+
+    found = typical.decode({"day-5": text, "day-6": good, "day-x": good, "other": good})
+
+    assert [sum(counts.values()) for counts in found.values()] == [2]
+
+
+def test_each_container_with_cards_is_a_class() -> None:
+    one = demand(500, cpu_milli=100)
+    both = one._replace(containers=(*one.containers, *demand(200, cards=2).containers))
+
+    assert list(typical.of(both)) == [
+        share(500, cpu_milli=100),
+        share(200, cards=2, cpu_milli=100),
+    ]
