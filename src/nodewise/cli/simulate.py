@@ -1,4 +1,4 @@
-"""`nodewise simulate`: what would have been. So far, recordings answered once more."""
+"""`nodewise simulate`: what would have been: recordings answered once more, and traces placed anew."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from nodewise import agents
 from nodewise.agent import AgentKind, ObjectKey
-from nodewise.cli import exits, replayed, settings
+from nodewise.cli import exits, replayed, settings, trace
 from nodewise.cli.replayed import Replayed
 from nodewise.errors import BadInput, Problem
 from nodewise.extender import tape
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @click.group()
 def command() -> None:
-    """What would have been: recordings answered once more."""
+    """What would have been: recordings answered once more, and traces placed anew."""
 
 
 def replay(file: str, policy: Sequence[str], output: str, limit: int, **given: Any) -> None:
@@ -155,6 +155,7 @@ def _parameters() -> list[click.Parameter]:
     return found
 
 
+command.add_command(trace.command)
 command.add_command(
     click.Command(
         "replay",

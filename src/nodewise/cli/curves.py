@@ -1,0 +1,81 @@
+"""Curves of what a placement allocates, as SVG. Needs matplotlib, which only this and the benchmarks use."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodewise.errors import BadSettings, Problem
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Curve = Mapping[int, float]
+"""Per cent of all cards allocated, by per cent asked for."""
+
+_STYLE: Final = {
+    "svg.hashsalt": "nodewise",  # the same names of elements each time
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "figure.facecolor": "white",
+}
+_FROM_PCT: Final = 80
+"""Below that every placement allocates what is asked for."""
+
+
+def check() -> None:
+    """BadSettings where nothing can be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BadSettings("--svg", [Problem("matplotlib", "not installed", "pip install nodewise[plots]")])
+
+
+def draw(ours: Mapping[str, Curve], published: Mapping[str, Curve], path: Path) -> None:
+    """Our curves, and beside them, dashed, published ones. `BadSettings` if the file cannot be written."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        axes = figure.subplots()
+        axes.set_title("GPUs that pods hold")
+        axes.set_xlabel("asked for so far, % of all GPUs")
+        axes.set_ylabel("allocated, % of all GPUs")
+        _lines(axes, ours, "-", "")
+        _lines(axes, published, ":", "published: ")
+        _clip(axes, [*ours.values(), *published.values()])
+        axes.legend(frameon=False, loc="lower right")
+        try:
+            figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+        except OSError as error:
+            problem = Problem(str(path), error.strerror or str(error), "a file that can be written")
+            raise BadSettings("--svg", [problem]) from error
+
+
+def _lines(axes: "Axes", curves: Mapping[str, Curve], style: str, prefix: str) -> None:
+    for number, (name, curve) in enumerate(curves.items()):
+        points = sorted(curve.items())
+        marker = "o" if prefix else ""
+        axes.plot(
+            [pct for pct, _ in points],
+            [allocated for _, allocated in points],
+            style,
+            color=f"C{number % 10}",
+            marker=marker,
+            markersize=3,
+            linewidth=1 if prefix else 2,
+            label=f"{prefix}{name}",
+        )
+
+
+def _clip(axes: "Axes", curves: "list[Curve]") -> None:
+    """Show where the curves differ, if they come that far."""
+    shown = [allocated for curve in curves for pct, allocated in curve.items() if pct >= _FROM_PCT]
+    if shown:
+        axes.set_xlim(_FROM_PCT, max(pct for curve in curves for pct in curve))
+        axes.set_ylim(min(shown) - 1, 100)
