@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nodewise.errors import BadSettings, Problem
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Curve = Mapping[int, float]
 """Per cent of all cards allocated, by per cent asked for."""
 
-_STYLE: Final = {
+_STYLE: Final[Any] = {
     "svg.hashsalt": "nodewise",  # the same names of elements each time
     "svg.fonttype": "none",
     "font.family": "sans-serif",

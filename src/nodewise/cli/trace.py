@@ -82,7 +82,9 @@ def command(form: str, **given: Any) -> None:  # noqa: ARG001 - there is one for
         curves.check()
     known = _published(asked.published, Path(asked.pods_file).stem) if asked.published else {}
     runs = _runs(asked, Trace(trace_files.nodes(asked.nodes_file), trace_files.pods(asked.pods_file)))
-    means = {name: trace.mean([one for one in runs if one.placement == name]) for name in asked.placements}
+    means: dict[str, Any] = {
+        name: trace.mean([one for one in runs if one.placement == name]) for name in asked.placements
+    }
     if asked.svg is not None:
         curves.draw({name: one["allocated_gpu_pct"] for name, one in means.items()}, known, Path(asked.svg))
     click.echo(_json(runs, means) if asked.output == "json" else _text(means, known))
