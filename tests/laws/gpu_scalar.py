@@ -49,11 +49,15 @@ class Node:
     def order(self) -> list[str]:
         names = list(self.cards.cards)
         if self.balanced:
-            return sorted(names, key=lambda card: self.used[card][self.balanced])
+            return sorted(names, key=self.load)
         if self.cards.preferred in names:
             at = names.index(self.cards.preferred)
             names[0], names[at] = names[at], names[0]
         return names
+
+    def load(self, card: str) -> int:
+        """What is used of what there is: amounts held of a resource that the card lacks are garbage."""
+        return self.used[card][self.balanced] if self.capacity(card, self.balanced) else 0
 
     def may_be_used(self, card: str) -> bool:
         demand = self.demand

@@ -99,7 +99,8 @@ class Choice(NamedTuple):
 
     def some(self, candidates: NDArray[np.intp]) -> "Choice":
         """Those of some candidates."""
-        return Choice(self.cards[:, candidates], None if self.tiles is None else self.tiles[:, candidates])
+        tiles = None if self.tiles is None else _gathered(self.tiles, candidates)
+        return Choice(_gathered(self.cards, candidates), tiles)
 
     def or_else(self, other: "Choice") -> "Choice":
         """The other one where this one does not find all."""
@@ -163,3 +164,11 @@ def _greatest(keys: Keys) -> Any:
     """No key comes after it."""
     dtype: Any = keys.dtype
     return np.inf if dtype.kind == "f" else np.iinfo(dtype).max
+
+
+def _gathered(values: Positions, candidates: NDArray[np.intp]) -> Positions:
+    """Line by line, which is several times as fast as all at once."""
+    gathered = np.empty((len(values), len(candidates)), np.int8)
+    for line, value in zip(gathered, values, strict=True):
+        np.take(value, candidates, out=line)
+    return gathered
