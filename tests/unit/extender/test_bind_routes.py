@@ -1,0 +1,86 @@
+"""The bind verb as kube-scheduler meets it: what is answered, and what is kept of it."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from nodewise.agent import NodeIndex, View
+from nodewise.clock import ManualClock
+from nodewise.errors import BadInput
+from nodewise.extender.answering import Answering
+from nodewise.extender.app import BindRoutes, Extender
+from nodewise.extender.binding import Outcome
+from nodewise.extender.decision import Decision, DecisionRing
+from nodewise.extender.wire import BindingArgs
+from nodewise.observe.meters import Meters
+from nodewise.serve.application import Request
+from tests.unit.extender.replicas import NoCard
+
+ASKED = {"PodName": "p", "PodNamespace": "d", "PodUID": "u", "Node": "n1"}
+REFUSED = Outcome("refused", "will not fit", reason=NoCard())
+
+
+class Bindings:
+    """Whatever is asked comes to one outcome."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.asked: list[BindingArgs] = []
+
+    async def bind(self, asked: BindingArgs) -> Outcome:
+        self.asked.append(asked)
+        return self.outcome
+
+
+class Binder:
+    name = "gpu"
+
+    def __init__(self, bind_errors: str) -> None:
+        self.bind_errors = bind_errors
+
+
+def play(outcome: Outcome, bind_errors: str = "status", body: Any = ASKED) -> tuple[int, Any, list[Decision]]:
+    """Status, body, and what is kept."""
+    ring = DecisionRing()
+    told: list[Decision] = []
+    view = View(NodeIndex(["n1"]), {}, 5.0, 7)
+    extender = Extender(Answering([], {}), lambda: view, ring, ManualClock(9.0), Meters())
+    extender.subscribe(told.append)
+    bindings: Any = Bindings(outcome)
+    binder: Any = Binder(bind_errors)
+    routes = BindRoutes(bindings, binder, extender).routes()
+    assert [route.path for route in routes] == ["/scheduler/bind", "/agents/gpu/bind"]
+    asked = Request("POST", "/scheduler/bind", {}, json.dumps(body).encode(), "application/json", "")
+    handler: Any = routes[0].handler
+    answer = asyncio.run(handler(asked))
+    assert bindings.asked == [BindingArgs("p", "d", "u", "n1")]
+    assert told == list(ring.about("d", "p"))
+    return answer.status, json.loads(answer.body), told
+
+
+def test_success_is_an_empty_error() -> None:
+    status, body, kept = play(Outcome("bound", told="main: card0"))
+    assert (status, body) == (200, {"Error": ""})
+    assert (kept[0].verb, kept[0].pod.uid, kept[0].names.tolist()) == ("bind", "u", ["n1"])
+    assert (kept[0].told, kept[0].verdicts, kept[0].generation) == ("main: card0", (), 7)
+
+
+@pytest.mark.parametrize(("bind_errors", "status"), [("status", 404), ("field", 200)])
+def test_a_refusal_is_told_as_it_is_asked_for(bind_errors: str, status: int) -> None:
+    found, body, kept = play(REFUSED, bind_errors)
+    assert (found, body) == (status, {"Error": "will not fit"})
+    assert kept[0].kept().tolist() == [False]
+    assert kept[0].verdicts[0][1].reasons[0].text() == "no card is free"
+
+
+def test_a_failure_is_nobodys_verdict() -> None:
+    _, body, kept = play(Outcome("failed", 'pod "p" not found'))
+    assert body == {"Error": 'pod "p" not found'}
+    assert (kept[0].verdicts, kept[0].told) == ((), 'pod "p" not found')
+
+
+def test_what_is_no_request_binds_nobody() -> None:
+    with pytest.raises(BadInput, match="PodName"):
+        play(REFUSED, body={})
