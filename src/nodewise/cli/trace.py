@@ -58,7 +58,7 @@ _TOLD_PCT: Final = (50, 80, 90, 100, 130)
     help="Runs of each placement, with seeds one after another.",
 )
 @click.option("--published", metavar="FILE", help="JSON with published results, to be shown beside.")
-@click.option("--svg", metavar="FILE", help="Draw what was allocated; needs matplotlib (nodewise[plots]).")
+@click.option("--svg", metavar="FILE", help="Draw what was allocated; needs matplotlib.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(form: str, **given: Any) -> None:  # noqa: ARG001 - there is one form
     """Place a published GPU trace with the gpu agent: its filter, scores, choice of cards and books.

@@ -3,7 +3,7 @@
 Here belongs what a simulated cluster is made of: nodes and pods as a scheduler reads them, the queue, the
 plugins, the extender's protocol from the caller's side, preemption, and the words of the outcome. What an
 extender answers does not belong here: the stand-in asks one, in the same process or far away, and imports none.
-Only `replay` runs the real chain itself, on what a real extender recorded. Nor belongs here what draws, measures
+Only `replay` runs the real chain itself, on what a real extender recorded, and `trace` the gpu agent. Nor belongs here what draws, measures
 or prints.
 
 The stand-in keeps the rules of kube-scheduler 1.36.3, and stands beside the real one: both pass the same
@@ -22,6 +22,7 @@ suite, `tests/cluster/test_scheduler_*.py`.
     queue      which pod is tried next, and when it is tried again
     cluster    all of it together, over time
     api        an API server in memory; `applying` is its server-side apply, `api_server` serves it over HTTP
+    trace      a published GPU trace, placed by the gpu agent; `trace_files` reads it
     replay     a recording answered once more; `differences` tells two answers apart
 
 What is modelled: the filter plugins NodeUnschedulable, TaintToleration, NodeAffinity and
