@@ -3,8 +3,8 @@
 Here belongs what a simulated cluster is made of: nodes and pods as a scheduler reads them, the queue, the
 plugins, the extender's protocol from the caller's side, preemption, and the words of the outcome. What an
 extender answers does not belong here: the stand-in asks one, in the same process or far away, and imports none.
-Only `replay` runs the real chain itself, on what a real extender recorded, and `trace` the gpu agent. Nor belongs here what draws, measures
-or prints.
+Only `replay` runs the real chain itself, on what a real extender recorded, and `trace` the gpu agent.
+Nor belongs here what draws, measures or prints.
 
 The stand-in keeps the rules of kube-scheduler 1.36.3, and stands beside the real one: both pass the same
 suite, `tests/cluster/test_scheduler_*.py`.
