@@ -18,7 +18,7 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.profile import Profile
 from nodewise.agents.gpu.state import LEDGER_PREFIX, LEDGERS, PODS, GpuState, Slot, holdings
 from nodewise.agents.gpu.sweeping import Loose
-from nodewise.errors import Conflict, NodewiseError, Refused
+from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
 from nodewise.kube import resources
 from nodewise.kube.api import NotFound
 from nodewise.kube.bulk import every
@@ -96,7 +96,7 @@ class PodLabels:
             await self._hands.api.patch(path, descheduling.patch(change), "merge", _MANAGER)
         except NotFound:
             pass
-        except (Conflict, Refused) as error:
+        except (BadInput, Conflict, Refused) as error:
             # replaced by another pod meanwhile, or no right to write this one: the others matter no less
             logs.emit("deschedule_label_failed", pod=f"{meta.namespace}/{meta.name}", error=str(error))
         else:

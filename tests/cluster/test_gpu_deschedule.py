@@ -1,0 +1,143 @@
+"""Pods that hold a card which is to be left carry the label for the descheduler, on a real API server.
+
+Labels of nodes, which are a telemetry policy's, are set by hand here.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodewise.agents.gpu.descheduling import LABEL
+from tests.cluster import descheduling, gpu, objects
+from tests.cluster.api import ApiError, Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import Served
+
+POLICY = Path(__file__).parent / "gpu-descheduler-policy.yaml"
+POLICIES = "telemetry.aware.scheduling.hot"
+OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "0", "controller": True}
+
+
+@pytest.fixture
+def nodes(corner: Sandbox) -> None:
+    labels = {f"{gpu.PREFIX}pci-groups": "0.1_2"}
+    for name in ("g1", "g2"):
+        made = gpu.node(name, cards=3, tiles=2)
+        made["metadata"]["labels"] |= labels
+        corner.nodes(made)
+
+
+@pytest.fixture
+def running(plane: ControlPlane, corner: Sandbox, nodes: None, tmp_path: Path) -> Iterator[Served]:
+    with gpu.extender(plane, tmp_path) as served:
+        served.wait_leading()
+        yield served
+
+
+def mark(corner: Sandbox, node: str, **labels: str | None) -> None:
+    """What a telemetry policy says of the node's cards."""
+    named = {f"{POLICIES}/gas-{name.replace('__', '-')}": value for name, value in labels.items()}
+    corner.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": named}})
+
+
+def put(
+    corner: Sandbox, name: str, cards: str, node: str = "g1", tiles: str = "", phase: str = "Running"
+) -> None:
+    """A pod of the older system, on a node already, without any label."""
+    made = gpu.pod(name, 1, **({"tiles": 1} if tiles else {}))
+    del made["metadata"]["labels"]
+    made["metadata"]["annotations"] = {gpu.CARDS: cards} | ({"gas-container-tiles": tiles} if tiles else {})
+    made["metadata"]["ownerReferences"] = [OWNER]
+    corner.pods(objects.running_on(node, made))
+    set_phase(corner, name, phase)
+
+
+def set_phase(corner: Sandbox, name: str, phase: str) -> None:
+    corner.api.patch(f"{path(corner, name)}/status", {"status": {"phase": phase}})
+
+
+def path(corner: Sandbox, name: str) -> str:
+    return f"/api/v1/namespaces/{corner.namespace}/pods/{name}"
+
+
+def told(corner: Sandbox) -> set[str]:
+    found: list[Object] = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"]
+    return {one["metadata"]["name"] for one in found if one["metadata"].get("labels", {}).get(LABEL) == "gpu"}
+
+
+def expect_told(corner: Sandbox, *names: str) -> None:
+    wait(f"these are told to go: {names}", lambda: told(corner) == set(names) or None)
+
+
+def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(corner: Sandbox, running: Served) -> None:
+    for name, card in (("a", "card0"), ("b", "card1"), ("c", "card2")):
+        put(corner, name, card)
+    put(corner, "other-node", "card0", "g2")
+    mark(corner, "g1", deschedule__pods__card0="true")
+    expect_told(corner, "a")
+    mark(corner, "g1", deschedule__pods__card0="PCI_GROUP")
+    expect_told(corner, "a", "b")
+    mark(corner, "g1", deschedule__pods__card0=None)
+    expect_told(corner)
+
+
+def test_pods_of_a_tile_are_told(corner: Sandbox, running: Served) -> None:
+    put(corner, "a", "card0", tiles="card0:gt0")
+    put(corner, "b", "card0", tiles="card0:gt1")
+    mark(corner, "g1", tile__deschedule__card0_gt1="true")
+    expect_told(corner, "b")
+
+
+def test_a_pod_that_comes_to_the_card_later_is_told_when_it_is_bound(
+    corner: Sandbox, running: Served
+) -> None:
+    mark(corner, "g1", deschedule__pods__card0="true")
+    put(corner, "late", "card0", phase="Pending")
+    expect_told(corner, "late")
+    put(corner, "later", "card0")
+    expect_told(corner, "late", "later")
+
+
+def test_a_label_that_a_tenant_takes_off_comes_back(corner: Sandbox, running: Served) -> None:
+    put(corner, "a", "card0")
+    mark(corner, "g1", deschedule__pods__card0="true")
+    expect_told(corner, "a")
+    corner.api.patch(path(corner, "a"), {"metadata": {"labels": {LABEL: None}}})
+    expect_told(corner, "a")
+
+
+@pytest.mark.usefixtures("nodes")
+def test_what_was_told_before_a_restart_is_taken_back(
+    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+) -> None:
+    put(corner, "a", "card0")
+    corner.api.patch(path(corner, "a"), {"metadata": {"labels": {LABEL: "gpu", "mine": "stays"}}})
+    with gpu.extender(plane, tmp_path):
+        expect_told(corner)
+    assert (corner.pod("a") or {})["metadata"]["labels"] == {"mine": "stays"}
+
+
+def test_a_pod_made_anew_under_the_name_is_not_touched(corner: Sandbox) -> None:
+    """The API server holds the patch to the uid in it."""
+    corner.nodes(gpu.node("g1"))
+    put(corner, "a", "card0")
+    with pytest.raises(ApiError) as refused:
+        corner.api.patch(path(corner, "a"), {"metadata": {"uid": "another", "labels": {LABEL: "gpu"}}})
+    assert refused.value.code in {409, 422}
+    assert told(corner) == set()
+
+
+def test_the_descheduler_evicts_who_is_told(
+    plane: ControlPlane, corner: Sandbox, running: Served, descheduler_program: Path
+) -> None:
+    put(corner, "stays", "card1")
+    put(corner, "goes", "card0")
+    assert descheduling.once(plane, descheduler_program, POLICY).evicted == 0
+    mark(corner, "g1", deschedule__pods__card0="true")
+    expect_told(corner, "goes")
+    # a pod has to be a second old
+    wait("one is evicted", lambda: descheduling.once(plane, descheduler_program, POLICY).evicted or None)
+    corner.expect_gone("goes")
+    assert corner.pod("stays")
