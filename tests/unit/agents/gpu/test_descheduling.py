@@ -1,0 +1,122 @@
+"""Which pods are told to go."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise import clock
+from nodewise.agents.gpu import descheduling
+from nodewise.agents.gpu.demand import BookedLabels, BookedPod
+from tests.unit.agents.gpu.facts import entry, lease, node, pod, slot, world
+
+TILED = "i915=1 t=1"
+HOT = "telemetry.aware.scheduling.hot/gas-"
+GROUPS = {"gpu.intel.com/pci-groups": "0.1"}
+
+
+def marked(numbers: str = "0.1.2", **marks: str) -> Any:
+    named = {
+        HOT + key.replace("_gt", "#").replace("__", "-").replace("#", "_gt"): text
+        for key, text in marks.items()
+    }
+    return node("i915=9 mc=3000 t=6", numbers, **GROUPS, **named)
+
+
+def labelled(one: BookedPod, value: str | None = "gpu") -> BookedPod:
+    metadata = msgspec.structs.replace(one.metadata, labels=BookedLabels(value))
+    return msgspec.structs.replace(one, metadata=metadata)
+
+
+def found(nodes: dict[str, Any], *pods: BookedPod, leases: Any = ()) -> dict[str, bool]:
+    changes = clock.result(descheduling.changes(slot(world(nodes, pods, leases))))
+    return {change.pod.metadata.name: change.is_wanted for change in changes}
+
+
+@pytest.mark.parametrize(
+    ("mark", "goes"),
+    [
+        ({"deschedule__pods__card0": "true"}, ["zero"]),
+        ({"deschedule__pods__card0": "PCI_GROUP"}, ["zero", "one"]),
+        ({"disable__card0": "true"}, []),
+        ({"deschedule__pods__card9": "true"}, []),
+        ({"deschedule__pods__xcard0": "true"}, []),
+    ],
+)
+def test_pods_of_a_card(mark: dict[str, str], goes: list[str]) -> None:
+    pods = [pod("zero", "n1", "card0"), pod("one", "n1", "card1"), pod("two", "n1", "card2")]
+    assert found({"n1": marked(**mark)}, *pods) == dict.fromkeys(goes, True)
+
+
+@pytest.mark.parametrize(
+    ("mark", "goes"),
+    [
+        ({"tile__deschedule__card0_gt1": "true"}, ["one"]),
+        ({"tile__disable__card0_gt1": "true"}, []),
+        ({"tile__deschedule__card1_gt1": "true"}, []),
+    ],
+)
+def test_pods_of_a_tile(mark: dict[str, str], goes: list[str]) -> None:
+    pods = [
+        pod(name, "n1", "card0", (TILED,), tiles=f"card0:gt{at}") for at, name in enumerate(("zero", "one"))
+    ]
+    assert found({"n1": marked(**mark)}, *pods) == dict.fromkeys(goes, True)
+
+
+CARD0 = {"n1": marked(deschedule__pods__card0="true")}
+
+
+def test_any_container_counts() -> None:
+    assert found(CARD0, pod("p", "n1", "card1|card2,card0", ("i915=1", "i915=2"))) == {"p": True}
+
+
+def test_a_pod_is_told_before_it_runs_and_not_when_it_has_ended() -> None:
+    pods = [
+        pod(phase.lower(), "n1", "card0", phase=phase)
+        for phase in ("Pending", "Running", "Succeeded", "Failed")
+    ]
+    assert found(CARD0, *pods) == {"pending": True, "running": True}
+
+
+def test_what_we_gave_counts_and_not_what_a_tenant_writes() -> None:
+    ledger = lease("n1", uid_liar=entry("liar", "card0"), uid_honest=entry("honest", "card1"))
+    pods = [pod("liar", "n1", "card1"), pod("honest", "n1", "card0")]
+    assert found(CARD0, *pods, leases=[ledger]) == {"liar": True}
+
+
+def test_a_pod_that_is_not_bound_yet_is_not_told() -> None:
+    assert found(CARD0, pod("p"), leases=[lease("n1", uid_p=entry("p", "card0"))]) == {}
+
+
+def test_a_label_that_is_right_is_left() -> None:
+    assert found(CARD0, labelled(pod("p", "n1", "card0")), pod("q", "n1", "card1")) == {}
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pod("p", "n1", "card1"),
+        pod("p", "n1", "card0", phase="Succeeded"),
+        pod("p", "gone", "card0"),
+        pod("p"),
+    ],
+    ids=["of another card", "ended", "on a node that is gone", "on no node"],
+)
+def test_a_label_that_nobody_wants_goes(one: BookedPod) -> None:
+    assert found(CARD0, labelled(one)) == {"p": False}
+
+
+def test_another_value_is_somebody_elses_until_the_pod_is_to_go() -> None:
+    pods = [labelled(pod("p", "n1", "card1"), "mine"), labelled(pod("q", "n1", "card0"), "mine")]
+    assert found(CARD0, *pods) == {"q": True}
+
+
+def test_tiles_of_a_strange_name_hurt_nobody() -> None:
+    assert found(CARD0, pod("p", "n1", "x", (TILED,), tiles="x:gt0")) == {}
+
+
+def test_the_patch_is_for_this_very_pod() -> None:
+    told = descheduling.patch(descheduling.Change(pod("p"), is_wanted=True))
+    assert told == {"metadata": {"uid": "uid-p", "labels": {descheduling.LABEL: "gpu"}}}
+    taken = descheduling.patch(descheduling.Change(pod("p"), is_wanted=False))
+    assert taken["metadata"]["labels"] == {descheduling.LABEL: None}
