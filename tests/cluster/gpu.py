@@ -64,9 +64,9 @@ def cards_of(pod: Object) -> list[str]:
     return [card for part in text.split("|") for card in part.split(",") if card]
 
 
-def ledger(corner: Sandbox, node: str) -> Mapping[str, Any]:
+def ledger(corner: Sandbox, node: str, namespace: str = OWN_NAMESPACE) -> Mapping[str, Any]:
     """The entries of a node's ledger, by pod uid; none where there is none."""
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases/gpu-{node}"
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/gpu-{node}"
     found = corner.api.find(path) or {"metadata": {}}
     entries: Mapping[str, Any] = json.loads(
         found["metadata"].get("annotations", {}).get("nodewise.io/holdings", "{}")

@@ -1,0 +1,132 @@
+"""The rights of the gpu agent that ship are those that a run with everything needed: the audit log tells."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx2
+import pytest
+
+from tests.cluster import controlplane, gpu, processes, rights, sandbox, served
+from tests.cluster.api import Object
+from tests.cluster.audit import AuditLog, Request
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import Papers, Served
+from tests.cluster.shipping import ACCOUNT, HOST, NAMESPACE
+
+NODES = ("g1", "g2")
+EMPTIED = "telemetry.aware.scheduling.p/gas-deschedule-pods-card0"
+MARK = "gpu.aware.scheduling/deschedule-pod"
+
+
+class Run(NamedTuple):
+    """Two replicas, two namespaces, two nodes: no right is for one only."""
+
+    plane: ControlPlane
+    log: AuditLog
+    corners: Sequence[Sandbox]
+    replicas: Sequence[Served]
+    papers: Papers
+
+    def requests(self) -> list[Request]:
+        return self.log.requests(ACCOUNT)
+
+    def bind(self, replica: Served, corner: Sandbox, name: str, node: str) -> str:
+        """As kube-scheduler does; the error, empty for success."""
+        uid = (corner.pod(name) or {})["metadata"]["uid"]
+        asked = {"PodName": name, "PodNamespace": corner.namespace, "PodUID": uid, "Node": node}
+        context = self.papers.authority.client_context(self.papers.client)
+        with httpx2.Client(verify=context, trust_env=False, timeout=30) as client:
+            return str(client.post(f"{replica.url}/scheduler/bind", json=asked).json()["Error"])
+
+    def binds_at_once(self) -> None:
+        """Both replicas write the ledger of each node, until one of them was too late and looks again."""
+        for number in range(50):
+            if any(
+                (one.verb, one.resource) == ("get", "leases") and "gpu-" in one.name
+                for one in self.requests()
+            ):
+                return
+            names = [f"p-{number}-{count}" for count in range(4)]
+            for corner in self.corners:
+                corner.pods(*map(gpu.pod, names))
+            places = [(corner, name) for corner in self.corners for name in names]
+            with ThreadPoolExecutor(len(places)) as pool:
+                asked = [
+                    pool.submit(self.bind, self.replicas[at % 2], corner, name, NODES[at // 2 % 2])
+                    for at, (corner, name) in enumerate(places)
+                ]
+            assert {one.result() for one in asked} == {""}
+        raise AssertionError("no replica ever was too late")
+
+    def binds_that_fail(self) -> None:
+        """Of pods that are being deleted: their entries go again, once the pods were changed."""
+        for corner, node in zip(self.corners, NODES, strict=True):
+            self._bind_of_a_leaving_pod(corner, node, f"leaving-{node}")
+
+    def _bind_of_a_leaving_pod(self, corner: Sandbox, node: str, name: str) -> None:
+        leaving = gpu.pod(name)
+        leaving["metadata"]["finalizers"] = ["nodewise.io/test"]
+        corner.pods(leaving)
+        corner.api.delete(self._path(corner, name))
+        assert "being deleted" in self.bind(self.replicas[0], corner, name, node)
+        uid = (corner.pod(name) or {})["metadata"]["uid"]
+        wait("its entry is gone", lambda: uid not in gpu.ledger(corner, node, NAMESPACE) or None)
+        corner.api.patch(self._path(corner, name), {"metadata": {"finalizers": None}})
+
+    def cards_are_emptied(self) -> None:
+        for node in NODES:
+            self.plane.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {EMPTIED: "true"}}})
+        wait("pods are marked", lambda: all(map(self._is_marked, self.corners)) or None)
+
+    def nodes_go(self) -> None:
+        for corner in self.corners:
+            corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods")
+        for node in NODES:
+            self.plane.api.delete(f"/api/v1/nodes/{node}")
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpu-"
+        wait("ledgers are gone", lambda: not any(self.plane.api.find(path + node) for node in NODES) or None)
+
+    def _is_marked(self, corner: Sandbox) -> bool:
+        pods: list[Object] = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"]
+        return any(MARK in pod["metadata"].get("labels", {}) for pod in pods)
+
+    def _path(self, corner: Sandbox, name: str) -> str:
+        return f"/api/v1/namespaces/{corner.namespace}/pods/{name}"
+
+
+@pytest.fixture
+def run(control_plane_programs: Path, tmp_path: Path) -> Iterator[Run]:
+    log = AuditLog(tmp_path)
+    with controlplane.running(control_plane_programs, tmp_path, log.flags) as plane:
+        served.define(plane.api)
+        for name in ("rbac.yaml", "gpu.yaml"):
+            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+        account = plane.service_account("nodewise", NAMESPACE)
+        papers = Papers(tmp_path, HOST, processes.own_address())
+        given = [*served.arguments(account, papers), f"--namespace={NAMESPACE}", "--agents=gpu", *gpu.FAST]
+        with sandbox.sandbox(plane) as first, sandbox.sandbox(plane) as second:
+            first.nodes(*(gpu.node(name, 8, shares=100) for name in NODES))
+            with (
+                served.started(tmp_path, given, papers) as one,
+                served.started(tmp_path, given, papers) as other,
+            ):
+                made = Run(plane, log, (first, second), (one, other), papers)
+                wait("both are ready", lambda: (one.is_ready() and other.is_ready()) or None)
+                yield made
+
+
+def test_the_rights_that_ship_are_those_that_were_needed(run: Run) -> None:
+    run.binds_that_fail()
+    run.binds_at_once()
+    run.cards_are_emptied()
+    run.nodes_go()
+    requests = [one for one in run.requests() if one.resource]
+    assert [one for one in requests if one.code in {401, 403}] == []
+    needed = rights.needed(requests)
+    shipped = rights.granted(served.manifest("gpu.yaml"))
+    assert shipped <= needed, shipped - needed
+    beyond = needed - shipped - rights.granted(served.manifest("rbac.yaml"))
+    assert beyond == set()
