@@ -1,21 +1,26 @@
-"""Real processes on a real API server for the tables of this folder, and the ways to ask them.
+"""Processes for the tables of this folder, the API server that they see, and the ways to ask them.
 
-All rows are laid into one cluster: a request names its candidates, so the nodes of other rows do not matter.
+All rows are laid into one cluster: a request names its candidates, so the nodes of other rows do not matter. The API
+server is a real one or that in memory; both are asked alike.
 """
 
 import contextlib
 import json
 import ssl
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, NamedTuple
 
 import httpx2
 
-from tests.cluster import served
-from tests.cluster.api import Object, path_of
+from nodewise.simulate import api_server
+from nodewise.simulate.api import FakeApi
+from tests.cluster import gpu, sandbox, served
+from tests.cluster.api import Api, Object, path_of
 from tests.cluster.certificates import Authority
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import wait
 from tests.cluster.served import Papers, Served
 from tests.conformance.gas import between, notation
 from tests.conformance.gas.between import PODS
@@ -25,27 +30,33 @@ BELONGS: Final = "conformance"
 """The label of our nodes."""
 NOBODYS_SCHEDULER: Final = "conformance"
 """No scheduler places our pods but the test."""
+NODES: Final = "/api/v1/nodes"
 LEDGERS: Final = f"/apis/coordination.k8s.io/v1/namespaces/{served.OWN_NAMESPACE}/leases"
-COMMON: Final = ("--agents=gpu", "--kube-qps=200", "--kube-burst=400")
 FLAGS: Final[dict[str, str]] = {"allow": "--enableAllowlist", "deny": "--enableDenylist"}
-
-
 BEACON: Final = "beacon"
+SIGNAL: Final = "signal"
+TOLD: Final = "gpu.aware.scheduling/deschedule-pod"
 PATIENCE_S: Final = 60.0
 """With the process and the beacon; no limit on speed."""
 
-S = TypeVar("S", bound="Stage")
+
+class Ground(NamedTuple):
+    """An API server and the part of it that is ours."""
+
+    api: Api
+    namespace: str
+    """Of our pods."""
+    kubeconfig: Path
+    """The processes'."""
 
 
 class Stage:
     """Makes nodes and pods, and starts one process for each set of flags, when it is asked for."""
 
-    def __init__(self, corner: Sandbox, folder: Path) -> None:
-        self.corner, self.api = corner, corner.api
+    def __init__(self, ground: Ground, folder: Path) -> None:
+        self.api, self.namespace, self._kubeconfig = ground
         self._folder = folder
-        self._common = COMMON
         self._papers = Papers(folder)
-        self._user = served.user(corner.plane)
         self._running: dict[Flags, Served] = {}
         self._open = contextlib.ExitStack()
         context = self._papers.authority.client_context(self._papers.client)
@@ -53,18 +64,32 @@ class Stage:
 
     def close(self) -> None:
         self._open.close()
-        for path, selector in (("/api/v1/nodes", BELONGS), (LEDGERS, "nodewise.io/ledger=gpu")):
-            self.api.request("DELETE", path, params={"labelSelector": selector})
 
     def extender(self, flags: Flags = "") -> Served:
         """The process with these flags."""
         if flags not in self._running:
-            more = [*self._common, *_arguments(flags)]
-            started = served.extender(
-                self.corner.plane, self._folder, *more, papers=self._papers, by=self._user
-            )
-            self._running[flags] = self._open.enter_context(started)
+            started = served.started(self._folder, self._arguments(flags), self._papers)
+            running = self._open.enter_context(started)
+            running.process.wait_ready(running.is_ready)
+            self._running[flags] = running
         return self._running[flags]
+
+    def _arguments(self, flags: Flags) -> list[str]:
+        papers = self._papers
+        return [
+            f"--kubeconfig={self._kubeconfig}",
+            f"--namespace={served.OWN_NAMESPACE}",
+            "--address=127.0.0.1",
+            "--port=0",
+            "--health-port=0",
+            f"--cert={papers.server.cert}",
+            f"--key={papers.server.key}",
+            f"--client-ca={papers.authority.ca_file}",
+            "--agents=gpu",
+            "--kube-qps=200",
+            "--kube-burst=400",
+            *_old_flags(flags),
+        ]
 
     def node(self, name: str, text: str, driver: str = "i915") -> None:
         made = notation.node(name, text, driver)
@@ -76,7 +101,7 @@ class Stage:
     ) -> Object:
         """Makes a pod, on a node if one is named; as the API server has it."""
         made = notation.pod(name, text, annotations, driver)
-        made["metadata"]["namespace"] = self.corner.namespace
+        made["metadata"]["namespace"] = self.namespace
         made["spec"] |= {"schedulerName": NOBODYS_SCHEDULER} | ({"nodeName": node} if node else {})
         return self.api.create(made)
 
@@ -85,7 +110,7 @@ class Stage:
 
     def find(self, name: str) -> Object:
         """A pod as it is now."""
-        return self.api.get(f"/api/v1/namespaces/{self.corner.namespace}/pods/{name}")
+        return self.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
 
     def lay(self, cases: Sequence[Case]) -> None:
         """The nodes of all cases, and the pods that run there already."""
@@ -99,20 +124,21 @@ class Stage:
                 self.set_phase(pod, "Running")
 
     def filter(self, served: Served, pod: Object, names: Sequence[str]) -> httpx2.Response:
-        return self._http.post(
-            f"{served.url}/scheduler/filter", json={"Pod": pod, "Nodes": None, "NodeNames": names}
-        )
+        asked = {"Pod": pod, "Nodes": None, "NodeNames": names}
+        return self._http.post(f"{served.url}/scheduler/filter", json=asked)
 
     def bind(self, served: Served, name: str, uid: str, node: str) -> httpx2.Response:
-        asked = {"PodName": name, "PodNamespace": self.corner.namespace, "PodUID": uid, "Node": node}
+        asked = {"PodName": name, "PodNamespace": self.namespace, "PodUID": uid, "Node": node}
         return self._http.post(f"{served.url}/scheduler/bind", json=asked)
 
     def books(self, served: Served, node: str) -> Books:
         """What is held on a node, by card and resource."""
-        raise NotImplementedError
+        answer = httpx2.get(f"{served.health}/state/gpu", params={"node": node}).raise_for_status()
+        cards = answer.json()["nodes"].get(node, {"cards": {}})["cards"]
+        return {name: card["held"] for name, card in cards.items() if card["held"]}
 
     def call(self, row: HttpRow, node: str) -> httpx2.Response:
-        """The request of a row; `n1` in its body is the node. A handshake that fails is an httpx2.TransportError."""
+        """The request of a row; `n1` in its body is the node. httpx2.TransportError: the handshake failed."""
         content = row.body.replace("n1", node).encode()
         headers = {} if row.content_type is None else {"Content-Type": row.content_type}
         url = f"{self.extender().url}{row.path}"
@@ -133,7 +159,7 @@ def _client(context: ssl.SSLContext) -> httpx2.Client:
     return httpx2.Client(verify=context, timeout=30, trust_env=False)
 
 
-def _arguments(flags: Flags) -> list[str]:
+def _old_flags(flags: Flags) -> list[str]:
     words = flags.split()
     if words[:1] == ["balanced"]:
         return [f"--balancedResource={words[1]}"]
@@ -143,24 +169,35 @@ def _arguments(flags: Flags) -> list[str]:
 class Troubled(Stage):
     """A stage whose process reaches the API server through `trouble`, and sees what a beacon says."""
 
-    def __init__(self, corner: Sandbox, folder: Path) -> None:
-        super().__init__(corner, folder)
-        context = corner.plane.authority.client_context(self._user.pair)
-        serving = between.serving(corner.plane.url, context)
-        self.trouble, address = self._open.enter_context(serving)
-        self._common = (*COMMON, f"--kubeconfig={_kubeconfig(folder, address)}")
-        self._lit = 0
+    def __init__(self, ground: Ground, folder: Path, plane: ControlPlane) -> None:
+        super().__init__(ground, folder)
+        context = plane.authority.client_context(gpu.user(plane).pair)
+        self.trouble, address = self._open.enter_context(between.serving(plane.url, context))
+        self._kubeconfig = _kubeconfig(folder, address)
+        self._lit: Counter[str] = Counter()
 
     def light(self) -> None:
-        """Make the beacon, before the process starts."""
+        """Make the beacons, before the process starts."""
         self.node(BEACON, "gn=0; i915=1000")
+        self.node(SIGNAL, "gn=0 D:gas-deschedule-pods-card0; i915=1000")
 
     def settle(self) -> None:
         """Wait until the process knows all that happened to pods so far: they come by one watch, in order."""
-        self._lit += 1
-        self.pod(f"{BEACON}-{self._lit}", "[i915=1]", node=BEACON, **{notation.CARDS: "card0"})
-        wanted = full({"card0": {"i915": self._lit}})
+        self._light(BEACON)
+        wanted = full({"card0": {"i915": self._lit[BEACON]}})
         wait("the beacon", lambda: self.books(self.extender(), BEACON) == wanted or None, PATIENCE_S)
+
+    def settle_told(self) -> None:
+        """Wait until the leader has begun to tell pods whatever it knows of so far."""
+        name = self._light(SIGNAL)
+        wait("the signal", lambda: is_told(self.find(name)) or None, PATIENCE_S)
+
+    def _light(self, node: str) -> str:
+        """One more pod on a beacon; its name."""
+        self._lit[node] += 1
+        name = f"{node}-{self._lit[node]}"
+        self.pod(name, "[i915=1]", node=node, **{notation.CARDS: "card0"})
+        return name
 
     @contextlib.contextmanager
     def blind(self) -> Iterator[None]:
@@ -185,6 +222,11 @@ def _kubeconfig(folder: Path, address: str) -> Path:
     return file
 
 
+def is_told(pod: Object) -> bool:
+    """Whether a pod is labelled to go."""
+    return bool(pod["metadata"].get("labels", {}).get(TOLD) == "gpu")
+
+
 def full(books: Books, driver: str = "i915") -> Books:
     """Books with the whole names of resources."""
     return {
@@ -193,21 +235,17 @@ def full(books: Books, driver: str = "i915") -> Books:
     }
 
 
-def named(answer: Any, node: str) -> Any:
-    """An answer of the table about a node."""
-    return json.loads(json.dumps(answer).replace('"n1"', f'"{node}"'))
+@contextlib.contextmanager
+def on(plane: ControlPlane) -> Iterator[Ground]:
+    """A real API server. Nothing of ours is left there afterwards."""
+    with sandbox.sandbox(plane) as corner:
+        yield Ground(plane.api, corner.namespace, gpu.user(plane).kubeconfig)
+        for path, selector in ((NODES, BELONGS), (LEDGERS, "nodewise.io/ledger=gpu")):
+            plane.api.request("DELETE", path, params={"labelSelector": selector})
 
 
 @contextlib.contextmanager
-def opened(kind: type[S], corner: Sandbox, folder: Path) -> Iterator[S]:
-    """A stage of which nothing is left afterwards."""
-    made = kind(corner, folder)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def fields(answer: httpx2.Response) -> list[str]:
-    """The fields that a refusal names."""
-    return [problem["field"] for problem in answer.json()["problems"]]
+def in_memory(folder: Path) -> Iterator[Ground]:
+    """The API server in memory."""
+    with api_server.serving(FakeApi()) as server, Api(server.url, ssl.create_default_context()) as api:
+        yield Ground(api, "default", server.kubeconfig(folder))

@@ -8,7 +8,6 @@ from tests.conformance.gas import notation, stage
 from tests.conformance.gas.rows import Bind, Step, Story
 from tests.conformance.gas.stage import Troubled
 
-TOLD: Final = "gpu.aware.scheduling/deschedule-pod"
 DEADLINE_S: Final = 30.0
 """No limit on speed."""
 SOMEBODYS: Final = "example.com/team"
@@ -30,7 +29,7 @@ class Telling:
         for name in self.story.labelled:
             self._patch(name, {"labels": {SOMEBODYS: "blue"}})
         for name in self.story.already:
-            self._patch(name, {"labels": {TOLD: "gpu"}})
+            self._patch(name, {"labels": {stage.TOLD: "gpu"}})
 
     def tell(self) -> None:
         """Every step. AssertionError where something is not so."""
@@ -100,8 +99,14 @@ class Telling:
             assert annotations.get(notation.CARDS) == cards
             assert (notation.TILES in annotations) == (cards is not None and "|" in cards)
         if step.told is not None:
-            wanted_told = sorted(step.told)
-            wait("who is told", lambda: self._told() == wanted_told or None, DEADLINE_S, self._told)
+            self._check_told(sorted(step.told))
+
+    def _check_told(self, wanted: list[str]) -> None:
+        """Soon, and still when the leader has told all that it knew then; it takes its steps one after another."""
+        self._stage.settle_told()
+        wait("who is told", lambda: self._told() == wanted or None, DEADLINE_S, self._told)
+        self._stage.settle_told()
+        assert self._told() == wanted
 
     def _books(self) -> dict[str, stage.Books]:
         """By node that there is."""
@@ -112,15 +117,13 @@ class Telling:
 
     def _told(self) -> list[str]:
         found = {name: self._stage.find(self._name(name)) for name in self.story.before}
-        return sorted(
-            name for name, pod in found.items() if pod["metadata"].get("labels", {}).get(TOLD) == "gpu"
-        )
+        return sorted(name for name, pod in found.items() if stage.is_told(pod))
 
     def _patch(self, name: str, metadata: dict[str, dict[str, str]]) -> None:
         self._stage.api.patch(self._path(name), {"metadata": metadata})
 
     def _path(self, name: str) -> str:
-        return f"/api/v1/namespaces/{self._stage.corner.namespace}/pods/{self._name(name)}"
+        return f"/api/v1/namespaces/{self._stage.namespace}/pods/{self._name(name)}"
 
     def _name(self, name: str) -> str:
         return f"{self._tag}-{name}"

@@ -1,0 +1,37 @@
+"""The numbered cases of GPU Aware Scheduling that tell what happens step by step, on a real API server.
+
+The process reaches the API server through somebody who can keep pods from it and have its writes fail.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.controlplane import ControlPlane
+from tests.conformance.gas import rows
+from tests.conformance.gas import stage as stages
+from tests.conformance.gas.rows import STORIES, Story
+from tests.conformance.gas.stage import Troubled
+from tests.conformance.gas.telling import Telling
+
+TOLD: list[Story] = [story for table in STORIES for story in rows.stories(table)]
+
+
+@pytest.fixture(scope="module")
+def tellings(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Telling]]:
+    """All stories begun before the process starts."""
+    with stages.on(plane) as ground:
+        stage = Troubled(ground, tmp_path_factory.mktemp("gas"), plane)
+        try:
+            begun = [Telling(story, f"s{number:02}", stage) for number, story in enumerate(TOLD)]
+            for telling in begun:
+                telling.begin()
+            stage.light()
+            yield begun
+        finally:
+            stage.close()
+
+
+@pytest.mark.parametrize("number", range(len(TOLD)), ids=[str(story) for story in TOLD])
+def test_stories(tellings: list[Telling], number: int) -> None:
+    tellings[number].tell()
