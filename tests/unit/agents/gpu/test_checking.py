@@ -1,0 +1,94 @@
+"""Whether what we hold is what a fresh list says, with changes in flight."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise import clock
+from nodewise.agents.gpu import checking
+from nodewise.agents.gpu import layout as layouts
+from nodewise.agents.gpu import state as states
+from nodewise.agents.gpu.checking import Told
+from nodewise.agents.gpu.profile import INTEL
+from nodewise.agents.gpu.state import GpuState, Slot
+from tests.unit.agents.gpu.facts import entry, lease, node, pod, slot, world
+
+NODES = {"n1": node(), "n2": node()}
+PODS = [pod("a", "n1", "card0"), pod("b", "n2", "card1")]
+LEDGER = lease("n1", uid_c=entry("c", "card1"))
+C = pod("c", "n1")
+
+
+def different(ours: Slot, fresh: Slot, told: Told | None = None, stored: Any = None) -> dict[str, str]:
+    def text(name: str) -> str:
+        return stored if stored is not None else (ours.nodes[name].holdings if name in ours.nodes else "")
+
+    found = clock.result(checking.differences(ours, fresh, told or Told(set(), set()), text))
+    return {one.node: one.what for one in found}
+
+
+def of(*pods: Any, leases: Any = (LEDGER,), nodes: Any = NODES, version: str = "10") -> Slot:
+    return slot(world(nodes, pods, leases, version))
+
+
+def test_equal_objects_are_no_difference() -> None:
+    assert different(of(*PODS, C), of(C, *reversed(PODS), version="11")) == {}
+
+
+@pytest.mark.parametrize(
+    ("ours", "fresh", "what"),
+    [
+        (of(*PODS, C), of(PODS[1], C), "what pods hold of it differs: d/a"),
+        (of(PODS[1], C), of(*PODS, C), "what pods hold of it differs: d/a"),
+        (of(*PODS, C), of(*PODS, C, leases=[]), "its ledger is another"),
+        (of(*PODS, C), of(*PODS, C, nodes={**NODES, "n1": node("i915=2")}), "its cards are"),
+        (of(*PODS, C), of(PODS[1], leases=[], nodes={"n2": node()}), "we know something of its cards"),
+        (of(PODS[1], leases=[], nodes={"n2": node()}), of(*PODS, C), "we know nothing of its cards"),
+    ],
+    ids=["a pod that is gone", "a pod not heard of", "ledger", "cards", "node gone", "node not heard of"],
+)
+def test_what_was_missed_is_found(ours: Slot, fresh: Slot, what: str) -> None:
+    [(name, said)] = different(ours, fresh).items()
+    assert name == "n1"
+    assert said.startswith(what)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [Told({"n1"}, set()), Told(set(), {("d", "c")})],
+    ids=["its node, its ledger or a pod on it", "a pod that its ledger names"],
+)
+def test_a_node_with_news_in_flight_is_left_to_the_next_time(told: Told) -> None:
+    assert different(of(*PODS, C), of(PODS[1], C), told) == {}
+
+
+def test_a_claim_that_is_being_written_is_none() -> None:
+    """It shows in our slot before it stands in the ledger."""
+    state = GpuState(INTEL)
+    known = slot(world(NODES, [*PODS, C], [LEDGER]), state)
+    claimed = state.amended(known, "n1", lease("n1", uid_c=entry("c", "card1"), uid_d=entry("d", "card0")))
+    assert different(claimed, known, stored=known.nodes["n1"].holdings) == {}
+
+
+def test_an_array_that_was_not_brought_up_to_date_is_found() -> None:
+    ours = of(*PODS, C)
+    empty = layouts.with_row(ours.layout, ours.rows["n1"], ours.nodes["n1"].cards, states.accounts.EMPTY)
+    found = different(ours._replace(layout=empty), of(*PODS, C))
+    assert found == {"n1": "what is free of its cards was not brought up to date"}
+
+
+def test_what_the_watches_tell() -> None:
+    told = Told(set(), set())
+    told.node(msgspec.json.decode(b'{"metadata": {"name": "n1"}}', type=_Named))
+    told.ledger(lease("n2"))
+    told.pod(pod("p", "n3"))
+    assert told == Told({"n1", "n2", "n3"}, {("d", "p")})
+
+
+class _Metadata(msgspec.Struct):
+    name: str
+
+
+class _Named(msgspec.Struct):
+    metadata: _Metadata

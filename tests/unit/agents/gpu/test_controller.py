@@ -1,0 +1,457 @@
+"""The leader of the gpu agent on an API server in memory, in virtual time: what it writes, and when."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from nodewise.agent import HOLDINGS, LEDGER, Hands, ObjectKey, Tally
+from nodewise.agents.gpu import KIND, gauges
+from nodewise.agents.gpu import books as accounts
+from nodewise.agents.gpu import ledger as ledgers
+from nodewise.agents.gpu.descheduling import LABEL
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.profile import INTEL
+from nodewise.cli import feeds
+from nodewise.cli.feeds import Anew
+from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
+from nodewise.extender.leading import Leading
+from nodewise.extender.world import WorldKeeper
+from nodewise.kube.api import NONE, Params, Patch
+from nodewise.kube.events import Recorder, Reporter
+from nodewise.kube.resources import LEASES, NODES, PODS
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.observe.meters import Meters
+from nodewise.simulate.api import FakeApi
+from tests.unit.agents.gpu.facts import amounts, entry, node, pod, slot, world
+from tests.unit.kube import virtual
+from tests.unit.kube.virtual import VirtualClock
+
+OURS = "nodewise"
+PERIOD_S = 5.0
+HOT = "telemetry.aware.scheduling.hot/gas-deschedule-pods-card0"
+
+
+class Api(FakeApi):
+    """Says every minute how far it is, and fails patches as told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[str, NodewiseError] = {}
+        """By the end of a path."""
+
+    async def patch(
+        self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = 10.0
+    ) -> bytes:
+        for end, error in self.refused.items():
+            if path.endswith(end):
+                self.calls.append(("patch", path))
+                raise error
+        return await super().patch(path, body, kind, params, timeout_s=timeout_s)
+
+    async def tell(self) -> None:
+        while True:
+            await asyncio.sleep(60.0)
+            self.bookmark()
+
+    def node(self, name: str, **labels: str) -> None:
+        labels |= {"gpu.intel.com/gpu-numbers": "0.1"}
+        allocatable = {key: str(value) for key, value in amounts("i915=4 mc=2000").items()}
+        self.put(
+            NODES, {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": allocatable}}
+        )
+
+    def pod(self, name: str, on: str = "", cards: str = "", **labels: str) -> dict[str, Any]:
+        requests = {key: str(value) for key, value in amounts("i915=1 mc=100").items()}
+        meta: dict[str, Any] = {"name": name, "namespace": "d"}
+        meta |= {"annotations": {"gas-container-cards": cards}} if cards else {}
+        meta |= {"labels": labels} if labels else {}
+        spec = {"nodeName": on, "containers": [{"name": "c", "resources": {"requests": requests}}]}
+        return self.put(
+            PODS, {"metadata": meta, "spec": spec, "status": {"phase": "Running" if on else "Pending"}}
+        )
+
+    def ledger(self, on: str, **entries: tuple[str, str, str]) -> None:
+        """By pod uid: name, cards and version."""
+        held = {uid: dict(ledgers.wire(entry(*given))) for uid, given in entries.items()}
+        meta = {"name": f"gpu-{on}", "namespace": OURS, "labels": {LEDGER: "gpu"}}
+        self.put(LEASES, {"metadata": {**meta, "annotations": {HOLDINGS: json.dumps(held)}}})
+
+    def entries(self, on: str) -> list[str]:
+        lease = self.objects(LEASES)[OURS, f"gpu-{on}"]
+        return sorted(json.loads(lease["metadata"]["annotations"][HOLDINGS]))
+
+    def told(self) -> dict[str, str]:
+        return {
+            name: value
+            for (_, name), item in self.objects(PODS).items()
+            if (value := item["metadata"].get("labels", {}).get(LABEL)) is not None
+        }
+
+    def patches(self, name: str) -> int:
+        return self.calls.count(("patch", PODS.path("d", name)))
+
+
+class Clearing:
+    """Notes what it is asked to take out, and does it."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self.asked: list[tuple[Any, ...]] = []
+        self.error: NodewiseError | None = None
+        self.is_bound = False
+
+    async def drop(self, node: str, pod: ObjectKey, uid: str, seen: str) -> bool:
+        self.asked.append(("drop", node, pod, uid, seen))
+        if self.error:
+            raise self.error
+        if not self.is_bound:
+            self._take_out(node, {uid})
+        return not self.is_bound
+
+    async def prune(self, node: str, entries: Any) -> None:
+        self.asked.append(("prune", node, dict(entries)))
+        self._take_out(node, set(entries))
+
+    def _take_out(self, node: str, uids: set[str]) -> None:
+        lease = self._api.objects(LEASES)[OURS, f"gpu-{node}"]
+        held = json.loads(lease["metadata"]["annotations"][HOLDINGS])
+        left = {uid: one for uid, one in held.items() if uid not in uids}
+        meta = {**lease["metadata"], "annotations": {HOLDINGS: json.dumps(left)}}
+        self._api.put(LEASES, {**lease, "metadata": meta})
+
+
+class Begun:
+    """Stores filled anew, and the state forgetful."""
+
+    def __init__(self, lists: Anew, state: Any) -> None:
+        self._lists, self._state, self.count = lists, state, 0
+
+    async def read(self, name: str) -> Any:
+        return await self._lists.read(name)
+
+    def begin(self) -> None:
+        self.count += 1
+        self._lists.begin()
+        self._state.forget()
+
+
+class Leader:
+    """A replica that leads, put together as `cli.wiring` does."""
+
+    def __init__(self, api: Api, **options: Any) -> None:
+        self.api, self.clock, self.meters = api, VirtualClock(), Meters()
+        self.feed = feeds.from_cluster(api, [KIND], self.clock, self.meters, OURS)
+        refresher = Refresher([], RefreshOptions(), self.clock, self.meters)
+        given = GpuOptions(**options)
+        self.state = KIND.state(given, PERIOD_S)
+        stores = self.feed.stores
+        self.keeper = WorldKeeper({"gpu": self.state}, stores, refresher, self.clock, self.meters, PERIOD_S)
+        for store in (self.feed.nodes, *self.feed.objects.values()):
+            store.subscribe(lambda _: self.keeper.touch())
+        assert self.feed.anew is not None
+        self.begun = Begun(self.feed.anew, self.state)
+        self.clearing = Clearing(api)
+        self.controller = KIND.controller(given, self._hands())
+        self.leads = True
+        self.leading = Leading([self.controller], lambda: self.keeper.view, lambda: self.leads, self.clock)
+
+    def _hands(self) -> Hands:
+        recorder = Recorder(self.api, Reporter("test", "test"), self.clock, self.meters)
+        more = (OURS, lambda: self.keeper.view, self.begun, self.clearing)
+        stores = (self.feed.objects, self.feed.nodes)
+        return Hands(self.api, *stores, recorder, self.clock, self.meters, Tally(), *more)
+
+    @asynccontextmanager
+    async def going(self) -> AsyncIterator[None]:
+        work = [*(task() for task in self.feed.tasks), self.keeper.run(), self.leading.run(PERIOD_S)]
+        tasks = [asyncio.create_task(one) for one in (*work, self.controller.run(), self.api.tell())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def metric(self, name: str) -> list[str]:
+        lines = self.meters.exposition().decode().splitlines()
+        return [line.removeprefix("nodewise_") for line in lines if line.startswith(f"nodewise_{name}")]
+
+
+def play(
+    test: Callable[[Api, Leader], Awaitable[None]], prepare: Callable[[Api], Any], **options: Any
+) -> Leader:
+    async def main() -> Leader:
+        api = Api()
+        prepare(api)
+        leader = Leader(api, **options)
+        async with leader.going():
+            await test(api, leader)
+        return leader
+
+    return virtual.run(main())
+
+
+class TestLabels:
+    def test_they_come_and_go_with_the_nodes_label_within_ten_seconds(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(20)
+            assert api.told() == {}
+            api.node("n1", **{HOT: "true"})
+            await asyncio.sleep(10)
+            assert api.told() == {"a": "gpu"}
+            assert api.objects(PODS)["d", "b"]["metadata"].get("labels") is None
+            api.node("n1")
+            await asyncio.sleep(10)
+            assert api.told() == {}
+            assert api.patches("a") == 2
+
+        def prepare(api: Api) -> None:
+            api.node("n1")
+            api.pod("a", "n1", "card0")
+            api.pod("b", "n1", "card1")
+
+        play(test, prepare)
+
+    def test_one_that_an_earlier_process_left_is_taken_back(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(10)
+            assert api.told() == {}
+
+        def prepare(api: Api) -> None:
+            api.node("n1")
+            api.pod("a", "n1", "card0", **{LABEL: "gpu"})
+
+        play(test, prepare)
+
+    @pytest.mark.parametrize("error", [Refused("no"), Conflict("other"), BadInput("uid is immutable")])
+    def test_a_pod_that_cannot_be_written_hinders_no_other(self, error: NodewiseError) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(60)
+            assert api.told() == {"b": "gpu"}
+            assert 2 <= api.patches("a") <= 13, "it is tried again, and not all the time"
+            api.refused.clear()
+            await asyncio.sleep(15)
+            assert api.told() == {"a": "gpu", "b": "gpu"}
+
+        def prepare(api: Api) -> None:
+            api.refused["/a"] = error
+            api.node("n1", **{HOT: "true"})
+            for name in ("a", "b"):
+                api.pod(name, "n1", "card0")
+
+        play(test, prepare)
+
+    def test_without_an_answer_it_is_tried_again(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(20)
+            api.refused.clear()
+            await asyncio.sleep(10)
+            assert api.told() == {"a": "gpu"}
+
+        def prepare(api: Api) -> None:
+            api.refused["/a"] = Unavailable("no answer")
+            api.node("n1", **{HOT: "true"})
+            api.pod("a", "n1", "card0")
+
+        play(test, prepare)
+
+    def test_who_does_not_lead_writes_nothing(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            leader.leads = False
+            api.node("n1", **{HOT: "true"})
+            await asyncio.sleep(60)
+            assert api.told() == {}
+
+        def prepare(api: Api) -> None:
+            api.node("n1")
+            api.pod("a", "n1", "card0")
+
+        play(test, prepare)
+
+
+class TestLedgers:
+    def test_an_entry_whose_bind_never_came_goes_within_thirty_seconds(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            made = api.pod("p")["metadata"]
+            uid, version = made["uid"], made["resourceVersion"]
+            api.ledger("n1", **{uid: ("p", "card0", version)})
+            await asyncio.sleep(4)
+            assert leader.clearing.asked == [], "its bind may be on its way"
+            await asyncio.sleep(26)
+            assert leader.clearing.asked == [("drop", "n1", ("d", "p"), uid, version)]
+            assert api.entries("n1") == []
+            assert leader.metric("claims_dropped_total{") == ['claims_dropped_total{why="unbound"} 1.0']
+
+        play(test, lambda api: api.node("n1"))
+
+    def test_one_whose_pod_nobody_knows_is_asked_about(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(30)
+            assert leader.clearing.asked == [("drop", "n1", ("d", "p"), "u", "v1")]
+
+        play(test, lambda api: (api.node("n1"), api.ledger("n1", u=("p", "card0", "v1"))))
+
+    def test_those_that_do_not_count_go_together(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(30)
+            assert leader.clearing.asked == [("prune", "n1", {"u": "1", "v": "2"})]
+
+        def prepare(api: Api) -> None:
+            api.node("n1")
+            api.ledger("n1", u=("p", "card0", "1"), v=("q", "card0", "2"))
+
+        play(test, prepare)
+
+    def test_those_of_pods_on_the_node_stay(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(60)
+            assert leader.clearing.asked == []
+
+        def prepare(api: Api) -> None:
+            api.node("n1")
+            made = api.pod("p", "n1")["metadata"]
+            api.ledger("n1", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
+
+        play(test, prepare)
+
+    def test_a_failure_is_tried_again_and_a_bound_pod_is_not_asked_about_at_every_step(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            leader.clearing.error = Unavailable("no answer")
+            await asyncio.sleep(30)
+            assert len(leader.clearing.asked) > 1
+            leader.clearing.error, leader.clearing.is_bound = None, True
+            leader.clearing.asked.clear()
+            await asyncio.sleep(60)
+            assert 3 <= len(leader.clearing.asked) <= 11
+
+        play(test, lambda api: (api.node("n1"), api.ledger("n1", u=("p", "card0", "v1"))))
+
+    def test_the_ledger_of_a_node_that_is_gone_goes_when_nothing_in_it_counts(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(30)
+            assert set(api.objects(LEASES)) == {(OURS, "gpu-n1"), (OURS, "gpu-left")}
+            api.remove(PODS, "p", "d")
+            await asyncio.sleep(30)
+            assert set(api.objects(LEASES)) == {(OURS, "gpu-n1")}
+
+        def prepare(api: Api) -> None:
+            api.node("n1")
+            api.ledger("n1")
+            api.ledger("gone", u=("q", "card0", "1"))
+            made = api.pod("p", "left")["metadata"]
+            api.ledger("left", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
+
+        play(test, prepare)
+
+
+class TestChecks:
+    @staticmethod
+    def _prepare(api: Api) -> None:
+        api.node("n1")
+        api.pod("a", "n1", "card0")
+        api.pod("b", "n1", "card1")
+
+    def test_books_that_are_right_are_left(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            for number in range(90):
+                await asyncio.sleep(10)
+                api.pod(f"p{number}", "n1", "card0")
+            assert leader.metric("gpu_checks_total{") == ['gpu_checks_total{outcome="same"} 2.0']
+            assert leader.begun.count == 0
+
+        play(test, self._prepare)
+
+    def test_an_event_that_never_came_is_found_and_mended(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(1)
+            assert leader.feed.anew is not None
+            for reflector in leader.feed.anew._reflectors:
+                if reflector.store is leader.feed.objects["pods"]:
+                    reflector._intake._writer.remove(("d", "a"))
+            await asyncio.sleep(10)
+            assert self._held(leader) == {"d/b"}
+            await asyncio.sleep(300 + 60 + 70)
+            assert self._held(leader) == {"d/a", "d/b"}
+            await asyncio.sleep(400)
+            assert leader.metric("gpu_checks_total{") == [
+                'gpu_checks_total{outcome="different"} 1.0',
+                'gpu_checks_total{outcome="same"} 1.0',
+            ]
+
+        play(test, self._prepare)
+
+    def test_books_that_were_computed_wrongly_are_found_and_mended(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(1)
+            leader.state._nodes["n1"] = leader.state._nodes["n1"]._replace(books=accounts.EMPTY)
+            await asyncio.sleep(10)
+            assert self._held(leader) == set()
+            await asyncio.sleep(300 + 60 + 70)
+            assert self._held(leader) == {"d/a", "d/b"}
+
+        play(test, self._prepare)
+
+    def test_a_list_that_cannot_be_had_ends_nothing(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(295)
+            leader.feed.anew._api = Failing()  # type: ignore[union-attr, assignment]
+            await asyncio.sleep(10)
+            assert leader.metric("gpu_checks_total{") == ['gpu_checks_total{outcome="undecided"} 1.0']
+
+        play(test, self._prepare)
+
+    def test_none_where_nobody_wants_one(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(3600)
+            assert leader.metric("gpu_checks_total{") == []
+
+        play(test, self._prepare, gpu_check_period_s=0.0)
+
+    def _held(self, leader: Leader) -> set[str]:
+        books = leader.keeper.view.slots["gpu"].nodes["n1"].books
+        return {one.pod for one in books.held.values()}
+
+
+class Failing(FakeApi):
+    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = 10.0) -> bytes:
+        raise Unavailable("no answer")
+
+
+class TestGauges:
+    def test_they_follow_the_books(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(10)
+            assert leader.metric("gpu_card_held_share{") == [
+                'gpu_card_held_share{card="card0",node="n1"} 0.5',
+                'gpu_card_held_share{card="card1",node="n1"} 0.0',
+            ]
+            assert leader.metric("gpu_held_share ") == ["gpu_held_share 0.25"]
+            assert leader.metric("gpu_nodes ") == ["gpu_nodes 1.0"]
+            assert leader.metric("gpu_pods ") == ["gpu_pods 1.0"]
+            api.node("n1", **{HOT: "true"})
+            await asyncio.sleep(10)
+            assert leader.metric("gpu_cards{") == [
+                'gpu_cards{state="usable"} 1.0',
+                'gpu_cards{state="unusable"} 1.0',
+            ]
+            api.pod("wild", "n1")
+            await asyncio.sleep(10)
+            assert leader.metric("gpu_node_problems{") == ['gpu_node_problems{node="n1"} 1.0']
+            assert leader.metric("gpu_nodes_with_problems ") == ["gpu_nodes_with_problems 1.0"]
+            api.remove(NODES, "n1")
+            await asyncio.sleep(10)
+            assert leader.metric("gpu_card_held_share{") == leader.metric("gpu_node_problems{") == []
+
+        play(test, lambda api: (api.node("n1"), api.pod("a", "n1", "card0")))
+
+    @pytest.mark.parametrize(("most", "count"), [(4, 4), (3, 0), (0, 0)])
+    def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
+        found = slot(world({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
+        assert len(gauges.details(found, INTEL, most)) == count
+        assert gauges.totals(found, INTEL)["gpu_pods", ()] == 1
