@@ -5,7 +5,7 @@ reason, in a regular answer: to kube-scheduler an error means "place it without 
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -95,12 +95,25 @@ class Extender:
         """Keep a decision, and tell it."""
         self._ring.add(decision)
         self._meters.set("decisions_bytes", self._ring.size_bytes)
-        for agent, verdict in decision.verdicts:
+        for agent, verdict in decision.verdicts if decision.verb == "filter" else ():
             rejected = int((verdict.codes != 0).sum())
             self._meters.count("verdicts_total", rejected, agent=agent, verdict="rejected")
             self._meters.count("verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed")
         for tell in self._subscribers:
             tell(decision)
+
+
+class NotBound(msgspec.Struct, frozen=True):
+    """A bind that ended without success, though no agent refused it."""
+
+    error: str
+    is_failure: ClassVar[bool] = True
+
+    def text(self) -> str:
+        return f"nodewise: {self.error}"
+
+    def remedy(self) -> str:
+        return "kube-scheduler places the pod again; the log of nodewise has the line bind_failed"
 
 
 class BindRoutes:
@@ -126,8 +139,9 @@ class BindRoutes:
     def _decision(self, asked: wire.BindingArgs, outcome: Outcome) -> Decision:
         view, at = self._extender.moment()
         pod = PodRef(asked.pod_namespace, asked.pod_name, asked.pod_uid)
-        verdict = Verdict(np.ones(1, np.int16), (outcome.reason,)) if outcome.reason else None
-        verdicts = ((self._binder.name, verdict),) if verdict else ()
-        told = outcome.told or outcome.error
         names = view.nodes.named([asked.node])
-        return Decision("bind", pod, at, view.generation, names, verdicts, told=told)
+        made = Decision("bind", pod, at, view.generation, names, told=outcome.told or outcome.error)
+        if not outcome.error:
+            return made
+        verdict = Verdict(np.ones(1, np.int16), (outcome.reason or NotBound(outcome.error),))
+        return msgspec.structs.replace(made, verdicts=((self._binder.name, verdict),))

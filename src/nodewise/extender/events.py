@@ -13,6 +13,7 @@ from nodewise.kube.events import About, Recorder
 from nodewise.kube.resources import PODS
 
 REASON: Final = "NoNodePasses"
+NOT_BOUND: Final = "NotBound"
 _MOST_RULES: Final = 5
 
 
@@ -23,11 +24,23 @@ class PodEvents:
         self._recorder = recorder
 
     def __call__(self, decision: Decision) -> None:
-        if decision.verb != "filter" or not len(decision.names) or decision.kept().any():
+        if not len(decision.names) or decision.kept().any():
             return
+        if decision.verb == "filter":
+            self._record(decision, REASON, note(decision), "Filtering")
+        elif decision.verb == "bind":
+            self._record(decision, NOT_BOUND, _not_bound(decision), "Binding")
+
+    def _record(self, decision: Decision, reason: str, text: str, action: str) -> None:
         pod = decision.pod
         about = About(PODS, pod.namespace, pod.name, pod.uid)
-        self._recorder.record(about, "Warning", REASON, note(decision), "Filtering")
+        self._recorder.record(about, "Warning", reason, text, action)
+
+
+def _not_bound(decision: Decision) -> str:
+    """kube-scheduler's own event tells the status of our answer, and none of its words."""
+    why = "; ".join(reason.text() for _, verdict in decision.verdicts for reason in verdict.reasons)
+    return f"not bound to {decision.names[0]}: {why}"
 
 
 def note(decision: Decision) -> str:

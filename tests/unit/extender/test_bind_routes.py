@@ -75,10 +75,12 @@ def test_a_refusal_is_told_as_it_is_asked_for(bind_errors: str, status: int) -> 
     assert kept[0].verdicts[0][1].reasons[0].text() == "no card is free"
 
 
-def test_a_failure_is_nobodys_verdict() -> None:
+def test_a_failure_is_kept_as_one() -> None:
     _, body, kept = play(Outcome("failed", 'pod "p" not found'))
     assert body == {"Error": 'pod "p" not found'}
-    assert (kept[0].verdicts, kept[0].told) == ((), 'pod "p" not found')
+    reason = kept[0].verdicts[0][1].reasons[0]
+    assert (kept[0].told, reason.is_failure) == ('pod "p" not found', True)
+    assert reason.text() == 'nodewise: pod "p" not found'
 
 
 def test_what_is_no_request_binds_nobody() -> None:

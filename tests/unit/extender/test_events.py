@@ -45,3 +45,11 @@ def test_nothing_is_told_while_a_node_is_left_or_of_other_questions() -> None:
     tell(decision([1, 1], verb="preempt"))
     tell(Decision("filter", PodRef("d", "p"), 0.0, 1, Names.of([])))
     assert told.notes == []
+
+
+def test_a_pod_that_could_not_be_bound_is_told_why() -> None:
+    told = Told()
+    tell = events.PodEvents(told)  # type: ignore[arg-type]
+    tell(decision([1], verb="bind"))
+    tell(Decision("bind", PodRef("d", "p"), 0.0, 1, Names.of(["n0"]), told="main: card0"))
+    assert told.notes == ["not bound to n0: heat GreaterThan 80"]
