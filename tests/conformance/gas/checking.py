@@ -53,6 +53,9 @@ def check_bound(case: Case, answer: httpx2.Response, pod: Object) -> None:
     assert annotations.get(notation.CARDS) == expect.cards
     check_tiles(annotations.get(notation.TILES), expect.tiles)
     assert bool(re.fullmatch(r"\d{19}", annotations.get("gas-ts", ""))) == (expect.cards is not None)
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    for name, cards in zip(names, (expect.cards or "|" * (len(names) - 1)).split("|"), strict=True):
+        assert annotations.get(f"cards.nodewise.io/{name}", "") == cards.replace("card", "")
 
 
 def check_tiles(found: str | None, expected: str | None) -> None:
