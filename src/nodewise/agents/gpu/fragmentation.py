@@ -199,7 +199,8 @@ def look(typical: Typical, working: Working) -> Sight:
 def _cells(steps: NDArray[np.int64], free: NDArray[np.int64]) -> Numbers:
     """The cell of each amount: the number of steps that it reaches. Of small amounts a table is quicker."""
     if len(steps) == 1:
-        return (free >= steps[0]).astype(np.intp)
+        reached: Numbers = (free >= steps[0]).astype(np.intp)
+        return reached
     top = int(steps[-1])
     if top > _SMALL:
         searched: Numbers = np.searchsorted(steps, free, side="right")
