@@ -40,6 +40,7 @@ __all__ = [
     "BindingFields",
     "Concerned",
     "Controller",
+    "Details",
     "Evidence",
     "Following",
     "Forgetting",
@@ -137,6 +138,23 @@ class Evidence(NamedTuple):
     """Whether the rule rejects a node that has no fresh value."""
 
 
+class Details(Protocol):
+    """What an agent knows of each candidate besides; words are made when somebody asks, long after the decision."""
+
+    @property
+    def nbytes(self) -> int:
+        """What it costs to keep."""
+        ...
+
+    def text(self, candidate: int) -> str:
+        """What the pod gets there, or what exactly is in its way; empty for nothing more to say."""
+        ...
+
+    def distances(self) -> NDArray[np.float64]:
+        """By candidate, how far a rejected one is from passing: from 0, nearly, to 1."""
+        ...
+
+
 class Verdict(NamedTuple):
     """What an agent says of each candidate."""
 
@@ -149,6 +167,7 @@ class Verdict(NamedTuple):
 
     None where more than the evidence decides.
     """
+    details: Details | None = None
 
 
 class Scores(NamedTuple):
@@ -157,6 +176,7 @@ class Scores(NamedTuple):
     points: NDArray[np.int64]
     """By candidate, whole numbers from 0 to `MAX_SCORE`."""
     evidence: tuple[Evidence, ...] = ()
+    details: Details | None = None
 
 
 class World(msgspec.Struct, frozen=True):

@@ -84,6 +84,7 @@ def _node(one: Finding) -> dict[str, Any]:
         "score": one.score,
         "reasons": [{"agent": agent, "reason": reason.text()} for agent, reason in one.reasons],
         "measured": [_measured(measured) for measured in one.measured],
+        "details": dict(one.details),
     }
 
 

@@ -5,18 +5,21 @@ version, so whatever does not fit together is an error.
 """
 
 from collections.abc import Generator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from nodewise.agent import Evidence, Joined, Names, Scores, ValueState, Verdict
+from nodewise.agent import Details, Evidence, Joined, Names, Scores, ValueState, Verdict
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.metrics.column import States
 
 _STATES: Final = np.array([state.name.lower() for state in ValueState], object)
 _NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}
 _encode: Final = msgspec.json.encode
+_PART: Final = 100
+"""Texts at once."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -49,18 +52,44 @@ class Told(msgspec.Struct, frozen=True):
         return self.advice
 
 
+class _Details(msgspec.Struct, frozen=True):
+    """By candidate."""
+
+    texts: msgspec.Raw
+    distances: msgspec.Raw
+
+
+class ToldDetails(NamedTuple):
+    """Details of another process (`agent.Details`)."""
+
+    texts: Sequence[str]
+    far: NDArray[np.float64]
+
+    @property
+    def nbytes(self) -> int:
+        return self.far.nbytes + sum(map(len, self.texts))
+
+    def text(self, candidate: int) -> str:
+        return self.texts[candidate]
+
+    def distances(self) -> NDArray[np.float64]:
+        return self.far
+
+
 class _Verdict(msgspec.Struct, frozen=True):
     agent: str
     joined: Joined | None
     codes: msgspec.Raw
     reasons: list[Told]
     rules: list[Rule]
+    details: _Details | None = None
 
 
 class _Scores(msgspec.Struct, frozen=True):
     agent: str
     points: msgspec.Raw
     rules: list[Rule]
+    details: _Details | None = None
 
 
 class _Decision(msgspec.Struct, frozen=True):
@@ -84,11 +113,14 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
     for agent, verdict in decision.verdicts:
         reasons = [Told(one.text(), one.is_failure, one.remedy()) for one in verdict.reasons]
         rules = yield from _rules(verdict.evidence)
-        verdicts.append(_Verdict(agent, verdict.joined, _raw(verdict.codes.tolist()), reasons, rules))
+        details = yield from _details(verdict.details, len(verdict.codes))
+        codes = _raw(verdict.codes.tolist())
+        verdicts.append(_Verdict(agent, verdict.joined, codes, reasons, rules, details))
     scores = []
     for agent, given in decision.scores:
         rules = yield from _rules(given.evidence)
-        scores.append(_Scores(agent, _raw(given.points.tolist()), rules))
+        details = yield from _details(given.details, len(given.points))
+        scores.append(_Scores(agent, _raw(given.points.tolist()), rules, details))
     pod = decision.pod
     return _encode(
         _Decision(
@@ -104,6 +136,18 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
             decision.told,
         )
     )
+
+
+def _details(given: Details | None, size: int) -> Generator[None, None, _Details | None]:
+    if given is None:
+        return None
+    texts: list[str] = []
+    for candidate in range(size):
+        if candidate % _PART == 0:
+            yield
+        texts.append(given.text(candidate))
+    yield
+    return _Details(_raw(texts), _raw(given.distances().tolist()))
 
 
 def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[Rule]]:
@@ -137,11 +181,25 @@ def _verdict(given: _Verdict, size: int) -> Verdict:
     codes = np.array(_sized(given.codes, int, size), np.int16)
     if len(codes) and not 0 <= codes.min() <= codes.max() <= len(given.reasons):
         raise ValueError("a code without a reason")
-    return Verdict(codes, tuple(given.reasons), _evidence(given.rules, size), given.joined)
+    return Verdict(
+        codes,
+        tuple(given.reasons),
+        _evidence(given.rules, size),
+        given.joined,
+        _told(given.details, size),
+    )
+
+
+def _told(given: _Details | None, size: int) -> ToldDetails | None:
+    if given is None:
+        return None
+    texts = _sized(given.texts, str, size)
+    return ToldDetails(texts, np.array(_sized(given.distances, float, size), np.float64))
 
 
 def _scores(given: _Scores, size: int) -> Scores:
-    return Scores(np.array(_sized(given.points, int, size), np.int64), _evidence(given.rules, size))
+    points = np.array(_sized(given.points, int, size), np.int64)
+    return Scores(points, _evidence(given.rules, size), _told(given.details, size))
 
 
 def _evidence(rules: Sequence[Rule], size: int) -> tuple[Evidence, ...]:

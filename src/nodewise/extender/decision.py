@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Evidence, Scores, Verdict
+from nodewise.agent import Details, Evidence, Scores, Verdict
 from nodewise.metrics.index import Names
 
 Verb = Literal["filter", "prioritize", "preempt", "bind"]
@@ -63,10 +63,20 @@ class Decision(msgspec.Struct, frozen=True):
         for _, scores in self.scores:
             yield from scores.evidence
 
+    def details(self) -> Iterator[tuple[str, Details]]:
+        """What agents know besides, by agent: of verdicts, then of scores."""
+        for agent, verdict in self.verdicts:
+            if verdict.details is not None:
+                yield agent, verdict.details
+        for agent, scores in self.scores:
+            if scores.details is not None:
+                yield agent, scores.details
+
     def size_bytes(self) -> int:
         """What keeping this decision costs, near enough."""
         arrays = self.names.nbytes
         arrays += sum(verdict.codes.nbytes for _, verdict in self.verdicts)
+        arrays += sum(details.nbytes for _, details in self.details())
         arrays += sum(scores.points.nbytes for _, scores in self.scores)
         arrays += sum(e.values.nbytes + e.states.nbytes + e.ages_s.nbytes for e in self.evidence())
         return arrays + sum(map(len, self.pod)) + len(self.told) + _FIXED_BYTES

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from nodewise.agent import Evidence, Reason, ValueState
-from nodewise.extender import redeciding
+from nodewise.extender import redeciding, report
 from nodewise.extender.decision import Decision, Verb
 from nodewise.extender.redeciding import Change
 
@@ -84,6 +84,8 @@ class Finding(NamedTuple):
     measured: tuple[Measured, ...]
     score: int | None
     """None where the node was not scored."""
+    details: tuple[tuple[str, str], ...] = ()
+    """By agent: what the pod gets there, or what is in its way."""
 
 
 class Group(NamedTuple):
@@ -128,7 +130,10 @@ def _findings(attempt: Attempt) -> Iterator[Finding]:
         measured = [_measured(rule, position) for rule in filtering]
         if name in scored:
             measured += [_measured(rule, scored[name]) for rule in ranking]
-        yield Finding(name, tuple(_reasons(judged, position)), tuple(measured), points.get(name))
+        reasons, details = tuple(_reasons(judged, position)), dict(report.said(judged, position))
+        if attempt.scored is not None and name in scored:
+            details |= dict(report.said(attempt.scored, scored[name]))
+        yield Finding(name, reasons, tuple(measured), points.get(name), tuple(details.items()))
 
 
 def _order(judged: Decision, points: Mapping[str, int]) -> list[int]:

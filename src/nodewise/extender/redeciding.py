@@ -133,7 +133,10 @@ def closeness(decision: Decision) -> NDArray[np.float64]:
 
 
 def _distance(verdict: Verdict) -> NDArray[np.float64]:
-    """Each rule counts from 1, for a value at its target, to 2; a verdict beyond its evidence counts 2."""
+    """Each rule counts from 1, for a value at its target, to 2, and so do details; without either it is 2."""
+    if verdict.details is not None:
+        nearly: NDArray[np.float64] = 1.0 + verdict.details.distances()
+        return nearly
     if not verdict.evidence or not follows(verdict):
         return np.full(len(verdict.codes), 2.0)
     each = [np.where(rejects(rule), 1.0 + _excess(rule), 0.0) for rule in verdict.evidence]

@@ -38,7 +38,16 @@ def pod(filtered: Decision, scored: Decision, agents: list[str]) -> dict[str, An
         "rejected": rejected(filtered),
         "values": [*values(filtered), *values(scored)],
         "error": failure(filtered),
+        **({"details": _together(filtered, scored)} if has_details(filtered) else {}),
     }
+
+
+def _together(filtered: Decision, scored: Decision) -> dict[str, dict[str, str]]:
+    """Details of all nodes; where the scores say more, theirs."""
+    found = details(filtered)
+    for node, by_agent in details(scored).items():
+        found[node] = found.get(node, {}) | by_agent
+    return found
 
 
 def encoded(given: Decision) -> Generator[None, None, bytes]:
@@ -57,6 +66,10 @@ def encoded(given: Decision) -> Generator[None, None, bytes]:
         out = np.flatnonzero(~given.kept())
         reasons = yield from _joined(b"{}", (rejected(given, some) for some in _parts(out)))
         document["rejected"] = msgspec.Raw(reasons)
+    if has_details(given):
+        every = np.arange(len(given.names))
+        told = yield from _joined(b"{}", (details(given, some) for some in _parts(every)))
+        document["details"] = msgspec.Raw(told)
     if given.told:
         document["told"] = given.told
     yield
@@ -104,6 +117,28 @@ def rejected(given: Decision, positions: Positions | None = None) -> dict[str, l
             if code:
                 reasons.append({"agent": agent, "reason": verdict.reasons[code - 1].text()})
     return found
+
+
+def has_details(given: Decision) -> bool:
+    """Whether an agent knows more of the candidates than reasons, values and scores."""
+    return any(True for _ in given.details())
+
+
+def details(given: Decision, positions: Positions | None = None) -> dict[str, dict[str, str]]:
+    """By node and agent: what the pod gets there, or what is in its way.
+
+    `positions` are those of some candidates; None: of all.
+    """
+    every = np.arange(len(given.names)) if positions is None else positions
+    found = {given.names[position]: dict(said(given, position)) for position in every.tolist()}
+    return {node: by_agent for node, by_agent in found.items() if by_agent}
+
+
+def said(given: Decision, position: int) -> Iterator[tuple[str, str]]:
+    """Each agent's details of one candidate; none that are empty."""
+    for agent, one in given.details():
+        if text := one.text(position):
+            yield agent, text
 
 
 def values(given: Decision, positions: Positions | None = None) -> list[dict[str, Any]]:

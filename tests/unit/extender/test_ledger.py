@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -42,9 +43,20 @@ SCORED = Decision(
 )  # fmt: skip
 
 
+DETAILED = decisions.decision(heat="81 70")
+DETAILED = msgspec.structs.replace(
+    DETAILED,
+    verdicts=tuple(
+        (agent, verdict._replace(details=arrays.ToldDetails(["card0 is full", ""], np.array([0.25, 1.0]))))
+        for agent, verdict in DETAILED.verdicts
+    ),
+)
+
+
 @pytest.mark.parametrize(
     "given",
     [
+        pytest.param(DETAILED, id="details"),
         pytest.param(decisions.decision(heat="81 70 - ! 90~"), id="every state"),
         pytest.param(decisions.decision(heat="81500m 1n 100E"), id="beyond 64 bits, and the smallest"),
         pytest.param(SCORED, id="scores"),
@@ -56,6 +68,9 @@ def test_what_is_read_back_is_what_was_written(given: Decision) -> None:
     _, found = ledger.read(body(filled(given), form="arrays"))
     assert same(found[0], given)
     assert found[0].at == given.at
+    assert [one.distances().tolist() for _, one in found[0].details()] == [
+        one.distances().tolist() for _, one in given.details()
+    ]
     assert [verdict.joined for _, verdict in found[0].verdicts] == [v.joined for _, v in given.verdicts]
 
 

@@ -16,6 +16,7 @@
 | `choosing.py`, `working.py`, `links.py`, `rejections.py` | the parts of a fit |
 | `score.py`, `fragmentation.py` | which cards first, and which nodes are liked |
 | `tiles.py` | which tiles of a card, at bind |
+| `details.py` | which cards a pod would get on a node, or what is lacking there, in words |
 | `reasons.py` | why a node is rejected, in words |
 | `state.py`, `changes.py` | nodes, pods and ledgers in, the slot of the View out |
 | `showing.py` | the books as `/state/gpu` shows them |

@@ -9,18 +9,20 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from nodewise.agent import BindPlan, Names, Reason, Refusal, Scores, Verdict, Victims, View
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import demand as demands
-from nodewise.agents.gpu import fragmentation, reasons, showing, tiles
+from nodewise.agents.gpu import details, fragmentation, reasons, showing, tiles
 from nodewise.agents.gpu import layout as layouts
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu import score as placements
 from nodewise.agents.gpu import typical as typicals
 from nodewise.agents.gpu.cards import NodeCards
 from nodewise.agents.gpu.demand import BookedPod, Demand, GpuPod
-from nodewise.agents.gpu.fit import Fitted, fit
+from nodewise.agents.gpu.fit import Fitted, Order, fit
+from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.ledger import Cards, Entry
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.profile import Profile
@@ -68,8 +70,9 @@ class GpuAgent:
         if slot is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
         rows = slot.layout.rows[candidates.numbers]
-        fitted = fit(slot.layout, rows, demand, placements.fitting(self._going_by(slot), demand))
-        verdict = _unknown(Verdict(fitted.codes, fitted.reasons), candidates)
+        order = placements.fitting(self._going_by(slot), demand)
+        verdict, fitted = _judged(slot.layout, rows, demand, order)
+        verdict = _unknown(verdict, candidates)
         if not fitted.preferred.any():
             return verdict
         over = (verdict.codes == 0) & ~fitted.preferred
@@ -91,7 +94,10 @@ class GpuAgent:
         else:
             demand = Demand(cpu_milli=demands.cpu_milli(pod))
         points = placements.points(means, slot.layout, rows, demand, fitted)
-        return None if points is None else Scores(points)
+        if points is None:
+            return None
+        told = None if fitted is None else details.of(slot.layout, rows, demand, fitted)
+        return Scores(points, details=told)
 
     def preempt(self, pod: GpuPod, candidates: Names, view: View, victims: Victims) -> Verdict | None:
         demand = self.question(pod)
@@ -103,8 +109,8 @@ class GpuAgent:
         left = [_without(slot.nodes.get(name), victims.get(name, frozenset())) for name in candidates]
         numbers = np.arange(len(left) + 1)
         layout = layouts.build(left, numbers, self._profile.tiles)
-        fitted = fit(layout, numbers[:-1], demand, placements.fitting(self._means, demand))
-        return _unknown(Verdict(fitted.codes, fitted.reasons), candidates)
+        order = placements.fitting(self._means, demand)
+        return _unknown(_judged(layout, numbers[:-1], demand, order)[0], candidates)
 
     def bind(self, pod: BookedPod, node: str, view: View, now: float) -> BindPlan | Refusal | None:
         """The cards that the pod holds there already, or else those that it gets."""
@@ -193,6 +199,13 @@ def _means(options: GpuOptions, profile: Profile) -> Means:
     if path:
         typical = fragmentation.tables(typicals.load(path, profile, options), profile.counts)
     return Means(options.placement, profile.counts, options.balanced_by(profile), typical)
+
+
+def _judged(layout: Layout, rows: NDArray[np.intp], demand: Demand, order: Order) -> tuple[Verdict, Fitted]:
+    fitted = fit(layout, rows, demand, order)
+    names_cards = not isinstance(order, placements.AnyCard)
+    told = details.of(layout, rows, demand, fitted, names_cards=names_cards)
+    return Verdict(fitted.codes, fitted.reasons, details=told), fitted
 
 
 def _refusal(reason: Reason) -> Refusal:

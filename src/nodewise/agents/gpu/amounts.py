@@ -64,6 +64,22 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+_SUFFIXES: Final = {
+    suffix: base**power
+    for power in (4, 3, 2)
+    for suffix, base in ((f"{'KMGT'[power - 1]}i", 1024), ("KMGT"[power - 1], 1000))
+}
+"""From large to small; no thousands, for `2000` millicores is what people write."""
+
+
+def text(amount: int) -> str:
+    """As people write it, with a suffix where that loses nothing: `5G`, `512Mi`."""
+    for suffix, unit in _SUFFIXES.items():
+        if amount and amount % unit == 0:
+            return f"{amount // unit}{suffix}"
+    return str(amount)
+
+
 def divided(amounts: Mapping[str, int], cards: int) -> Amounts:
     """What falls to each of so many cards, one at least: what is left over falls to none."""
     return Amounts({resource: amount // cards for resource, amount in amounts.items()})

@@ -10,6 +10,8 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from nodewise.agents.gpu import amounts
+
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
 _UNKNOWN: Final = "Couldn't retrieve node's information"
 SIGNS: Final = (_PREFIX, _UNKNOWN)
@@ -94,7 +96,8 @@ class TooLittle(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         cards = _cards(self.count, "has", "have")
-        return _told(self.kind, f"container {self.container}: {cards} {self.amount} {self.resource} left")
+        amount = amounts.text(self.amount)
+        return _told(self.kind, f"container {self.container}: {cards} {amount} {self.resource} left")
 
     def remedy(self) -> str:
         return ""
@@ -206,7 +209,9 @@ class Shortfall(msgspec.Struct, frozen=True):
     wanted: int
 
     def text(self) -> str:
-        return f"{self.card} has {max(self.free, 0)} of {self.resource} free, {self.wanted} wanted"
+        free = max(self.free, 0)
+        told, wanted, short = map(amounts.text, (free, self.wanted, self.wanted - free))
+        return f"{self.card} has {told} {self.resource} left of the {wanted} wanted: {short} too little"
 
 
 def _cards(count: int, one: str = "", many: str = "") -> str:

@@ -1,0 +1,70 @@
+"""What is known of each candidate beyond why it is rejected: the cards that the pod would get, or what is lacking.
+
+Made from a fit without further work, and without holding on to the layout: decisions are kept for long. Words are made
+when somebody asks.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agents.gpu.demand import Demand
+from nodewise.agents.gpu.fit import Fitted
+from nodewise.agents.gpu.layout import Codes, Layout
+
+
+class FittedDetails(NamedTuple):
+    """Of one fit (`agent.Details`)."""
+
+    containers: tuple[str, ...]
+    fitted: Fitted
+    rows: NDArray[np.intp]
+    names: tuple[str, ...]
+    name_codes: Codes
+    """Shared with the layouts of before and after, as long as no node gets other cards."""
+    names_cards: bool
+    """Whether the cards of the fit are those that the pod would get: not where any of them did for an answer."""
+
+    @property
+    def nbytes(self) -> int:
+        """Without the names, which are shared."""
+        lacks = self.fitted.lacks
+        plain = (self.rows, lacks.cards, lacks.lacking, lacks.free, lacks.wanted)
+        chosen = (one for choice in self.fitted.containers for one in (choice.cards, choice.tiles))
+        return sum(one.nbytes for one in (*plain, *chosen) if one is not None)
+
+    def text(self, candidate: int) -> str:
+        """`train: card0, card1; side: card0`, or which card is short of what."""
+        lack = self.fitted.lacks.at(candidate)
+        if lack is not None:
+            return lack.text()
+        return "; ".join(self._taken(candidate)) if self.names_cards else ""
+
+    def distances(self) -> NDArray[np.float64]:
+        """By candidate: the share of the wanted amount that is lacking; 1 where it is not for an amount."""
+        lacks = self.fitted.lacks
+        wanted = np.maximum(lacks.wanted, 1).astype(np.float64)
+        share = (lacks.wanted - np.clip(lacks.free, 0, lacks.wanted)) / wanted
+        found: NDArray[np.float64] = np.where(lacks.cards >= 0, share, 1.0)
+        return found
+
+    def _taken(self, candidate: int) -> Iterator[str]:
+        codes = self.name_codes[:, self.rows[candidate]]
+        taken = zip(self.containers, self.fitted.cards(candidate), self.fitted.tiles(candidate), strict=True)
+        for container, cards, tiles in taken:
+            names = [self.names[codes[at]] for at in cards]
+            ends = [f" gt{tile}" for tile in tiles] or [""] * len(names)
+            if names:
+                yield f"{container}: {', '.join(name + end for name, end in zip(names, ends, strict=True))}"
+
+
+def of(
+    layout: Layout, rows: NDArray[np.intp], demand: Demand, fitted: Fitted, *, names_cards: bool = True
+) -> FittedDetails | None:
+    """None of a demand that nobody can answer."""
+    if demand.problem is not None:
+        return None
+    names = tuple(container.name for container in demand.containers)
+    return FittedDetails(names, fitted, rows, layout.names, layout.name_codes, names_cards)
