@@ -1,0 +1,171 @@
+"""What nodewise's leader does about ledgers, and each replica about its books, on a real API server."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from nodewise.extender.binding import DROPPED
+from tests.cluster import gpu, loopback, objects, replicas
+from tests.cluster.api import ApiError, Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.loopback import Receive, Send
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import OWN_NAMESPACE, Served
+from tests.conformance.tas.between import Between
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
+PODS = "/api/v1/pods"
+UNSCHEDULED = {"schedulerName": "nobody"}
+
+
+@pytest.fixture(autouse=True)
+def _ledgers_are_gone(corner: Sandbox) -> Iterator[None]:
+    yield
+    corner.api.request("DELETE", LEASES, params={"labelSelector": "nodewise.io/ledger=gpu"})
+
+
+def put_ledger(corner: Sandbox, node: str, **entries: Object) -> None:
+    """What a process wrote that is gone."""
+    corner.api.create(
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": f"gpu-{node}",
+                "namespace": OWN_NAMESPACE,
+                "labels": {"nodewise.io/ledger": "gpu"},
+                "annotations": {"nodewise.io/holdings": json.dumps(entries)},
+            },
+        }
+    )
+
+
+def entry(pod: str, seen: str) -> Object:
+    return {"pod": pod, "cards": "card0", "seen": seen, "charged": [{f"{gpu.PREFIX}i915": 1}]}
+
+
+def path(corner: Sandbox, pod: str) -> str:
+    return f"/api/v1/namespaces/{corner.namespace}/pods/{pod}"
+
+
+def test_a_claim_whose_bind_never_came_is_cleared_and_the_bind_refused_when_it_comes(
+    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+) -> None:
+    corner.nodes(gpu.node("g1", cards=1))
+    waiting = gpu.pod("waiting")
+    corner.pods(waiting | {"spec": waiting["spec"] | UNSCHEDULED})
+    meta = (corner.pod("waiting") or {})["metadata"]
+    put_ledger(corner, "g1", **{meta["uid"]: entry(f"{corner.namespace}/waiting", meta["resourceVersion"])})
+    with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
+        wait("the entry is taken out", lambda: not gpu.ledger(corner, "g1") or None)
+        assert DROPPED in (corner.pod("waiting") or {})["metadata"]["annotations"]
+        [told] = served.events("claim_dropped")
+        assert (told["pod"], told["why"]) == (f"{corner.namespace}/waiting", "unbound")
+        late = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {key: meta[key] for key in ("name", "namespace", "uid", "resourceVersion")},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "g1"},
+        }
+        with pytest.raises(ApiError) as refused:
+            corner.api.request("POST", f"{path(corner, 'waiting')}/binding", json=late)
+        assert refused.value.code == 409
+        corner.pods(gpu.pod("next"))
+        assert corner.expect_bound("next") == "g1"
+
+
+def test_the_ledger_of_a_node_that_is_gone_goes(plane: ControlPlane, corner: Sandbox, tmp_path: Path) -> None:
+    corner.nodes(gpu.node("g1"))
+    corner.pods(objects.running_on("g1", gpu.pod("runs")))
+    meta = (corner.pod("runs") or {})["metadata"]
+    put_ledger(corner, "g1", **{meta["uid"]: entry(f"{corner.namespace}/runs", meta["resourceVersion"])})
+    put_ledger(corner, "gone", somebody=entry(f"{corner.namespace}/left", "1"))
+    with gpu.extender(plane, tmp_path):
+        wait("it goes", lambda: corner.api.find(f"{LEASES}/gpu-gone") is None or None)
+    assert list(gpu.ledger(corner, "g1")) == [meta["uid"]]
+
+
+class Lossy(Between):
+    """Keeps some lines of watches to itself."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.swallows: list[bytes] = []
+        """A line that has all of this in it."""
+        self.swallowed = 0
+
+    async def _stream(self, path: str, response: Any, receive: Receive, send: Send) -> None:
+        await super()._stream(path, _Lines(response, self), receive, send)
+
+    def is_lost(self, line: bytes) -> bool:
+        lost = bool(self.swallows) and all(part in line for part in self.swallows)
+        self.swallowed += lost
+        return lost
+
+
+class _Lines:
+    def __init__(self, response: httpx2.Response, lossy: Lossy) -> None:
+        self._response, self._lossy = response, lossy
+        self.status_code = response.status_code
+
+    async def aiter_bytes(self) -> AsyncIterator[bytes]:
+        rest = b""
+        async for piece in self._response.aiter_bytes():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if not self._lossy.is_lost(line):
+                    yield line + b"\n"
+
+
+@contextlib.contextmanager
+def through(plane: ControlPlane, folder: Path, *more: str) -> Iterator[tuple[Served, Lossy]]:
+    """An extender that reaches the API server through somebody who loses what it is told to lose."""
+    user = gpu.user(plane)
+    lossy = Lossy(plane.url, plane.authority.client_context(user.pair))
+    with loopback.serving(lossy) as address:
+        cluster = {"clusters": [{"name": "c", "cluster": {"server": address}}]}
+        context = {"contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}
+        file = folder / "lossy.kubeconfig"
+        file.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **cluster, **context}))
+        user.kubeconfig = file
+        with gpu.extender(plane, folder, *more, by=user) as served:
+            yield served, lossy
+
+
+def test_an_event_that_was_missed_is_found_and_mended(
+    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+) -> None:
+    corner.nodes(gpu.node("g1"), gpu.node("g2"))
+    made = gpu.pod("missed")
+    made["metadata"]["annotations"] = {gpu.CARDS: "card0"}
+    corner.pods(objects.running_on("g1", made))
+    put_ledger(corner, "g2")
+
+    def stir(number: list[int]) -> None:
+        """Watches that say nothing else say how far they are once a minute."""
+        number[0] += 1
+        touched = {"metadata": {"annotations": {"touched": str(number[0])}}}
+        for one in ("/api/v1/nodes/g2", f"{LEASES}/gpu-g2", path(corner, "other")):
+            corner.api.patch(one, touched)
+
+    corner.pods(objects.running_on("g2", objects.pod("other")))
+    with through(plane, tmp_path, "--gpu-check-period=3s") as (served, lossy):
+        assert "g1" in replicas.held(served)
+        lossy.swallows = [b'"DELETED"', b'"missed"']
+        corner.api.delete(path(corner, "missed"))
+        corner.expect_gone("missed")
+        wait("the line is lost", lambda: lossy.swallowed or None)
+        assert "g1" in replicas.held(served)
+        count = [0]
+
+        def mended() -> bool | None:
+            stir(count)
+            return "g1" not in replicas.held(served) or None
+
+        wait("the books are mended", mended, 180)
+        assert {told["node"] for told in served.events("books_differ")} == {"g1"}
