@@ -5,6 +5,7 @@ there are nodes with cards; the last one has none and stands for every other nod
 one bind changes is copied, which takes some tens of microseconds an array at 5,000 nodes of 8 cards.
 """
 
+from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
@@ -147,16 +148,18 @@ def building(
     nodes: Sequence[tuple[NodeCards, Usage]], rows: NDArray[np.intp], tiles: str
 ) -> Generator[None, None, Layout]:
     """Like `build`, with a pause after some nodes each."""
-    columns: list[Column] = []
-    for number, (cards, usage) in enumerate(nodes):
-        if number % _STEP == 0:
-            yield
-        columns.append(column(cards, usage, tiles))
-    layout = yield from _empty(columns, rows, tiles)
-    codes = _Codes(layout)
-    for start in range(0, len(columns), _STEP):
+    size, parts = _Size(), deque[list[Column]]()
+    for start in range(0, len(nodes), _STEP):
         yield
-        _fill(layout, start, columns[start : start + _STEP], codes)
+        parts.append([column(cards, usage, tiles) for cards, usage in nodes[start : start + _STEP]])
+        size.hold(parts[-1])
+    layout = yield from _empty(len(nodes) + 1, size, rows, tiles)
+    codes = _Codes(layout)
+    for start in range(0, len(nodes), _STEP):
+        yield
+        _fill(
+            layout, start, parts.popleft(), codes
+        )  # let go here and not all at once, which takes milliseconds
     return layout._replace(names=tuple(codes.names), models=tuple(codes.models))
 
 
@@ -295,23 +298,32 @@ def _heights(cards: int, groups: int, links: int) -> Mapping[str, int]:
     return by_card | {"preferred": 1, "group_states": 1, "groups": groups, "links": links}
 
 
-def _empty(columns: Sequence[Column], rows: NDArray[np.intp], tiles: str) -> Generator[None, None, Layout]:
-    """Arrays of the right size. One card at least, so that no reduction over cards is empty."""
-    yield
-    width = len(columns) + 1
-    cards = max((len(one.names) for one in columns), default=0) or 1
-    groups = max((len(one.groups) for one in columns), default=0)
-    links = max((len(one.links) for one in columns), default=0)
-    resources = list(dict.fromkeys(name for one in columns for name in one.capacity))
+class _Size:
+    """What the largest nodes need. One card at least, so that no reduction over cards is empty."""
+
+    def __init__(self) -> None:
+        self.cards, self.groups, self.links = 1, 0, 0
+        self.resources: dict[str, None] = {}
+
+    def hold(self, columns: Iterable[Column]) -> None:
+        for one in columns:
+            self.cards = max(self.cards, len(one.names))
+            self.groups = max(self.groups, len(one.groups))
+            self.links = max(self.links, len(one.links))
+            self.resources.update(dict.fromkeys(one.capacity))
+
+
+def _empty(width: int, size: _Size, rows: NDArray[np.intp], tiles: str) -> Generator[None, None, Layout]:
+    """Arrays of the right size."""
     plain = {}
-    for name, height in _heights(cards, groups, links).items():
+    for name, height in _heights(size.cards, size.groups, size.links).items():
         yield
         plain[name] = np.full((height, width), _FILL[name], _TYPES[name])
     capacity, free = {}, {}
-    for name in resources:
+    for name in size.resources:
         yield
-        capacity[name] = np.zeros((cards, width), np.int64)
-        free[name] = np.full((cards, width), ABSENT, np.int64)
+        capacity[name] = np.zeros((size.cards, width), np.int64)
+        free[name] = np.full((size.cards, width), ABSENT, np.int64)
     return Layout(rows=rows, names=(), models=("",), capacity=capacity, free=free, tiles=tiles, **plain)
 
 
