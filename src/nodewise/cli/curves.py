@@ -32,7 +32,7 @@ _FROM_PCT: Final = 80
 def check() -> None:
     """BadSettings where nothing can be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise BadSettings("--svg", [Problem("matplotlib", "not installed", "pip install matplotlib")])
+        raise BadSettings("--svg", [Problem("matplotlib", "not installed", "pip install 'nodewise[plots]'")])
 
 
 def draw(ours: Mapping[str, Curve], published: Mapping[str, Curve], path: Path) -> None:
