@@ -173,3 +173,27 @@ def test_a_page_of_another_version_is_an_error_of_that_replica(tmp_path: Path) -
         server.shutdown()
     assert done.returncode == 1
     assert "the form of this version" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def with_cards() -> Iterator[Child]:
+    """An extender that decided about the waiting pod of the example."""
+    with child.extender([f"--objects-from={ROOT / 'examples/gpu-cards'}", "--agents=gpu"]) as served:
+        served.wait_ready()
+        resources = {"requests": {"gpu.intel.com/i915": "1", "gpu.intel.com/memory.max": "5G"}}
+        spec = {"containers": [{"name": "serve", "resources": resources}]}
+        given = {"metadata": {"name": "model-3", "namespace": "gpu-demo", "uid": "3"}, "spec": spec}
+        ask(served, "filter", ["two-cards", "four-linked", "no-cards"], given)
+        yield served
+
+
+def test_card_resource_and_shortfall_are_told(with_cards: Child) -> None:
+    done = explain("gpu-demo/model-3", "--server", with_cards.health_url)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("two-cards", "four-linked"))]
+    assert rows[0].split() == ["four-linked", "-", "-", "serve:", "card1", "-"]
+    assert "card0 has 3G gpu.intel.com/memory.max left, 5G wanted: 2G too little" in rows[1]
+    page = httpx2.get(f"{with_cards.health_url}/decisions?pod=model-3").json()
+    assert page["decisions"][0]["details"]["four-linked"] == {"gpu": "serve: card1"}
+    found = json.loads(explain("gpu-demo/model-3", "--server", with_cards.health_url, "-o", "json").stdout)
+    assert found["attempt"]["nodes"][0]["details"] == {"gpu": "serve: card1"}

@@ -16,6 +16,9 @@ from nodewise.extender import report
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import Decision
 
+_GETS: Final = "GETS"
+_DETAILS: Final = "DETAILS"
+"""Columns that are shown where there is anything in them."""
 _OFTEN: Final = 100
 """Pods between two words about progress."""
 
@@ -116,16 +119,18 @@ def _table(outcome: Outcome) -> bool:
     """A row a pod: where it may go, which node is liked best, and why not elsewhere."""
     if outcome.running:
         told = _told(outcome, lambda one: [_moving(one)])
-        told.show(("POD", "NODE", "STAYS", "FITS", "BEST", "WHY NOT THERE, OR ELSEWHERE"))
+        told.show(("POD", "NODE", "STAYS", "FITS", "BEST", _GETS, "WHY NOT THERE, OR ELSEWHERE"))
     else:
         told = _told(outcome, lambda one: [_waiting(one)])
-        told.show(("POD", "FITS", "BEST", "WHY NOT ELSEWHERE"))
+        told.show(("POD", "FITS", "BEST", _GETS, "WHY NOT ELSEWHERE"))
     _summary(outcome, told.counts)
     return told.well
 
 
 class _Told(NamedTuple):
-    """Rows of the pods that wait and of those that may not stay; the others are counted."""
+    """Rows of the pods that wait and of those that may not stay; the others are counted. The columns of what agents
+    know besides are left out where there is nothing.
+    """
 
     rows: list[list[str]]
     counts: Counter[str]
@@ -133,7 +138,7 @@ class _Told(NamedTuple):
 
     def show(self, head: Sequence[str]) -> None:
         if self.rows:
-            tables.show(head, self.rows)
+            tables.show(*tables.without(_GETS if _GETS in head else _DETAILS, head, self.rows))
 
 
 def _told(outcome: Outcome, rows: Callable[[Decided], Iterable[list[str]]]) -> _Told:
@@ -169,16 +174,16 @@ def _summary(outcome: Outcome, counts: Counter[str]) -> None:
 
 def _waiting(one: Decided) -> list[str]:
     kept = int(one.filtered.kept().sum())
-    return [_name(one), f"{kept}/{len(one.filtered.names)}", _best(one), _reasons(one)]
+    return [_name(one), f"{kept}/{len(one.filtered.names)}", _best(one), _gets(one), _reasons(one)]
 
 
 def _moving(one: Decided) -> list[str]:
-    name, fits, best, why = _waiting(one)
+    name, fits, best, gets, why = _waiting(one)
     if not one.node:
-        return [name, "-", "-", fits, best, why]
+        return [name, "-", "-", fits, best, gets, why]
     here = report.rejected(one.filtered, np.flatnonzero([name == one.node for name in one.filtered.names]))
     reasons = "; ".join(rejection["reason"] for rejection in here.get(one.node, []))
-    return [name, one.node, "no", fits, best, reasons]
+    return [name, one.node, "no", fits, best, gets, reasons]
 
 
 def _name(one: Decided) -> str:
@@ -190,19 +195,44 @@ def _best(one: Decided) -> str:
     return one.scored.names[int(points.argmax())] if len(points) else "-"
 
 
+def _gets(one: Decided) -> str:
+    """What the pod would get on the node that is liked best."""
+    points = one.scored.points()
+    if not len(points):
+        return "-"
+    return "; ".join(_said(one, one.scored.names[int(points.argmax())]).values()) or "-"
+
+
+def _said(one: Decided, node: str) -> dict[str, str]:
+    """What agents say of a node besides, by agent."""
+    found: dict[str, str] = {}
+    for decision in (one.filtered, one.scored):
+        at = np.flatnonzero([name == node for name in decision.names]) if report.has_details(decision) else ()
+        for position in at:
+            found |= dict(report.said(decision, int(position)))
+    return found
+
+
 def _reasons(one: Decided) -> str:
-    counts = Counter[str]()
+    """Each reason with the number of its nodes, and what the one that comes closest lacks."""
+    counts, closest = Counter[str](), dict[str, str]()
     for _, verdict in one.filtered.verdicts:
-        for code in verdict.codes[verdict.codes > 0].tolist():
-            counts[verdict.reasons[code - 1].text()] += 1
-    return "; ".join(f"{count} {reason}" for reason, count in counts.most_common()) or "-"
+        for code in np.unique(verdict.codes[verdict.codes > 0]).tolist():
+            text = verdict.reasons[code - 1].text()
+            at = np.flatnonzero(verdict.codes == code)
+            counts[text] += len(at)
+            if verdict.details is not None:
+                nearest = int(at[verdict.details.distances()[at].argmin()])
+                said = verdict.details.text(nearest)
+                closest[text] = f" ({one.filtered.names[nearest]}: {said})" if said else ""
+    return "; ".join(f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()) or "-"
 
 
 def _wide(outcome: Outcome) -> bool:
     """A row a pod and node, with what was measured there."""
     told = _told(outcome, lambda one: _rows(document(one, running=outcome.running)))
     here = ("ON",) if outcome.running else ()
-    told.show(("POD", *here, "NODE", "SCORE", "MEASURED", "REJECTED"))
+    told.show(("POD", *here, "NODE", "SCORE", "MEASURED", _DETAILS, "REJECTED"))
     _summary(outcome, told.counts)
     return told.well
 
@@ -216,7 +246,9 @@ def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
     for node in [*one["feasible"], *one["rejected"]]:
         why = "; ".join(rejection["reason"] for rejection in one["rejected"].get(node, []))
         score = str(one["scores"].get(node, "-"))
-        yield [one["pod"], *here, node, score, " ".join(measured.get(node, ())) or "-", why or "-"]
+        details = "; ".join(one.get("details", {}).get(node, {}).values())
+        values = " ".join(measured.get(node, ()))
+        yield [one["pod"], *here, node, score, values or "-", details or "-", why or "-"]
 
 
 FORMS: Final[dict[str, Callable[[Outcome], bool]]] = {

@@ -5,6 +5,8 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
+import msgspec
+
 from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
@@ -13,6 +15,7 @@ from nodewise.extender.world import Learner, Stores
 from nodewise.kube import files, listing
 from nodewise.kube.api import Api
 from nodewise.kube.fields import merge
+from nodewise.kube.files import Objects
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import NODES, PODS
 from nodewise.kube.store import Store, Writer
@@ -113,9 +116,19 @@ def watched(kinds: Iterable[AgentKind]) -> list[Watched]:
     return list({one.name: one for kind in kinds for one in kind.watched}.values())
 
 
-def kept(found: Iterable[T], one: Watched) -> list[T]:
-    """Those of some objects that count."""
+def given(objects: Objects, one: Watched) -> list[Any]:
+    """Those of files that count. Pods have a uid, by which books are kept: who writes one into a file leaves it out."""
+    found: list[Any] = objects.of(one.resource, cast("type[Any]", one.type))
+    if one.resource == PODS:
+        found = [*map(_identified, found)]
     return [item for item in found if one.keep is None or one.keep(item)]
+
+
+def _identified(pod: Any) -> Any:
+    if pod.metadata.uid:
+        return pod
+    uid = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=uid))
 
 
 def from_files(paths: Sequence[str], kinds: Sequence[AgentKind], period_s: float) -> Feed:
@@ -127,8 +140,7 @@ def from_files(paths: Sequence[str], kinds: Sequence[AgentKind], period_s: float
         plain, _ = metric_files.split(paths)
         found = files.read(plain)
         for one in wanted:
-            objects: list[Any] = found.of(one.resource, cast("type[Any]", one.type))
-            writers[one.name].replace(kept(objects, one))
+            writers[one.name].replace(given(found, one))
 
     async def follow() -> None:
         before = metric_files.fingerprint(paths)

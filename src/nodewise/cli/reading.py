@@ -8,7 +8,7 @@ an agent that takes part needs them. Nothing is written.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
@@ -166,17 +166,7 @@ async def _read(sources: _Sources, sought: Sequence[_Sought]) -> list[Keyed]:
 
 
 def _keyed(objects: Objects, one: Watched) -> Keyed:
-    found: list[Any] = objects.of(one.resource, cast("type[Any]", one.type))
-    items = map(_identified, found) if _is_of_pods(one) else found
-    return {(item.metadata.namespace, item.metadata.name): item for item in feeds.kept(items, one)}
-
-
-def _identified(item: Any) -> Any:
-    """With a uid, by which books are kept: who writes a pod into a file leaves it out."""
-    if item.metadata.uid:
-        return item
-    uid = f"{item.metadata.namespace}/{item.metadata.name}"
-    return msgspec.structs.replace(item, metadata=msgspec.structs.replace(item.metadata, uid=uid))
+    return {(item.metadata.namespace, item.metadata.name): item for item in feeds.given(objects, one)}
 
 
 async def _listed(api: Api, sought: Sequence[_Sought]) -> list[Keyed]:

@@ -8,6 +8,7 @@ from nodewise.cli import silence
 from nodewise.cli.pods import Seen
 from nodewise.cli.replicas import Answer
 from nodewise.extender import report
+from nodewise.extender.decision import Decision
 from nodewise.extender.explaining import Explanation, Finding, Group, Measured
 from nodewise.extender.redeciding import Change
 
@@ -73,8 +74,13 @@ def _attempt(told: Explanation) -> dict[str, Any]:
         "preempt": None
         if preempted is None
         else {"feasible": preempted.names[preempted.kept()].tolist(), "rejected": report.rejected(preempted)},
-        "bind": None if bound is None else {"node": bound.names[0], "told": bound.told},
+        "bind": None if bound is None else _bind(bound),
     }
+
+
+def _bind(bound: Decision) -> dict[str, Any]:
+    why = report.rejected(bound).get(bound.names[0], [])
+    return {"node": bound.names[0], "told": bound.told, "refused": why[0]["reason"] if why else None}
 
 
 def _node(one: Finding) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def _node(one: Finding) -> dict[str, Any]:
         "score": one.score,
         "reasons": [{"agent": agent, "reason": reason.text()} for agent, reason in one.reasons],
         "measured": [_measured(measured) for measured in one.measured],
-        "details": dict(one.details),
+        **({"details": dict(one.details)} if one.details else {}),
     }
 
 

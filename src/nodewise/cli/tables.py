@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import click
 from rich.console import Console
@@ -13,6 +13,13 @@ _WHOLE: Final = 10_000
 """Columns of a pipe: nobody wants a line there that was broken to fit."""
 _LAST: Final = 30
 """The last column is never folded to fewer columns than this; a narrower terminal breaks lines by itself."""
+
+
+class Shown(NamedTuple):
+    """What `show` takes."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -30,6 +37,14 @@ def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         console.print(table)
     for line in printed.get().splitlines():
         click.echo(line.rstrip())
+
+
+def without(name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Shown:
+    """Head and rows without that column, where no row has anything there but a dash."""
+    at = list(head).index(name)
+    if any(row[at] != "-" for row in rows):
+        return Shown(head, rows)
+    return Shown([*head[:at], *head[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows])
 
 
 def _width(rows: Sequence[Sequence[str]], terminal: int) -> int:

@@ -17,6 +17,8 @@ from nodewise.extender.redeciding import Change
 FEW: Final = 20
 """So many nodes are shown one by one; of more, those that matter."""
 _CLOSEST: Final = 3
+_DETAILS: Final = "DETAILS"
+"""A column that is shown where there is anything in it."""
 
 
 def text(story: Story, *, every_node: bool) -> None:
@@ -28,8 +30,8 @@ def text(story: Story, *, every_node: bool) -> None:
     findings = story.explanation.findings
     _say(_heading(story))
     if every_node or (len(findings) <= FEW and not _nobody_could_say(story.explanation)):
-        rows = ([one.node, _score(one), _values(one), _why(one)] for one in findings)
-        tables.show(("NODE", "SCORE", "MEASURED", "REJECTED"), rows)
+        rows = [[one.node, _score(one), _values(one), _details(one) or "-", _why(one)] for one in findings]
+        tables.show(*tables.without(_DETAILS, ("NODE", "SCORE", "MEASURED", _DETAILS, "REJECTED"), rows))
     else:
         _tell_groups(story.explanation)
     _say(_ending(story.explanation))
@@ -99,9 +101,15 @@ def _remarks(story: Story, judged: Decision) -> Iterator[str]:
     if preempted is not None:
         left, asked = int(preempted.kept().sum()), len(preempted.names)
         yield f"of {_count(asked, 'node')} where pods could be evicted for it, {left} would pass then"
-    bound = story.explanation.attempt.bound if story.explanation else None
-    if bound is not None and bound.told:
-        yield f"bind to {bound.names[0]}: {bound.told}"
+
+
+def _end(bound: Decision) -> str:
+    """What came of the bind."""
+    node = bound.names[0]
+    refused = report.rejected(bound).get(node)
+    if refused:
+        return f"kube-scheduler chose {node}, and the bind failed: {refused[0]['reason']}"
+    return f"kube-scheduler chose {node}; bound" + (f", with {bound.told}" if bound.told else "")
 
 
 def _chosen(story: Story, node: str) -> str:
@@ -143,7 +151,7 @@ def _named(nodes: Sequence[Finding], *, rejecting: bool) -> str:
     told = []
     for one in nodes[:_CLOSEST]:
         score = "" if one.score is None else f"score {one.score}"
-        said = ", ".join(filter(None, (score, _values(one, rejecting=rejecting))))
+        said = ", ".join(filter(None, (score, _values(one, rejecting=rejecting), _details(one))))
         told.append(f"{one.node}: {said}" if said not in {"", "-"} else one.node)
     return "; ".join([*told, *(["…"] if len(nodes) > _CLOSEST else [])])
 
@@ -162,7 +170,12 @@ def _rows(one: Finding) -> Iterator[list[str]]:
         [_rule(m), _value(m), _age(m), "yes" if m.rejects else "no" if m.target is not None else "-"]
         for m in one.measured
     ]
-    for number, rule in enumerate(rules or [[_why(one), "-", "-", "-"]]):
+    if not rules:
+        text = "; ".join(filter(None, (*(reason.text() for _, reason in one.reasons), _details(one))))
+        rules = [[text or "-", "-", "-", "-"]]
+    elif one.details:
+        rules.append([_details(one), "-", "-", "-"])
+    for number, rule in enumerate(rules):
         yield [*(head if not number else ["", "", ""]), *rule]
 
 
@@ -198,6 +211,10 @@ def _rule(measured: Measured) -> str:
     return f"{measured.metric} {measured.operator} {quantity.to_text(measured.target)}"
 
 
+def _details(one: Finding) -> str:
+    return "; ".join(text for _, text in one.details)
+
+
 def _why(one: Finding) -> str:
     return "; ".join(reason.text() for _, reason in one.reasons) or "-"
 
@@ -212,7 +229,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def _ending(explanation: Explanation) -> Iterator[str]:
-    """What would have changed it, and what somebody can do."""
+    """What came of the bind, or what would have changed it, and what somebody can do."""
+    if explanation.attempt.bound is not None:
+        yield ""
+        yield _end(explanation.attempt.bound)
     lines = [*_changes(explanation.changes), *_remedies(explanation)]
     if lines:
         yield ""

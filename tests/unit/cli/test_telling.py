@@ -1,14 +1,17 @@
 """What an operator reads."""
 
+import msgspec
+import numpy as np
 import pytest
 
+from nodewise.agent import Verdict
 from nodewise.cli import story as stories
 from nodewise.cli import telling
 from nodewise.cli.pods import Seen, State
 from nodewise.cli.replicas import Answer, Replica
 from nodewise.cli.story import Story
 from nodewise.extender import explaining
-from nodewise.extender.arrays import Told
+from nodewise.extender.arrays import Told, ToldDetails
 from nodewise.extender.decision import Decision
 from nodewise.extender.explaining import Attempt
 from nodewise.extender.ledger import Page
@@ -41,6 +44,44 @@ def lines(
 
 def on(node: str) -> Seen:
     return Seen(WAITS._replace(node=node))
+
+
+def carded(*texts: str, codes: str) -> Decision:
+    """A filter call of the gpu agent: what it says of each node besides, and which it rejects."""
+    rejected = np.array(codes.split(), np.int16)
+    details = ToldDetails(texts, np.where(rejected > 0, 0.5, 1.0))
+    return of(("gpu", Verdict(rejected, (Told("will not fit: too little memory"),), details=details)))
+
+
+def test_cards_and_what_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
+    filtered = carded("card0 has 3G left, 5G wanted", "train: card1", "", codes="1 0 1")
+    bound = msgspec.structs.replace(of(nodes="n2", verb="bind"), told="train: card1")
+    assert lines(capsys, story(filtered, None, None, bound))[3:] == [
+        "NODE  SCORE  MEASURED  DETAILS                       REJECTED",
+        "n2    -      -         train: card1                  -",
+        "n1    -      -         card0 has 3G left, 5G wanted  will not fit: too little memory",
+        "n3    -      -         -                             will not fit: too little memory",
+        "",
+        "kube-scheduler chose n2; bound, with train: card1",
+    ]
+    wide = lines(capsys, story(filtered), "wide")
+    assert (
+        "n1    rejected  -      will not fit: too little memory; card0 has 3G left, 5G wanted  -" in wide[5]
+    )
+
+
+def test_of_many_nodes_the_one_that_lacks_least_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    (agent, verdict), *_ = carded(*[f"lacks {n}" for n in range(30)], codes="1 " * 30).verdicts
+    assert verdict.details is not None
+    far = ToldDetails([verdict.details.text(n) for n in range(30)], np.arange(30)[::-1] / 30)
+    found = "\n".join(lines(capsys, story(of((agent, verdict._replace(details=far))))))
+    assert "will not fit: too little memory  n30: lacks 29; n29: lacks 28; n28: lacks 27; …" in found
+
+
+def test_a_bind_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = ("gpu", Verdict(np.ones(1, np.int16), (Told("will not fit"),)))
+    found = lines(capsys, story(carded("a: card0", codes="0"), None, None, of(refused, verb="bind")))
+    assert "kube-scheduler chose n1, and the bind failed: will not fit" in found
 
 
 def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -211,7 +211,7 @@ class Shortfall(msgspec.Struct, frozen=True):
     def text(self) -> str:
         free = max(self.free, 0)
         told, wanted, short = map(amounts.text, (free, self.wanted, self.wanted - free))
-        return f"{self.card} has {told} {self.resource} left of the {wanted} wanted: {short} too little"
+        return f"{self.card} has {told} {self.resource} left, {wanted} wanted: {short} too little"
 
 
 def _cards(count: int, one: str = "", many: str = "") -> str:

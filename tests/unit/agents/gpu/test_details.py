@@ -31,7 +31,7 @@ def details(asked: BookedPod, given: View, **options: str) -> Details:
             new("p", "i915=1 mc=400"),
             [
                 "",
-                "card0 has 300 gpu.intel.com/millicores left of the 400 wanted: 100 too little",
+                "card0 has 300 gpu.intel.com/millicores left, 400 wanted: 100 too little",
                 "c0: card0",
             ],
         ),

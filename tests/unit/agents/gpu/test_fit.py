@@ -183,7 +183,7 @@ def test_what_is_lacking_is_told_of_the_card_that_comes_closest() -> None:
     fitted = fit_one(cards(), held(mc=700), ask("2 mc=500"))
     found = fitted.lacks.at(0)
     assert found is not None
-    assert found.text() == f"card0 has 300 {MC} left of the 500 wanted: 200 too little"
+    assert found.text() == f"card0 has 300 {MC} left, 500 wanted: 200 too little"
     assert fit_one(cards(), held(mc=700), ask("1 mc=500")).lacks.at(0) is None
 
 
@@ -191,7 +191,7 @@ def test_what_is_lacking_where_no_card_has_all() -> None:
     node = cards(capacity={COUNT: (8, 8), MC: (1000, 500), TILES: (1, 2)})
     found = fit_one(node, accounts.EMPTY, ask("1 mc=600 t=2")).lacks.at(0)
     assert found is not None
-    assert found.text() == f"card0 has 1 {TILES} left of the 2 wanted: 1 too little"
+    assert found.text() == f"card0 has 1 {TILES} left, 2 wanted: 1 too little"
 
 
 def test_only_cards_of_the_models_that_the_pod_names() -> None:
