@@ -81,6 +81,16 @@ class Run(NamedTuple):
             self.plane.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {EMPTIED: "true"}}})
         wait("pods are marked", lambda: all(map(self._is_marked, self.corners)) or None)
 
+    def pods_are_counted_again(self) -> None:
+        for corner in self.corners:
+            corner.pods(gpu.pod("one-more"))
+
+        def is_counted() -> bool | None:
+            verbs = {one.verb for one in self.requests() if one.resource == "configmaps" and one.code < 300}
+            return {"create", "update"} <= verbs or None
+
+        wait("the count is written again", is_counted, 120)
+
     def nodes_go(self) -> None:
         for corner in self.corners:
             corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods")
@@ -122,6 +132,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(run: Run) -> None:
     run.binds_that_fail()
     run.binds_at_once()
     run.cards_are_emptied()
+    run.pods_are_counted_again()
     run.nodes_go()
     requests = [one for one in run.requests() if one.resource]
     assert [one for one in requests if one.code in {401, 403}] == []

@@ -23,6 +23,7 @@
 | `agent.py` | answers a request, and plans a bind |
 | `descheduling.py` | which pods are told to go |
 | `sweeping.py` | what of a ledger is to be cleared away |
+| `census.py` | the count of the pods that come, in a ConfigMap |
 | `checking.py` | whether the books are those of a fresh list |
 | `gauges.py` | the books as numbers for Prometheus |
 | `controller.py` | does all that, in the leader or in every replica |
@@ -34,16 +35,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nodewise.agent import LEDGER, Hands, LedgerLease, Resource, Watched
-from nodewise.agents.gpu import cards, demand, profile
+from nodewise.agents.gpu import cards, census, demand, profile
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.books import CARDS
 from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu.census import Census
 from nodewise.agents.gpu.controller import GpuController
 from nodewise.agents.gpu.demand import BookedPod, GpuPod
 from nodewise.agents.gpu.options import GpuOptions
-from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState
+from nodewise.agents.gpu.state import CENSUS, LEDGERS, PODS, GpuState
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
+_CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 _LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 _NATIVE: Final = "kubernetes.io/"
 """Of resources that are no device plugin's, such as hugepages and attachable volumes."""
@@ -81,6 +84,14 @@ class GpuKind:
             LedgerLease,
             own_namespace=True,
             selectors={"labelSelector": f"{LEDGER}={GpuAgent.name}"},
+        ),
+        Watched(
+            CENSUS,
+            _CONFIGMAPS,
+            Census,
+            keep=lambda one: one.metadata.name == census.NAME,
+            own_namespace=True,
+            selectors={"fieldSelector": f"metadata.name={census.NAME}"},
         ),
     )
 

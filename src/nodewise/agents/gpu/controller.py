@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from nodewise import clock as clocks
-from nodewise.agent import Hands, LedgerLease, NodeIndex, View, World
-from nodewise.agents.gpu import checking, descheduling, gauges, sweeping
+from nodewise.agent import Hands, LedgerLease, NodeIndex, ObjectKey, View, World
+from nodewise.agents.gpu import census, changes, checking, descheduling, gauges, sweeping
+from nodewise.agents.gpu.census import Census, Reader
 from nodewise.agents.gpu.checking import Difference, Told
 from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.gauges import Gauge
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.profile import Profile
-from nodewise.agents.gpu.state import LEDGER_PREFIX, LEDGERS, PODS, GpuState, Slot, holdings
+from nodewise.agents.gpu.state import CENSUS, LEDGER_PREFIX, LEDGERS, PODS, GpuState, Slot, holdings
 from nodewise.agents.gpu.sweeping import Loose
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
 from nodewise.kube import resources
@@ -38,6 +39,9 @@ _REACH_S: Final = 150.0
 """A quiet watch says every minute how far it is."""
 _LOOK_S: Final = 0.5
 _GAUGES_S: Final = 5.0
+_COUNTS_S: Final = 30.0
+"""Pods that came are written down no more often than this."""
+_CONFIGMAPS: Final = resources.Resource("", "v1", "configmaps", "ConfigMap")
 _MOST_TOLD: Final = 10
 """Differences that are logged each by itself."""
 
@@ -48,6 +52,7 @@ class GpuController:
     def __init__(self, options: GpuOptions, profile: Profile, hands: Hands) -> None:
         self._labels = PodLabels(hands)
         self._sweeper = Sweeper(hands)
+        self._counter = PodCounter(options, profile, hands)
         self._checker = Checker(options, profile, hands)
         self._gauges = Gauges(options, profile, hands)
 
@@ -55,12 +60,13 @@ class GpuController:
         """We lead from now on."""
         self._labels.begin()
         self._sweeper.begin()
+        self._counter.begin()
 
     async def step(self, view: View) -> None:
-        """Labels and ledgers. One that fails, for want of a right, stops no other."""
+        """Labels, ledgers, and the count of pods. One that fails, for want of a right, stops no other."""
         slot: Slot | None = view.slots.get(NAME)
         if slot is not None:
-            await every([self._labels.step(slot), self._sweeper.step(slot)])
+            await every([self._labels.step(slot), self._sweeper.step(slot), self._counter.step(slot)])
 
     async def run(self) -> None:
         """In every replica, for ever (`agent.Following`)."""
@@ -166,6 +172,59 @@ class Sweeper:
 
 def _version(lease: LedgerLease) -> tuple[str, str]:
     return lease.metadata.name, lease.metadata.resourceVersion
+
+
+class PodCounter:
+    """Counts the pods that come, for the placement `fragmentation` (`census`)."""
+
+    def __init__(self, options: GpuOptions, profile: Profile, hands: Hands) -> None:
+        self._options = options
+        self._profile = profile
+        self._hands = hands
+        self.begin()
+
+    def begin(self) -> None:
+        self._pods: Mapping[ObjectKey, BookedPod] | None = None
+        self._old: list[BookedPod] = []
+        """Those that were there when we began; they may have been counted."""
+        self._new: list[BookedPod] = []
+        self._due_s = 0.0
+
+    async def step(self, slot: Slot) -> None:
+        """Note who came, and write it now and then; a file of typical pods makes that needless."""
+        if self._options.gpu_typical_pods:
+            return
+        pods = slot.pods.by_key
+        if self._pods is None:
+            self._old = list(pods.values())
+        else:
+            changed = await clocks.paced_result(changes.between(self._pods, pods))
+            self._new += [pods[key] for key in changed if key in pods and self._is_new(pods[key], key)]
+        self._pods = pods
+        now_s = self._hands.clock.monotonic()
+        if (self._old or self._new) and now_s >= self._due_s:
+            self._due_s = now_s + _COUNTS_S
+            await self._write()
+
+    def _is_new(self, pod: BookedPod, key: ObjectKey) -> bool:
+        before = self._pods.get(key) if self._pods is not None else None
+        return before is None or before.metadata.uid != pod.metadata.uid
+
+    async def _write(self) -> None:
+        """By compare-and-swap; who was beaten counts upon what the other wrote, the next time."""
+        there: Census | None = self._hands.objects[CENSUS].get(self._hands.namespace, census.NAME)
+        before = await clocks.paced_result(census.read(there))
+        reader = Reader(self._profile, self._options, self._hands.clock.now())
+        old, new = self._old, self._new
+        after = await clocks.paced_result(census.added(before, old, new, reader))
+        if after.history != before.history:
+            namespace = self._hands.namespace
+            body = census.body(after, namespace, there.metadata.resourceVersion if there else "")
+            if there is None:
+                await self._hands.api.create(_CONFIGMAPS.path(namespace), body)
+            else:
+                await self._hands.api.replace(_CONFIGMAPS.path(namespace, census.NAME), body)
+        self._old, self._new = [], []
 
 
 class Checker:

@@ -72,6 +72,7 @@ class BookedMetadata(GpuPodMetadata, frozen=True, gc=False, kw_only=True):
     namespace: str = ""
     uid: str = ""
     resourceVersion: str = ""  # noqa: N815 - the API's name
+    creationTimestamp: str = ""  # noqa: N815 - the API's name
     labels: BookedLabels | None = None
 
 

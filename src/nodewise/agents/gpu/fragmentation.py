@@ -10,12 +10,13 @@ A class is a point in a grid of what cards and nodes may have left, so what all 
 look-up in a table that is made once for a workload.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise import clock
 from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.typical import PodClass
 from nodewise.agents.gpu.working import Working
@@ -94,6 +95,11 @@ NOBODY: Final = Typical(np.zeros(0, np.int64), {}, (), np.zeros((1, 1)), (), (),
 
 
 def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> Typical:
+    """See `building`; all at once."""
+    return clock.result(building(classes, counts))
+
+
+def building(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> Generator[None, None, Typical]:
     """The tables of classes, which are given with how often they come. `counts` are resources that count cards: they
     limit how many pods a card takes, and say nothing about how much of it is free unless there is nothing else.
     """
@@ -110,13 +116,18 @@ def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> Typ
             single[grid.corner(one)] += often / total
         else:
             groups.setdefault((one.per_card, one.models), []).append(one)
+        yield
+    made = []
+    for members in groups.values():
+        made.append(_group(grid, members, kept, total))
+        yield
     amounts = [name for name in grid.resources if name not in counts]
     return Typical(
         cpu_milli=grid.cpu_milli,
         resources=grid.resources,
         models=grid.models,
         single=single.reshape(grid.shape[0], -1),
-        groups=tuple(_group(grid, members, kept, total) for members in groups.values()),
+        groups=tuple(made),
         shared=tuple(amounts or grid.resources),
         scales=Scales(),
     )

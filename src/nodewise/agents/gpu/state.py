@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from nodewise.agent import HOLDINGS, Inputs, LedgerLease, NodeIndex, ObjectKey, Want, World
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import cards as decks
-from nodewise.agents.gpu import changes
+from nodewise.agents.gpu import census as censuses
+from nodewise.agents.gpu import changes, fragmentation
 from nodewise.agents.gpu import layout as layouts
 from nodewise.agents.gpu import ledger as ledgers
+from nodewise.agents.gpu import typical as typicals
 from nodewise.agents.gpu.books import NodeBooks, Pods
 from nodewise.agents.gpu.cards import NodeCards
+from nodewise.agents.gpu.census import Census
 from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.fragmentation import NOBODY, Typical
 from nodewise.agents.gpu.layout import Layout
@@ -26,6 +29,7 @@ from nodewise.agents.gpu.profile import Profile
 
 PODS: Final = "pods"
 LEDGERS: Final = "ledgers"
+CENSUS: Final = "gpu_typical_pods"
 """Keys of `World.objects`."""
 LEDGER_PREFIX: Final = "gpu-"
 """Of the name of a node's ledger; the rest is the node's name."""
@@ -66,7 +70,7 @@ class Slot(NamedTuple):
 class GpuState:
     """Remembers what was read and laid out."""
 
-    inputs = Inputs(frozenset({PODS, LEDGERS}), node_objects=True, metrics=False)
+    inputs = Inputs(frozenset({PODS, LEDGERS, CENSUS}), node_objects=True, metrics=False)
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -101,6 +105,10 @@ class GpuState:
         """Nodes to be computed again."""
         self._moved: set[str] = set()
         """Nodes to be laid out again."""
+        self._seen_census: tuple[Any, int] = (None, 0)
+        """What was counted, and the day on which that was looked at."""
+        self._classes: typicals.Classes = {}
+        self._typical = NOBODY
         self._index = NodeIndex()
         self._rows: dict[str, int] = {}
         self._layout = layouts.build((), np.zeros(1, np.intp), self._profile.tiles)
@@ -127,8 +135,9 @@ class GpuState:
             self._version = pods.version
         yield from self._renew(pods)
         yield from self._lay_out(world.nodes)
+        yield from self._follow_census(world.objects.get(CENSUS, {}), typicals.day(world.now))
         self._is_whole = True
-        return Slot(self._layout, self._rows, dict(self._nodes), pods)
+        return Slot(self._layout, self._rows, dict(self._nodes), pods, typical=self._typical)
 
     def amended(self, slot: Slot, node: str, ledger: LedgerLease | None) -> Slot:
         """The slot with another ledger of one node (`agent.Amending`)."""
@@ -171,6 +180,18 @@ class GpuState:
             for pod in _named(self._holdings[node]):
                 self._claimed.setdefault(pod, set()).add(node)
         self._dirty.add(node)
+
+    def _follow_census(self, found: Mapping[ObjectKey, Census], today: int) -> Generator[None, None, None]:
+        """Make the tables of typical pods anew where others count now."""
+        only = next(iter(found.values()), None)
+        if self._seen_census == (only, today):
+            return
+        counted = yield from censuses.read(only)
+        classes = typicals.classes(counted.history, today)
+        if classes != self._classes:
+            self._typical = yield from fragmentation.building(classes, self._profile.counts)
+            self._classes = classes
+        self._seen_census = (only, today)
 
     def _follow_pods(self, pods: Mapping[ObjectKey, BookedPod]) -> Generator[None, None, None]:
         for number, key in enumerate((yield from changes.between(self._seen_pods, pods))):

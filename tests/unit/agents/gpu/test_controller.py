@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodewise.agent import HOLDINGS, LEDGER, Hands, ObjectKey, Tally
-from nodewise.agents.gpu import KIND, gauges
+from nodewise.agents.gpu import KIND, census, gauges
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.descheduling import LABEL
@@ -26,7 +26,7 @@ from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.resources import LEASES, NODES, PODS
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.observe.meters import Meters
-from nodewise.simulate.api import FakeApi
+from nodewise.simulate.api import CONFIGMAPS, FakeApi
 from tests.unit.agents.gpu.facts import amounts, entry, node, pod, slot, world
 from tests.unit.kube import virtual
 from tests.unit.kube.virtual import VirtualClock
@@ -348,6 +348,68 @@ class TestLedgers:
             api.ledger("left", **{made["uid"]: ("p", "card0", made["resourceVersion"])})
 
         play(test, prepare)
+
+
+class TestCounting:
+    @staticmethod
+    def counted(api: Api) -> dict[str, int]:
+        """By millicores of a card: how many pods."""
+        data = api.objects(CONFIGMAPS)[OURS, census.NAME]["data"]
+        found: dict[str, int] = {}
+        for key, text in data.items():
+            for row in json.loads(text) if key.startswith("day-") else ():
+                share = str(row["per_card"]["gpu.intel.com/millicores"])
+                found[share] = found.get(share, 0) + row["pods"]
+        return found
+
+    def test_each_pod_counts_once_whoever_leads(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(20)
+            assert self.counted(api) == {"100": 2}
+            for number in range(3):
+                api.pod(f"p{number}", "n1", "card0")
+                await asyncio.sleep(1)
+                api.pod(f"p{number}", "n1", "card1")
+            await asyncio.sleep(1)
+            assert self.counted(api) == {"100": 2}, "not written all the time"
+            await asyncio.sleep(60)
+            assert self.counted(api) == {"100": 5}
+            other = Leader(api)
+            leader.leads = False
+            async with other.going():
+                await asyncio.sleep(20)
+                assert self.counted(api) == {"100": 5}
+                api.remove(PODS, "p0", "d")
+                await asyncio.sleep(10)
+                api.pod("p0")
+                await asyncio.sleep(70)
+                assert self.counted(api) == {"100": 6}
+            assert leader.keeper.view.slots["gpu"].typical, "every replica has the tables"
+
+        play(test, self._prepare)
+
+    def test_one_who_wrote_meanwhile_is_counted_upon(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            async with Leader(api).going():
+                await asyncio.sleep(100)
+                api.pod("p", "n1", "card0")
+                await asyncio.sleep(200)
+            assert self.counted(api)["100"] in {3, 4}, "two who lead at once may both count"
+
+        play(test, self._prepare)
+
+    def test_a_file_makes_it_needless(self) -> None:
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(100)
+            assert api.objects(CONFIGMAPS) == {}
+
+        play(test, self._prepare, gpu_typical_pods="pods.yaml")
+
+    @staticmethod
+    def _prepare(api: Api) -> None:
+        api.node("n1")
+        for name in ("a", "b"):
+            api.pod(name, "n1", "card0")
 
 
 class TestChecks:

@@ -1,0 +1,99 @@
+"""The count of pods that came, and that what is kept of it is harmless, whatever stands there."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise import clock
+from nodewise.agents.gpu import census
+from nodewise.agents.gpu.census import NAME, UNTIL, Census, CensusMetadata, Counted, Reader
+from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.profile import INTEL
+from nodewise.agents.gpu.state import CENSUS
+from tests.unit.agents.gpu.facts import node, pod, slot, world
+
+NOW = clock.parse_rfc3339("2026-11-21T12:00:00Z")
+TODAY = int(NOW // 86_400)
+READER = Reader(INTEL, GpuOptions(), NOW)
+NOTHING = Counted({}, "")
+
+
+def came(name: str, at: str = "2026-11-21T11:00:00Z", requests: str = "i915=1 mc=100") -> BookedPod:
+    made = pod(name, requests=(requests,))
+    return msgspec.structs.replace(
+        made, metadata=msgspec.structs.replace(made.metadata, creationTimestamp=at)
+    )
+
+
+def added(counted: Counted, old: Any = (), new: Any = ()) -> Counted:
+    return clock.result(census.added(counted, old, new, READER))
+
+
+def counts(counted: Counted) -> dict[int, int]:
+    """Days ago, and how many pods."""
+    return {TODAY - day: sum(classes.values()) for day, classes in counted.history.items()}
+
+
+def kept(counted: Counted) -> Census:
+    return Census(CensusMetadata(NAME, "nw", "1"), dict(census.data_of(counted)))
+
+
+def test_each_counts_on_the_day_on_which_it_came() -> None:
+    pods = [came("a"), came("b", "2026-11-19T01:00:00Z"), came("c", "2026-11-14T01:00:00Z"), came("d", "")]
+    found = added(NOTHING, pods)
+    assert counts(found) == {0: 1, 2: 1}, "what is older than seven days does not count, nor without a time"
+    assert found.until == "2026-11-21T11:00:00Z"
+    assert counts(added(NOTHING, new=[came("d", "")])) == {0: 1}
+
+
+def test_those_that_a_leader_before_counted_are_not_counted_again() -> None:
+    before = added(NOTHING, [came("a")])
+    again = added(
+        before, [came("a"), came("b", "2026-11-21T11:00:01Z")], [came("late", "2026-11-21T10:59:00Z")]
+    )
+    assert counts(again) == {0: 3}
+
+
+def test_pods_without_cards_are_nobody() -> None:
+    assert added(NOTHING, [came("a", requests="")]).history == {}
+
+
+def test_what_is_written_is_read_again() -> None:
+    found = added(NOTHING, [came("a"), came("b"), came("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")])
+    assert clock.result(census.read(kept(found))) == found
+    assert clock.result(census.read(None)) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "data", [None, {}, {"day-x": "[]"}, {f"day-{TODAY}": "{"}, {f"day-{TODAY}": '[{"pods": -1}]'}]
+)
+def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
+    found = clock.result(census.read(Census(CensusMetadata(NAME), data)))
+    assert found.history == {}
+    assert counts(added(found, [came("a")])) == {0: 1}
+
+
+def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
+    wild = clock.result(census.read(Census(CensusMetadata(NAME), {UNTIL: "x"})))
+    assert counts(added(wild, new=[came("a")])) == {0: 1}
+
+
+def test_the_body_is_bound_to_the_version_that_was_read() -> None:
+    assert "resourceVersion" not in census.body(NOTHING, "nw", "")["metadata"]
+    assert census.body(NOTHING, "nw", "7")["metadata"] == {
+        "name": NAME,
+        "namespace": "nw",
+        "resourceVersion": "7",
+    }
+
+
+def test_the_slot_has_tables_of_what_was_counted() -> None:
+    plain = world({"n1": node()})
+    assert not slot(plain).typical
+    objects = {**plain.objects, CENSUS: {("nw", NAME): kept(added(NOTHING, [came("a")]))}}
+    given = msgspec.structs.replace(plain, objects=objects, now=NOW)
+    assert list(slot(given).typical.resources) == ["gpu.intel.com/i915", "gpu.intel.com/millicores"]
+    eight_days_later = msgspec.structs.replace(given, now=NOW + 8 * 86_400)
+    assert not slot(eight_days_later).typical
