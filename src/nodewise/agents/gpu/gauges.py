@@ -3,7 +3,7 @@
 To write 1,000 series takes the metrics page 7 ms, in which nothing else is answered.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Final
 
 from nodewise.agents.gpu.profile import Profile
@@ -37,11 +37,12 @@ def totals(slot: Slot, profile: Profile) -> Mapping[Gauge, float]:
     }
 
 
-def details(slot: Slot, profile: Profile, most: int) -> Mapping[Gauge, float]:
+def details(slot: Slot, profile: Profile, most: int) -> Generator[None, None, Mapping[Gauge, float]]:
     """By card, and by node with problems; nothing where there are more than `most` of them altogether."""
-    cards = sum(len(node.cards.cards) for node in slot.nodes.values())
+    cards = int((slot.layout.name_codes >= 0).sum())
     if cards + sum(bool(node.problems) for node in slot.nodes.values()) > most:
         return {}
+    yield
     found: dict[Gauge, float] = {}
     for name, node in slot.nodes.items():
         for at, card in enumerate(node.cards.cards):
@@ -49,6 +50,7 @@ def details(slot: Slot, profile: Profile, most: int) -> Mapping[Gauge, float]:
             found[CARD_SHARE, labels] = _share(node, at, card, profile)
         if node.problems:
             found[PROBLEMS, (("node", name),)] = len(node.problems)
+        yield
     return found
 
 
