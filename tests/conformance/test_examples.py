@@ -41,6 +41,14 @@ EXPECTED = {
 }
 
 
+CARDS = {
+    "model-3": "serve: card1",
+    "pair": "train: card2 gt0, card3 gt0",
+    "near": "serve: card2, card3",
+}
+"""What each pod of `gpu-cards` gets on the one node where it fits."""
+
+
 def decide(*given: str) -> list[dict[str, Any]]:
     """The decisions of `nodewise decide`, which has to find a node for every pod."""
     command = [NODEWISE, "decide", *given, "-o", "json"]
@@ -51,7 +59,7 @@ def decide(*given: str) -> list[dict[str, Any]]:
 
 
 def test_every_example_is_here() -> None:
-    assert {folder.name for folder in EXAMPLES.iterdir() if folder.is_dir()} == EXPECTED.keys()
+    assert {folder.name for folder in EXAMPLES.iterdir() if folder.is_dir()} == {*EXPECTED, "gpu-cards"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -62,6 +70,30 @@ def test_an_example_is_decided_as_its_readme_says(name: str) -> None:
         assert {node: why[0]["reason"] for node, why in one["rejected"].items()} == EXPECTED[name].rejected
         assert all(len(why) == 1 for why in one["rejected"].values())
         assert one["error"] is None
+
+
+def test_the_example_of_cards_is_decided_as_its_readme_says() -> None:
+    decisions = decide("examples/gpu-cards")
+    readme = (EXAMPLES / "gpu-cards" / "README.md").read_text()
+    assert {one["pod"].partition("/")[2] for one in decisions} == CARDS.keys()
+    for one in decisions:
+        assert (one["agents"], one["feasible"], one["error"]) == (["gpu"], ["four-linked"], None)
+        cards = CARDS[one["pod"].partition("/")[2]]
+        assert one["details"]["four-linked"] == {"gpu": cards}
+        assert cards in readme
+        assert "no-cards" not in one["details"]
+    short = "card0 has 3G gpu.intel.com/memory.max left, 5G wanted: 2G too little"
+    assert decisions[0]["details"]["two-cards"] == {"gpu": short}
+    assert short in readme
+
+
+def test_running_pods_stay_on_the_cards_that_they_hold() -> None:
+    found = {one["pod"]: one["stays"] for one in decide("examples/gpu-cards", "--running")}
+    assert {pod for pod, stays in found.items() if stays} == {
+        "gpu-demo/model-1",
+        "gpu-demo/model-2",
+        "gpu-demo/trainer",
+    }
 
 
 @pytest.mark.parametrize("name", EXPECTED)
