@@ -12,6 +12,7 @@ import msgspec
 
 from nodewise import quantity
 from nodewise.agents.gpu import amounts
+from nodewise.agents.gpu import cards as decks
 from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.profile import Profile
@@ -30,6 +31,10 @@ _MOST_NAMES: Final = 1024
 """Names in one annotation."""
 _LONGEST: Final = 63
 """Characters of a name: of a container, a card or a model."""
+MOST_CARDS: Final = 256
+"""That the containers of a pod take together. Each is looked for on all nodes, and stands in the node's ledger."""
+MOST_RESOURCES: Final = decks.MOST_RESOURCES
+"""Different resources of cards in one pod. A node has no more, and each is looked at on all nodes."""
 
 Quantity = str | int | float | None
 """As JSON has it; null is 0."""
@@ -156,6 +161,7 @@ def read(pod: GpuPod, profile: Profile, options: GpuOptions) -> Demand:
         if not any(one.count for one in wanted):
             _check_shares(containers, asked, profile)
             return NOTHING
+        _check_size(wanted)
         demand = _annotated(pod.metadata.annotations or {}, options)._replace(containers=wanted)
         group = _same_card(pod, containers, profile)
         _check_pairs(demand)
@@ -257,6 +263,25 @@ def _check_shares(
                 f"container {_cut(container.name)}: {_cut(shares[0])} without {counts}",
                 f"let the container ask for {counts} as well: the number of its cards",
             )
+
+
+def _check_size(wanted: Iterable[ContainerDemand]) -> None:
+    """Any tenant's pod is answered for thousands of nodes, while others wait. More cards than a node can have, of one
+    container, fit nowhere and cost nothing; so they are no reason to say anything else."""
+    total = sum(min(one.count, decks.MOST_CARDS) for one in wanted)
+    if total > MOST_CARDS:
+        raise _refused(
+            Kind.BAD_ARGS,
+            f"the containers ask for more than {MOST_CARDS} cards altogether",
+            "split the pod",
+        )
+    resources = len({resource for one in wanted for resource in one.per_card})
+    if resources > MOST_RESOURCES:
+        raise _refused(
+            Kind.BAD_ARGS,
+            f"the containers ask for {resources} resources of cards, more than the {MOST_RESOURCES} that nodes have",
+            "ask for fewer resources",
+        )
 
 
 def _annotated(annotations: Mapping[str, str], options: GpuOptions) -> Demand:

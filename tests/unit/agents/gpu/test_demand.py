@@ -292,3 +292,19 @@ def test_a_pod_in_the_books_is_read_like_one_to_be_placed() -> None:
     assert found.metadata.labels is not None
     assert found.metadata.labels.deschedule == "gpu"
     assert read(found) == read(pod("i915=1"))
+
+
+def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
+    """One pod may not keep all nodes' cards busy for seconds, nor fill the memory with arrays of its resources."""
+    most, names = demand.MOST_CARDS, demand.MOST_RESOURCES
+    assert len(wanted(read(pod(*["i915=1"] * most)))) == most
+    kind, words = refused(pod(*["i915=1"] * (most + 1)))
+    assert (kind, words) == (Kind.BAD_ARGS, f"the containers ask for more than {most} cards altogether")
+    assert read(pod(f"i915={10**18}", "i915=1")).problem is None
+    assert refused(pod(*[f"i915={10**18}"] * 5)) == (kind, words)
+    many = " ".join(f"x{number}=1" for number in range(names))
+    assert wanted(read(pod(f"i915=1 {many[:-5]}")))
+    kind, words = refused(pod(f"i915=1 {many}"))
+    assert kind == Kind.BAD_ARGS
+    assert words.startswith(f"the containers ask for {names + 1} resources of cards")
+    assert read(pod(f"i915=0 {many}")).problem is not None
