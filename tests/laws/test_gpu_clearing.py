@@ -25,12 +25,14 @@ MARKS = st.dictionaries(
 MARKED = st.fixed_dictionaries(
     {name: MARKS.map(lambda marks: node("i915=4 mc=2000 t=8", "0.1", **marks)) for name in NODES}
 )
-LABELLED = st.builds(told, SOME_PODS, st.sampled_from([None, "gpu", "somebody"]))
 
 
 def told(pod: BookedPod, value: str | None) -> BookedPod:
     metadata = msgspec.structs.replace(pod.metadata, labels=BookedLabels(value))
     return msgspec.structs.replace(pod, metadata=metadata)
+
+
+LABELLED = st.builds(told, SOME_PODS, st.sampled_from([None, "gpu", "somebody"]))
 
 
 def by_name(pods: list[BookedPod]) -> list[BookedPod]:

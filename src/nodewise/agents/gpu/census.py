@@ -54,9 +54,13 @@ def read(found: Census | None) -> Generator[None, None, Counted]:
     return Counted(history, data.get(UNTIL, ""))
 
 
-def data_of(counted: Counted) -> Mapping[str, str]:
+def data_of(counted: Counted) -> Generator[None, None, Mapping[str, str]]:
     """The ConfigMap's data."""
-    return {UNTIL: counted.until, **typical.encode(counted.history)}
+    found = {UNTIL: counted.until}
+    for day, classes in counted.history.items():
+        found |= typical.encode({day: classes})
+        yield
+    return found
 
 
 class Reader(NamedTuple):
@@ -94,7 +98,7 @@ def added(
     return Counted({day: classes for day, classes in sums.items() if classes}, until)
 
 
-def body(counted: Counted, namespace: str, version: str) -> Mapping[str, Any]:
+def body(data: Mapping[str, str], namespace: str, version: str) -> Mapping[str, Any]:
     """The object to be written; `version` is that of the one before, empty if there is none."""
     meta = {"name": NAME, "namespace": namespace} | ({"resourceVersion": version} if version else {})
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data_of(counted)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}

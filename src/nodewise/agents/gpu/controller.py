@@ -231,7 +231,8 @@ class PodCounter:
         after = await clocks.paced_result(census.added(before, old, new, reader))
         if after.history != before.history:
             namespace = self._hands.namespace
-            body = census.body(after, namespace, there.metadata.resourceVersion if there else "")
+            data = await clocks.paced_result(census.data_of(after))
+            body = census.body(data, namespace, there.metadata.resourceVersion if there else "")
             if there is None:
                 await self._hands.api.create(_CONFIGMAPS.path(namespace), body)
             else:

@@ -104,7 +104,7 @@ def building(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> G
     limit how many pods a card takes, and say nothing about how much of it is free unless there is nothing else.
     """
     known = {one: often for one, often in classes.items() if often > 0 and one.cards > 0 and one.per_card}
-    kept = _fewer(known)
+    kept = yield from _fewer(known)
     if not kept:
         return NOBODY
     total = sum(kept.values())
@@ -179,10 +179,13 @@ def _group(
     return Group(fits.reshape(-1), hosted)
 
 
-def _fewer(classes: Mapping[PodClass, float]) -> dict[PodClass, float]:
+def _fewer(classes: Mapping[PodClass, float]) -> Generator[None, None, dict[PodClass, float]]:
     """The classes that come most often, as many as the table has room for."""
     ordered = sorted(classes, key=lambda one: -classes[one])[:_MOST_CLASSES]
-    while ordered and np.prod(np.array(_Grid(dict.fromkeys(ordered, 1.0)).shape, np.float64)) > _MOST_CELLS:
+    while ordered:
+        yield
+        if np.prod(np.array(_Grid(dict.fromkeys(ordered, 1.0)).shape, np.float64)) <= _MOST_CELLS:
+            break
         ordered = ordered[: len(ordered) * 3 // 4]
     return {one: classes[one] for one in ordered}
 

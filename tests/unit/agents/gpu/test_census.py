@@ -37,7 +37,7 @@ def counts(counted: Counted) -> dict[int, int]:
 
 
 def kept(counted: Counted) -> Census:
-    return Census(CensusMetadata(NAME, "nw", "1"), dict(census.data_of(counted)))
+    return Census(CensusMetadata(NAME, "nw", "1"), dict(clock.result(census.data_of(counted))))
 
 
 def test_each_counts_on_the_day_on_which_it_came() -> None:
@@ -81,8 +81,8 @@ def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
 
 
 def test_the_body_is_bound_to_the_version_that_was_read() -> None:
-    assert "resourceVersion" not in census.body(NOTHING, "nw", "")["metadata"]
-    assert census.body(NOTHING, "nw", "7")["metadata"] == {
+    assert "resourceVersion" not in census.body({}, "nw", "")["metadata"]
+    assert census.body({}, "nw", "7")["metadata"] == {
         "name": NAME,
         "namespace": "nw",
         "resourceVersion": "7",
