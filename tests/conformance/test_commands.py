@@ -133,10 +133,51 @@ class TestDecide:
         done = run("decide", *inputs(), str(table), "--config", str(file), "-o", "json")
         assert json.loads(done.stdout)["decisions"][0]["feasible"] == ["rack1-a"]
 
+    def test_agents_that_have_something_to_do_take_part(self) -> None:
+        """A pod that names a policy which is not there needs the telemetry agent no less."""
+        plain, carded = (
+            {"spec": {}},
+            {"spec": {"containers": [{"name": "c", "resources": {"limits": ONE_CARD}}]}},
+        )
+        named = {"metadata": {"labels": {"telemetry-policy": "absent"}}}
+        for pod, agents, code in ((plain, [], 0), (carded, ["gpu"], 3), (named, ["telemetry"], 3)):
+            done = run("decide", "-", "-o", "json", stdin=json.dumps(world(pod)))
+            (one,) = json.loads(done.stdout)["decisions"]
+            assert (one["agents"], done.returncode) == (agents, code)
+        with_cards = {"metadata": {"labels": {"gpu.intel.com/gpu-numbers": "0"}}}
+        done = run("decide", "-", "-o", "json", stdin=json.dumps(world(named, node=with_cards)))
+        assert json.loads(done.stdout)["decisions"][0]["agents"] == ["telemetry", "gpu"]
+
+    def test_cards_are_told_of_the_best_node_and_of_the_one_that_lacks_least(self) -> None:
+        table = run("decide", "examples/gpu-cards").stdout.splitlines()
+        assert table[0].split() == ["POD", "FITS", "BEST", "GETS", "WHY", "NOT", "ELSEWHERE"]
+        assert table[1].startswith("gpu-demo/model-3  1/3   four-linked  serve: card1 ")
+        assert "(two-cards: card0 has 3G gpu.intel.com/memory.max left, 5G wanted: 2G too little)" in table[1]
+        assert "GETS" not in run("decide", EXAMPLE).stdout
+        assert "DETAILS" not in run("decide", EXAMPLE, "-o", "wide").stdout
+
+    def test_a_placement_that_scores_says_which_cards_it_would_take(self) -> None:
+        done = run("decide", "examples/gpu-cards", "--gpu-placement", "spread", "-o", "json")
+        found = {one["pod"]: one["details"]["four-linked"] for one in json.loads(done.stdout)["decisions"]}
+        assert found["gpu-demo/model-3"] == {"gpu": "serve: card1"}
+
     def test_another_namespace_has_no_pods(self) -> None:
         done = run("decide", EXAMPLE, "-n", "web")
         assert done.returncode == 1
         assert "no Pod without spec.nodeName" in done.stderr
+
+
+ONE_CARD = {"gpu.intel.com/i915": "1"}
+
+
+def world(pod: dict[str, Any], node: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One node and one pod that waits."""
+    items = [("Node", "n", node or {}), ("Pod", "p", pod)]
+    listed = [
+        given | {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **given.get("metadata", {})}}
+        for kind, name, given in items
+    ]
+    return {"apiVersion": "v1", "kind": "List", "items": listed}
 
 
 def stricter(folder: Path) -> Path:
