@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agents.gpu.demand import ContainerDemand
-from nodewise.agents.gpu.layout import Mask
+from nodewise.agents.gpu.layout import Bits, Mask
 from nodewise.agents.gpu.working import Working
 
 Positions = NDArray[np.int8]
@@ -149,15 +149,34 @@ def taken_from(working: Working, choice: Choice, container: ContainerDemand) -> 
     return left
 
 
-def within_one(groups: Iterable[Mask], able: Mask, choose: Callable[[Mask], Choice]) -> Choice:
-    """Choose from the first of the groups (C, M) that has all cards. An attempt that fails leaves nothing behind."""
-    best: Choice | None = None
+class Group(NamedTuple):
+    """One NUMA node of each candidate: of all the first, or the second, …"""
+
+    bits: Bits
+    """(M): the positions of its cards; 0 where a candidate has no such NUMA node."""
+    candidates: NDArray[np.intp]
+    """Those that have one: where one node alone has dozens, hardly anything is to be looked at."""
+
+    def cards(self, count: int, candidates: NDArray[np.intp] | slice = slice(None)) -> Mask:
+        """(C, …): its cards, of so many positions."""
+        positions = np.arange(count, dtype=np.uint64)[:, None]
+        return (self.bits[candidates] >> positions & np.uint64(1)).astype(bool)
+
+    def has(self, able: Mask, count: int, lacking: Mask) -> bool:
+        """Whether it has so many able cards (C, M) on one of the candidates (M) that lack them."""
+        at = self.candidates[lacking[self.candidates]]
+        enough = (able[:, at] & self.cards(len(able), at)).sum(axis=0) >= count
+        return bool(enough.any())
+
+
+def within_one(groups: Iterable[Group], able: Mask, count: int, choose: Callable[[Mask], Choice]) -> Choice:
+    """Choose so many cards from the first of the groups that has all. An attempt that fails leaves nothing behind."""
+    best = nothing(1, able.shape[1])
     for group in groups:
-        choice = choose(able & group)
-        best = choice if best is None else best.or_else(choice)
-        if best.found.all():
-            break
-    return nothing(1, able.shape[1]) if best is None else best
+        if group.has(able, count, ~best.found):
+            choice = choose(able & group.cards(len(able)))
+            best = best.or_else(choice) if len(best.cards) == len(choice.cards) else choice
+    return best
 
 
 def _greatest(keys: Keys) -> Any:

@@ -6,6 +6,7 @@ the API server has it. Sources: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/sc
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -27,6 +28,8 @@ SINGLE_NUMA: Final = "gas-allocate-single-numa"
 MODELS: Final = "nodewise.io/gpu-models"
 PLACEMENT: Final = "nodewise.io/gpu-placement"
 
+MOST_CPU_MILLI: Final = 2**40
+"""Of a container. So what all pods of a cluster request can be summed up in 63 bits."""
 _MOST_NAMES: Final = 1024
 """Names in one annotation."""
 _LONGEST: Final = 63
@@ -185,8 +188,13 @@ def whole(pod: GpuPod, profile: Profile) -> tuple[Amounts, ...]:
 
 
 def cpu_milli(pod: GpuPod) -> int:
-    """What the ordinary containers request of the processor together."""
-    return sum(map(_cpu_milli, pod.spec.containers or ()))
+    """What a pod requests of the processor, much as kube-scheduler has it.
+
+    All that run together, sidecars included, or the largest init container if that is more; without overhead.
+    """
+    init = pod.spec.initContainers or ()
+    together = (*(pod.spec.containers or ()), *filter(_is_sidecar, init))
+    return max(sum(map(_cpu_milli, together)), *map(_cpu_milli, init), 0)
 
 
 def is_concerned(pod: GpuPod, profile: Profile) -> bool:
@@ -266,8 +274,10 @@ def _check_shares(
 
 
 def _check_size(wanted: Iterable[ContainerDemand]) -> None:
-    """Any tenant's pod is answered for thousands of nodes, while others wait. More cards than a node can have, of one
-    container, fit nowhere and cost nothing; so they are no reason to say anything else."""
+    """Any tenant's pod is answered for thousands of nodes, while others wait.
+
+    More cards for one container than a node can have fit nowhere and cost nothing, so they are no reason by themselves.
+    """
     total = sum(min(one.count, decks.MOST_CARDS) for one in wanted)
     if total > MOST_CARDS:
         raise _refused(
@@ -372,11 +382,17 @@ def _check_pairs(demand: Demand) -> None:
 
 
 def _cpu_milli(container: GpuContainer) -> int:
-    """Rounded up; 0 where it cannot be read."""
+    """0 where it cannot be read."""
     given = container.resources
     value = given and ((given.requests or {}).get("cpu") or (given.limits or {}).get("cpu"))
+    return _milli(str(value)) if value else 0
+
+
+@lru_cache
+def _milli(text: str) -> int:
+    """Rounded up, and no more than any node has."""
     try:
-        return max(0, -(-quantity.parse(str(value)) * 1000 // quantity.NANO)) if value else 0
+        return min(max(0, -(-quantity.parse(text) * 1000 // quantity.NANO)), MOST_CPU_MILLI)
     except ValueError:
         return 0
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import Reason
 from nodewise.agents.gpu import choosing, links, reasons
-from nodewise.agents.gpu.choosing import Balanced, Choice, FirstFit, Order
+from nodewise.agents.gpu.choosing import Balanced, Choice, FirstFit, Group, Order
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.layout import BROKEN, GROUPED, MAX_AMOUNT, Layout, Mask
 from nodewise.agents.gpu.reasons import Kind, Unusable
@@ -113,6 +113,8 @@ def _fit(working: Working, demand: Demand, order: Order) -> Fitted:
     choices = [choosing.nothing(0, len(working))] * len(demand.containers)
     preferred = np.zeros(len(working), bool)
     for number, (containers, wanted) in enumerate(search.steps):
+        if found.codes.all():
+            break
         choice = search.step(wanted, last=number == len(search.steps) - 1)
         choices = [choice if at in containers else one for at, one in enumerate(choices)]
         preferred |= search.takes_preferred(choice)
@@ -163,7 +165,7 @@ class _Search:
             return choosing.nothing(1, len(self._working))
         if self._groups is None:
             return self._among(wanted, able)
-        return choosing.within_one(self._groups, able, lambda cards: self._among(wanted, cards))
+        return choosing.within_one(self._groups, able, wanted.count, lambda cards: self._among(wanted, cards))
 
     def _among(self, wanted: ContainerDemand, able: Mask) -> Choice:
         if self._links is None:
@@ -193,16 +195,13 @@ def _allowed(working: Working, demand: Demand) -> Mask:
     return usable
 
 
-def _groups(working: Working) -> Iterator[Mask]:
-    """(C, M) each: the cards of the first NUMA node, of the second one, …; all cards where there is no map."""
-    positions = np.arange(working.layout.most_cards, dtype=np.uint64)[:, None]
+def _groups(working: Working) -> Iterator[Group]:
+    """The first NUMA node of each candidate, the second one, …; the first one is all cards where there is no map."""
     ungrouped = working.group_states() != GROUPED
     bits = working.groups()
-    yield (
-        (bits[0] >> positions & np.uint64(1)).astype(bool) | ungrouped if len(bits) else ungrouped & np.True_
-    )
-    for one in bits[1:]:
-        yield (one >> positions & np.uint64(1)).astype(bool)
+    first = bits[0] if len(bits) else np.zeros(len(working), np.uint64)
+    for one in (np.where(ungrouped, ~np.uint64(0), first), *bits[1:]):
+        yield Group(one, np.flatnonzero(one))
 
 
 def _column(values: NDArray[np.int8], candidate: int) -> tuple[int, ...]:

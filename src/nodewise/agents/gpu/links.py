@@ -39,22 +39,25 @@ class Linking:
         at = np.nonzero(packed >= 0)
         self._links = Links(at[1], *layouts.unpack(packed[at]))
         self._free = working.layout.free_tiles[:, working.columns]
+        self._existing = np.ones(self._free.shape, bool)
 
     def reserve(self, choice: Choice) -> None:
         """Linked tiles are not free for the rest of the pod."""
         self._free = _without(self._free, choice)
+        self._links = self._links.some(_open(self._existing, self._links, self._free))
 
     def pairs(self, working: Working, able: Mask, container: ContainerDemand, order: Order) -> Choice:
         """Linked pairs of able cards (C, M): of the left card that comes first by order, the first free link."""
         able = able.copy()
-        free = self._free
+        free, links = self._free, self._links
         keys = order.keys(working, container)
         chosen: list[Choice] = []
         for number in range(container.count // 2):
             if number and not order.steady:
                 working = taken_from(working, chosen[-1], container)
                 keys = order.keys(working, container)
-            chosen.append(_pair(able, keys, self._links.some(_open(able, self._links, free))))
+            links = links.some(_open(able, links, free))  # what is not open will not be for a later pair
+            chosen.append(_pair(able, keys, links))
             able &= ~chosen[-1].mask(len(able))
             free = _without(free, chosen[-1])
         cards = np.concatenate([pair.cards for pair in chosen])

@@ -281,3 +281,31 @@ def test_linked_tiles_are_set_aside_for_later_containers() -> None:
 )
 def test_preferred_tiles_change_places(preferred: list[int], ordered: list[int]) -> None:
     assert tiles.reorder([1, 2, 3, 4], preferred) == ordered
+
+
+class Counting(FirstFit):
+    """First-fit that counts how often cards are looked through."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def keys(self, working: Working, container: ContainerDemand) -> Keys | None:
+        self.times += 1
+        return super().keys(working, container)
+
+
+def test_a_node_of_many_numa_nodes_does_not_have_all_nodes_looked_through_for_each() -> None:
+    """Whoever writes one node's labels could keep everybody waiting."""
+    plain = Node(cards(2), accounts.EMPTY)
+    many = cards(64)._replace(numa=tuple(frozenset({f"card{number}"}) for number in range(64)))
+    layout, counting = laid_out([plain, Node(many, accounts.EMPTY)]), Counting()
+    fitted = fit(layout, layout.rows[:2], ask("2", single_numa=True), counting)
+    assert (fitted.codes > 0).tolist() == [False, True]
+    assert counting.times == 1
+
+
+def test_a_pod_that_fits_nowhere_is_not_looked_at_any_further() -> None:
+    layout, counting = laid_out([Node(cards(2), accounts.EMPTY)]), Counting()
+    fitted = fit(layout, layout.rows[:1], ask(*["2 mc=600"] * 4), counting)
+    assert (fitted.codes > 0).tolist() == [True]
+    assert counting.times == 2
