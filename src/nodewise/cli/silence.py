@@ -1,10 +1,13 @@
 """Why no decision about a pod is known: what can be seen of the pod and of the replicas, the likeliest first."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from nodewise import clock
 from nodewise.cli.pods import DEFAULT_SCHEDULER, Seen, State
 from nodewise.cli.replicas import Answer
+
+_MANAGED: Final = "telemetry/scheduling or gpu.intel.com/i915"
 
 
 def reasons(seen: Seen, answers: Sequence[Answer]) -> list[str]:
@@ -18,8 +21,8 @@ def _of_unseen(seen: Seen) -> Iterator[str]:
         yield "there is no such pod now"
         return
     yield (
-        "kube-scheduler asks only about pods that request a resource of its entry's managedResources, such as "
-        "telemetry/scheduling; name a --kubeconfig and this looks at the pod"
+        f"kube-scheduler asks only about pods that request a resource of its entry's managedResources, such as "
+        f"{_MANAGED}; name a --kubeconfig and this looks at the pod"
     )
 
 
@@ -29,7 +32,7 @@ def _of_state(state: State) -> Iterator[str]:
     if not state.asks:
         yield (
             "it requests no extended resource: kube-scheduler asks only about pods that request a resource of its "
-            "entry's managedResources, such as telemetry/scheduling"
+            f"entry's managedResources, such as {_MANAGED}"
         )
     if state.scheduler != DEFAULT_SCHEDULER:
         yield f"its scheduler is {state.scheduler}: is nodewise an extender in that one's configuration?"
