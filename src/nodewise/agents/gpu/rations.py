@@ -1,0 +1,92 @@
+"""Which resources are kept, where nodes have more different ones together than there is room for.
+
+Every resource is an array over all cards of all nodes, so that one node with names of its own would cost memory for
+every node. Those that most nodes have are kept. The others count as absent, with a problem of their nodes.
+"""
+
+from collections import Counter
+from typing import Final, TypeVar
+
+from nodewise.agents.gpu.cards import NodeCards
+
+_T = TypeVar("_T")
+
+MOST: Final = 256
+"""Different resources; honest clusters have some ten."""
+LEAST: Final = 16
+"""So many are kept however many cards there are."""
+CELLS: Final = 2**23
+"""Of all resources' arrays, 16 bytes each: 128 MiB."""
+_NAMED: Final = 3
+
+
+class Rations:
+    """Follows the nodes. What is kept depends on them alone, and not on the order in which they came."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, NodeCards] = {}
+        self._having: Counter[str] = Counter()
+        """By resource: how many nodes have it."""
+        self._widths: Counter[int] = Counter()
+        """By number of cards: how many nodes have as many."""
+        self._kept: frozenset[str] | None = None
+        """None: all of them."""
+
+    def put(self, node: str, cards: NodeCards | None) -> None:
+        """A node as it is now; None where it is gone."""
+        self._count(self._nodes.pop(node, None), -1)
+        if cards is not None and cards.cards:
+            self._nodes[node] = cards
+            self._count(cards, 1)
+
+    def _count(self, cards: NodeCards | None, by: int) -> None:
+        if cards is None:
+            return
+        for resource in cards.capacity:
+            _add(self._having, resource, by)
+        _add(self._widths, len(cards.cards), by)
+
+    def __len__(self) -> int:
+        """How many different resources are kept."""
+        return len(self._having) if self._kept is None else len(self._kept)
+
+    def settle(self) -> list[str]:
+        """Choose anew what is kept; the nodes for which that is a difference."""
+        before, self._kept = self._kept, self._choice()
+        if before == self._kept:
+            return []
+        return [
+            name for name, cards in self._nodes.items() if _some(cards, before) != _some(cards, self._kept)
+        ]
+
+    def _choice(self) -> frozenset[str] | None:
+        cells = max(self._widths, default=1) * (len(self._nodes) + 1)
+        room = max(LEAST, min(MOST, CELLS // cells))
+        if len(self._having) <= room:
+            return None
+        ordered = sorted(self._having, key=lambda resource: (-self._having[resource], resource))
+        return frozenset(ordered[:room])
+
+    def limited(self, cards: NodeCards) -> NodeCards:
+        """The node without what is not kept."""
+        kept = self._kept
+        if kept is None or cards.capacity.keys() <= kept:
+            return cards
+        gone = sorted(cards.capacity.keys() - kept)
+        more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
+        problem = (
+            f"nodes have more than {len(kept)} different resources of cards; few have "
+            f"{', '.join(gone[:_NAMED])}{more}, which count as absent"
+        )
+        capacity = {resource: row for resource, row in cards.capacity.items() if resource in kept}
+        return cards._replace(capacity=capacity, problems=(*cards.problems, problem))
+
+
+def _some(cards: NodeCards, kept: frozenset[str] | None) -> frozenset[str]:
+    return frozenset(cards.capacity) if kept is None else kept.intersection(cards.capacity)
+
+
+def _add(counter: Counter[_T], key: _T, by: int) -> None:
+    counter[key] += by
+    if not counter[key]:
+        del counter[key]
