@@ -25,11 +25,16 @@ class Tier(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-TIERS = (
+QUICK = (
     Tier("unit and laws", ("tests/unit", "tests/laws"), ("-n", "2")),
     Tier("conformance", ("tests/conformance", "tests/hostile")),
-    Tier("cluster", ("tests/cluster",)),
 )
+
+REAL = (
+    Tier("cluster", ("tests/cluster",)),
+    Tier("node", ("tests/node",)),
+)
+"""What needs the real programs."""
 
 
 class Outcome(NamedTuple):
@@ -86,15 +91,15 @@ def main() -> int:
     require = parser.parse_args().require
     environment = os.environ | ({"NODEWISE_REQUIRE": require} if require else {})
     with tempfile.TemporaryFile() as log:
-        # the cluster tier asks for the programs again and says then what is wrong, so nothing is lost here
+        # a tier that needs the programs asks for them again and says then what is wrong, so nothing is lost here
         building = subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.programs"], stdout=log, stderr=log, env=environment
         )
-        outcomes = [run(tier, environment) for tier in TIERS[:-1]]
+        outcomes = [run(tier, environment) for tier in QUICK]
         if building.poll() is None:
             print("\n== waiting for the real programs to be built", flush=True)
         building.wait()
-        outcomes.append(run(TIERS[-1], environment))
+        outcomes += [run(tier, environment) for tier in REAL]
     return close(outcomes)
 
 

@@ -43,10 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def control_plane_programs(request: pytest.FixtureRequest) -> Path:
     """The folder with the programs; built now where they are not, with its progress shown."""
-    return _got(request, programs.folder)
+    return got(request, programs.folder)
 
 
-def _got(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
+def got(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
     """What `get` finds or builds, its progress shown; a test that needs it cannot run where there is none."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     try:
@@ -81,19 +81,19 @@ def metrics(corner: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
 @pytest.fixture(scope="session")
 def prometheus_programs(request: pytest.FixtureRequest) -> packages.Programs:
     """Prometheus and its node exporter."""
-    return _got(request, packages.get)
+    return got(request, packages.get)
 
 
 @pytest.fixture(scope="session")
 def descheduler_program(request: pytest.FixtureRequest) -> Path:
     """The descheduler; see `descheduling`."""
-    return _got(request, programs.descheduler)
+    return got(request, programs.descheduler)
 
 
 @pytest.fixture(scope="session")
 def adapter_program(request: pytest.FixtureRequest) -> Path:
     """prometheus-adapter; see `pipeline`."""
-    return _got(request, programs.prometheus_adapter)
+    return got(request, programs.prometheus_adapter)
 
 
 @pytest.fixture(scope="session")

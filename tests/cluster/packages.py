@@ -1,8 +1,8 @@
-"""Finds Prometheus and its node exporter on the PATH, or takes them out of Debian's packages into the cache.
+"""Takes programs out of Debian's packages into the cache: Prometheus with its node exporter, and what runs containers.
 
 The packages are unpacked, not installed: their services would start by themselves on the default ports, and an
-installation needs root, makes users and changes the machine. Neither program needs more than the C library. The list of
-packages is fetched into the cache as well, so that the machine's own stays as it is.
+installation needs root, makes users and changes the machine. No program needs more than the C library and what every
+Debian has. The list of packages is fetched into the cache as well, so that the machine's own stays as it is.
 """
 
 import platform
@@ -18,76 +18,128 @@ from tests.cluster.toolchain import MissingError
 
 PACKAGES = ("prometheus", "prometheus-node-exporter")
 
-REMEDY = (
-    f"install Debian's packages {' and '.join(PACKAGES)}, or put prometheus and node_exporter on the PATH"
+
+class Unpacked(NamedTuple):
+    """Packages that stay together in the cache; `keeps` is the folder of theirs that is kept, `proof` a file in it."""
+
+    name: str
+    packages: tuple[str, ...]
+    keeps: str
+    proof: str
+    remedy: str
+
+    def home(self) -> Path:
+        """Named after the release, since a program of one may want a newer C library than another has."""
+        try:
+            release = platform.freedesktop_os_release()
+        except OSError:
+            release = {}
+        system = f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}".rstrip("-")
+        return toolchain.cache() / self.name / f"{system}-{platform.machine()}"
+
+    def find(self) -> Path | None:
+        """The folder that is kept, where it was fetched before."""
+        return self.home() if (self.home() / self.proof).exists() else None
+
+    def get(self) -> Path:
+        """The folder that is kept, fetched now where it must be: about ten seconds. Raises MissingError."""
+        if not self.find():
+            with building.alone(Path(f"{self.home()}.lock"), self.name):
+                if not self.find():
+                    self._fetch()
+        return self.home()
+
+    def _fetch(self) -> None:
+        if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+            raise MissingError(f"there is no {self.packages[0]} and no apt-get to fetch it", self.remedy)
+        say(f"fetching Debian's {' and '.join(self.packages)}, once, into {self.home()}")
+        with tempfile.TemporaryDirectory(dir=self.home().parent) as name:
+            part = Path(name)
+            for file in self._download(part):
+                self._run(["dpkg-deb", "-x", str(file), str(part / "root")])
+            shutil.rmtree(self.home(), ignore_errors=True)
+            (part / "root" / self.keeps).rename(self.home())
+
+    def _download(self, part: Path) -> list[Path]:
+        """The package files; a list that cannot be brought up to date is no reason to stop before the download."""
+        (part / "lists" / "partial").mkdir(parents=True)
+        own = {"Dir::State::Lists": part / "lists", "Dir::Cache": part, "Acquire::http::Timeout": 30}
+        own |= {"APT::Sandbox::User": "root"}  # its own user may not write into our cache
+        options = [word for key, value in own.items() for word in ("-o", f"{key}={value}")]
+        subprocess.run(["apt-get", "-qq", *options, "update"], capture_output=True, check=False)
+        self._run(["apt-get", "-qq", *options, "download", *self.packages], part)
+        return sorted(part.glob("*.deb"))
+
+    def _run(self, command: list[str], folder: Path | None = None) -> None:
+        said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if said.returncode:
+            last = (said.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise MissingError(
+                f"{command[0]} could not get {' and '.join(self.packages)}: {last}", self.remedy
+            )
+
+
+PROMETHEUS = Unpacked(
+    name="prometheus",
+    packages=PACKAGES,
+    keeps="usr/bin",
+    proof="prometheus",
+    remedy=f"install Debian's packages {' and '.join(PACKAGES)}, or put prometheus and node_exporter on the PATH",
+)
+
+CONTAINERS = Unpacked(
+    name="containers",
+    packages=("containerd", "runc", "containernetworking-plugins", "busybox-static"),
+    keeps=".",
+    proof="usr/bin/containerd",
+    remedy="run this on Debian or Ubuntu, with a mirror that apt-get can reach",
 )
 
 
 class Programs(NamedTuple):
-    """Where the two programs are."""
+    """Where Prometheus and its node exporter are."""
 
     prometheus: Path
     node_exporter: Path
 
 
+class Containers(NamedTuple):
+    """Where the programs are that run containers; `plugins` is the folder of CNI's."""
+
+    containerd: Path
+    ctr: Path
+    runc: Path
+    plugins: Path
+    busybox: Path
+
+
 def get() -> Programs:
-    """The programs, fetched now where the machine has none: about ten seconds. Raises MissingError."""
-    if found := find():
-        return found
-    with building.alone(Path(f"{_home()}.lock"), "Prometheus"):
-        if not _unpacked().prometheus.exists():
-            _fetch()
-    return _unpacked()
+    """Prometheus, of the PATH or fetched. Raises MissingError."""
+    return find() or _prometheus(PROMETHEUS.get())
 
 
 def find() -> Programs | None:
-    """The programs of the PATH, or those fetched before; None where there are neither."""
+    """Prometheus of the PATH, or as fetched before; None where there is neither."""
     prometheus = shutil.which("prometheus")
     exporter = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if prometheus and exporter:
         return Programs(Path(prometheus), Path(exporter))
-    return _unpacked() if _unpacked().prometheus.exists() else None
+    home = PROMETHEUS.find()
+    return _prometheus(home) if home else None
 
 
-def _home() -> Path:
-    """Named after the release, since a program of one may want a newer C library than another has."""
-    try:
-        release = platform.freedesktop_os_release()
-    except OSError:
-        release = {}
-    system = f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}".rstrip("-")
-    return toolchain.cache() / "prometheus" / f"{system}-{platform.machine()}"
+def _prometheus(home: Path) -> Programs:
+    return Programs(home / "prometheus", home / "prometheus-node-exporter")
 
 
-def _unpacked() -> Programs:
-    return Programs(_home() / "prometheus", _home() / "prometheus-node-exporter")
-
-
-def _fetch() -> None:
-    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        raise MissingError("there is no prometheus on the PATH and no apt-get to fetch it", REMEDY)
-    say(f"fetching Debian's {' and '.join(PACKAGES)}, once, into {_home()}")
-    with tempfile.TemporaryDirectory(dir=_home().parent) as name:
-        part = Path(name)
-        for file in _download(part):
-            _run(["dpkg-deb", "-x", str(file), str(part / "root")])
-        shutil.rmtree(_home(), ignore_errors=True)
-        (part / "root" / "usr" / "bin").rename(_home())
-
-
-def _download(part: Path) -> list[Path]:
-    """The package files; a list that cannot be brought up to date is no reason to stop before the download."""
-    (part / "lists" / "partial").mkdir(parents=True)
-    own = {"Dir::State::Lists": part / "lists", "Dir::Cache": part, "Acquire::http::Timeout": 30}
-    own |= {"APT::Sandbox::User": "root"}  # its own user may not write into our cache
-    options = [word for key, value in own.items() for word in ("-o", f"{key}={value}")]
-    subprocess.run(["apt-get", "-qq", *options, "update"], capture_output=True, check=False)
-    _run(["apt-get", "-qq", *options, "download", *PACKAGES], part)
-    return sorted(part.glob("*.deb"))
-
-
-def _run(command: list[str], folder: Path | None = None) -> None:
-    said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if said.returncode:
-        last = (said.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise MissingError(f"{command[0]} could not get {' and '.join(PACKAGES)}: {last}", REMEDY)
+def containers() -> Containers:
+    """What runs containers, always Debian's, so that every machine has the same. Raises MissingError."""
+    root = CONTAINERS.get()
+    folders = (root / "bin", root / "usr/bin")  # newer releases have only the second
+    return Containers(
+        containerd=root / "usr/bin/containerd",
+        ctr=root / "usr/bin/ctr",
+        runc=root / "usr/sbin/runc",
+        plugins=root / "usr/lib/cni",
+        busybox=next(folder for folder in folders if (folder / "busybox").exists()) / "busybox",
+    )

@@ -51,6 +51,15 @@ PROMETHEUS_ADAPTER = Module(
     packages={"prometheus-adapter": "sigs.k8s.io/prometheus-adapter/cmd/adapter"},
 )
 
+KUBELET = Module(
+    name="kubelet",
+    what=f"the kubelet {VERSION}",
+    version=VERSION,
+    folder=MODULE / "kubelet",
+    packages={"kubelet": "k8s.io/kubernetes/cmd/kubelet"},
+    ldflags=CONTROL_PLANE.ldflags,
+)
+
 SET_UP = "make controlplane"
 """The command that a person runs to have the programs."""
 
@@ -82,9 +91,19 @@ def prometheus_adapter() -> Path:
     return PROMETHEUS_ADAPTER.built() / "prometheus-adapter"
 
 
+def kubelet() -> Path:
+    """The kubelet, built now where it must be: half a minute once the control plane was. Raises MissingError."""
+    return KUBELET.built() / "kubelet"
+
+
 def prometheus_folder() -> Path:
     """The folder of Prometheus. Raises MissingError."""
     return packages.get().prometheus.parent
+
+
+def containers_folder() -> Path:
+    """The folder of containerd. Raises MissingError."""
+    return packages.containers().containerd.parent
 
 
 ALL: tuple[Callable[[], Path], ...] = (
@@ -92,6 +111,8 @@ ALL: tuple[Callable[[], Path], ...] = (
     prometheus_folder,
     lambda: descheduler().parent,
     lambda: prometheus_adapter().parent,
+    lambda: kubelet().parent,
+    containers_folder,
 )
 """Everything that is got ready, what most tests wait for first."""
 

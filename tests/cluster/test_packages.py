@@ -1,4 +1,4 @@
-"""Finding and fetching Prometheus, with stand-ins for apt-get and dpkg-deb that ask no network."""
+"""Finding and fetching what Debian packages, with stand-ins for apt-get and dpkg-deb that ask no network."""
 
 from pathlib import Path
 
@@ -11,7 +11,10 @@ APT_GET = """#!/bin/sh
 echo "$@" >> {asked}
 case "$*" in
   *update) exit 100 ;;
-  *download*) {fails}for one in prometheus prometheus-node-exporter; do echo > "$one"_1.deb; done ;;
+  *download*)
+    {fails}while [ "$1" != download ]; do shift; done
+    shift
+    for one in "$@"; do echo > "$one"_1.deb; done ;;
 esac
 """
 
@@ -60,6 +63,15 @@ def test_packages_are_fetched_once_even_where_their_list_is_old(machine: Machine
     assert found == packages.get() == packages.find()
     assert [program.name for program in found] == list(packages.PACKAGES)
     assert machine.asked == ["update", "download prometheus prometheus-node-exporter"]
+
+
+def test_what_runs_containers_is_fetched_once_and_whole(machine: Machine) -> None:
+    machine.install_apt()
+    machine.install("containerd")
+    root = packages.CONTAINERS.get()
+    assert root == packages.CONTAINERS.get()
+    assert all((root / "usr/bin" / name).exists() for name in packages.CONTAINERS.packages)
+    assert machine.asked == ["update", f"download {' '.join(packages.CONTAINERS.packages)}"]
 
 
 @pytest.mark.parametrize("exporter", ["prometheus-node-exporter", "node_exporter"])

@@ -107,6 +107,11 @@ def test_the_package_of_go_is_new_enough() -> None:
     assert packaged >= toolchain.wanted(programs.MODULE)
 
 
+def test_every_kubernetes_program_is_of_one_version() -> None:
+    for module in (programs.CONTROL_PLANE, programs.KUBELET):
+        assert f"k8s.io/kubernetes {programs.VERSION}\n" in (module.folder / "go.mod").read_text()
+
+
 def test_what_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NODEWISE_REQUIRE", raising=False)
     with pytest.raises(pytest.skip.Exception, match=r"^not run: no Go; `make controlplane`$"):

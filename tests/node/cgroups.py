@@ -1,0 +1,59 @@
+"""A corner of the machine's cgroups, version 1, and taking it away again."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster.sandbox import wait
+
+WANTED = {"cpu", "cpuset", "memory", "pids"}
+
+
+class Hierarchy(NamedTuple):
+    """Where a hierarchy is mounted, and with which options, the controllers of version 1 among them."""
+
+    place: Path
+    version: int
+    options: frozenset[str]
+
+
+def hierarchies() -> list[Hierarchy]:
+    """All that are mounted; beside those of version 1 systemd mounts one of version 2, which has no controllers."""
+    versions = {"cgroup": 1, "cgroup2": 2}
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [
+        Hierarchy(Path(place), versions[kind], frozenset(options.split(",")))
+        for _, place, kind, options, *_ in mounts
+        if kind in versions
+    ]
+
+
+def lacking() -> set[str]:
+    """The controllers that containers need and that this machine has not mounted as version 1."""
+    return WANTED.difference(*(one.options for one in hierarchies() if one.version == 1))
+
+
+@contextlib.contextmanager
+def corner(name: str) -> Iterator[str]:
+    """A cgroup of this name in every hierarchy; at the end it goes, with what was made in it and holds no process."""
+    places = [one.place / name for one in hierarchies()]
+    for place in places:
+        place.mkdir()
+    try:
+        yield f"/{name}"
+    finally:
+        for place in places:
+            wait(f"{place} is empty", functools.partial(_removed, place))
+
+
+def _removed(place: Path) -> bool | None:
+    """Takes away a cgroup and all below it, the innermost first; None while one of them is still in use."""
+    inside = sorted((path for path in place.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
+    try:
+        for path in (*inside, place):
+            path.rmdir()
+    except OSError:
+        return None
+    return True

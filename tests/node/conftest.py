@@ -1,0 +1,38 @@
+"""Fixtures: a control plane for the session, and one real node in it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import packages, programs
+from tests.cluster.conftest import control_plane_programs, corner, got, plane
+from tests.cluster.controlplane import ControlPlane
+from tests.node import kubelet
+from tests.node.kubelet import Kubelet
+
+__all__ = ["control_plane_programs", "corner", "plane"]
+
+
+@pytest.fixture(scope="session")
+def kubelet_program(request: pytest.FixtureRequest) -> Path:
+    return got(request, programs.kubelet)
+
+
+@pytest.fixture(scope="session")
+def container_programs(request: pytest.FixtureRequest) -> packages.Containers:
+    """containerd and all that it needs."""
+    return got(request, packages.containers)
+
+
+@pytest.fixture(scope="module")
+def node(
+    plane: ControlPlane,
+    kubelet_program: Path,
+    container_programs: packages.Containers,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Kubelet]:
+    """A node whose kubelet runs what is bound to it."""
+    folder = tmp_path_factory.mktemp("node")
+    with kubelet.running(plane, kubelet_program, container_programs, folder, "real") as running:
+        yield running

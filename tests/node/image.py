@@ -1,0 +1,52 @@
+"""A container image with busybox and nothing else, as a file that `ctr images import` reads."""
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from pathlib import Path
+from typing import Any
+
+NAME = "nodewise.test/busybox:1"
+SLEEP = ["/bin/busybox", "sleep", "1000000000"]
+"""What runs unless a container says otherwise, so that the image can hold a pod's namespaces open as well."""
+
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def write(file: Path, busybox: Path) -> None:
+    """Writes the image; `busybox` has to be linked statically."""
+    layer = _layer(busybox.read_bytes())
+    config = _json(
+        {
+            "architecture": _MACHINES.get(platform.machine(), platform.machine()),
+            "os": "linux",
+            "config": {"Cmd": SLEEP, "Env": ["PATH=/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+        }
+    )
+    manifest = _json([{"Config": "config.json", "RepoTags": [NAME], "Layers": ["layer.tar"]}])
+    with tarfile.open(file, "w") as archive:
+        for name, content in {"layer.tar": layer, "config.json": config, "manifest.json": manifest}.items():
+            _add(archive, name, content)
+
+
+def _layer(busybox: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        _add(archive, "bin/busybox", busybox, mode=0o755)
+        shell = tarfile.TarInfo("bin/sh")
+        shell.type, shell.linkname = tarfile.SYMTYPE, "busybox"
+        archive.addfile(shell)
+    return buffer.getvalue()
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(content), mode
+    archive.addfile(info, io.BytesIO(content))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode()

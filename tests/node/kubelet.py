@@ -1,0 +1,137 @@
+"""A kubelet beside a containerd, and the Node that it registers at the test's API server."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import processes
+from tests.cluster.api import Object
+from tests.cluster.certificates import Pair
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.packages import Containers
+from tests.cluster.processes import Process
+from tests.cluster.sandbox import wait
+from tests.node import cgroups, runtime
+from tests.node.runtime import Runtime
+
+KIND = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+
+
+class Kubelet:
+    """A running kubelet; `name` is its Node's."""
+
+    def __init__(self, name: str, plane: ControlPlane, beside: Runtime, process: Process) -> None:
+        self.name = name
+        self.process = process
+        self.runtime = beside
+        self._api = plane.api
+
+    @property
+    def path(self) -> str:
+        """Where the Node is."""
+        return f"/api/v1/nodes/{self.name}"
+
+    def is_ready(self) -> bool:
+        """Whether the Node says so itself."""
+        conditions = (self._api.find(self.path) or {}).get("status", {}).get("conditions", [])
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+    def label(self, labels: Mapping[str, str]) -> None:
+        self._api.patch(self.path, {"metadata": {"labels": labels}})
+
+    def advertise(self, amounts: Mapping[str, str]) -> None:
+        """Gives the Node extended resources, and waits until the kubelet has taken them for its own."""
+        self._api.patch(f"{self.path}/status", {"status": {"capacity": amounts}})
+
+        def taken() -> bool | None:
+            status = self._api.get(self.path)["status"]
+            both = status["capacity"], status["allocatable"]
+            has, offers = ({name: of.get(name) for name in amounts} for of in both)
+            return (has == offers and all(has.values())) or None
+
+        wait("the kubelet offers what was advertised", taken, show=lambda: self._api.get(self.path))
+
+    def log(self, pod: Object, container: str) -> list[str]:
+        """The lines that the newest start of a container has written to stdout and stderr."""
+        metadata = pod["metadata"]
+        folder = f"/var/log/pods/{metadata['namespace']}_{metadata['name']}_{metadata['uid']}/{container}"
+        newest = max(self.runtime.inside(folder).glob("*.log"), default=None)
+        # each line is: the time, the stream, whole or part, the text
+        lines = newest.read_text().splitlines() if newest else []
+        return [line.split(" ", 3)[3] for line in lines]
+
+
+@contextlib.contextmanager
+def running(
+    plane: ControlPlane, program: Path, containers: Containers, folder: Path, name: str
+) -> Iterator[Kubelet]:
+    """A kubelet whose Node is ready; its pods end with it, and the Node is gone at the end."""
+    with (
+        cgroups.corner(f"nodewise-{processes.free_port()}-{name}") as cgroup,
+        runtime.running(containers, folder) as beside,
+    ):
+        process = _start(plane, program, folder, name, cgroup, beside)
+        with process:
+            kubelet = Kubelet(name, plane, beside, process)
+            process.wait_ready(kubelet.is_ready)
+            yield kubelet
+        plane.api.delete(kubelet.path)
+
+
+def _start(
+    plane: ControlPlane, program: Path, folder: Path, name: str, cgroup: str, beside: Runtime
+) -> Process:
+    user = plane.user(f"system:node:{name}", group="system:nodes")
+    serving = plane.authority.issue(f"kubelet-{name}", "127.0.0.1", name)
+    config = folder / "kubelet.json"
+    config.write_text(json.dumps(KIND | _serving(plane, serving) | _settings(cgroup)))
+    flags = {
+        "config": config,
+        "kubeconfig": user.kubeconfig,
+        "hostname-override": name,
+        "node-ip": processes.own_address(),
+    }
+    command = [str(program), *(f"--{flag}={value}" for flag, value in flags.items())]
+    # nsenter does not pass on that it was ended
+    ending = ["setpriv", "--pdeathsig", "TERM", "--"]
+    return Process(beside.enter([*ending, *command]), folder / "kubelet.log", beside.environment)
+
+
+def _serving(plane: ControlPlane, serving: Pair) -> dict[str, Any]:
+    return {
+        "address": "127.0.0.1",
+        "port": processes.free_port(),
+        "readOnlyPort": 0,
+        "healthzPort": 0,
+        "tlsCertFile": str(serving.cert),
+        "tlsPrivateKeyFile": str(serving.key),
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": False},
+            "x509": {"clientCAFile": str(plane.ca_file)},
+        },
+        "authorization": {"mode": "AlwaysAllow"},
+    }
+
+
+def _settings(cgroup: str) -> dict[str, Any]:
+    """A machine that others use too, whose disk and memory are not this kubelet's business."""
+    return {
+        "containerRuntimeEndpoint": f"unix://{runtime.SOCKET}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup,
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "localStorageCapacityIsolation": False,
+        "enforceNodeAllocatable": ["none"],
+        "evictionHard": {"memory.available": "0%"},
+        "imageGCHighThresholdPercent": 100,
+        "oomScoreAdj": 0,
+        "makeIPTablesUtilChains": False,
+        "enableControllerAttachDetach": False,
+        "volumePluginDir": "/var/lib/kubelet/plugins-exec",
+        "resolvConf": "",
+        "nodeStatusUpdateFrequency": "1s",
+    }

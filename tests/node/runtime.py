@@ -1,0 +1,152 @@
+"""containerd in namespaces of its own: it is their first process, and what runs in them ends with it."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tests.cluster import availability
+from tests.cluster.packages import Containers
+from tests.cluster.processes import Process
+from tests.node import cgroups, image
+
+SOCKET = "/run/containerd/containerd.sock"
+"""Where it listens, seen from inside."""
+
+IN_MEMORY = ("/run", "/var/lib", "/var/log")
+"""What containerd, its shims, runc and the kubelet write to by default."""
+
+TUNED = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
+"""What the kubelet sets for the whole machine. In here it finds plain files in their place."""
+
+NAMESPACES = ("--mount", "--propagation=private", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+CONFIG = """
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = {image}
+  restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = {plugins}
+  conf_dir = {networks}
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+"""
+
+NETWORK = {
+    "cniVersion": "0.4.0",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "bridge",
+            "bridge": "pods",
+            "isGateway": True,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]},
+        }
+    ],
+}
+
+
+class Runtime:
+    """A running containerd; `run` is for commands beside it, `inside` leads to files as it sees them."""
+
+    def __init__(self, programs: Containers, process: Process, environment: dict[str, str]) -> None:
+        self.process = process
+        self.environment = environment
+        self._programs = programs
+
+    @property
+    def pid(self) -> int:
+        """The first process of the namespaces, by its number out here; 0 while there is none."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        with contextlib.suppress(OSError):
+            return int(next(iter(children.read_text().split()), 0))
+        return 0
+
+    def inside(self, path: str) -> Path:
+        """A file that only the namespaces have."""
+        return Path(f"/proc/{self.pid}/root{path}")
+
+    def enter(self, command: Sequence[str | Path]) -> list[str]:
+        """The command line that runs another among the processes and mounts, but in the machine's network."""
+        return ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--", *map(str, command)]
+
+    def is_ready(self) -> bool:
+        """Whether it is containerd that answers, and no longer the shell before it."""
+        return self.pid > 0 and self.inside(SOCKET).exists() and not self._ctr("version").returncode
+
+    def load(self, archive: Path) -> None:
+        """Takes an image into what pods are made of."""
+        said = self._ctr("--namespace=k8s.io", "images", "import", str(archive))
+        assert said.returncode == 0, f"ctr images import: {said.stderr}"
+
+    def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = self.enter([self._programs.ctr, f"--address={SOCKET}", *arguments])
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def stop(self) -> None:
+        """Ends the first process, and the kernel with it all others; returns when they are gone."""
+        if first := self.pid:
+            os.kill(first, signal.SIGKILL)
+        self.process.stop()
+
+
+@contextlib.contextmanager
+def running(programs: Containers, folder: Path) -> Iterator[Runtime]:
+    """A containerd that has the image and is ready."""
+    why = lacking()
+    if why:
+        availability.not_run(f"no containers: {why}")
+    image.write(folder / "image.tar", programs.busybox)
+    runtime = _start(programs, folder)
+    try:
+        runtime.process.wait_ready(runtime.is_ready)
+        runtime.load(folder / "image.tar")
+        yield runtime
+    finally:
+        runtime.stop()
+
+
+def lacking() -> str:
+    """What keeps this machine from running containers, and what would help; empty when nothing does."""
+    if os.geteuid() != 0:
+        return "they need root; run this as root"
+    if missing := [name for name in ("unshare", "nsenter", "mount", "setpriv") if not shutil.which(name)]:
+        return f"there is no {' and no '.join(missing)} on the PATH; install util-linux"
+    if controllers := cgroups.lacking():
+        return (
+            f"cgroup controllers {', '.join(sorted(controllers))} are not mounted as version 1; "
+            "boot with systemd.unified_cgroup_hierarchy=0"
+        )
+    made = subprocess.run(["unshare", *NAMESPACES, "true"], capture_output=True, text=True, check=False)
+    return f"{made.stderr.strip()}; run this where namespaces may be made" if made.returncode else ""
+
+
+def _start(programs: Containers, folder: Path) -> Runtime:
+    config, networks, tuned = folder / "containerd.toml", folder / "networks", folder / "tuned"
+    networks.mkdir()
+    (networks / "pods.conflist").write_text(json.dumps(NETWORK))
+    named = {"image": image.NAME, "plugins": programs.plugins, "networks": networks}
+    config.write_text(CONFIG.format(**{key: json.dumps(str(value)) for key, value in named.items()}))
+    steps = [f"mount -t tmpfs tmpfs {place}" for place in IN_MEMORY]
+    for name in TUNED:
+        file = tuned / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(Path("/proc/sys", name).read_text())
+        steps.append(f"mount --bind {file} /proc/sys/{name}")
+    steps.append(f"exec {programs.containerd} --config {config}")
+    folders = [programs.containerd.parent, programs.runc.parent]
+    environment = os.environ | {"PATH": ":".join([*map(str, folders), os.environ["PATH"]])}
+    command = ["unshare", *NAMESPACES, "sh", "-e", "-c", "\n".join(steps)]
+    return Runtime(programs, Process(command, folder / "containerd.log", environment), environment)

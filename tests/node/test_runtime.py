@@ -1,0 +1,65 @@
+"""What a machine must have to run containers, and that nothing of them is left."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import packages
+from tests.node import cgroups, runtime
+from tests.node.cgroups import Hierarchy
+
+NEW = [Hierarchy(Path("/sys/fs/cgroup"), 2, frozenset({"rw"}))]
+"""cgroups of a machine that was booted with version 2 alone."""
+
+
+def test_an_ordinary_user_is_told_to_be_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert runtime.lacking() == "they need root; run this as root"
+
+
+def test_a_machine_without_the_tools_is_told_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert runtime.lacking() == (
+        "there is no unshare and no nsenter and no mount and no setpriv on the PATH; install util-linux"
+    )
+
+
+def test_cgroups_of_version_2_alone_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "hierarchies", lambda: NEW)
+    assert cgroups.lacking() == cgroups.WANTED
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "not mounted as version 1; boot with systemd.unified_cgroup_hierarchy=0" in runtime.lacking()
+
+
+def test_nothing_outlives_the_first_process(container_programs: packages.Containers, tmp_path: Path) -> None:
+    """All that shared its namespaces is gone once `running` is left, and the machine's settings are as before."""
+    before = _settings()
+    with runtime.running(container_programs, tmp_path) as running:
+        namespace = _namespace(running.pid)
+        assert running.pid in _sharing(namespace)
+        assert running.inside("/run/containerd").is_dir()
+    assert _sharing(namespace) == []
+    assert not Path(runtime.SOCKET).exists()
+    assert _settings() == before
+
+
+def _settings() -> list[str]:
+    return [Path("/proc/sys", name).read_text() for name in runtime.TUNED]
+
+
+def _namespace(pid: int | str) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/mnt").readlink())
+    except OSError:
+        return ""
+
+
+def _sharing(namespace: str) -> list[int]:
+    """The processes whose mounts are those of a namespace."""
+    return [
+        int(path.name)
+        for path in Path("/proc").iterdir()
+        if path.name.isdecimal() and _namespace(path.name) == namespace
+    ]
