@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.cluster.served import OWN_NAMESPACE, Served
 from tests.conformance.tas.between import Between
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OWN_NAMESPACE}/leases"
-PODS = "/api/v1/pods"
+CENSUS = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-gpu-typical-pods"
 UNSCHEDULED = {"schedulerName": "nobody"}
 
 
@@ -88,6 +89,28 @@ def test_the_ledger_of_a_node_that_is_gone_goes(plane: ControlPlane, corner: San
     with gpu.extender(plane, tmp_path):
         wait("it goes", lambda: corner.api.find(f"{LEASES}/gpu-gone") is None or None)
     assert list(gpu.ledger(corner, "g1")) == [meta["uid"]]
+
+
+def counted(corner: Sandbox) -> int:
+    """How many pods the count has."""
+    found = corner.api.find(CENSUS) or {"data": {}}
+    days = [json.loads(text) for key, text in found["data"].items() if key.startswith("day-")]
+    return sum(row["pods"] for rows in days for row in rows)
+
+
+def test_the_pods_that_come_are_counted_once_whoever_leads(
+    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+) -> None:
+    corner.api.delete(CENSUS)
+    corner.nodes(gpu.node("g1", shares=10))
+    corner.pods(gpu.pod("one"), gpu.pod("two"), objects.pod("plain"))
+    with gpu.extender(plane, tmp_path):
+        wait("they are counted", lambda: counted(corner) == 2 or None)
+    time.sleep(1.1)  # creation times are whole seconds
+    with gpu.extender(plane, tmp_path) as served:
+        served.wait_leading()
+        corner.pods(gpu.pod("three"))
+        wait("one more is counted", lambda: counted(corner) == 3 or None)
 
 
 class Lossy(Between):
