@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from nodewise import quantity
+from nodewise.agent import Verdict
 from nodewise.extender import redeciding, thresholds
+from nodewise.extender.arrays import Told, ToldDetails
 from nodewise.extender.redeciding import Change
 from tests.unit.extender.decisions import decision, evidence, of, verdict
 
@@ -102,3 +104,9 @@ def test_an_operator_that_is_not_known_rejects_nobody() -> None:
     rule = evidence("heat", "85 70")._replace(operator="Above")
     assert not redeciding.rejects(rule).any()
     assert np.array_equal(thresholds.without_effect(rule).values, rule.values)
+
+
+def test_details_say_how_far_a_node_is_from_passing() -> None:
+    details = ToldDetails(["", "lacks 1", "lacks 3"], np.array([1.0, 0.25, 0.75]))
+    given = of(("gpu", Verdict(np.array([0, 1, 1], np.int16), (Told("full"),), details=details)))
+    assert redeciding.closeness(given).tolist() == [0.0, 1.25, 1.75]

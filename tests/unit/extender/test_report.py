@@ -7,6 +7,7 @@ import numpy as np
 from nodewise import clock
 from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.extender import report
+from nodewise.extender.arrays import Told, ToldDetails
 from nodewise.extender.decision import Decision, PodRef
 from tests.unit.extender import decisions
 from tests.unit.extender.decisions import COUNT, decision, large
@@ -68,3 +69,14 @@ def test_values_without_a_target() -> None:
     one = Evidence("m", "LessThan", None, np.array([5]), np.array([0], np.uint8), np.array([np.nan]))
     given = decisions.of(("t", Verdict(np.array([0], np.int16), (), (one,))))
     assert report.values(given)[0]["target"] is None
+
+
+def test_details_are_told_by_node_and_agent() -> None:
+    lacks, gets = ToldDetails(["lacks 2", ""], np.ones(2)), ToldDetails(["c: card1"], np.ones(1))
+    filtered = decisions.of(("gpu", Verdict(np.array([1, 0], np.int16), (Told("full"),), details=lacks)))
+    assert words(filtered)["details"] == {"n1": {"gpu": "lacks 2"}}
+    scores = (("gpu", Scores(np.array([10]), details=gets)),)
+    scored = Decision("prioritize", PodRef("d", "p"), 1.0, 1, Names.of(["n2"]), scores=scores)
+    found = report.pod(filtered, scored, ["gpu"])
+    assert found["details"] == {"n1": {"gpu": "lacks 2"}, "n2": {"gpu": "c: card1"}}
+    assert filtered.size_bytes() >= decisions.of(nodes="n1 n2").size_bytes() + lacks.nbytes
