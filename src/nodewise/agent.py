@@ -203,8 +203,8 @@ class Watched(NamedTuple):
     """Its key in `World.objects`; not `nodes`."""
     resource: Resource
     type: type[msgspec.Struct]
-    keep: Callable[[Any], bool] | None = None
-    """Which of them are held, None: all. It looks at the object alone."""
+    keep: Callable[[Any], Any | None] | None = None
+    """What is held of an object, None for nothing; without it all of each. It looks at the object alone."""
     own_namespace: bool = False
     """Whether only those in nodewise's own namespace count, where no tenant writes."""
     selectors: Mapping[str, str] = {}
@@ -464,7 +464,10 @@ class AgentKind(Protocol):
     """The fields of a Pod that the agent reads; merged with the other agents' into one type."""
     node_fields: type[msgspec.Struct]
     """The fields of a Node that it reads, likewise."""
-    watched: Sequence[Watched]
+
+    def watched(self, options: Any) -> Sequence[Watched]:
+        """The objects that it needs besides nodes."""
+        ...
 
     def state(self, options: Any, sync_period_s: float) -> AgentState: ...
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agent import NodeIndex, World
-from nodewise.agents.gpu import amounts
+from nodewise.agents.gpu import amounts, demand, processors
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
 from nodewise.kube.store import Writer
-from tests.unit.agents.gpu.facts import entry, laid_out, lease, lease_of, node, pod, slot, world
+from tests.unit.agents.gpu.facts import cpu_free, entry, laid_out, lease, lease_of, node, pod, slot, world
 
 NODES = ("n1", "n2")
 PODS_NAMED = ("a", "b")
@@ -31,6 +31,7 @@ SOME_PODS = st.builds(
     tiles=TILES,
     life=st.integers(0, 1),
     phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
+    cpu=st.sampled_from(["100m", "2", "x", ""]),
 )
 LIVES = st.tuples(st.sampled_from(PODS_NAMED), st.integers(0, 1))
 """A pod's name, and which of the pods of this name it is."""
@@ -54,6 +55,7 @@ SOME_NODES = st.builds(
     node,
     st.sampled_from(["i915=4 mc=2000 t=8", "i915=2", ""]),
     st.sampled_from(["0.1", "0.1.2", "", "x"]),
+    cpu=st.sampled_from(["4", "0", "x", ""]),
 )
 
 STEP = st.one_of(
@@ -156,7 +158,7 @@ def shown(found: Slot) -> Any:
         name: (*one._replace(bound=()), sorted(one.bound, key=lambda bound: bound.metadata.uid))
         for name, one in found.nodes.items()
     }
-    return nodes, laid_out(found)
+    return nodes, laid_out(found), cpu_free(found)
 
 
 @given(HISTORIES)
@@ -165,6 +167,32 @@ def test_any_history_ends_in_the_books_of_a_fresh_list(history: list[list[tuple[
     found = scene.live(history)
     for name, row in zip((*scene.index.known, ""), found.layout.rows.tolist(), strict=True):
         assert row == found.rows.get(name, len(found.rows))
+
+
+@given(HISTORIES)
+def test_free_cpu_is_what_neither_pods_on_the_node_nor_its_claims_request(
+    history: list[list[tuple[Any, ...]]],
+) -> None:
+    scene = Scene()
+    found = scene.live(history)
+    pods = scene.pods.store.values()
+    for name, free in cpu_free(found).items():
+        coming = {uid for uid, held in found.nodes[name].books.held.items() if held.source == "ledger"}
+        requested = sum(
+            demand.cpu_milli(one)
+            for one in pods
+            if (one.spec.nodeName == name and one.status.phase not in ("Succeeded", "Failed"))
+            or (not one.spec.nodeName and one.metadata.uid in coming)
+        )
+        assert free == processors.allocatable(scene.nodes["", name]) - requested
+
+
+@given(SOME_PODS)
+def test_what_is_kept_of_a_pod_takes_as_much_cpu(given_pod: Any) -> None:
+    kept = processors.with_cpu(given_pod)
+    assert processors.taken(given_pod) == (processors.taken(kept) if kept is not None else 0)
+    assert kept is None or processors.with_cpu(kept) == kept
+    assert (kept is given_pod) is (processors.with_cards(given_pod) is not None)
 
 
 @given(HISTORIES)

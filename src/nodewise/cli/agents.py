@@ -43,7 +43,7 @@ def show_agent(name: str, output: str) -> None:
         {"flag": s.flag, "environment": s.variable, "default": s.shown_default(), "help": s.help}
         for s in settings(kind.options)
     ]
-    reads = [f"{w.resource.plural}.{w.resource.group}".rstrip(".") for w in kind.watched]
+    reads = [f"{w.resource.plural}.{w.resource.group}".rstrip(".") for w in kind.watched(kind.options())]
     if output == "json":
         click.echo(
             msgspec.json.encode({"name": name, "summary": kind.summary, "reads": reads, "options": rows})

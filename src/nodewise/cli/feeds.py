@@ -38,6 +38,19 @@ def node_type(kinds: Iterable[AgentKind]) -> Any:
     return merge("Node", NodeFields, *(kind.node_fields for kind in kinds))
 
 
+class Needs(NamedTuple):
+    """What agents need to know."""
+
+    node_type: Any
+    watched: Sequence[Watched]
+    """Besides nodes, each once."""
+
+
+def needs(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> Needs:
+    """As agents have it with these options, which are by name."""
+    return Needs(node_type(kinds), watched(kinds, options))
+
+
 class Feed(NamedTuple):
     """Stores that are kept up to date while `tasks` run."""
 
@@ -78,14 +91,14 @@ class Anew:
             reflector.renew()
 
 
-def from_cluster(api: Api, kinds: Sequence[AgentKind], clock: Clock, meters: Meters, namespace: str) -> Feed:
+def from_cluster(api: Api, needs: Needs, clock: Clock, meters: Meters, namespace: str) -> Feed:
     """Reflect nodes and what the agents watch; `namespace` is our own."""
 
     def reflector(target: Target[Any]) -> Reflector[Any]:
         return Reflector(api, target, clock, meters, random.random)
 
-    targets = {"nodes": Target(NODES, node_type(kinds))} | {
-        one.name: _target(one, namespace) for one in watched(kinds)
+    targets = {"nodes": Target(NODES, needs.node_type)} | {
+        one.name: _target(one, namespace) for one in needs.watched
     }
     others = {name: reflector(target) for name, target in targets.items()}
     anew = Anew(api, targets, others.values())
@@ -111,9 +124,9 @@ def waiting_pods(api: Api, kinds: Iterable[AgentKind], clock: Clock, meters: Met
     return Reflector(api, Target(PODS, pod_type, selectors=unbound), clock, meters, random.random)
 
 
-def watched(kinds: Iterable[AgentKind]) -> list[Watched]:
+def watched(kinds: Iterable[AgentKind], options: Mapping[str, Any]) -> list[Watched]:
     """What the agents need besides nodes, each once."""
-    return list({one.name: one for kind in kinds for one in kind.watched}.values())
+    return list({one.name: one for kind in kinds for one in kind.watched(options[kind.name])}.values())
 
 
 def given(objects: Objects, one: Watched) -> list[Any]:
@@ -121,7 +134,7 @@ def given(objects: Objects, one: Watched) -> list[Any]:
     found: list[Any] = objects.of(one.resource, cast("type[Any]", one.type))
     if one.resource == PODS:
         found = [*map(_identified, found)]
-    return [item for item in found if one.keep is None or one.keep(item)]
+    return found if one.keep is None else [kept for kept in map(one.keep, found) if kept is not None]
 
 
 def _identified(pod: Any) -> Any:
@@ -131,9 +144,9 @@ def _identified(pod: Any) -> Any:
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=uid))
 
 
-def from_files(paths: Sequence[str], kinds: Sequence[AgentKind], period_s: float) -> Feed:
+def from_files(paths: Sequence[str], needs: Needs, period_s: float) -> Feed:
     """Read nodes and what the agents watch from files, and again whenever these change."""
-    wanted = [Watched("nodes", NODES, node_type(kinds)), *watched(kinds)]
+    wanted = [Watched("nodes", NODES, needs.node_type), *needs.watched]
     writers: dict[str, Writer[Any]] = {one.name: Writer() for one in wanted}
 
     def fill() -> None:

@@ -120,7 +120,9 @@ async def read(wish: Wish, api: Api | None) -> Read:
     kinds = [agents.load(name) for name in wish.agents or agents.names()]
     plain, tables = metric_files.split(wish.paths)
     sources = _Sources(api, files.read(plain), files.read(wish.policies))
-    watched = [one for one in feeds.watched(kinds) if not (_is_of_pods(one) or one.own_namespace)]
+    watched = [
+        one for one in feeds.watched(kinds, wish.options) if not (_is_of_pods(one) or one.own_namespace)
+    ]
     nodes, pods, *others = await _read(
         sources,
         [
@@ -136,7 +138,7 @@ async def read(wish: Wish, api: Api | None) -> Read:
     objects = {one.name: found for one, found in zip(watched, others, strict=True)}
     if not wish.agents:
         kinds = [kind for kind in kinds if _takes_part(kind, wish, objects, nodes, pods)]
-    booked = [one for one in feeds.watched(kinds) if _is_of_pods(one)]
+    booked = [one for one in feeds.watched(kinds, wish.options) if _is_of_pods(one)]
     bound = await _read(sources, [_Sought(one, fields=_BOUND) for one in booked])
     objects |= {one.name: found for one, found in zip(booked, bound, strict=True)}
     known = clock.result(node_facts.read(nodes.values()))
@@ -149,11 +151,12 @@ def _is_of_pods(one: Watched) -> bool:
 
 def _takes_part(kind: AgentKind, wish: Wish, objects: Mapping[str, Keyed], nodes: Keyed, pods: Keyed) -> bool:
     """Whether an agent has anything to do: an object of its own is there, or it says so itself."""
-    if any(objects.get(one.name) for one in kind.watched):
+    options = wish.options[kind.name]
+    if any(objects.get(one.name) for one in kind.watched(options)):
         return True
     if not isinstance(kind, Concerned):
         return False
-    return kind.concerns(wish.options[kind.name], nodes.values(), pods.values())
+    return kind.concerns(options, nodes.values(), pods.values())
 
 
 async def _read(sources: _Sources, sought: Sequence[_Sought]) -> list[Keyed]:

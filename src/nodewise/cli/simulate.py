@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise import agents
-from nodewise.agent import AgentKind, ObjectKey
-from nodewise.cli import exits, replayed, settings, trace
+from nodewise.agent import AgentKind, ObjectKey, Watched
+from nodewise.cli import exits, feeds, replayed, settings, trace
 from nodewise.cli.replayed import Replayed
 from nodewise.errors import BadInput, Problem
 from nodewise.extender import tape
@@ -64,7 +64,7 @@ def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limi
             header = cast("Header", next(records).entry)
             kinds = [agents.load(one.name) for one in header.agents]
             options, period_s, changed = _settings(header, kinds, chosen)
-            player = Player(Cast(kinds, options, period_s, _objects(policy, kinds)))
+            player = Player(Cast(kinds, options, period_s, _objects(policy, feeds.watched(kinds, options))))
             found = _played(player, _shown(records, file, path.stat().st_size), limit)
     except OSError as error:
         raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
@@ -101,17 +101,17 @@ def _changed(group: type[msgspec.Struct], recorded: Mapping[str, Any], built: ms
     ]
 
 
-def _objects(paths: Sequence[str], kinds: Sequence[AgentKind]) -> dict[str, dict[ObjectKey, Any]]:
+def _objects(paths: Sequence[str], watched: Sequence[Watched]) -> dict[str, dict[ObjectKey, Any]]:
     """The objects that take the place of recorded ones, by the name in `Watched`. `BadInput` if there are none."""
     if not paths:
         return {}
     read = files.read(paths)
     found: dict[str, dict[ObjectKey, Any]] = {}
-    for watched in (one for kind in kinds for one in kind.watched):
-        items: list[Any] = read.of(watched.resource, cast("type[Any]", watched.type))
-        found[watched.name] = {(item.metadata.namespace, item.metadata.name): item for item in items}
+    for one in watched:
+        items: list[Any] = read.of(one.resource, cast("type[Any]", one.type))
+        found[one.name] = {(item.metadata.namespace, item.metadata.name): item for item in items}
     if not any(found.values()):
-        wanted = " or ".join(sorted({one.resource.kind for kind in kinds for one in kind.watched}))
+        wanted = " or ".join(sorted({one.resource.kind for one in watched}))
         raise BadInput("--policy", [Problem(" ".join(paths), "none of what the agents read", wanted)])
     return found
 

@@ -176,9 +176,10 @@ def wired(given: Given, tools: Tools) -> Running:
 
 
 def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
+    needs = feeds.needs(given.agents, given.agent_options)
     if api is None:
-        return feeds.from_files(given.settings[ExtenderOptions].objects_from, given.agents, 0.2)
-    return feeds.from_cluster(api, given.agents, *tools, api.namespace)
+        return feeds.from_files(given.settings[ExtenderOptions].objects_from, needs, 0.2)
+    return feeds.from_cluster(api, needs, *tools, api.namespace)
 
 
 def _ground(given: Given, api: HttpApi | None, feed: Feed, tools: Tools) -> Ground:
@@ -223,7 +224,8 @@ def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> B
         cast("Amending", heart.states[binder.name]),
         *tools,
     )
-    pod_type = next(one.type for one in feeds.watched(given.agents) if one.name == binder.pods)
+    watched = feeds.watched(given.agents, given.agent_options)
+    pod_type = next(one.type for one in watched if one.name == binder.pods)
     own: ExtenderOptions = given.settings[ExtenderOptions]
     return Binding(Bindings(ground, feed.objects[binder.pods], pod_type, own.bind_timeout_s), binder)
 

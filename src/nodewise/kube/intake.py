@@ -22,10 +22,10 @@ _MOST_NAMED: Final = 100
 
 
 class Intake(Generic[T]):
-    """Holds the writer of a store of `kind`; what `keep` says no to is as good as absent."""
+    """Holds the writer of a store of `kind`; an object of which `keep` leaves nothing is as good as absent."""
 
     def __init__(
-        self, kind: str, type_: type[T], meters: Meters, keep: Callable[[T], bool] | None = None
+        self, kind: str, type_: type[T], meters: Meters, keep: Callable[[T], T | None] | None = None
     ) -> None:
         self._kind = kind
         self._keep = keep
@@ -78,7 +78,7 @@ class Intake(Generic[T]):
 
     def _kept(self, data: msgspec.Raw) -> T | None:
         item = self._decoded(data)
-        return item if item is None or self._keep is None or self._keep(item) else None
+        return item if item is None or self._keep is None else self._keep(item)
 
     def _decoded(self, data: msgspec.Raw) -> T | None:
         try:

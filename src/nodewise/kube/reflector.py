@@ -42,8 +42,8 @@ class Target(NamedTuple, Generic[T]):
     namespace: str = ""
     selectors: Mapping[str, str] = {}
     """`fieldSelector` and `labelSelector`, as the API takes them."""
-    keep: Callable[[T], bool] | None = None
-    """Which of them are held; None: all."""
+    keep: Callable[[T], T | None] | None = None
+    """What is held of each, None for nothing; without it all."""
 
 
 class Reflector(Generic[T]):

@@ -100,7 +100,7 @@ class Player:
     """Takes the records of a recording in order, from the one after the header."""
 
     def __init__(self, cast: Cast) -> None:
-        watched = {one.name: one.type for kind in cast.kinds for one in kind.watched}
+        watched = {one.name: one.type for kind in cast.kinds for one in kind.watched(cast.options[kind.name])}
         self.tally = Tally()
         self._cast = cast
         self._states = {

@@ -130,7 +130,7 @@ class Ground:
 
     def __init__(self, api: FakeApi) -> None:
         clock, self.meters = SystemClock(), Meters()
-        self.feed = feeds.from_cluster(api, [KIND], clock, self.meters, "nodewise")
+        self.feed = feeds.from_cluster(api, feeds.needs([KIND], OPTIONS), clock, self.meters, "nodewise")
         self.refresher = Refresher(
             [CustomMetrics(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.meters
         )

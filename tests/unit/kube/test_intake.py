@@ -105,7 +105,10 @@ def test_a_bookmark_says_how_far_the_watch_has_come(intake: Intake[Any]) -> None
 
 
 def test_what_nobody_reads_is_not_held(meters: Meters) -> None:
-    intake: Intake[Any] = Intake("Thing", Thing, meters, keep=lambda thing: thing.spec.size > 1)
+    def large(thing: Any) -> Any | None:
+        return thing if thing.spec.size > 1 else None
+
+    intake: Intake[Any] = Intake("Thing", Thing, meters, keep=large)
     for name, size in (("a", 1), ("b", 2), ("c", 3)):
         intake.add(raw(name, size))
     intake.swap("5")
@@ -129,3 +132,14 @@ def test_an_answer_to_a_write_is_learnt_at_its_version(intake: Intake[Any]) -> N
     assert learnt is not None
     assert learnt.spec.size == 3
     assert intake.learn(b"no object") is None
+
+
+def test_less_of_an_object_may_be_held(meters: Meters) -> None:
+    def smaller(thing: Any) -> Any:
+        return msgspec.structs.replace(thing, spec=msgspec.structs.replace(thing.spec, size=0))
+
+    intake: Intake[Any] = Intake("Thing", Thing, meters, keep=smaller)
+    intake.add(raw("a", 7))
+    intake.swap("5")
+    intake.take(Frame("put", ("n", "b"), raw("b", 8), "6"))
+    assert [thing.spec.size for thing in intake.store.values()] == [0, 0]

@@ -11,6 +11,7 @@
 | `demand.py` | what a pod wants of cards |
 | `ledger.py` | the entries of a node's Lease |
 | `books.py` | who holds what |
+| `processors.py` | the CPU of nodes that no pod requests |
 | `layout.py` | the cards of all nodes as arrays |
 | `fit.py` | whether a pod fits, and on which cards |
 | `choosing.py`, `working.py`, `links.py`, `rejections.py` | the parts of a fit |
@@ -31,13 +32,12 @@
 Takes over from GPU Aware Scheduling 0.5.6.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 from nodewise.agent import LEDGER, Hands, LedgerLease, Resource, Watched
-from nodewise.agents.gpu import cards, census, demand, profile
+from nodewise.agents.gpu import cards, census, demand, processors, profile
 from nodewise.agents.gpu.agent import GpuAgent
-from nodewise.agents.gpu.books import CARDS
 from nodewise.agents.gpu.cards import GpuNode
 from nodewise.agents.gpu.census import Census
 from nodewise.agents.gpu.controller import GpuController
@@ -48,24 +48,6 @@ from nodewise.agents.gpu.state import CENSUS, LEDGERS, PODS, GpuState
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 _CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 _LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
-_NATIVE: Final = "kubernetes.io/"
-"""Of resources that are no device plugin's, such as hugepages and attachable volumes."""
-
-
-def _may_hold_cards(pod: BookedPod) -> bool:
-    """Whether any container asks for an extended resource; which of them are cards is a matter of settings."""
-    asked = (
-        amounts or {}
-        for container in (*(pod.spec.containers or ()), *(pod.spec.initContainers or ()))
-        if container.resources is not None
-        for amounts in (container.resources.requests, container.resources.limits)
-    )
-    return _is_noted(pod) or any("/" in name and _NATIVE not in name for one in asked for name in one)
-
-
-def _is_noted(pod: BookedPod) -> bool:
-    annotations: Mapping[str, str] = pod.metadata.annotations or {}
-    return CARDS in annotations
 
 
 class GpuKind:
@@ -76,24 +58,28 @@ class GpuKind:
     options = GpuOptions
     pod_fields = GpuPod
     node_fields = GpuNode
-    watched = (
-        Watched(PODS, _PODS, BookedPod, keep=_may_hold_cards),
-        Watched(
-            LEDGERS,
-            _LEASES,
-            LedgerLease,
-            own_namespace=True,
-            selectors={"labelSelector": f"{LEDGER}={GpuAgent.name}"},
-        ),
-        Watched(
-            CENSUS,
-            _CONFIGMAPS,
-            Census,
-            keep=lambda one: one.metadata.name == census.NAME,
-            own_namespace=True,
-            selectors={"fieldSelector": f"metadata.name={census.NAME}"},
-        ),
-    )
+
+    def watched(self, options: GpuOptions) -> tuple[Watched, ...]:
+        """Of pods without cards only their CPU, and only where the placement asks for it."""
+        keep = processors.with_cpu if options.placement == "fragmentation" else processors.with_cards
+        return (
+            Watched(PODS, _PODS, BookedPod, keep=keep),
+            Watched(
+                LEDGERS,
+                _LEASES,
+                LedgerLease,
+                own_namespace=True,
+                selectors={"labelSelector": f"{LEDGER}={GpuAgent.name}"},
+            ),
+            Watched(
+                CENSUS,
+                _CONFIGMAPS,
+                Census,
+                keep=lambda one: one if one.metadata.name == census.NAME else None,
+                own_namespace=True,
+                selectors={"fieldSelector": f"metadata.name={census.NAME}"},
+            ),
+        )
 
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has cards, or any pod asks for one (`agent.Concerned`)."""

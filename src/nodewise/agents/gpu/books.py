@@ -75,7 +75,12 @@ Fate = Literal["counts", "undecided", "stale"]
 
 
 def may_hold_cards(pod: BookedPod) -> bool:
-    """Whether a pod asks for any device; whose devices are cards is a setting, and this is asked before settings."""
+    """Whether a pod asks for any device, or says that it has cards.
+
+    Whose devices are cards is a setting, and this is asked before settings.
+    """
+    if CARDS in (pod.metadata.annotations or ()):
+        return True
     containers = (*(pod.spec.containers or ()), *(pod.spec.initContainers or ()))
     asked = (one.resources for one in containers if one.resources is not None)
     return any(

@@ -78,7 +78,7 @@ def _different(name: str, ours: Slot, fresh: Slot) -> str:
         uids = sorted(uid for uid in held.keys() | listed.keys() if held.get(uid) != listed.get(uid))
         return f"what pods hold of it differs: {', '.join((held.get(uid) or listed[uid]).pod for uid in uids[:5])}"
     if _column(name, ours) != _column(name, fresh):
-        return "what is free of its cards was not brought up to date"
+        return "what is free of its cards, or of its CPU, was not brought up to date"
     return ""
 
 
@@ -94,4 +94,6 @@ def _column(name: str, slot: Slot) -> Mapping[str, Any]:
         for resource, cells in layout.free.items()
         if layout.capacity[resource][:count, row].any()
     }
-    return {"cards": layout.cards(row), "usable": layout.usable[:count, row].tolist(), "free": free}
+    cpu_free = None if slot.cpu_free is None else int(slot.cpu_free[row])
+    usable = layout.usable[:count, row].tolist()
+    return {"cards": layout.cards(row), "usable": usable, "free": free, "cpu_free": cpu_free}

@@ -14,7 +14,7 @@ from nodewise.agent import HOLDINGS, Inputs, LedgerLease, NodeIndex, ObjectKey, 
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import cards as decks
 from nodewise.agents.gpu import census as censuses
-from nodewise.agents.gpu import changes, fragmentation
+from nodewise.agents.gpu import changes, fragmentation, processors
 from nodewise.agents.gpu import layout as layouts
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu import typical as typicals
@@ -25,7 +25,9 @@ from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.fragmentation import NOBODY, Typical
 from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.ledger import Ledger
+from nodewise.agents.gpu.processors import Processors
 from nodewise.agents.gpu.profile import Profile
+from nodewise.agents.gpu.rations import Rations
 
 PODS: Final = "pods"
 LEDGERS: Final = "ledgers"
@@ -38,6 +40,8 @@ _PODS: Final = 256
 """Pods that are taken in between two pauses."""
 _MANY: Final = 8
 """Where more than one node in so many is another, all are laid out anew."""
+_NAMES: Final = 1024
+"""Names that came since all nodes were laid out, besides as many as there were: most of them are gone again."""
 
 
 class NodeSlot(NamedTuple):
@@ -51,6 +55,8 @@ class NodeSlot(NamedTuple):
     """The pods there that ask for cards."""
     problems: tuple[str, ...]
     """What is wrong with the node's labels, its books and its pods, in words."""
+    cpu_held: int
+    """Milli-CPU that pods with cards request."""
 
 
 class Slot(NamedTuple):
@@ -62,7 +68,7 @@ class Slot(NamedTuple):
     nodes: Mapping[str, NodeSlot]
     pods: Pods
     cpu_free: NDArray[np.int64] | None = None
-    """By column of the layout: milli-CPU that no pod requests; None: nobody knows."""
+    """(N+1), by column of the layout: milli-CPU that no pod requests, as far as pods are kept; None: nobody knows."""
     typical: Typical = NOBODY
     """The pods that usually come."""
 
@@ -91,6 +97,9 @@ class GpuState:
         self._version = ""
         """Until which the pods were known when undecided entries were looked at last."""
         self._cards: dict[str, NodeCards] = {}
+        self._rations = Rations()
+        self._names = 0
+        """So many names in the layout, and all nodes are laid out anew."""
         self._bound: dict[str, dict[ObjectKey, BookedPod]] = {}
         """By node."""
         self._holdings: dict[str, tuple[str, Ledger]] = {}
@@ -105,6 +114,7 @@ class GpuState:
         """Nodes to be computed again."""
         self._moved: set[str] = set()
         """Nodes to be laid out again."""
+        self._processors = Processors()
         self._seen_census: tuple[Any, int] = (None, 0)
         """What was counted, and the day on which that was looked at."""
         self._classes: typicals.Classes = {}
@@ -131,13 +141,17 @@ class GpuState:
         yield from self._follow_pods(world.objects.get(PODS, {}))
         pods = Pods(self._seen_pods, world.versions.get(PODS, ""))
         if pods.version != self._version:
-            self._dirty |= self._undecided
+            # an entry that a version ended stays ended only as long as versions grow
+            self._dirty |= (
+                self._undecided if _is_later(pods.version, self._version) else self._holdings.keys()
+            )
             self._version = pods.version
         yield from self._renew(pods)
         yield from self._lay_out(world.nodes)
+        cpu_free = yield from self._processors.free(self._rows, self._cpu_held)
         yield from self._follow_census(world.objects.get(CENSUS, {}), typicals.day(world.now))
         self._is_whole = True
-        return Slot(self._layout, self._rows, dict(self._nodes), pods, typical=self._typical)
+        return Slot(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._typical)
 
     def amended(self, slot: Slot, node: str, ledger: LedgerLease | None) -> Slot:
         """The slot with another ledger of one node (`agent.Amending`)."""
@@ -147,9 +161,14 @@ class GpuState:
             return slot
         read = ledgers.read(ledger)
         one = self._computed(node, before.cards, (text, read), before.bound, slot.pods)
-        row = slot.rows.get(node)
-        layout = slot.layout if row is None else layouts.with_row(slot.layout, row, one.cards, one.books)
-        return slot._replace(layout=layout, nodes={**slot.nodes, node: one})
+        nodes, row = {**slot.nodes, node: one}, slot.rows.get(node)
+        if row is None:
+            return slot._replace(nodes=nodes)
+        layout, cpu_free = layouts.with_row(slot.layout, row, one.cards, one.books), slot.cpu_free
+        if cpu_free is not None and one.cpu_held != before.cpu_held:
+            cpu_free = cpu_free.copy()
+            cpu_free[row] += before.cpu_held - one.cpu_held
+        return slot._replace(layout=layout, nodes=nodes, cpu_free=cpu_free)
 
     def _follow_nodes(self, nodes: Mapping[ObjectKey, Any]) -> Generator[None, None, None]:
         for key in (yield from changes.between(self._seen_nodes, nodes)):
@@ -158,9 +177,12 @@ class GpuState:
                 self._cards[name] = decks.read(nodes[key], self._profile)
             else:
                 self._cards.pop(name, None)
+            self._rations.put(name, self._cards.get(name))
+            self._processors.node(name, nodes.get(key))
             self._dirty.add(name)
             yield
         self._seen_nodes = nodes
+        self._dirty.update(self._rations.settle())
 
     def _follow_ledgers(self, leases: Mapping[ObjectKey, LedgerLease]) -> Generator[None, None, None]:
         for key in (yield from changes.between(self._seen_ledgers, leases)):
@@ -201,6 +223,9 @@ class GpuState:
         self._seen_pods = pods
 
     def _take_pod(self, key: ObjectKey, old: BookedPod | None, new: BookedPod | None) -> None:
+        old, plain_old = _sorted(old)
+        new, plain_new = _sorted(new)
+        self._processors.move(plain_old, plain_new)
         if old is not None and old.spec.nodeName:
             there = self._bound.get(old.spec.nodeName, {})
             there.pop(key, None)
@@ -220,6 +245,7 @@ class GpuState:
             bound = tuple(self._bound.get(name, {}).values())
             one = None
             if cards is not None and (cards.cards or cards.problems or bound or name in self._holdings):
+                cards = self._rations.limited(cards)
                 one = self._computed(name, cards, self._holdings.get(name, _NO_LEDGER), bound, pods)
             self._put(name, one)
             self._dirty.discard(name)
@@ -235,7 +261,7 @@ class GpuState:
     ) -> NodeSlot:
         books = accounts.of_node(node, ledger[1], bound, pods, self._profile)
         problems = (*cards.problems, *books.problems, *accounts.conflicts(books, cards))
-        return NodeSlot(cards, books, ledger[0], bound, problems)
+        return NodeSlot(cards, books, ledger[0], bound, problems, processors.held(books, bound, pods))
 
     def _put(self, name: str, one: NodeSlot | None) -> None:
         self._problems.pop(name, None)
@@ -249,12 +275,14 @@ class GpuState:
             if one.problems:
                 self._problems[name] = one.problems
         self._moved.add(name)
+        self._processors.touch(name)
 
     def _lay_out(self, index: NodeIndex) -> Generator[None, None, None]:
         """Bring the layout up to date: what moved, or everything where other nodes have cards."""
         with_cards = {name for name in self._moved if self._has_cards(name)}
         known = {name for name in self._moved if name in self._rows}
-        if with_cards != known or len(self._moved) * _MANY > len(self._nodes) + _MANY * _MANY:
+        is_worn = len(self._layout.capacity) > len(self._rations) or _names(self._layout) > self._names
+        if is_worn or with_cards != known or len(self._moved) * _MANY > len(self._nodes) + _MANY * _MANY:
             yield from self._lay_out_all(index)
             return
         if index is not self._index:
@@ -267,6 +295,9 @@ class GpuState:
                 self._layout = layouts.with_row(self._layout, self._rows[name], one.cards, one.books)
             yield
 
+    def _cpu_held(self, name: str) -> int:
+        return self._nodes[name].cpu_held
+
     def _has_cards(self, name: str) -> bool:
         return name in self._nodes and bool(self._nodes[name].cards.cards)
 
@@ -276,6 +307,7 @@ class GpuState:
         given = [(self._nodes[name].cards, self._nodes[name].books) for name in names]
         self._layout = yield from layouts.building(given, _numbered(index, rows), self._profile.tiles)
         self._rows, self._index = rows, index
+        self._names = 2 * _names(self._layout) + _NAMES
         self._moved.clear()
 
 
@@ -285,6 +317,19 @@ _NO_LEDGER: Final = ("", ledgers.EMPTY)
 def holdings(ledger: LedgerLease | None) -> str:
     """The text of a ledger's entries; empty where there is none."""
     return (ledger.metadata.annotations or {}).get(HOLDINGS, "") if ledger is not None else ""
+
+
+def _is_later(version: str, before: str) -> bool:
+    return version.isdecimal() and before.isdecimal() and int(version) > int(before)
+
+
+def _sorted(pod: BookedPod | None) -> tuple[BookedPod | None, BookedPod | None]:
+    """One that may hold cards comes first, any other one second."""
+    return (pod, None) if pod is not None and accounts.may_hold_cards(pod) else (None, pod)
+
+
+def _names(layout: Layout) -> int:
+    return len(layout.names) + len(layout.models)
 
 
 def _named(ledger: tuple[str, Ledger] | None) -> Iterable[ObjectKey]:

@@ -61,7 +61,9 @@ class TelemetryKind:
     options = TelemetryOptions
     pod_fields = PodFields
     node_fields = NodeFields
-    watched = (Watched(POLICIES, TASPOLICIES, PolicyObject),)
+
+    def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:  # noqa: ARG002
+        return (Watched(POLICIES, TASPOLICIES, PolicyObject),)
 
     def concerns(self, options: TelemetryOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any pod names a policy, be there one or not (`agent.Concerned`)."""

@@ -28,9 +28,12 @@ def amounts(text: str) -> dict[str, int]:
     return {PREFIX + SHORT.get(name, name): int(value) for name, value in pairs}
 
 
-def node(allocatable: str = "i915=4 mc=2000", numbers: str = "0.1", **labels: str) -> GpuNode:
+def node(
+    allocatable: str = "i915=4 mc=2000", numbers: str = "0.1", *, cpu: str = "", **labels: str
+) -> GpuNode:
     metadata = {"labels": {f"{PREFIX}gpu-numbers": numbers, **labels}}
     given = {name: str(amount) for name, amount in amounts(allocatable).items()}
+    given |= {"cpu": cpu} if cpu else {}
     return read(GpuNode, {"metadata": metadata, "status": {"allocatable": given}})
 
 
@@ -43,10 +46,12 @@ def pod(
     tiles: str | None = None,
     uid: str = "",
     phase: str = "Running",
+    cpu: str = "",
 ) -> BookedPod:
+    """Each of its containers requests as much CPU."""
     notes = {key: value for key, value in {CARDS: cards, TILES: tiles}.items() if value is not None}
     containers = [
-        {"name": f"c{number}", "resources": {"requests": amounts(text)}}
+        {"name": f"c{number}", "resources": {"requests": amounts(text) | ({"cpu": cpu} if cpu else {})}}
         for number, text in enumerate(requests)
     ]
     metadata = {"name": name, "namespace": "d", "uid": uid or f"uid-{name}", "annotations": notes}
@@ -105,6 +110,12 @@ def charged(found: Slot, on: str = "n1") -> dict[str, dict[str, int]]:
         card: {name.removeprefix(PREFIX): amount for name, amount in held.items()}
         for card, held in books.amounts.items()
     }
+
+
+def cpu_free(found: Slot) -> dict[str, int]:
+    """By node with cards."""
+    assert found.cpu_free is not None
+    return {name: int(found.cpu_free[row]) for name, row in found.rows.items()}
 
 
 def laid_out(found: Slot) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_an_array_that_was_not_brought_up_to_date_is_found() -> None:
     ours = of(*PODS, C)
     empty = layouts.with_row(ours.layout, ours.rows["n1"], ours.nodes["n1"].cards, states.accounts.EMPTY)
     found = different(ours._replace(layout=empty), of(*PODS, C))
-    assert found == {"n1": "what is free of its cards was not brought up to date"}
+    assert found == {"n1": "what is free of its cards, or of its CPU, was not brought up to date"}
 
 
 def test_what_the_watches_tell() -> None:

@@ -146,9 +146,10 @@ class Leader:
 
     def __init__(self, api: Api, **options: Any) -> None:
         self.api, self.clock, self.meters = api, VirtualClock(), Meters()
-        self.feed = feeds.from_cluster(api, [KIND], self.clock, self.meters, OURS)
-        refresher = Refresher([], RefreshOptions(), self.clock, self.meters)
         given = GpuOptions(**options)
+        needs = feeds.needs([KIND], {"gpu": given})
+        self.feed = feeds.from_cluster(api, needs, self.clock, self.meters, OURS)
+        refresher = Refresher([], RefreshOptions(), self.clock, self.meters)
         self.state = KIND.state(given, PERIOD_S)
         stores = self.feed.stores
         self.keeper = WorldKeeper({"gpu": self.state}, stores, refresher, self.clock, self.meters, PERIOD_S)

@@ -220,3 +220,10 @@ class TestProblems:
 
     def test_no_metric_is_wanted(self) -> None:
         assert GpuState(INTEL).wants({}) == frozenset()
+
+
+def test_an_entry_that_a_version_ended_counts_again_when_versions_begin_anew() -> None:
+    state, given = GpuState(INTEL), world(NODES, leases=[lease("n1", uid_a=entry("a", "card1", "8"))])
+    for version, left in (("7", 1), ("8", 2), ("", 1), ("9", 2), ("3", 1), ("x", 1), ("9", 2)):
+        found = slot(of_objects(given, versions={"pods": version}), state)
+        assert free(found, "n1")["card1"] == left

@@ -1,0 +1,154 @@
+"""The CPU of nodes that no pod requests: who is to use a node's free cards needs some of it as well.
+
+Pods without cards take of it, too. They are many, so of these nothing is kept but that, and only of the nodes that a
+change concerns it is computed again.
+"""
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise import quantity
+from nodewise.agents.gpu import books as accounts
+from nodewise.agents.gpu import demand as demands
+from nodewise.agents.gpu.books import NodeBooks, Pods
+from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu.demand import BookedMetadata, BookedPod, BookedSpec, GpuContainer, GpuResources
+from nodewise.errors import UNREADABLE
+
+Cpu = NDArray[np.int64]
+
+UNLIMITED: Final = 2**61
+"""Milli-CPU of a node that does not say how much it has."""
+_STRIDE: Final = 512
+"""Nodes between two pauses."""
+
+
+def with_cards(pod: BookedPod) -> BookedPod | None:
+    """A pod that may hold cards, and no other."""
+    return pod if accounts.may_hold_cards(pod) else None
+
+
+def with_cpu(pod: BookedPod) -> BookedPod | None:
+    """A pod that may hold cards; of any other only what it takes of the node that it is on, None for nothing."""
+    if accounts.may_hold_cards(pod):
+        return pod
+    milli, metadata = taken(pod), pod.metadata
+    if not milli:
+        return None
+    return BookedPod(
+        metadata=BookedMetadata(
+            name=metadata.name,
+            namespace=sys.intern(metadata.namespace),
+            uid=metadata.uid,
+            resourceVersion=metadata.resourceVersion,
+        ),
+        spec=BookedSpec(nodeName=sys.intern(pod.spec.nodeName), containers=_containers(milli)),
+    )
+
+
+@lru_cache(1024)
+def _containers(milli: int) -> tuple[GpuContainer, ...]:
+    """The same for all pods that take as much."""
+    return (GpuContainer(resources=GpuResources(requests={"cpu": f"{milli}m"})),)
+
+
+def taken(pod: BookedPod) -> int:
+    """Milli-CPU that a pod takes of the node that it is on."""
+    return demands.cpu_milli(pod) if pod.spec.nodeName and not accounts.has_ended(pod) else 0
+
+
+def held(books: NodeBooks, bound: Iterable[BookedPod], pods: Pods) -> int:
+    """Milli-CPU of the pods with cards that are on a node, or hold some of it and are on their way."""
+    return sum(map(taken, bound)) + sum(
+        demands.cpu_milli(pod)
+        for uid, one in books.held.items()
+        if one.source == "ledger" and (pod := pods.by_key.get(_key(one.pod))) is not None
+        if pod.metadata.uid == uid and not pod.spec.nodeName
+    )
+
+
+def _key(name: str) -> tuple[str, str]:
+    namespace, _, rest = name.partition("/")
+    return namespace, rest
+
+
+class _Allocatable(msgspec.Struct, frozen=True):
+    cpu: str | int | float | None = None
+
+
+def allocatable(node: GpuNode) -> int:
+    """Milli-CPU that a node has for pods."""
+    try:
+        found = msgspec.json.decode(node.status.allocatable, type=_Allocatable | None)
+        given = found.cpu if found is not None else None
+        return UNLIMITED if given is None else _milli(str(given))
+    except UNREADABLE:
+        return UNLIMITED
+
+
+@lru_cache
+def _milli(text: str) -> int:
+    try:
+        return min(max(quantity.parse(text) * 1000 // quantity.NANO, 0), UNLIMITED)
+    except ValueError:
+        return UNLIMITED
+
+
+class Processors:
+    """What nodes have and what pods without cards take of it, kept up to date one by one."""
+
+    def __init__(self) -> None:
+        self._allocatable: dict[str, int] = {}
+        self._plain: dict[str, int] = {}
+        """By node: what pods without cards take."""
+        self._moved: set[str] = set()
+        self._rows: Mapping[str, int] = {}
+        self._free: Cpu = np.full(1, UNLIMITED, np.int64)
+
+    def node(self, name: str, node: GpuNode | None) -> None:
+        """A node is another one now; None: it went."""
+        if node is None:
+            self._allocatable.pop(name, None)
+        else:
+            self._allocatable[name] = allocatable(node)
+        self._moved.add(name)
+
+    def move(self, old: BookedPod | None, new: BookedPod | None) -> None:
+        """A pod without cards is another one now; None: there was none, or it went."""
+        for pod, sign in ((old, -1), (new, 1)):
+            milli = taken(pod) if pod is not None else 0
+            if pod is not None and milli:
+                self._take(pod.spec.nodeName, sign * milli)
+
+    def _take(self, node: str, milli: int) -> None:
+        left = self._plain.get(node, 0) + milli
+        if left:
+            self._plain[node] = left
+        else:
+            self._plain.pop(node, None)
+        self._moved.add(node)
+
+    def touch(self, name: str) -> None:
+        """What pods with cards hold of a node may be another amount now."""
+        self._moved.add(name)
+
+    def free(self, rows: Mapping[str, int], held: Callable[[str], int]) -> Generator[None, None, Cpu]:
+        """(N+1): what is left, by column of the layout, which is in `rows`; `held` is what pods with cards take."""
+        moved: Iterable[str] = self._moved & rows.keys()
+        if rows is not self._rows:
+            self._rows, self._free, moved = rows, np.full(len(rows) + 1, UNLIMITED, np.int64), rows
+        elif moved:
+            self._free = self._free.copy()
+        for number, name in enumerate(moved):
+            left = self._allocatable.get(name, UNLIMITED) - self._plain.get(name, 0)
+            self._free[rows[name]] = left - held(name)
+            if number % _STRIDE == 0:
+                yield
+        self._moved.clear()
+        return self._free

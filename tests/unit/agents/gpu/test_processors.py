@@ -1,0 +1,207 @@
+"""The CPU that no pod requests: what is kept of pods, and what is left of nodes."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.agent import World
+from nodewise.agents.gpu import KIND, processors
+from nodewise.agents.gpu.books import CARDS
+from nodewise.agents.gpu.cards import GpuNode
+from nodewise.agents.gpu.demand import MOST_CPU_MILLI, BookedPod, cpu_milli
+from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.profile import INTEL
+from nodewise.agents.gpu.state import PODS, GpuState
+from tests.unit.agents.gpu.facts import cpu_free, entry, lease, node, pod, read, slot, world
+
+NODES = {"plain": node("", "", cpu="8"), "n1": node(cpu="8"), "n2": node(cpu="7500m")}
+PLAIN = ("",)
+
+
+def with_pods(before: World, *pods: BookedPod) -> World:
+    found = {(one.metadata.namespace, one.metadata.name): one for one in pods}
+    return msgspec.structs.replace(before, objects={**before.objects, PODS: found})
+
+
+class TestKept:
+    def test_of_a_plain_pod_its_cpu_is_kept(self) -> None:
+        given = pod("a", "n1", requests=PLAIN, cpu="1500m")
+        assert given.metadata.annotations == {}
+        kept = processors.with_cpu(given)
+        assert kept is not None
+        assert (kept.metadata.name, kept.metadata.uid, kept.spec.nodeName) == ("a", "uid-a", "n1")
+        assert kept.metadata.annotations is None
+        assert processors.taken(kept) == 1500
+
+    def test_pods_that_take_as_much_share_what_they_take(self) -> None:
+        first, second = (
+            processors.with_cpu(pod(name, "n1", requests=PLAIN, cpu=cpu))
+            for name, cpu in (("a", "2"), ("b", "2000m"))
+        )
+        assert first is not None
+        assert second is not None
+        assert first.spec.containers is second.spec.containers
+        assert first.spec.nodeName is second.spec.nodeName
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            pod("a", "n1", requests=PLAIN),
+            pod("a", "", requests=PLAIN, cpu="1"),
+            pod("a", "n1", requests=PLAIN, cpu="1", phase="Succeeded"),
+            pod("a", "n1", requests=PLAIN, cpu="1", phase="Failed"),
+            pod("a", "n1", requests=PLAIN, cpu="-1"),
+            pod("a", "n1", requests=PLAIN, cpu="much"),
+        ],
+        ids=["no cpu", "on no node", "succeeded", "failed", "negative", "garbage"],
+    )
+    def test_nothing_is_kept_of_one_that_takes_nothing(self, given: BookedPod) -> None:
+        assert processors.with_cpu(given) is None
+        assert processors.with_cards(given) is None
+
+    @pytest.mark.parametrize("given", [pod("a"), pod("a", "n1", "card0", PLAIN)], ids=["asks", "says so"])
+    def test_all_is_kept_of_one_that_may_hold_cards(self, given: BookedPod) -> None:
+        assert processors.with_cpu(given) is given
+        assert processors.with_cards(given) is given
+
+    @pytest.mark.parametrize(
+        ("options", "kept"),
+        [
+            (GpuOptions(gpu_placement="fragmentation"), True),
+            (GpuOptions(), False),
+            (GpuOptions(gpu_placement="pack"), False),
+            (GpuOptions(balanced_resource="millicores"), False),
+        ],
+    )
+    def test_plain_pods_are_kept_where_the_placement_asks_for_cpu(
+        self, options: GpuOptions, kept: bool
+    ) -> None:
+        keep = next(one.keep for one in KIND.watched(options) if one.name == PODS)
+        assert keep is not None
+        assert (keep(pod("a", "n1", requests=PLAIN, cpu="1")) is not None) is kept
+        assert keep(pod("b", "n1")) is not None
+
+
+class TestRequested:
+    @pytest.mark.parametrize(
+        ("containers", "init", "milli"),
+        [
+            (["1", "250m"], [], 1250),
+            (["1"], [("500m", "Always")], 1500),
+            (["1"], [("1500m", None)], 1500),
+            (["1"], [("500m", None)], 1000),
+            (["0.0001"], [], 1),
+            (["1e30", "1"], [], MOST_CPU_MILLI + 1000),
+            ([], [], 0),
+        ],
+    )
+    def test_what_runs_together_or_the_largest_init_container(
+        self, containers: list[str], init: list[tuple[str, str | None]], milli: int
+    ) -> None:
+        def container(cpu: str, policy: str | None = None) -> dict[str, Any]:
+            return {"resources": {"requests": {"cpu": cpu}}, "restartPolicy": policy}
+
+        spec = {
+            "containers": [*map(container, containers)],
+            "initContainers": [container(*one) for one in init],
+        }
+        assert cpu_milli(read(BookedPod, {"metadata": {"name": "a"}, "spec": spec})) == milli
+
+
+class TestAllocatable:
+    @pytest.mark.parametrize(
+        ("allocatable", "milli"),
+        [
+            ({"cpu": "7910m"}, 7910),
+            ({"cpu": 8}, 8000),
+            ({"cpu": "0.0019"}, 1),
+            ({"cpu": "-1"}, 0),
+            ({"cpu": "1e30"}, processors.UNLIMITED),
+            ({"cpu": "many"}, processors.UNLIMITED),
+            ({"cpu": ["8"]}, processors.UNLIMITED),
+            ({"memory": "1Gi"}, processors.UNLIMITED),
+            (None, processors.UNLIMITED),
+            ("x", processors.UNLIMITED),
+        ],
+    )
+    def test_a_node_that_does_not_say_has_no_limit(self, allocatable: Any, milli: int) -> None:
+        assert processors.allocatable(read(GpuNode, {"status": {"allocatable": allocatable}})) == milli
+
+    def test_a_node_without_status(self) -> None:
+        assert processors.allocatable(GpuNode()) == processors.UNLIMITED
+
+
+class TestFree:
+    def test_what_no_pod_on_the_node_requests(self) -> None:
+        pods = [
+            pod("a", "n1", "card0", cpu="1"),
+            pod("b", "n1", requests=PLAIN, cpu="2500m"),
+            pod("c", "n1", requests=PLAIN, cpu="4", phase="Succeeded"),
+            pod("d", "plain", requests=PLAIN, cpu="4"),
+            pod("e", "", cpu="4"),
+        ]
+        assert cpu_free(slot(world(NODES, pods))) == {"n1": 4500, "n2": 7500}
+
+    def test_plain_pods_come_go_and_end(self) -> None:
+        state, before = GpuState(INTEL), world(NODES, [pod("a", "n1", "card0", cpu="1")])
+        first = slot(before, state)
+        assert cpu_free(first) == {"n1": 7000, "n2": 7500}
+        card_pods = list(before.objects[PODS].values())
+        for pods, left in (
+            ([pod("b", "n1", requests=PLAIN, cpu="2")], {"n1": 5000, "n2": 7500}),
+            ([pod("b", "n2", requests=PLAIN, cpu="2")], {"n1": 7000, "n2": 5500}),
+            ([pod("b", "n2", requests=PLAIN, cpu="3")], {"n1": 7000, "n2": 4500}),
+            ([pod("b", "n2", requests=PLAIN, cpu="3", phase="Failed")], {"n1": 7000, "n2": 7500}),
+            ([pod("b", "n2", requests=PLAIN, cpu="9")], {"n1": 7000, "n2": -1500}),
+            ([], {"n1": 7000, "n2": 7500}),
+        ):
+            found = slot(with_pods(before, *card_pods, *pods), state)
+            assert cpu_free(found) == left
+            assert found.layout is first.layout
+        assert cpu_free(first) == {"n1": 7000, "n2": 7500}
+
+    def test_plain_pods_are_nobodys_business_otherwise(self) -> None:
+        found = slot(
+            world(
+                NODES, [pod("b", "plain", requests=PLAIN, cpu="2"), pod("c", "n1", requests=PLAIN, cpu="2")]
+            )
+        )
+        assert sorted(found.nodes) == ["n1", "n2"]
+        assert found.nodes["n1"].bound == ()
+
+    def test_nodes_change(self) -> None:
+        state, pods = GpuState(INTEL), [pod("b", "n1", requests=PLAIN, cpu="2")]
+        for nodes, left in (
+            (NODES, {"n1": 6000, "n2": 7500}),
+            ({**NODES, "n1": node(cpu="16")}, {"n1": 14000, "n2": 7500}),
+            ({"n2": NODES["n2"]}, {"n2": 7500}),
+            (NODES, {"n1": 6000, "n2": 7500}),
+            (
+                {"n2": NODES["n2"], "n1": NODES["n1"], "n3": node()},
+                {"n2": 7500, "n1": 6000, "n3": processors.UNLIMITED},
+            ),
+        ):
+            assert cpu_free(slot(world(nodes, pods), state)) == left
+
+    def test_a_claim_takes_cpu_at_once_and_only_once(self) -> None:
+        waiting = pod("a", phase="Pending", cpu="2")
+        before, state = world(NODES, [waiting]), GpuState(INTEL)
+        first, ledger = slot(before, state), lease("n1", uid_a=entry("a", "card1"))
+        claimed = state.amended(first, "n1", ledger)
+        assert cpu_free(claimed) == {"n1": 6000, "n2": 7500}
+        assert cpu_free(first) == {"n1": 8000, "n2": 7500}
+        assert cpu_free(state.amended(claimed, "n1", ledger)) == {"n1": 6000, "n2": 7500}
+        assert cpu_free(state.amended(claimed, "n1", None)) == {"n1": 8000, "n2": 7500}
+        bound = pod("a", "n1", "card1", cpu="2")
+        told = msgspec.structs.replace(
+            with_pods(before, bound),
+            objects={PODS: {("d", "a"): bound}, "ledgers": {("nw", "gpu-n1"): ledger}},
+        )
+        assert bound.metadata.annotations == {CARDS: "card1"}
+        assert cpu_free(slot(told, state)) == {"n1": 6000, "n2": 7500}
+
+    def test_garbage_amounts_are_summed_up_without_an_overflow(self) -> None:
+        pods = [pod(f"p{number}", "n1", requests=PLAIN, cpu="1e30") for number in range(100)]
+        found = slot(world(NODES, [*pods, pod("a", "n1", "card0", cpu="1e30")]))
+        assert cpu_free(found) == {"n1": 8000 - 101 * MOST_CPU_MILLI, "n2": 7500}
