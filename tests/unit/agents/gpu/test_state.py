@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from nodewise.agent import NodeIndex, World
+from nodewise.agents.gpu import rations
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import GpuState, Slot
+from tests.unit.agents.gpu import objects
 from tests.unit.agents.gpu.facts import (
     PREFIX,
     charged,
@@ -227,3 +229,38 @@ def test_an_entry_that_a_version_ended_counts_again_when_versions_begin_anew() -
     for version, left in (("7", 1), ("8", 2), ("", 1), ("9", 2), ("3", 1), ("x", 1), ("9", 2)):
         found = slot(of_objects(given, versions={"pods": version}), state)
         assert free(found, "n1")["card1"] == left
+
+
+class TestInventedResources:
+    """A node may say of itself what it likes: what comes and goes leaves nothing behind, for all nodes' arrays grow."""
+
+    def test_names_that_came_and_went_are_not_kept(self) -> None:
+        state = GpuState(INTEL)
+        plain = {f"n{number}": node() for number in range(100)}
+        for number in range(50):
+            cards = [{"name": f"c{number}-{at}"} for at in range(64)]
+            odd = invented(f"i915=64 x{number}=64", msgspec.json.encode(cards).decode())
+            found = slot(world({**plain, "odd": odd}), state)
+            assert f"{PREFIX}x{number}" in found.layout.capacity
+            assert len(found.layout.capacity) <= 4
+            assert len(found.layout.names) < 1500
+
+    def test_beyond_a_bound_they_count_as_absent_and_are_a_problem(self) -> None:
+        nodes = {
+            f"n{number}": invented(
+                " ".join(f"x{number}-{at}=1" for at in range(60)) + " i915=1", '[{"name":"card0"}]'
+            )
+            for number in range(30)
+        }
+        state = GpuState(INTEL)
+        found = slot(world(nodes), state)
+        assert len(found.layout.capacity) == rations.MOST
+        assert f"{PREFIX}i915" in found.layout.capacity
+        assert any("count as absent" in text for one in state.problems({}).values() for text in one)
+        few = {name: one for name, one in nodes.items() if name in ("n28", "n29")}
+        assert laid_out(slot(world(few), state)) == laid_out(slot(world(few)))
+        assert not state.problems({})
+
+
+def invented(allocatable: str, cards: str) -> Any:
+    return objects.node("", allocatable, cards=cards)
