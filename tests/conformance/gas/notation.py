@@ -83,7 +83,7 @@ def annotations(text: str) -> dict[str, str]:
 
 def resource(short: str, driver: str = "i915") -> str:
     """The full name of a resource."""
-    if "/" in short:
+    if "/" in short or short == "cpu":
         return short
     known = _RESOURCES.get(short, short)
     return PREFIX + (_DRIVERS.get(known, known) if driver == "xe" else known)

@@ -51,10 +51,11 @@ class Ground(NamedTuple):
 
 
 class Stage:
-    """Makes nodes and pods, and starts one process for each set of flags, when it is asked for."""
+    """Makes nodes and pods, and starts one process for each set of flags, when it is asked for; `more` has each."""
 
-    def __init__(self, ground: Ground, folder: Path) -> None:
+    def __init__(self, ground: Ground, folder: Path, more: Sequence[str] = ()) -> None:
         self.api, self.namespace, self._kubeconfig = ground
+        self._more = more
         self._folder = folder
         self._papers = Papers(folder)
         self._running: dict[Flags, Served] = {}
@@ -89,6 +90,7 @@ class Stage:
             "--kube-qps=200",
             "--kube-burst=400",
             *_old_flags(flags),
+            *self._more,
         ]
 
     def node(self, name: str, text: str, driver: str = "i915") -> None:
@@ -124,8 +126,16 @@ class Stage:
                 self.set_phase(pod, "Running")
 
     def filter(self, served: Served, pod: Object, names: Sequence[str]) -> httpx2.Response:
+        return self._ask(served, "filter", pod, names)
+
+    def points(self, served: Served, pod: Object, names: Sequence[str]) -> dict[str, int]:
+        """What prioritize says of each candidate."""
+        answer = self._ask(served, "prioritize", pod, names).raise_for_status()
+        return {one["Host"]: one["Score"] for one in answer.json()}
+
+    def _ask(self, served: Served, verb: str, pod: Object, names: Sequence[str]) -> httpx2.Response:
         asked = {"Pod": pod, "Nodes": None, "NodeNames": names}
-        return self._http.post(f"{served.url}/scheduler/filter", json=asked)
+        return self._http.post(f"{served.url}/scheduler/{verb}", json=asked)
 
     def bind(self, served: Served, name: str, uid: str, node: str) -> httpx2.Response:
         asked = {"PodName": name, "PodNamespace": self.namespace, "PodUID": uid, "Node": node}

@@ -1,0 +1,72 @@
+"""The placement `fragmentation` in a real process: free cards are of use only on nodes that have CPU left as well.
+
+The pods that usually come want half a card and 4 CPUs. A card on a node with less CPU than that is of no use to them,
+so a pod that wants little CPU is best put there, and one that wants no card at all anywhere but where both are free.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.api import Object, path_of
+from tests.cluster.sandbox import wait
+from tests.conformance.gas import stage as stages
+from tests.conformance.gas.stage import PATIENCE_S, Stage
+
+TYPICAL = "pods,cpu,gpu.intel.com/i915,gpu.intel.com/millicores\n10,4,1,500\n"
+NODES = ["n1", "n2", "n3"]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    file = tmp_path / "typical.csv"
+    file.write_text(TYPICAL)
+    with stages.in_memory(tmp_path) as ground:
+        made = Stage(ground, tmp_path, ["--gpu-placement=fragmentation", f"--gpu-typical-pods={file}"])
+        for name in NODES:
+            made.node(name, "gn=0; i915=4 mc=1000 cpu=8")
+        yield made
+        made.close()
+
+
+def best(stage: Stage, pod: Object) -> str:
+    points = stage.points(stage.extender(), pod, NODES)
+    return max(points, key=lambda name: points[name])
+
+
+def until_best(stage: Stage, pod: Object, node: str) -> None:
+    """The process learns of pods by a watch."""
+    wait(f"{node} is best", lambda: best(stage, pod) == node or None, PATIENCE_S)
+
+
+def test_cards_are_used_up_first_where_plain_pods_have_taken_the_cpu(stage: Stage) -> None:
+    asked = stage.pod("asked", "[i915=1 mc=500 cpu=1]")
+    for node in reversed(NODES):
+        plain = stage.pod(f"plain-{node}", "[cpu=6]", node=node)
+        until_best(stage, asked, node)
+        stage.set_phase(plain, "Succeeded")
+
+
+def test_plain_pods_go_where_they_take_no_cpu_from_free_cards(stage: Stage) -> None:
+    asked = stage.pod("asked", "[cpu=3]")
+    for node in reversed(NODES):
+        plain = [stage.pod(f"{node}-{on}", f"[cpu={5 if on == node else 2}]", node=on) for on in NODES]
+        until_best(stage, asked, node)
+        for pod in plain:
+            stage.set_phase(pod, "Failed")
+
+
+def test_pods_that_are_bound_by_us_take_their_cpu(stage: Stage) -> None:
+    asked = stage.pod("asked", "[i915=1 mc=500 cpu=1]")
+    for node in reversed(NODES):
+        bound = stage.pod(f"bound-{node}", "[i915=1 mc=1 cpu=6]")
+        answer = stage.bind(stage.extender(), bound["metadata"]["name"], bound["metadata"]["uid"], node)
+        assert answer.json()["Error"] == ""
+        until_best(stage, asked, node)
+        stage.api.delete(path_of(bound))
+
+
+def test_one_node_alone_is_the_best(stage: Stage) -> None:
+    points = stage.points(stage.extender(), stage.pod("asked", "[i915=1 mc=500 cpu=1]"), NODES)
+    assert sorted(points.values()) == [8, 9, 10]
