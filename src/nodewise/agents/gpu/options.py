@@ -28,8 +28,8 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     labels and counts."""
 
     gpu_typical_pods: str = ""
-    """YAML or JSON file of the pods that usually come, for the placement `fragmentation`. Empty: the pods of the last
-    seven days, kept in a ConfigMap; while there are none `fragmentation` is `pack`."""
+    """YAML, JSON or CSV file of the pods that usually come, for the placement `fragmentation`. Empty: the pods of the
+    last seven days, kept in a ConfigMap; while there are none `fragmentation` is `pack`."""
 
     enable_allowlist: bool = False
     """Obey the pod annotation gas-allow: only these cards, by name. Off, as the older system had it: names mean other
