@@ -100,6 +100,8 @@ class Desk:
         self._name = f"{ground.binder.name}-{node}"
         self._path = LEASES.path(ground.namespace, self._name)
         self._waiting: dict[str, _Claim] = {}
+        self._under_way: Mapping[str, BindPlan] = {}
+        """What is being written; it may come through though nobody waits for it any more."""
         self._leaving: dict[str, frozenset[str]] = {}
         """By pod uid: an entry that was planned on one of these versions of the pod is to go."""
         self._planned_on: LedgerLease | None = None
@@ -147,7 +149,7 @@ class Desk:
 
     def _plan(self, pod: Any) -> BindPlan | Refusal | None:
         """Upon the newest ledger and all that wait; each plan upon the ones before it."""
-        if not self._waiting:
+        if not self._plans():
             self._planned_on = self._ledger()
         self._show()
         return self._on.binder.bind(pod, self._node, self._on.views.view, self._on.clock.now())
@@ -156,13 +158,17 @@ class Desk:
         """Have the View show the ledger with what waits."""
         ledger, on = self._expected(), self._on
         on.views.stand(self._path, on.binder.name, lambda slot: on.state.amended(slot, self._node, ledger))
-        if not self._waiting:
+        if not self._plans():
             on.views.stand(self._path, on.binder.name, None)
+
+    def _plans(self) -> Mapping[str, BindPlan]:
+        """What is not in the ledger and may come there."""
+        return {**self._under_way, **{uid: claim.plan for uid, claim in self._waiting.items()}}
 
     def _expected(self) -> LedgerLease | None:
         """The ledger as it will be; the same object while nothing changes."""
         ledger = self._ledger()
-        plans = {uid: claim.plan for uid, claim in self._waiting.items()}
+        plans = self._plans()
         if self._foreseen is None or self._foreseen[0] is not ledger or self._foreseen[1] != plans:
             meta = ledger.metadata if ledger else LedgerMetadata(self._name, self._on.namespace)
             written = _encode(_changed(holdings(ledger), plans, {})).decode()
@@ -209,7 +215,8 @@ class Desk:
         if self._leaving:
             logs.emit("claims_left", node=self._node, pods=sorted(self._leaving), error=str(error))
         self._leaving.clear()
-        self._forget(list(self._waiting.values()))
+        self._waiting.clear()
+        self._show()
 
     async def _round(self) -> NodewiseError | None:
         """One write of all that waits. If it was not done, why; then what stands there is known now."""
@@ -220,8 +227,14 @@ class Desk:
         batch = {uid: (claim, claim.plan) for uid, claim in self._waiting.items()}
         leaving = dict(self._leaving)
         before = holdings(ledger)
-        after = _changed(before, {uid: plan for uid, (_, plan) in batch.items()}, leaving)
-        if after != before and (failed := await self._write(ledger, after)):
+        self._under_way = {uid: plan for uid, (_, plan) in batch.items()}
+        try:
+            after = _changed(before, self._under_way, leaving)
+            failed = await self._write(ledger, after) if after != before else None
+        finally:
+            self._under_way = {}
+        if failed:
+            self._show()
             return failed
         for uid, seen in leaving.items():
             if self._leaving.get(uid) == seen:

@@ -353,6 +353,26 @@ class TestLost:
 
         play(test)
 
+    def test_an_entry_that_is_written_while_nobody_waits_for_it_any_more_counts(self) -> None:
+        """The bind was given up, and the write came through; the pod is bound by its entry when it is tried again."""
+
+        async def test(api: Api, one: Replica) -> None:
+            real = api.create
+
+            async def slow(path: str, body: object, params: Any = None, *, timeout_s: float) -> bytes:
+                if path == LEASES.path(OURS):
+                    await asyncio.sleep(6.0)
+                return await real(path, body, timeout_s=timeout_s)
+
+            api.create = slow  # type: ignore[method-assign]
+            api.before = lambda verb, path: raising(lost())() if verb == "patch" else None
+            assert (await one.bind(pod(api, "p"))).error
+            assert (await one.bind(put_pod(api, "q"))).error == ""
+            api.before = lambda verb, path: None
+            assert (await one.bind(pod(api, "p"))).error == ""
+
+        play(test)
+
     def test_a_client_that_leaves_does_not_end_the_bind(self) -> None:
         async def test(api: Api, one: Replica) -> None:
             call = asyncio.create_task(one.bind(pod(api, "p")))
