@@ -81,10 +81,12 @@ _PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 _RESOURCE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL: Final = re.compile(rf"({_PREFIX.pattern})?{_RESOURCE.pattern}")
 _MOST_NAMES: Final = 64
+_NATIVE: Final = "kubernetes.io/"
 
 
 def _is_prefix(value: Any) -> bool:
-    return isinstance(value, str) and _PREFIX.fullmatch(value) is not None
+    """Kubernetes' own resources are no device plugin's, and pods that ask for nothing else are not held (`books`)."""
+    return isinstance(value, str) and _PREFIX.fullmatch(value) is not None and not value.endswith(_NATIVE)
 
 
 def _is_resource(value: Any) -> bool:
@@ -108,7 +110,9 @@ class Field(NamedTuple):
 
 
 FIELDS: Final[Mapping[str, Field]] = {
-    "prefix": Field(_is_prefix, "a domain and a slash, such as example.com/", is_needed=True),
+    "prefix": Field(
+        _is_prefix, "a domain and a slash, such as example.com/, not of kubernetes.io", is_needed=True
+    ),
     "counts": Field(
         lambda value: _are_resources(value) and bool(value),
         "a list of resource names without the prefix, one at least",

@@ -71,6 +71,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "nothing": (None, "f: None; wanted a mapping"),
     "no prefix": ({"counts": ["gpu"]}, "f: prefix: nothing; wanted a domain and a slash"),
     "a prefix without a slash": ({"prefix": "a.b", "counts": ["gpu"]}, "f: prefix: 'a.b'; wanted a domain"),
+    "a prefix of Kubernetes itself": (
+        {"prefix": "x.kubernetes.io/", "counts": ["gpu"]},
+        "f: prefix: 'x.kubernetes.io/'; wanted .* not of kubernetes.io",
+    ),
     "a number as prefix": ({"prefix": 3, "counts": ["gpu"]}, "f: prefix: 3; wanted a domain"),
     "no counts": ({"prefix": "a.b/"}, "f: counts: nothing; wanted a list"),
     "empty counts": ({"prefix": "a.b/", "counts": []}, r"f: counts: \[\]; wanted a list .*, one at least"),
