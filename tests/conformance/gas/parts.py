@@ -38,7 +38,7 @@ def _joined(given: dict[str, str]) -> str:
 def _groups(given: list[Any]) -> list[frozenset[str]]:
     tags, *names = given
     groups = labels.groups(labels.joined(tags, min(tags)))
-    return [labels.group_of(name, groups) for name in names]
+    return [labels.with_groups([name], groups) for name in names]
 
 
 def _cards(text: str) -> dict[str, Any]:

@@ -106,7 +106,9 @@ class GpuAgent:
         slot: Slot | None = view.slots.get(self.name)
         if slot is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
-        left = [_without(slot.nodes.get(name), victims.get(name, frozenset())) for name in candidates]
+        asked = frozenset(resource for one in demand.containers for resource in one.per_card)
+        asked |= {self._profile.tiles, *self._means.balanced_by, *self._means.typical.shared}
+        left = [_without(slot.nodes.get(name), victims.get(name, frozenset()), asked) for name in candidates]
         numbers = np.arange(len(left) + 1)
         layout = layouts.build(left, numbers, self._profile.tiles)
         order = placements.fitting(self._means, demand)
@@ -223,10 +225,14 @@ def _unknown(verdict: Verdict, candidates: Names) -> Verdict:
     return verdict._replace(codes=codes, reasons=(*verdict.reasons, reasons.UnknownNode()))
 
 
-def _without(there: NodeSlot | None, uids: frozenset[str]) -> tuple[NodeCards, accounts.NodeBooks]:
+def _without(
+    there: NodeSlot | None, uids: frozenset[str], resources: frozenset[str]
+) -> tuple[NodeCards, accounts.NodeBooks]:
+    """A node less some pods, with as much of it as the question is about."""
     if there is None:
         return NodeCards(), accounts.EMPTY
-    return there.cards, accounts.without(there.books, uids)
+    capacity = {name: row for name, row in there.cards.capacity.items() if name in resources}
+    return there.cards._replace(capacity=capacity), accounts.without(there.books, uids)
 
 
 def _numbers(cards: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ The annotations `gas-container-cards` and `gas-container-tiles` are the older sy
 without an entry. A pod holds its cards until it has ended or is gone; while it terminates it still uses them.
 """
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
@@ -27,6 +28,9 @@ from nodewise.errors import shown
 
 CARDS: Final = "gas-container-cards"
 TILES: Final = "gas-container-tiles"
+_MOST_CARDS: Final = 1024
+"""That one pod's annotation names; tenants write it, and no pod that asks for more than some hundred is placed."""
+_MOST_CONFLICTS: Final = 16
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 Amounts = Mapping[str, Mapping[str, int]]
@@ -175,6 +179,9 @@ def _by_annotations(pod: BookedPod, profile: Profile, problems: list[str]) -> He
         problems.append(f"pod {name} asks for cards, and nothing says which it has")
         return None
     cards = ledgers.read_cards(annotations[CARDS])
+    if sum(map(len, cards)) > _MOST_CARDS:
+        problems.append(f"pod {name}: {CARDS} names more than {_MOST_CARDS} cards; they do not count")
+        return None
     if len(cards) != len(requests):
         seen = f"{shown(annotations[CARDS])}, of {len(cards)} containers"
         problems.append(f"pod {name}: {CARDS} is {seen}; it has {len(requests)}")
@@ -217,7 +224,17 @@ def _union(parts: Iterable[Mapping[str, frozenset[int]]]) -> Mapping[str, frozen
 
 
 def conflicts(books: NodeBooks, cards: NodeCards) -> Iterator[str]:
-    """Where the books and the node do not agree: cards that it does not have, more held than there is."""
+    """Where the books and the node do not agree: cards that it does not have, more held than there is.
+
+    Of very many only the first.
+    """
+    found = _conflicts(books, cards)
+    yield from itertools.islice(found, _MOST_CONFLICTS)
+    if next(found, None) is not None:
+        yield "pods hold more than there is of further cards or resources as well"
+
+
+def _conflicts(books: NodeBooks, cards: NodeCards) -> Iterator[str]:
     for card, amounts in books.amounts.items():
         if card not in cards.cards:
             yield f"{_holders(books, card)} hold {shown(card)}, which the node does not have"

@@ -265,12 +265,12 @@ def _capacity(found: Mapping[str, _Card], profile: Profile, notes: _Notes) -> di
     return {resource: row for resource, row in rows.items() if any(row)}
 
 
-def _buses(tags: Mapping[str, str], profile: Profile, notes: _Notes) -> list[frozenset[str]]:
+def _buses(tags: Mapping[str, str], profile: Profile, notes: _Notes) -> dict[str, frozenset[str]]:
     try:
         return labels.groups(labels.joined(tags, f"{profile.prefix}pci-groups"))
     except ValueError as error:
         notes.add(str(error))
-        return []
+        return {}
 
 
 def _numa(

@@ -16,6 +16,8 @@ PCI_GROUP: Final = "PCI_GROUP"
 LONGEST_NAME: Final = 63
 """Characters of a card's name: it becomes part of annotations."""
 
+_MOST_LINKS: Final = 4096
+"""Are read, of which a node may have some; cards of a node are linked by a few hundred."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _LINK: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})-([0-9]{1,9})\.([0-9]{1,9})")
@@ -58,14 +60,19 @@ def numbers(text: str) -> list[str]:
     return text.split(".") if text else []
 
 
-def groups(text: str) -> list[frozenset[str]]:
-    """Cards on one bus each: `0.1_2.3.4`."""
-    return [_cards(part) for part in text.split("_")] if text else []
+def groups(text: str) -> dict[str, frozenset[str]]:
+    """By card: the first group of cards on one bus that it stands in. `0.1_2.3.4` are two groups."""
+    found = [_cards(part) for part in text.split("_")] if text else []
+    return {card: group for group in reversed(found) for card in group}
 
 
-def group_of(card: str, among: Iterable[frozenset[str]]) -> frozenset[str]:
-    """The cards of the first group that has the card; the card alone if none has."""
-    return next((group for group in among if card in group), frozenset((card,)))
+def with_groups(cards: Iterable[str], among: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The cards of their groups; a card that stands in none is alone.
+
+    However many cards there are, each group is looked at once.
+    """
+    alone = {card for card in cards if card not in among}
+    return frozenset(alone).union(*{among[card] for card in cards if card in among})
 
 
 def numa(text: str) -> tuple[frozenset[str], ...]:
@@ -105,6 +112,8 @@ def links(text: str, by_index: tuple[str, ...]) -> tuple[list[Link], str]:
                 found
             ), f"{shown(part)} is no link such as 0.0-1.0; it and those after it do not count"
         left, left_tile, right, right_tile = map(int, match.groups())
+        if len(found) == _MOST_LINKS:
+            return list(found), f"there are more than {_MOST_LINKS} links; the others do not count"
         if left != right and max(left, right) < len(by_index):
             found[Link(by_index[left], left_tile, by_index[right], right_tile)] = None
     return list(found), ""

@@ -19,7 +19,7 @@ from nodewise.agents.gpu import labels
 from nodewise.agents.gpu.labels import PCI_GROUP, Rule
 from nodewise.errors import shown
 
-Groups = Sequence[frozenset[str]]
+Groups = Mapping[str, frozenset[str]]
 Tiles = Mapping[str, frozenset[int]]
 
 _DISABLE: Final = "gas-disable-"
@@ -67,10 +67,10 @@ def _named(rules: Sequence[Rule], start: str) -> list[tuple[str, str]]:
 
 
 def _cards(rules: Sequence[Rule], start: str, groups: Groups) -> frozenset[str]:
-    found: set[str] = set()
-    for card, value in _named(rules, start):
-        found |= labels.group_of(card, groups) if value == PCI_GROUP else {card}
-    return frozenset(filter(labels.is_name, found))
+    named = _named(rules, start)
+    alone = {card for card, value in named if value != PCI_GROUP}
+    grouped = labels.with_groups({card for card, value in named if value == PCI_GROUP}, groups)
+    return frozenset(filter(labels.is_name, alone | grouped))
 
 
 def _tiles(rules: Sequence[Rule], *starts: str) -> Tiles:

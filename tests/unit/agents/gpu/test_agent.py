@@ -7,13 +7,15 @@ import msgspec
 import pytest
 
 from nodewise.agent import BindPlan, Refusal, View
+from nodewise.agents.gpu import layout as layouts
 from nodewise.agents.gpu import profile as profiles
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.ledger import Entry
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.reasons import NotReady, UnknownNode
-from tests.unit.agents.gpu.facts import entry, lease, node, pod, slot, world
+from tests.unit.agents.gpu.facts import PREFIX, entry, lease, node, pod, slot, world
 
 NODES = {"plain": node("", ""), "n1": node("i915=20 mc=2000 t=4"), "n2": node("i915=20 mc=2000 t=4")}
 PREFER = {"telemetry.aware.scheduling.p/gas-prefer-gpu": "card1"}
@@ -103,6 +105,19 @@ class TestPreempt:
 
     def test_a_pod_without_cards_has_no_opinion(self) -> None:
         assert agent().preempt(new("p", ""), view().nodes.named(["n1"]), view(), {}) is None
+
+    def test_nodes_are_laid_out_with_what_the_pod_asks_about(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where each node has resources of its own, those of all candidates would make arrays without end."""
+        laid_out: list[Layout] = []
+        build, given = layouts.build, view()
+
+        def building(*given: Any) -> Layout:
+            laid_out.append(build(*given))
+            return laid_out[-1]
+
+        monkeypatch.setattr(layouts, "build", building)
+        agent().preempt(new("p", "i915=1"), given.nodes.named(["n1", "n2"]), given, {})
+        assert list(laid_out[0].capacity) == [f"{PREFIX}i915", f"{PREFIX}tiles"]
 
 
 class TestBind:

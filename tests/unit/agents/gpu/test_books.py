@@ -5,9 +5,13 @@ from typing import Any
 import pytest
 
 from nodewise.agents.gpu import amounts
-from nodewise.agents.gpu.books import may_hold_cards
+from nodewise.agents.gpu import books as accounts
+from nodewise.agents.gpu import ledger as ledgers
+from nodewise.agents.gpu.books import Pods, may_hold_cards
+from nodewise.agents.gpu.cards import NodeCards
 from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.ledger import Entry
+from nodewise.agents.gpu.profile import INTEL
 from tests.unit.agents.gpu.facts import (
     ONE,
     PREFIX,
@@ -219,6 +223,24 @@ class TestLedger:
         found = slot(world(NODES, pods, [given])).nodes["n1"].books
         assert found.stale == {"uid-gone", "uid-ended"}
         assert found.undecided
+
+
+def test_a_text_of_very_many_cards_holds_none_and_is_a_problem() -> None:
+    """Tenants write it, and whoever adds up hundreds of thousands of names keeps everybody waiting."""
+    given = pod("a", "n1", ",".join(f"c{number}" for number in range(20_000)))
+    assert books(given) == {}
+    (said,) = problems(given)
+    assert "names more than 1024 cards" in said
+
+
+def test_of_very_many_conflicts_some_are_told() -> None:
+    given = [
+        pod(f"p{number}", "n1", ",".join(f"c{number}-{at}" for at in range(100))) for number in range(20)
+    ]
+    found = accounts.of_node("n1", ledgers.EMPTY, given, Pods({}, "10"), INTEL)
+    told = list(accounts.conflicts(found, NodeCards()))
+    assert len(told) == 17
+    assert told[-1].startswith("pods hold more than there is of further cards")
 
 
 def test_169_a_node_that_went_has_no_books() -> None:

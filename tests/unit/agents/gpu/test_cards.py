@@ -275,8 +275,21 @@ def test_138_139_a_value_in_several_labels() -> None:
 
 def test_141_which_cards_are_on_one_bus() -> None:
     groups = labels.groups("0.1_2.3.4")
-    assert labels.group_of("card3", groups) == {"card2", "card3", "card4"}
-    assert labels.group_of("card20", groups) == {"card20"}
+    assert labels.with_groups(["card3"], groups) == {"card2", "card3", "card4"}
+    assert labels.with_groups(["card20"], groups) == {"card20"}
+
+
+def test_cards_that_all_name_one_large_group_cost_no_more_than_the_group() -> None:
+    names = [f"card{number}" for number in range(20_000)]
+    groups = labels.groups(".".join(map(str, range(20_000))))
+    assert labels.with_groups(names, groups) == frozenset(names)
+
+
+def test_of_very_many_links_the_first_are_read() -> None:
+    by_index = tuple(f"card{number}" for number in range(100))
+    text = "_".join(f"{number % 99}.{number // 99}-99.0" for number in range(100_000))
+    found, stopped = labels.links(text, by_index)
+    assert (len(found), stopped) == (4096, "there are more than 4096 links; the others do not count")
 
 
 def test_142_which_labels_are_of_telemetry_policies() -> None:
