@@ -72,7 +72,9 @@ class GpuController:
 
     async def run(self) -> None:
         """In every replica, for ever (`agent.Following`)."""
-        await asyncio.gather(self._checker.run(), self._gauges.run())
+        async with asyncio.TaskGroup() as both:  # a defect ends both, as both are begun again
+            both.create_task(self._checker.run())
+            both.create_task(self._gauges.run())
 
 
 class PodLabels:

@@ -487,6 +487,23 @@ class Failing(FakeApi):
         raise Unavailable("no answer")
 
 
+def test_a_defect_of_one_ends_all_that_every_replica_does() -> None:
+    """It is begun again then, and would be done twice."""
+
+    async def defect(name: str) -> Any:
+        raise ZeroDivisionError(name)
+
+    async def main() -> None:
+        leader = Leader(Api(), gpu_check_period_s=1.0)
+        leader.begun.read = defect  # type: ignore[method-assign]
+        before = asyncio.all_tasks()
+        with pytest.raises(ExceptionGroup):
+            await leader.controller.run()
+        assert asyncio.all_tasks() == before
+
+    virtual.run(main())
+
+
 class TestGauges:
     def test_they_follow_the_books(self) -> None:
         async def test(api: Api, leader: Leader) -> None:
