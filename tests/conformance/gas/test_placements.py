@@ -4,28 +4,39 @@ The pods that usually come want half a card and 4 CPUs. A card on a node with le
 so a pod that wants little CPU is best put there, and one that wants no card at all anywhere but where both are free.
 """
 
+import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import served
 from tests.cluster.api import Object, path_of
 from tests.cluster.sandbox import wait
+from tests.conformance.gas import notation
 from tests.conformance.gas import stage as stages
 from tests.conformance.gas.stage import PATIENCE_S, Stage
 
 TYPICAL = "pods,cpu,gpu.intel.com/i915,gpu.intel.com/millicores\n10,4,1,500\n"
 NODES = ["n1", "n2", "n3"]
+NODE = "gn=0; i915=4 mc=1000 cpu=8"
+ASKED = "[i915=1 mc=500 cpu=1]"
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def flags(tmp_path: Path) -> list[str]:
     file = tmp_path / "typical.csv"
     file.write_text(TYPICAL)
+    return ["--gpu-placement=fragmentation", f"--gpu-typical-pods={file}"]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, flags: list[str]) -> Iterator[Stage]:
     with stages.in_memory(tmp_path) as ground:
-        made = Stage(ground, tmp_path, ["--gpu-placement=fragmentation", f"--gpu-typical-pods={file}"])
+        made = Stage(ground, tmp_path, flags)
         for name in NODES:
-            made.node(name, "gn=0; i915=4 mc=1000 cpu=8")
+            made.node(name, NODE)
         yield made
         made.close()
 
@@ -41,7 +52,7 @@ def until_best(stage: Stage, pod: Object, node: str) -> None:
 
 
 def test_cards_are_used_up_first_where_plain_pods_have_taken_the_cpu(stage: Stage) -> None:
-    asked = stage.pod("asked", "[i915=1 mc=500 cpu=1]")
+    asked = stage.pod("asked", ASKED)
     for node in reversed(NODES):
         plain = stage.pod(f"plain-{node}", "[cpu=6]", node=node)
         until_best(stage, asked, node)
@@ -58,7 +69,7 @@ def test_plain_pods_go_where_they_take_no_cpu_from_free_cards(stage: Stage) -> N
 
 
 def test_pods_that_are_bound_by_us_take_their_cpu(stage: Stage) -> None:
-    asked = stage.pod("asked", "[i915=1 mc=500 cpu=1]")
+    asked = stage.pod("asked", ASKED)
     for node in reversed(NODES):
         bound = stage.pod(f"bound-{node}", "[i915=1 mc=1 cpu=6]")
         answer = stage.bind(stage.extender(), bound["metadata"]["name"], bound["metadata"]["uid"], node)
@@ -68,5 +79,17 @@ def test_pods_that_are_bound_by_us_take_their_cpu(stage: Stage) -> None:
 
 
 def test_one_node_alone_is_the_best(stage: Stage) -> None:
-    points = stage.points(stage.extender(), stage.pod("asked", "[i915=1 mc=500 cpu=1]"), NODES)
+    points = stage.points(stage.extender(), stage.pod("asked", ASKED), NODES)
     assert sorted(points.values()) == [8, 9, 10]
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_decide_goes_by_the_cpu_of_files(tmp_path: Path, flags: list[str], node: str) -> None:
+    asked, plain = notation.pod("asked", ASKED, {}), notation.pod("plain", "[cpu=6]", {})
+    plain["spec"]["nodeName"] = node
+    listed = [*(notation.node(name, NODE) for name in NODES), asked, plain]
+    file = tmp_path / "world.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
+    said = subprocess.check_output([served.NODEWISE, "decide", file, *flags, "-o", "json"])
+    (decision,) = json.loads(said)["decisions"]
+    assert decision["scores"][node] == max(decision["scores"].values()) == 10
