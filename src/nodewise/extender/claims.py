@@ -25,6 +25,7 @@ from nodewise.agent import (
 )
 from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
+from nodewise.extender.world import Shown
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import LEASES
 from nodewise.kube.store import Store
@@ -52,7 +53,9 @@ class Views(Protocol):
 
     def learn(self, name: str, answer: bytes) -> Any: ...
 
-    def stand(self, key: Hashable, agent: str, change: Callable[[Any], Any] | None) -> None: ...
+    def stand(
+        self, key: Hashable, agent: str, change: Callable[[Any], Any] | None, shown: Shown | None = None
+    ) -> None: ...
 
 
 class Ground(NamedTuple):
@@ -157,7 +160,10 @@ class Desk:
     def _show(self) -> None:
         """Have the View show the ledger with what waits."""
         ledger, on = self._expected(), self._on
-        on.views.stand(self._path, on.binder.name, lambda slot: on.state.amended(slot, self._node, ledger))
+        shown = Shown(on.binder.ledgers, (on.namespace, self._name), ledger)
+        on.views.stand(
+            self._path, on.binder.name, lambda slot: on.state.amended(slot, self._node, ledger), shown
+        )
         if not self._plans():
             on.views.stand(self._path, on.binder.name, None)
 

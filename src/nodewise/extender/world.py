@@ -32,6 +32,22 @@ Change = Callable[[Any], Any]
 """A slot in, the amended slot out; the slot given stays as it was. One that knows the news already is not changed."""
 
 
+class Shown(NamedTuple):
+    """What a slot is amended by, as an object of the world that the View shows."""
+
+    name: str
+    """In `Watched`."""
+    key: ObjectKey
+    item: Any | None
+    """None: there is no such object."""
+
+
+class _Amendment(NamedTuple):
+    agent: str
+    change: Change
+    shown: Shown | None
+
+
 class Stores(NamedTuple):
     """Where objects come from."""
 
@@ -71,10 +87,10 @@ class WorldKeeper:
         """Of which the View was made."""
         self._number = 0
         """The newest number that a View has, or will have."""
-        self._learned: list[tuple[str, Any]] = []
-        self._amendments: list[tuple[str, Change]] = []
+        self._learned: list[Shown] = []
+        self._amendments: list[_Amendment] = []
         """What came since the newest world was taken, after what stood then."""
-        self._standing: dict[Hashable, tuple[str, Change]] = {}
+        self._standing: dict[Hashable, _Amendment] = {}
         self._wants: dict[str, tuple[tuple[Any, ...], frozenset[Want]]] = {}
         """By agent, with the objects that they were read from."""
         self._indexed: tuple[Mapping[ObjectKey, Any], NodeIndex] = ({}, self.view.nodes)
@@ -114,18 +130,20 @@ class WorldKeeper:
         """
         item = self._stores.learners[name](answer)
         if item is not None:
-            self._learned.append((name, item))
-            self._world = _with(self._world, name, item)
+            learned = Shown(name, (item.metadata.namespace, item.metadata.name), item)
+            self._learned.append(learned)
+            self._world = _with(self._world, [learned])
         return item
 
-    def amend(self, agent: str, change: Change) -> None:
-        """Change the agent's slot at once, in a new View if it is another slot then."""
-        self._amendments.append((agent, change))
+    def amend(self, agent: str, change: Change, shown: Shown | None = None) -> None:
+        """Change the agent's slot at once, in a new View if it is another slot then; its world has what is shown."""
+        self._amendments.append(_Amendment(agent, change, shown))
         slots = self.view.slots
         if agent in slots and (slot := change(slots[agent])) is not slots[agent]:
-            self._show(self._world, {**slots, agent: slot}, self._tell(self._world))
+            world = _with(self._world, [shown] if shown else [])
+            self._show(world, {**slots, agent: slot}, self._tell(world))
 
-    def stand(self, key: Hashable, agent: str, change: Change | None) -> None:
+    def stand(self, key: Hashable, agent: str, change: Change | None, shown: Shown | None = None) -> None:
         """Change the agent's slot at once and in every View from now on, in the place of what stood by this key.
 
         None: not from now on. The View stays as it is, so who takes a change back stands the undoing one first.
@@ -133,8 +151,8 @@ class WorldKeeper:
         if change is None:
             self._standing.pop(key, None)
         else:
-            self._standing[key] = (agent, change)
-            self.amend(agent, change)
+            self._standing[key] = _Amendment(agent, change, shown)
+            self.amend(agent, change, shown)
 
     async def run(self) -> None:
         """Publish a View after every change, and at least once a period: values grow old by themselves."""
@@ -206,10 +224,10 @@ class WorldKeeper:
         """Publish the slots of a world, with what was learnt since it was taken."""
         slots = self._slots.newest()
         if self._learned or self._amendments:
-            for name, item in self._learned:
-                world = _with(world, name, item)
-            for agent, change in self._amendments:
-                slots[agent] = change(slots[agent])
+            for one in self._amendments:
+                slots[one.agent] = one.change(slots[one.agent])
+            amended = [one.shown for one in self._amendments if one.shown is not None]
+            world = _with(world, [*self._learned, *amended])
             number = self._tell(world)
         self._show(world, slots, number)
 
@@ -240,8 +258,13 @@ class WorldKeeper:
             logs.emit("ready", nodes=len(self.view.nodes))
 
 
-def _with(world: World, name: str, item: Any) -> World:
-    """The world with a newer object."""
-    key = (item.metadata.namespace, item.metadata.name)
-    objects = {**world.objects, name: {**world.objects.get(name, {}), key: item}}
-    return msgspec.structs.replace(world, objects=objects)
+def _with(world: World, shown: Sequence[Shown]) -> World:
+    """The world with other objects, the last of each."""
+    objects = dict(world.objects)
+    for name in {one.name for one in shown}:
+        others = {one.key: one.item for one in shown if one.name == name}
+        merged = {**objects.get(name, {}), **others}
+        for key in [key for key, item in others.items() if item is None]:
+            del merged[key]
+        objects[name] = merged
+    return msgspec.structs.replace(world, objects=objects) if shown else world

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from nodewise.agent import HOLDINGS, LEDGER
+from nodewise import clock
+from nodewise.agent import HOLDINGS, LEDGER, World
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
 from nodewise.extender.binding import DROPPED, Outcome
 from nodewise.kube.resources import LEASES, NODES, PODS
@@ -439,6 +440,32 @@ class TestMany:
             never_twice(api)
 
         virtual.run(main())
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_every_view_is_what_the_world_that_was_told_for_it_gives(self, seed: int) -> None:
+        """Claims on their way included, so that a recording is answered as the requests were."""
+        worlds: dict[int, World] = {}
+        seen: list[int] = []
+
+        def looked(one: Replica) -> None:
+            view = one.keeper.view
+            given = clock.result(OneCardEach().slot(worlds[view.generation]))
+            assert {node: held for node, held in view.slots["t"].items() if held} == given
+            seen.append(len(given.get("n1", {})))
+
+        async def test(api: Api, one: Replica) -> None:
+            one.keeper.subscribe(lambda world, number: worlds.update({number: world}))
+            one.keeper.touch()
+            await asyncio.sleep(0.1)
+            api.before = once("create", "/binding", raising(FORBIDDEN))
+            pods = [put_pod(api, f"p{number}") for number in range(4)]
+            binds = [asyncio.create_task(one.bind(each)) for each in pods]
+            while not all(bind.done() for bind in binds) or len(seen) < 1000:
+                looked(one)
+                await asyncio.sleep(0.0003)
+            assert {0, 2, 3} <= set(seen)
+
+        play(test, seed=seed)
 
     @pytest.mark.parametrize("seed", range(20))
     def test_two_replicas_with_bad_luck_never_give_a_card_twice(self, seed: int) -> None:
