@@ -5,8 +5,10 @@ import json
 import pytest
 
 from nodewise.agents.gpu import typical
+from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.profile import GENERIC
+from nodewise.agents.gpu.typical import PodClass
 from nodewise.errors import BadSettings
 from tests.unit.agents.gpu.boards import demand, share
 
@@ -84,6 +86,18 @@ def test_a_history_survives_the_config_map() -> None:
     history = {20000: WANTED, 20001: {share(100): 1}}
 
     assert typical.decode(typical.encode(history)) == history
+
+
+def test_the_config_map_has_place_for_whatever_tenants_ask_for() -> None:
+    names = [frozenset(f"{number}-{at}" for at in range(500)) for number in range(300)]
+    wide = {
+        PodClass(1, Amounts({"nvidia.com/gpu": 1}), number, models): 9 for number, models in enumerate(names)
+    }
+    plain = PodClass(1, Amounts({"nvidia.com/gpu": 1}))
+    long = {PodClass(1, Amounts({"nvidia.com/gpu": 1}), 0, frozenset({f"{n:0400}"})): 9 for n in range(300)}
+    data = typical.encode({day: {**wide, **long, plain: 10} for day in range(7)})
+    assert sum(map(len, data.values())) < 2**20
+    assert plain in typical.decode(data)[3]
 
 
 @pytest.mark.parametrize(
