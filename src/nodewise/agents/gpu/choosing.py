@@ -85,7 +85,9 @@ class Choice(NamedTuple):
         return found
 
     def mask(self, cards: int) -> Mask:
-        """(C, M): which cards are taken."""
+        """(C, M): which cards are taken; none where nobody looked for any."""
+        if not len(self.cards):
+            return np.zeros((cards, self.cards.shape[1]), np.bool_)
         positions = np.arange(cards, dtype=np.int8)[:, None]
         taken: Mask = self.cards[0] == positions
         for one in self.cards[1:]:

@@ -211,8 +211,7 @@ def _taken(working: Working, fitted: Fitted | None) -> NDArray[np.bool_]:
     """(C, M): the cards that the pod gets."""
     found = np.zeros((working.layout.most_cards, len(working)), bool)
     for choice in fitted.containers if fitted else ():
-        if len(choice.cards):
-            found |= choice.mask(len(found))
+        found |= choice.mask(len(found))
     return found
 
 

@@ -90,6 +90,11 @@ def test_pack_puts_pods_without_cards_where_few_cards_are_free() -> None:
     assert points("pack", [(1000,), (), (100,)], Demand(cpu_milli=4000)) == [8, 10, 9]
 
 
+@pytest.mark.parametrize("placement", ["pack", "spread", "balanced", "fragmentation"])
+def test_where_no_node_has_cards_any_more_none_is_liked(placement) -> None:
+    assert points(placement, [(), ()], demand(500)) == [0, 0]
+
+
 def test_fragmentation_takes_cpu_where_free_cards_do_not_need_it() -> None:
     typical = fragmentation.tables({share(500, cpu_milli=6000): 1}, (COUNT,))
     cpu = np.array([8000, 16000, 5000, 0])
