@@ -5,6 +5,7 @@ every replica: whether its books are those of a fresh list (`checking`), and its
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ _REACH_S: Final = 150.0
 _LOOK_S: Final = 0.5
 _GAUGES_S: Final = 5.0
 _COUNTS_S: Final = 30.0
+_MOST_NEW: Final = 20_000
 """Pods that came are written down no more often than this."""
 _CONFIGMAPS: Final = resources.Resource("", "v1", "configmaps", "ConfigMap")
 _MOST_TOLD: Final = 10
@@ -201,7 +203,8 @@ class PodCounter:
         self._pods: Mapping[ObjectKey, BookedPod] | None = None
         self._old: list[BookedPod] = []
         """Those that were there when we began; they may have been counted."""
-        self._new: list[BookedPod] = []
+        self._new: deque[BookedPod] = deque(maxlen=_MOST_NEW)
+        """While they cannot be written only the last ones are kept."""
         self._due_s = 0.0
 
     async def step(self, slot: Slot) -> None:
@@ -229,8 +232,7 @@ class PodCounter:
         there: Census | None = self._hands.objects[CENSUS].get(self._hands.namespace, census.NAME)
         before = await clocks.paced_result(census.read(there))
         reader = Reader(self._profile, self._options, self._hands.clock.now())
-        old, new = self._old, self._new
-        after = await clocks.paced_result(census.added(before, old, new, reader))
+        after = await clocks.paced_result(census.added(before, self._old, self._new, reader))
         if after.history != before.history:
             namespace = self._hands.namespace
             data = await clocks.paced_result(census.data_of(after))
@@ -239,7 +241,8 @@ class PodCounter:
                 await self._hands.api.create(_CONFIGMAPS.path(namespace), body)
             else:
                 await self._hands.api.replace(_CONFIGMAPS.path(namespace, census.NAME), body)
-        self._old, self._new = [], []
+        self._old = []
+        self._new.clear()
 
 
 class Checker:

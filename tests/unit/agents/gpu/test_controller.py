@@ -11,7 +11,7 @@ import pytest
 
 from nodewise import clock
 from nodewise.agent import HOLDINGS, LEDGER, Hands, ObjectKey, Tally
-from nodewise.agents.gpu import KIND, census, gauges
+from nodewise.agents.gpu import KIND, census, controller, gauges
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.descheduling import LABEL
@@ -397,6 +397,20 @@ class TestCounting:
                 api.pod("p", "n1", "card0")
                 await asyncio.sleep(200)
             assert self.counted(api)["100"] in {3, 4}, "two who lead at once may both count"
+
+        play(test, self._prepare)
+
+    def test_while_it_cannot_be_written_only_the_last_ones_are_kept(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(controller, "_MOST_NEW", 3)
+
+        async def test(api: Api, leader: Leader) -> None:
+            await asyncio.sleep(20)
+            for number in range(9):
+                api.pod(f"p{number}")
+            await asyncio.sleep(60)
+            assert self.counted(api) == {"100": 2 + 3}
 
         play(test, self._prepare)
 
