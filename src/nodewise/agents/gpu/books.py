@@ -98,8 +98,8 @@ def fate(uid: str, entry: Entry, node: str, pods: Pods) -> Fate:
     """Whether an entry counts."""
     pod = pods.by_key.get(entry.key)
     if pod is None or pod.metadata.uid != uid:
-        are_numbers = pods.version.isdecimal() and entry.seen.isdecimal()
-        return "stale" if are_numbers and int(pods.version) >= int(entry.seen) else "undecided"
+        known, seen = ledgers.number(pods.version), ledgers.number(entry.seen)
+        return "stale" if known is not None and seen is not None and known >= seen else "undecided"
     if has_ended(pod) or pod.spec.nodeName not in {"", node}:
         return "stale"
     return "counts"

@@ -19,6 +19,9 @@ from nodewise.errors import UNREADABLE, shown
 MOST_TILES: Final = 1024
 """Tiles of a card are numbered below; no card has as many."""
 
+_LONGEST_VERSION: Final = 40
+"""Digits; those of an API server have up to 20."""
+
 Cards = tuple[tuple[str, ...], ...]
 """Card names by container, in the order of the pod's containers."""
 
@@ -98,8 +101,14 @@ def newer(before: str, now: str) -> str:
     Somebody who reads old pods may repeat a bind. Did the version go back, whoever made sure that no Binding of that
     older version will come would take out the entry of a pod that is bound.
     """
-    are_numbers = before.isdecimal() and now.isdecimal()
-    return before if are_numbers and int(before) > int(now) else now
+    old, new = number(before), number(now)
+    return before if old is not None and new is not None and old > new else now
+
+
+def number(version: str) -> int | None:
+    """A resourceVersion as a number that can be compared; None where it is none."""
+    is_number = version.isascii() and version.isdecimal() and len(version) <= _LONGEST_VERSION
+    return int(version) if is_number else None
 
 
 def wire(entry: Entry) -> Mapping[str, Any]:

@@ -97,7 +97,16 @@ def test_what_is_no_tile_is_passed_over(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("before", "now", "then"),
-    [("", "5", "5"), ("5", "6", "6"), ("9", "10", "10"), ("10", "9", "10"), ("x", "6", "6"), ("6", "x", "x")],
+    [
+        ("", "5", "5"),
+        ("5", "6", "6"),
+        ("9", "10", "10"),
+        ("10", "9", "10"),
+        ("x", "6", "6"),
+        ("6", "x", "x"),
+        ("٣", "2", "2"),
+        ("9" * 5000, "2", "2"),
+    ],
 )
 def test_a_version_never_goes_back(before: str, now: str, then: str) -> None:
     assert ledger.newer(before, now) == then
