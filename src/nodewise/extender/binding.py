@@ -173,7 +173,7 @@ class _Bind:
             if self._left_s() <= 0.0:
                 break
             try:
-                return await self._attempt(pod or await self._get())
+                return await self._attempt(pod or await self._get(min(CALL_S, self._left_s())))
             except (Conflict, Unavailable) as error:
                 last, pod = error, None
             except TimeoutError:
@@ -230,9 +230,9 @@ class _Bind:
         }
         await self._on.api.create(f"{self._path}/binding", body, timeout_s=max(self._left_s(), 0.001))
 
-    async def _get(self) -> Any:
+    async def _get(self, timeout_s: float) -> Any:
         try:
-            return self._decoded(await self._on.api.get(self._path, timeout_s=CALL_S))
+            return self._decoded(await self._on.api.get(self._path, timeout_s=timeout_s))
         except NotFound as error:
             name = self._asked.pod_name
             raise _Failed(
@@ -273,7 +273,7 @@ class _Bind:
 
     async def _stays_away(self, seen: Collection[str]) -> bool:
         """Whether no Binding for one of these versions can succeed any more. The pod is changed to make sure of it."""
-        pod = await self._get()
+        pod = await self._get(CALL_S)
         if pod.metadata.uid != self._asked.pod_uid:
             return True
         if pod.spec.nodeName:

@@ -354,6 +354,26 @@ class TestLost:
 
         play(test)
 
+    def test_reading_the_pod_again_takes_no_longer_than_there_is_time(self) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            real = api.create
+
+            async def slow(path: str, body: object, params: Any = None, *, timeout_s: float) -> bytes:
+                await asyncio.sleep(1.9)
+                return await real(path, body, timeout_s=timeout_s)
+
+            async def hangs(path: str, params: Any = None, *, timeout_s: float) -> bytes:
+                await asyncio.sleep(timeout_s)
+                raise lost()
+
+            api.create, api.get = slow, hangs  # type: ignore[method-assign]
+            api.before = once("create", "/binding", raising(Conflict("create", [Problem("", "changed", "")])))
+            began_s = asyncio.get_running_loop().time()
+            assert (await one.bind(pod(api, "p"))).error
+            assert asyncio.get_running_loop().time() - began_s < 4.1
+
+        play(test)
+
     def test_an_entry_that_is_written_while_nobody_waits_for_it_any_more_counts(self) -> None:
         """The bind was given up, and the write came through; the pod is bound by its entry when it is tried again."""
 
