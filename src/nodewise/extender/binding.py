@@ -12,6 +12,7 @@ for this purpose. A bind goes on when its client leaves, and ends before kube-sc
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -69,7 +70,8 @@ class Bindings:
         self._pods = pods
         self._read_pod = msgspec.json.Decoder(pod_type).decode
         self._deadline_s = deadline_s
-        self._desks: dict[str, Desk] = {}
+        self._desks: WeakValueDictionary[str, Desk] = WeakValueDictionary()
+        """By node: while anybody holds it, or it writes, and so never two of them."""
         self._binding: dict[BindingArgs, asyncio.Task[Outcome]] = {}
         self._clearing: set[asyncio.Task[None]] = set()
 
@@ -130,10 +132,10 @@ class Bindings:
             task.add_done_callback(self._clearing.discard)
 
     def _desk(self, node: str) -> Desk:
-        if node not in self._desks:
-            self._desks = {name: desk for name, desk in self._desks.items() if not desk.is_idle}
-            self._desks[node] = Desk(node, self._on)
-        return self._desks[node]
+        desk = self._desks.get(node)
+        if desk is None:
+            desk = self._desks[node] = Desk(node, self._on)
+        return desk
 
 
 class _Bind:

@@ -113,11 +113,6 @@ class Desk:
         self._writing: asyncio.Task[None] | None = None
         self._foreseen: tuple[LedgerLease | None, Mapping[str, BindPlan], LedgerLease] | None = None
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing would be lost with this object."""
-        return not self._waiting and not self._leaving and self._writing is None
-
     async def claim(self, pod: Any) -> BindPlan | Refusal | None:
         """Have what the pod is to hold in the ledger, or say why it cannot be; None: it needs no entry.
 

@@ -394,6 +394,32 @@ class TestLost:
 
         play(test)
 
+    @pytest.mark.parametrize("seed", range(8))
+    def test_what_waits_is_shown_however_many_nodes_are_bound_to_meanwhile(self, seed: int) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            others = [(put_pod(api, "q"), "n2"), (put_pod(api, "r"), "n1")]
+            await asyncio.sleep(0.1)
+            binds: list[asyncio.Task[Outcome]] = []
+
+            def come() -> None:
+                binds.extend(asyncio.create_task(one.bind(*other)) for other in others)
+
+            def change() -> None:
+                api.put(PODS, pod(api, "p") | {"status": {"touched": "1"}})
+                api.slow_s = 0.5
+                asyncio.get_running_loop().call_later(0.001, come)
+
+            api.before = once("create", "p/binding", change)
+            binding = asyncio.create_task(one.bind(pod(api, "p")))
+            shown: set[str] = set()
+            while not binds or not all(task.done() for task in (binding, *binds)):
+                assert shown <= one.held().keys(), "what was shown is gone"
+                shown |= one.held().keys()
+                await asyncio.sleep(0.001)
+            assert shown == {"a", "b"}
+
+        play(test, seed=seed)
+
     def test_a_client_that_leaves_does_not_end_the_bind(self) -> None:
         async def test(api: Api, one: Replica) -> None:
             call = asyncio.create_task(one.bind(pod(api, "p")))
