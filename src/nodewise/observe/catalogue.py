@@ -58,7 +58,9 @@ EVENTS: Final[dict[str, Event]] = {
         "warning",
         "Prometheus answered with a warning, such as a partial result; nodes may be missing. Told once.",
     ),
-    "policy_problem": Event("warning", "A policy has a field that cannot be used; `problems` names each."),
+    "policy_problem": Event(
+        "warning", "A policy, or a node with cards, has something that cannot be used; `problems` names each."
+    ),
     "status_failed": Event(
         "warning", "A policy's status could not be written; it is tried again in a minute."
     ),
@@ -216,7 +218,9 @@ METRICS: Final[dict[str, Metric]] = {
         "gauge", "Series of the last answer about a metric that belong to no node.", ("metric",)
     ),
     "metric_age_seconds": Metric("gauge", "Age of a metric's last good answer.", ("metric",)),
-    "policies_with_problems": Metric("gauge", "Policies with a field that cannot be used as it stands."),
+    "policies_with_problems": Metric(
+        "gauge", "Policies, and nodes with cards, with something that cannot be used as it stands."
+    ),
     "pods_waiting": Metric("gauge", "Pods that kube-scheduler found no node for, as the leader sees them."),
     "wakes_total": Metric("counter", "Node annotations written so that waiting pods are tried again."),
     "nodes_to_label": Metric(
