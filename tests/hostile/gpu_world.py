@@ -1,0 +1,164 @@
+"""Nodes with cards, pods that want them, and the process that keeps the books, for hostile tests."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nodewise.kube.resources import LEASES, NODES, PODS
+from tests.cluster.sandbox import wait
+from tests.hostile import answers, odd_api, world
+from tests.hostile.odd_api import OddServer
+from tests.hostile.process import PATIENCE_S, Answer, Target
+
+PREFIX = "gpu.intel.com/"
+OWN = "nodewise"
+"""The namespace of the ledgers."""
+GOOD = ("good1", "good2")
+"""Nodes of two cards, about which nothing is odd."""
+
+
+def node(
+    name: str, labels: Any = None, allocatable: Any = None, annotations: Any = None, **more: Any
+) -> dict[str, Any]:
+    """A node, whatever its parts are."""
+    meta = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
+    return {"kind": "Node", "metadata": meta, "status": {"allocatable": allocatable}} | more
+
+
+def amounts(**given: Any) -> dict[str, Any]:
+    """`i915=2` is `gpu.intel.com/i915: "2"`."""
+    return {PREFIX + name: str(value) for name, value in given.items()}
+
+
+def container(name: str, requests: Any) -> dict[str, Any]:
+    return {"name": name, "resources": {"requests": requests}}
+
+
+def pod(name: str, *containers: Any, uid: str = "", **annotations: Any) -> dict[str, Any]:
+    """A pod of namespace d; `gas_deny="card0"` is the annotation gas-deny."""
+    notes = {key.replace("_", "-"): value for key, value in annotations.items()}
+    meta = {"name": name, "namespace": "d", "uid": uid or f"uid-{name}", "labels": {}, "annotations": notes}
+    return {"kind": "Pod", "metadata": meta, "spec": {"containers": list(containers)}}
+
+
+def modest(name: str, uid: str = "", **annotations: Any) -> dict[str, Any]:
+    """A pod that asks for a tenth of one card."""
+    return pod(name, container("main", amounts(i915=1, millicores=100)), uid=uid, **annotations)
+
+
+def asked(given: Any, names: Sequence[str]) -> bytes:
+    return json.dumps({"Pod": given, "Nodes": None, "NodeNames": list(names)}).encode()
+
+
+class Stage(NamedTuple):
+    """The API server in memory and the process."""
+
+    server: OddServer
+    target: Target
+
+    def put(self, resource: Any, made: Any) -> Any:
+        return self.server.call(lambda api: api.put(resource, made))
+
+    def remove(self, resource: Any, name: str, namespace: str = "") -> None:
+        self.server.call(lambda api: api.remove(resource, name, namespace))
+
+    def bound(self, made: dict[str, Any], node: str) -> None:
+        """A pod that somebody bound, without us."""
+        self.put(PODS, made | {"spec": made["spec"] | {"nodeName": node}})
+
+    def ledger(self, node: str, text: Any) -> None:
+        meta = {"name": f"gpu-{node}", "namespace": OWN, "labels": {"nodewise.io/ledger": "gpu"}}
+        self.put(LEASES, {"metadata": meta | {"annotations": {"nodewise.io/holdings": text}}})
+
+    def until(self, what: str, see: Any) -> Any:
+        return wait(what, lambda: see() or None, PATIENCE_S, self.target.process.tail)
+
+    def books(self, node: str) -> dict[str, Any]:
+        """What the process knows of a node; {} where it has none."""
+        with self.target.admin() as line:
+            answer = line.ask(f"/state/gpu?node={node}", b"", "GET", {})
+        assert answer.status == 200, answer.body
+        found: dict[str, Any] = json.loads(answer.body)["nodes"].get(node, {})
+        return found
+
+    def held(self, node: str) -> dict[str, int]:
+        """Pods that hold something, by card."""
+        cards = self.books(node).get("cards", {})
+        return {name: card["held"].get(f"{PREFIX}i915", 0) for name, card in cards.items()}
+
+    def filter(self, given: Any, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        with self.target.line() as line:
+            answer = line.ask("/scheduler/filter", asked(given, names))
+        assert answer.status == 200, answer.body[:500]
+        return answers.check_filtered(answer, names)
+
+    def bind(self, given: Any, node: str) -> Answer:
+        meta = given["metadata"]
+        body = {"PodName": meta["name"], "PodNamespace": "d", "PodUID": meta["uid"], "Node": node}
+        with self.target.line() as line:
+            return line.ask("/scheduler/bind", json.dumps(body).encode())
+
+    def find(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.server.call(lambda api: api.objects(PODS)["d", name])
+        return found
+
+    def settle(self) -> None:
+        """Until the process knows of everything that happened so far to pods, nodes and ledgers.
+
+        Each kind comes by a watch of its own: one more pod by its annotation on card0, one by its entry on card1.
+        """
+        here = [
+            name for _, name in self.server.call(lambda api: api.objects(PODS)) if name.startswith("seen-")
+        ]
+        number = len(here) // 2
+        self.put(NODES, node("seen", {f"{PREFIX}gpu-numbers": "0.1"}, amounts(i915=2000 + 2 * number)))
+        one = container("main", amounts(i915=1))
+        self.bound(pod(f"seen-{number}-old", one, gas_container_cards="card0"), "seen")
+        self.bound(pod(f"seen-{number}-new", one), "seen")
+        entries = {}
+        for at in range(number + 1):
+            meta = self.find(f"seen-{at}-new")["metadata"]
+            seen = {"pod": f"d/seen-{at}-new", "cards": "card1", "seen": meta["resourceVersion"]}
+            entries[meta["uid"]] = seen
+        self.ledger("seen", json.dumps(entries))
+        wanted = {"card0": number + 1, "card1": number + 1}
+        self.until("pods and ledgers are seen", lambda: self.held("seen") == wanted)
+        self.until("nodes are seen", lambda: self.room("seen") == 1000 + number)
+
+    def room(self, node: str) -> int:
+        """What card0 has altogether."""
+        found: int = self.books(node)["cards"]["card0"]["capacity"][f"{PREFIX}i915"]
+        return found
+
+    def check_others(self) -> None:
+        """Both agents answer for those about whom nothing is odd, and nothing of ours broke."""
+        answer = self.target.filter(world.NODES)
+        assert answers.check_filtered(answer, world.NODES) == (["n1", "n2"], {world.HOT: world.WHY})
+        kept, failed = self.filter(modest("honest"), [*GOOD, "n1"])
+        assert kept == list(GOOD)
+        assert "the node has no cards" in failed["n1"]
+        for event in ("task_failed", "agent_failed", "request_failed"):
+            assert not self.target.events(event)
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Stage]:
+    """The process with both agents."""
+    with odd_api.serving() as server:
+        for name in GOOD:
+            good = node(name, {f"{PREFIX}gpu-numbers": "0.1"}, amounts(i915=2000, millicores=200_000))
+            server.call(lambda api, good=good: api.put(NODES, good))  # type: ignore[misc]
+        options = {
+            "--kubeconfig": server.kubeconfig(folder),
+            "--agents": "telemetry,gpu",
+            "--namespace": OWN,
+            "--sync-period": "500ms",
+            "--max-age": "1h",
+            "--bind-errors": "field",
+            "--kube-qps": "500",
+            "--kube-burst": "1000",
+        }
+        with Target(folder, [part for pair in options.items() for part in pair]) as target:
+            yield Stage(server, target)
