@@ -250,13 +250,17 @@ class Desk:
         """Somebody else wrote: what waits is planned anew, in the order in which it came."""
         claims = list(self._waiting.values())
         self._waiting.clear()
-        for claim in claims:
-            planned = self._plan(claim.pod)  # upon those before it, which wait again
-            if isinstance(planned, BindPlan):
-                claim.plan = planned
-                self._waiting[claim.uid] = claim
-            else:
-                claim.settle(planned)
+        try:
+            for claim in claims:
+                planned = self._plan(claim.pod)  # upon those before it, which wait again
+                if isinstance(planned, BindPlan):
+                    claim.plan = planned
+                    self._waiting[claim.uid] = claim
+                else:
+                    claim.settle(planned)
+        except Exception:
+            self._waiting = {claim.uid: claim for claim in claims}  # who are told that nothing comes of it
+            raise
         self._show()
 
     async def _write(self, ledger: LedgerLease | None, after: Holdings) -> NodewiseError | None:

@@ -231,6 +231,31 @@ class TestChanged:
 
         play(test)
 
+    def test_a_defect_in_planning_again_is_told_at_once(self) -> None:
+        class Defect(OneCardEach):
+            plans = 0
+
+            def bind(self, *given: Any) -> Any:
+                self.plans += 1
+                assert self.plans < 2
+                return super().bind(*given)
+
+        async def main() -> None:
+            api = Api()
+            api.put(NODES, {"metadata": {"name": "n1"}})
+            put_pod(api, "p")
+            meta = {
+                "name": "t-n1",
+                "namespace": OURS,
+                "labels": {LEDGER: "t"},
+                "annotations": {HOLDINGS: "{}"},
+            }
+            async with replica(api, Defect()) as one:
+                api.before = once("create", "leases", lambda: api.put(LEASES, {"metadata": meta}) and None)
+                assert "a defect of ours" in (await one.bind(pod(api, "p"))).error
+
+        virtual.run(main())
+
     def test_who_loses_the_last_card_is_refused(self) -> None:
         async def main() -> None:
             api = Api()
