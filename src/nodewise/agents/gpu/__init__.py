@@ -15,7 +15,7 @@
 | `layout.py`, `rations.py` | the cards of all nodes as arrays, and how many resources these hold at most |
 | `fit.py` | whether a pod fits, and on which cards |
 | `choosing.py`, `working.py`, `links.py`, `rejections.py` | the parts of a fit |
-| `score.py`, `fragmentation.py`, `typical.py` | which cards first, and which nodes are liked, by the pods that usually come |
+| `score.py`, `fragmentation.py`, `typical.py` | which cards first, which nodes are liked; what pods usually come |
 | `tiles.py` | which tiles of a card, at bind |
 | `details.py` | which cards a pod would get on a node, or what is lacking there, in words |
 | `reasons.py` | why a node is rejected, in words |
