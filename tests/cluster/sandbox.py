@@ -16,6 +16,9 @@ Seen = TypeVar("Seen")
 PATIENCE_S: Final = 60.0
 """For what comes about on a loaded machine; nothing here is a limit of speed."""
 
+LEDGERS: Final = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+"""Where nodewise under test keeps who holds the cards of a node; what one test leaves there is nothing to the next."""
+
 _numbers = itertools.count(1)
 
 
@@ -117,13 +120,14 @@ class Sandbox:
         return [event["message"] for event in found]
 
     def clean(self) -> None:
-        """Takes away all pods of the namespace and all that was made, the last first.
+        """Takes away all pods of the namespace and all that was made, the last first, and all ledgers of nodes.
 
         The namespace is closed before anything else, or a controller would put new pods into it.
         """
         inside = f"/api/v1/namespaces/{self.namespace}"
         for path in (inside, f"{inside}/pods", *reversed(self._made)):
             self.api.delete(path)
+        self.api.request("DELETE", LEDGERS, params={"labelSelector": "nodewise.io/ledger"})
 
 
 @contextlib.contextmanager

@@ -24,12 +24,6 @@ CENSUS = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-gpu-typical-po
 UNSCHEDULED = {"schedulerName": "nobody"}
 
 
-@pytest.fixture(autouse=True)
-def _ledgers_are_gone(corner: Sandbox) -> Iterator[None]:
-    yield
-    corner.api.request("DELETE", LEASES, params={"labelSelector": "nodewise.io/ledger=gpu"})
-
-
 def put_ledger(corner: Sandbox, node: str, **entries: Object) -> None:
     """What a process wrote that is gone."""
     corner.api.create(
