@@ -35,7 +35,7 @@ def pod(name: str, i915: int = 1, **amounts: int) -> Object:
 
 def user(plane: ControlPlane) -> User:
     """Somebody with the rights that ship for the gpu agent."""
-    made = plane.user(f"nodewise-{processes.free_port()}")
+    made = plane.user(f"nodewise-{processes.number()}")
     for kind, namespace in (("ClusterRole", ""), ("Role", OWN_NAMESPACE)):
         shipped = served.manifest("gpu.yaml")
         more: list[Object] = next(one for one in shipped if one["kind"] == kind)["rules"]

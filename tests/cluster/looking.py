@@ -39,7 +39,7 @@ def reader(
 ) -> User:
     """A user with the rights that ship for looking, or with these; the Service of the replicas is where named."""
     everywhere, inside = served.manifest("reader.yaml")
-    user = plane.user(f"reader-{processes.free_port()}", rules or everywhere["rules"], namespace)
+    user = plane.user(f"reader-{processes.number()}", rules or everywhere["rules"], namespace)
     if service_namespace:
         access.grant(plane.api, user.name, inside["rules"], service_namespace)
     return user

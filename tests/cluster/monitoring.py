@@ -98,7 +98,7 @@ class Monitoring:
         """Starts an exporter for each node that has none; Prometheus hears of it within five seconds or so."""
         for node in nodes:
             if node not in self._exporters:
-                folder = self.folder / f"{node}-{processes.free_port()}"
+                folder = self.folder / f"{node}-{processes.number()}"
                 self._exporters[node] = Exporter(self._program, folder)
         self._write_targets()
 

@@ -1,6 +1,7 @@
 """One child process: a free port for it, its log, the wait until it is ready, its end by its own pid."""
 
 import contextlib
+import itertools
 import random
 import shutil
 import socket
@@ -19,6 +20,14 @@ LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 
 class NotReadyError(Exception):
     """A program ended, or did not get ready in time; the message closes with the tail of its log."""
+
+
+_numbers = itertools.count(1)
+
+
+def number() -> int:
+    """Another one each time: for names of what one control plane keeps. Free ports come again."""
+    return next(_numbers)
 
 
 def free_port() -> int:

@@ -176,7 +176,7 @@ def started(folder: Path, arguments: Sequence[str], papers: Papers) -> Iterator[
     """The command with these arguments, from its first line to its end."""
     process = Process(
         [NODEWISE, "extender", "--log-format=json", "--shutdown-delay=0s", *arguments],
-        folder / f"nodewise-{processes.free_port()}.log",
+        folder / f"nodewise-{processes.number()}.log",
     )
     with process:
         served = Served(process, papers)
@@ -199,7 +199,7 @@ def endpoint(name: str, url: str, *, ready: bool = True) -> Object:
 
 def user(plane: ControlPlane) -> User:
     """Somebody with the rights that ship, nodewise's own namespace being `OWN_NAMESPACE`."""
-    made = plane.user(f"nodewise-{processes.free_port()}", rules())
+    made = plane.user(f"nodewise-{processes.number()}", rules())
     access.grant(plane.api, made.name, rules("Role"), OWN_NAMESPACE)
     return made
 

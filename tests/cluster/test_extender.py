@@ -84,7 +84,7 @@ def test_before_readiness_nothing_is_placed_by_a_policy(
     """The API server refuses it the list of policies, so it never gets ready."""
     heated(corner, metrics, {"a": 1, "b": 1})
     papers = served.Papers(tmp_path)
-    blind = plane.user(f"blind-{processes.free_port()}", [served.rules()[0]])
+    blind = plane.user(f"blind-{processes.number()}", [served.rules()[0]])
     with served.started(tmp_path, served.arguments(blind, papers), papers) as running:
         with schedule(plane, running, ignorable=True):
             corner.pods(pod("web"), objects.pod("plain", limits=served.LIMITS))
@@ -142,7 +142,7 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
     """Its command line, and its extender entry: whole nodes, ignorable, no CA for our certificate, no preempt verb."""
     heated(corner, metrics, {"a": 90, "b": 10})
     papers = served.Papers(tmp_path)
-    user = plane.user(f"tas-{processes.free_port()}", served.rules())
+    user = plane.user(f"tas-{processes.number()}", served.rules())
     port = processes.free_port()
     old = ["-kubeConfig", str(user.kubeconfig), "-port", str(port), "-cert", str(papers.server.cert)]
     old += [

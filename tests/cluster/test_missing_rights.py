@@ -213,7 +213,7 @@ def decided(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_a_reader_is_told_which_right_is_missing(shipped: Shipped, decided: str, right: Right) -> None:
     given, code = READERS[right]
     plane = shipped.plane
-    user = plane.user(f"reader-{processes.free_port()}")
+    user = plane.user(f"reader-{processes.number()}")
     for role in served.manifest("reader.yaml"):
         less = rights.without(role["rules"], right)
         access.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))

@@ -173,14 +173,14 @@ def test_a_scheduler_reads_its_ca_file_once(
 @pytest.fixture
 def robot(plane: ControlPlane) -> User:
     """Somebody with a certificate in files."""
-    return plane.user(f"first-{processes.free_port()}", [access.rule("list watch create delete", "nodes")])
+    return plane.user(f"first-{processes.number()}", [access.rule("list watch create delete", "nodes")])
 
 
 class Renewed:
     """A second user with the same rights, whose certificate takes the place of the first one's."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
-        self.name = f"second-{processes.free_port()}"
+        self.name = f"second-{processes.number()}"
         role = f"test-{name}"
         access.bind(plane.api, self.name, role)
         self._plane = plane
