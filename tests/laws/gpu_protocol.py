@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from nodewise import clock
 from nodewise.agent import NodeIndex, World
 from nodewise.agents.gpu import ledger as ledgers
-from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.ledger import Entry
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
 from nodewise.kube.store import Writer

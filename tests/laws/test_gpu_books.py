@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.agent import NodeIndex, World
-from nodewise.agents.gpu import amounts, demand, processors
+from nodewise.agents.gpu import amounts, processors
+from nodewise.agents.gpu.pods import cpu_milli
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
 from nodewise.kube.store import Writer
@@ -179,7 +180,7 @@ def test_free_cpu_is_what_neither_pods_on_the_node_nor_its_claims_request(
     for name, free in cpu_free(found).items():
         coming = {uid for uid, held in found.nodes[name].books.held.items() if held.source == "ledger"}
         requested = sum(
-            demand.cpu_milli(one)
+            cpu_milli(one)
             for one in pods
             if (one.spec.nodeName == name and one.status.phase not in ("Succeeded", "Failed"))
             or (not one.spec.nodeName and one.metadata.uid in coming)

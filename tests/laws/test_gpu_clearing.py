@@ -10,7 +10,7 @@ from nodewise import clock
 from nodewise.agents.gpu import books, checking, descheduling, sweeping
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.checking import Told
-from nodewise.agents.gpu.demand import BookedLabels, BookedPod
+from nodewise.agents.gpu.pods import BookedLabels, BookedPod
 from nodewise.agents.gpu.state import Slot
 from tests.laws.test_gpu_books import NODES, SOME_LEDGERS, SOME_PODS, VERSIONS
 from tests.unit.agents.gpu.facts import lease, node, slot, world

@@ -7,8 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodewise.agents.gpu import demand
-from nodewise.agents.gpu.demand import NOTHING, GpuPod
+from nodewise.agents.gpu.demand import NOTHING
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import GpuPod
 from nodewise.agents.gpu.profile import GENERIC, INTEL, Profile
 
 RESOURCES = st.sampled_from(

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from nodewise.agent import AgentKind, AgentState, Amending, Binder, Following, Forgetting, Hands, Tally
+from nodewise.agent import AgentKind, AgentState, Following, Forgetting, Hands, Tally
+from nodewise.binder import Amending, Binder
 from nodewise.cli import feeds
 from nodewise.cli.feeds import Feed, Ground
 from nodewise.cli.options import ExtenderOptions

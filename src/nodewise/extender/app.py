@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from nodewise import clock as clocks
-from nodewise.agent import Binder, Showing, Verdict, View
+from nodewise.agent import Showing, Verdict, View
+from nodewise.binder import Binder
 from nodewise.clock import Clock
 from nodewise.errors import Unavailable
 from nodewise.extender import ledger, wire

@@ -16,7 +16,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from nodewise.agent import BindPlan, ObjectKey, Reason, Refusal
+from nodewise.agent import ObjectKey, Reason
+from nodewise.binder import BindPlan, Refusal
 from nodewise.clock import format_rfc3339
 from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Unavailable
 from nodewise.extender.claims import CALL_S, Desk, Ground

@@ -12,17 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from nodewise.agent import (
-    HOLDINGS,
-    LEDGER,
-    Amending,
-    Binder,
-    BindPlan,
-    LedgerLease,
-    LedgerMetadata,
-    Refusal,
-    View,
-)
+from nodewise.agent import View
+from nodewise.binder import HOLDINGS, LEDGER, Amending, Binder, BindPlan, LedgerLease, LedgerMetadata, Refusal
 from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
 from nodewise.extender.world import Shown

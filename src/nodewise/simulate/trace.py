@@ -17,16 +17,18 @@ import msgspec
 import numpy as np
 
 from nodewise import clock
-from nodewise.agent import HOLDINGS, BindPlan, LedgerLease, LedgerMetadata, Names, NodeIndex, View, World
+from nodewise.agent import Names, NodeIndex, View, World
 from nodewise.agents.gpu import fragmentation, typical
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.cards import CARDS, GpuNode
-from nodewise.agents.gpu.demand import MODELS, BookedPod
+from nodewise.agents.gpu.demand import MODELS
 from nodewise.agents.gpu.fragmentation import Typical
 from nodewise.agents.gpu.options import GpuOptions, Placement
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import GENERIC
 from nodewise.agents.gpu.state import GpuState, Slot
 from nodewise.agents.gpu.working import Working
+from nodewise.binder import HOLDINGS, BindPlan, LedgerLease, LedgerMetadata
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.simulate.trace_files import CARD_MILLI, TraceNode, TracePod
 

@@ -8,8 +8,8 @@ import msgspec
 from nodewise.agents.gpu import amounts, books, cards, demand, labels, ledger, tiles
 from nodewise.agents.gpu.books import Pods
 from nodewise.agents.gpu.cards import GpuNode
-from nodewise.agents.gpu.demand import BookedPod, GpuPod
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import BookedPod, GpuPod
 from nodewise.agents.gpu.profile import INTEL
 from tests.cluster.api import Object
 from tests.conformance.gas import notation

@@ -12,19 +12,8 @@ from typing import Any
 
 import msgspec
 
-from nodewise.agent import (
-    HOLDINGS,
-    LEDGER,
-    BindingFields,
-    BindPlan,
-    Inputs,
-    LedgerLease,
-    Refusal,
-    View,
-    Want,
-    Watched,
-    World,
-)
+from nodewise.agent import Inputs, View, Want, Watched, World
+from nodewise.binder import HOLDINGS, LEDGER, BindingFields, BindPlan, LedgerLease, Refusal
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.claims import Ground

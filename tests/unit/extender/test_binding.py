@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nodewise import clock
-from nodewise.agent import HOLDINGS, LEDGER, World
+from nodewise.agent import World
+from nodewise.binder import HOLDINGS, LEDGER
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
 from nodewise.extender.binding import DROPPED, Outcome
 from nodewise.kube.resources import LEASES, NODES, PODS

@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 
-from nodewise.agent import LedgerLease, World
+from nodewise.agent import World
 from nodewise.agents.gpu.cards import GpuNode
-from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.state import LEDGERS, PODS
+from nodewise.binder import LedgerLease
 from nodewise.extender import deltas
 from nodewise.extender.deltas import NODES, Rebuilding
 from nodewise.kube.fields import merge

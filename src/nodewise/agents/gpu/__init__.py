@@ -8,6 +8,7 @@
 | `labels.py` | the grammars of node labels |
 | `marks.py` | what telemetry policies say of cards and tiles |
 | `cards.py` | a node's cards |
+| `pods.py` | the fields of a pod that are read |
 | `demand.py` | what a pod wants of cards |
 | `ledger.py` | the entries of a node's Lease |
 | `books.py` | who holds what |
@@ -35,15 +36,16 @@ Takes over from GPU Aware Scheduling 0.5.6.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import LEDGER, Hands, LedgerLease, Resource, Watched
+from nodewise.agent import Hands, Resource, Watched
 from nodewise.agents.gpu import cards, census, demand, processors, profile
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.cards import GpuNode
 from nodewise.agents.gpu.census import Census
 from nodewise.agents.gpu.controller import GpuController
-from nodewise.agents.gpu.demand import BookedPod, GpuPod
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import BookedPod, GpuPod
 from nodewise.agents.gpu.state import CENSUS, LEDGERS, PODS, GpuState
+from nodewise.binder import LEDGER, LedgerLease
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 _CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")

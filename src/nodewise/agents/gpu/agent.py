@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import BindPlan, Names, Reason, Refusal, Scores, Verdict, Victims, View
+from nodewise.agent import Names, Reason, Scores, Verdict, Victims, View
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu import details, fragmentation, reasons, showing, tiles
@@ -20,16 +20,18 @@ from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu import score as placements
 from nodewise.agents.gpu import typical as typicals
 from nodewise.agents.gpu.cards import NodeCards
-from nodewise.agents.gpu.demand import BookedPod, Demand, GpuPod
+from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.fit import Fitted, Order, fit
 from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.ledger import Cards, Entry
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import BookedPod, GpuPod, cpu_milli
 from nodewise.agents.gpu.profile import Profile
 from nodewise.agents.gpu.reasons import Kind
 from nodewise.agents.gpu.score import Means
 from nodewise.agents.gpu.state import LEDGERS, PODS, NodeSlot, Slot
 from nodewise.agents.gpu.tiles import Taken
+from nodewise.binder import BindPlan, Refusal
 
 _T = TypeVar("_T")
 
@@ -92,7 +94,7 @@ class GpuAgent:
         if demand.wants_cards:
             fitted = fit(slot.layout, rows, demand, placements.order(means, demand))
         else:
-            demand = Demand(cpu_milli=demands.cpu_milli(pod))
+            demand = Demand(cpu_milli=cpu_milli(pod))
         points = placements.points(means, slot.layout, rows, demand, fitted)
         if points is None:
             return None

@@ -21,8 +21,8 @@ from nodewise.agents.gpu import amounts as quantities
 from nodewise.agents.gpu import demand
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.cards import NodeCards
-from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.ledger import Cards, Entry, Ledger
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import Profile
 from nodewise.errors import shown
 

@@ -13,8 +13,8 @@ import msgspec
 from nodewise import clock
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu import typical
-from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import Profile
 from nodewise.agents.gpu.typical import History, PodClass
 

@@ -10,16 +10,17 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from nodewise import clock as clocks
-from nodewise.agent import Hands, LedgerLease, NodeIndex, ObjectKey, View, World
+from nodewise.agent import Hands, NodeIndex, ObjectKey, View, World
 from nodewise.agents.gpu import census, changes, checking, descheduling, gauges, sweeping
 from nodewise.agents.gpu.census import Census, Reader
 from nodewise.agents.gpu.checking import Difference, Told
-from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.gauges import Gauge
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import Profile
 from nodewise.agents.gpu.state import CENSUS, LEDGER_PREFIX, LEDGERS, PODS, GpuState, Slot, holdings
 from nodewise.agents.gpu.sweeping import Loose
+from nodewise.binder import LedgerLease
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
 from nodewise.kube import resources
 from nodewise.kube.api import NotFound

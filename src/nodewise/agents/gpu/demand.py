@@ -6,16 +6,15 @@ the API server has it. Sources: GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/sc
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise import quantity
 from nodewise.agents.gpu import amounts
 from nodewise.agents.gpu import cards as decks
 from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
+from nodewise.agents.gpu.pods import GpuContainer, GpuPod, cpu_milli, is_sidecar
 from nodewise.agents.gpu.profile import Profile
 from nodewise.agents.gpu.reasons import Kind, Unusable
 from nodewise.errors import shown
@@ -28,8 +27,6 @@ SINGLE_NUMA: Final = "gas-allocate-single-numa"
 MODELS: Final = "nodewise.io/gpu-models"
 PLACEMENT: Final = "nodewise.io/gpu-placement"
 
-MOST_CPU_MILLI: Final = 2**40
-"""Of a container. So what all pods of a cluster request can be summed up in 63 bits."""
 _MOST_NAMES: Final = 1024
 """Names in one annotation."""
 _LONGEST: Final = 63
@@ -38,66 +35,6 @@ MOST_CARDS: Final = 256
 """That the containers of a pod take together. Each is looked for on all nodes, and stands in the node's ledger."""
 MOST_RESOURCES: Final = decks.MOST_RESOURCES
 """Different resources of cards in one pod. A node has no more, and each is looked at on all nodes."""
-
-Quantity = str | int | float | None
-"""As JSON has it; null is 0."""
-
-
-class GpuResources(msgspec.Struct, frozen=True, gc=False):
-    requests: dict[str, Quantity] | None = None
-    limits: dict[str, Quantity] | None = None
-
-
-class GpuContainer(msgspec.Struct, frozen=True, gc=False):
-    name: str = ""
-    resources: GpuResources | None = None
-    restartPolicy: str | None = None  # noqa: N815 - the API's name
-    """`Always` makes an init container a sidecar."""
-
-
-class GpuPodMetadata(msgspec.Struct, frozen=True, gc=False):
-    annotations: dict[str, str] | None = None
-
-
-class GpuPodSpec(msgspec.Struct, frozen=True, gc=False):
-    containers: tuple[GpuContainer, ...] | None = None
-    initContainers: tuple[GpuContainer, ...] | None = None  # noqa: N815 - the API's name
-
-
-class GpuPod(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a pod to place it."""
-
-    metadata: GpuPodMetadata = GpuPodMetadata()
-    spec: GpuPodSpec = GpuPodSpec()
-
-
-class BookedLabels(msgspec.Struct, frozen=True, gc=False):
-    deschedule: str | None = msgspec.field(default=None, name="gpu.aware.scheduling/deschedule-pod")
-
-
-class BookedMetadata(GpuPodMetadata, frozen=True, gc=False, kw_only=True):
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    resourceVersion: str = ""  # noqa: N815 - the API's name
-    creationTimestamp: str = ""  # noqa: N815 - the API's name
-    labels: BookedLabels | None = None
-
-
-class BookedSpec(GpuPodSpec, frozen=True, gc=False):
-    nodeName: str = ""  # noqa: N815 - the API's name
-
-
-class BookedStatus(msgspec.Struct, frozen=True, gc=False):
-    phase: str = ""
-
-
-class BookedPod(GpuPod, frozen=True, gc=False, kw_only=True):
-    """What is read of a pod to know what it holds."""
-
-    metadata: BookedMetadata
-    spec: BookedSpec = BookedSpec()
-    status: BookedStatus = BookedStatus()
 
 
 class ContainerDemand(msgspec.Struct, frozen=True):
@@ -187,16 +124,6 @@ def whole(pod: GpuPod, profile: Profile) -> tuple[Amounts, ...]:
     return tuple(found)
 
 
-def cpu_milli(pod: GpuPod) -> int:
-    """What a pod requests of the processor, much as kube-scheduler has it.
-
-    All that run together, sidecars included, or the largest init container if that is more; without overhead.
-    """
-    init = pod.spec.initContainers or ()
-    together = (*(pod.spec.containers or ()), *filter(_is_sidecar, init))
-    return max(sum(map(_cpu_milli, together)), *map(_cpu_milli, init), 0)
-
-
 def is_concerned(pod: GpuPod, profile: Profile) -> bool:
     """Whether any container asks for resources of cards, be it 0."""
     spec = pod.spec
@@ -234,18 +161,12 @@ def _asked(container: GpuContainer, profile: Profile) -> dict[str, int]:
 def _check_init(init: Iterable[GpuContainer], profile: Profile) -> None:
     for container in init:
         if any(_asked(container, profile).values()):
-            kind = (
-                "a sidecar, an init container that stays" if _is_sidecar(container) else "an init container"
-            )
+            kind = "a sidecar, an init container that stays" if is_sidecar(container) else "an init container"
             raise _refused(
                 Kind.BAD_ARGS,
                 f"container {_cut(container.name)} is {kind}; only ordinary containers can have cards",
                 "let an ordinary container ask for the card",
             )
-
-
-def _is_sidecar(container: GpuContainer) -> bool:
-    return container.restartPolicy == "Always"
 
 
 def _wanted(name: str, asked: Mapping[str, int], profile: Profile) -> ContainerDemand:
@@ -379,22 +300,6 @@ def _check_pairs(demand: Demand) -> None:
                 "linked cards come in pairs: ask for an even number",
                 at_once=False,
             )
-
-
-def _cpu_milli(container: GpuContainer) -> int:
-    """0 where it cannot be read."""
-    given = container.resources
-    value = given and ((given.requests or {}).get("cpu") or (given.limits or {}).get("cpu"))
-    return _milli(str(value)) if value else 0
-
-
-@lru_cache
-def _milli(text: str) -> int:
-    """Rounded up, and no more than any node has."""
-    try:
-        return min(max(0, -(-quantity.parse(text) * 1000 // quantity.NANO)), MOST_CPU_MILLI)
-    except ValueError:
-        return 0
 
 
 def _refused(kind: Kind, words: str, hint: str, *, at_once: bool = True) -> _Refused:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.agents.gpu.books import Held
 from nodewise.agents.gpu.cards import NodeCards
-from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.state import Slot
 
 LABEL: Final = "gpu.aware.scheduling/deschedule-pod"

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise.agent import HOLDINGS, LedgerLease
+from nodewise.binder import HOLDINGS, LedgerLease
 from nodewise.errors import UNREADABLE, shown
 
 MOST_TILES: Final = 1024

@@ -15,10 +15,16 @@ from numpy.typing import NDArray
 
 from nodewise import quantity
 from nodewise.agents.gpu import books as accounts
-from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu.books import NodeBooks, Pods
 from nodewise.agents.gpu.cards import GpuNode
-from nodewise.agents.gpu.demand import BookedMetadata, BookedPod, BookedSpec, GpuContainer, GpuResources
+from nodewise.agents.gpu.pods import (
+    BookedMetadata,
+    BookedPod,
+    BookedSpec,
+    GpuContainer,
+    GpuResources,
+    cpu_milli,
+)
 from nodewise.errors import UNREADABLE
 
 Cpu = NDArray[np.int64]
@@ -60,13 +66,13 @@ def _containers(milli: int) -> tuple[GpuContainer, ...]:
 
 def taken(pod: BookedPod) -> int:
     """Milli-CPU that a pod takes of the node that it is on."""
-    return demands.cpu_milli(pod) if pod.spec.nodeName and not accounts.has_ended(pod) else 0
+    return cpu_milli(pod) if pod.spec.nodeName and not accounts.has_ended(pod) else 0
 
 
 def held(books: NodeBooks, bound: Iterable[BookedPod], pods: Pods) -> int:
     """Milli-CPU of the pods with cards that are on a node, or hold some of it and are on their way."""
     return sum(map(taken, bound)) + sum(
-        demands.cpu_milli(pod)
+        cpu_milli(pod)
         for uid, one in books.held.items()
         if one.source == "ledger" and (pod := pods.by_key.get(_key(one.pod))) is not None
         if pod.metadata.uid == uid and not pod.spec.nodeName

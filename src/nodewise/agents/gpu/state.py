@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import HOLDINGS, Inputs, LedgerLease, NodeIndex, ObjectKey, Want, World
+from nodewise.agent import Inputs, NodeIndex, ObjectKey, Want, World
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import cards as decks
 from nodewise.agents.gpu import census as censuses
@@ -21,13 +21,14 @@ from nodewise.agents.gpu import typical as typicals
 from nodewise.agents.gpu.books import NodeBooks, Pods
 from nodewise.agents.gpu.cards import NodeCards
 from nodewise.agents.gpu.census import Census
-from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.fragmentation import NOBODY, Typical
 from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.ledger import Ledger
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.processors import Processors
 from nodewise.agents.gpu.profile import Profile
 from nodewise.agents.gpu.rations import Rations
+from nodewise.binder import HOLDINGS, LedgerLease
 
 PODS: Final = "pods"
 LEDGERS: Final = "ledgers"

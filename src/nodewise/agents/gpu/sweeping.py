@@ -8,11 +8,12 @@ the bind is late: the pod is changed first, so its Binding is refused (`extender
 from collections.abc import Container, Generator, Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from nodewise.agent import LedgerLease, ObjectKey
+from nodewise.agent import ObjectKey
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.ledger import Ledger
 from nodewise.agents.gpu.state import LEDGER_PREFIX, NodeSlot, Slot
+from nodewise.binder import LedgerLease
 
 Why = Literal["unbound", "unknown", "stale"]
 """`unbound`: the pod is on no node. `unknown`: nobody knows of the pod, which may be news to us, or gone. `stale`: the

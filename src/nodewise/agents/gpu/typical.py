@@ -17,8 +17,9 @@ import yaml
 
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu.amounts import LARGEST, Amounts
-from nodewise.agents.gpu.demand import Demand, GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
+from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
 from nodewise.agents.gpu.profile import Profile
 from nodewise.errors import UNREADABLE, BadSettings, Problem, shown
 

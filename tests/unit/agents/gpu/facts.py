@@ -7,14 +7,15 @@ from typing import Any
 import msgspec
 
 from nodewise import clock
-from nodewise.agent import HOLDINGS, LedgerLease, NodeIndex, World
+from nodewise.agent import NodeIndex, World
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.books import CARDS, TILES
 from nodewise.agents.gpu.cards import GpuNode
-from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.ledger import Entry
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
+from nodewise.binder import HOLDINGS, LedgerLease
 from nodewise.metrics.snapshot import Snapshot
 
 PREFIX = "gpu.intel.com/"

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from nodewise.agents.gpu.cards import CARDS, GpuNode
-from nodewise.agents.gpu.demand import GpuPod
+from nodewise.agents.gpu.pods import GpuPod
 
 INTEL = "gpu.intel.com/"
 SHORT = {"mc": "millicores", "mem": "memory.max", "t": "tiles", "mon": "i915_monitoring"}

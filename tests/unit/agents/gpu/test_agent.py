@@ -6,15 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agent import BindPlan, Refusal, View
+from nodewise.agent import View
 from nodewise.agents.gpu import layout as layouts
 from nodewise.agents.gpu import profile as profiles
 from nodewise.agents.gpu.agent import GpuAgent
-from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.ledger import Entry
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.reasons import NotReady, UnknownNode
+from nodewise.binder import BindPlan, Refusal
 from tests.unit.agents.gpu.facts import PREFIX, entry, lease, node, pod, slot, world
 
 NODES = {"plain": node("", ""), "n1": node("i915=20 mc=2000 t=4"), "n2": node("i915=20 mc=2000 t=4")}

@@ -9,8 +9,8 @@ from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.books import Pods, may_hold_cards
 from nodewise.agents.gpu.cards import NodeCards
-from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.ledger import Entry
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import INTEL
 from tests.unit.agents.gpu.facts import (
     ONE,

@@ -8,8 +8,8 @@ import pytest
 from nodewise import clock
 from nodewise.agents.gpu import census
 from nodewise.agents.gpu.census import NAME, UNTIL, Census, CensusMetadata, Counted, Reader
-from nodewise.agents.gpu.demand import BookedPod
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import CENSUS
 from tests.unit.agents.gpu.facts import node, pod, slot, world

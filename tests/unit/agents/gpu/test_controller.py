@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from nodewise import clock
-from nodewise.agent import HOLDINGS, LEDGER, Hands, ObjectKey, Tally
+from nodewise.agent import Hands, ObjectKey, Tally
 from nodewise.agents.gpu import KIND, census, controller, gauges
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.descheduling import LABEL
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.profile import INTEL
+from nodewise.binder import HOLDINGS, LEDGER
 from nodewise.cli import feeds
 from nodewise.cli.feeds import Anew
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable

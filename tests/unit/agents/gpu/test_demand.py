@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from nodewise.agents.gpu import demand
-from nodewise.agents.gpu.demand import NOTHING, BookedPod, Demand, GpuPod
+from nodewise.agents.gpu.demand import NOTHING, Demand
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import BookedPod, GpuPod
 from nodewise.agents.gpu.profile import GENERIC, INTEL
 from nodewise.agents.gpu.reasons import Kind
 from tests.unit.agents.gpu.objects import container, pod, raw_pod

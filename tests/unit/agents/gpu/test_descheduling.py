@@ -7,7 +7,7 @@ import pytest
 
 from nodewise import clock
 from nodewise.agents.gpu import descheduling
-from nodewise.agents.gpu.demand import BookedLabels, BookedPod
+from nodewise.agents.gpu.pods import BookedLabels, BookedPod
 from tests.unit.agents.gpu.facts import entry, lease, node, pod, slot, world
 
 TILED = "i915=1 t=1"

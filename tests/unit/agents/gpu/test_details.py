@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nodewise.agent import Details, View
-from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.pods import BookedPod
 from tests.unit.agents.gpu.facts import node, pod
 from tests.unit.agents.gpu.test_agent import agent, new, view
 

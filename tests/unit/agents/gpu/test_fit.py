@@ -15,9 +15,10 @@ from nodewise.agents.gpu import tiles
 from nodewise.agents.gpu.books import NodeBooks
 from nodewise.agents.gpu.cards import GpuNode, Link, NodeCards
 from nodewise.agents.gpu.choosing import Keys
-from nodewise.agents.gpu.demand import BookedPod, ContainerDemand, Demand, GpuPod
+from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.fit import Balanced, FirstFit, Fitted, Order, fit
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import BookedPod, GpuPod
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.reasons import Kind, Unusable
 from nodewise.agents.gpu.tiles import Taken

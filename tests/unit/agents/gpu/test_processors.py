@@ -9,8 +9,8 @@ from nodewise.agent import World
 from nodewise.agents.gpu import KIND, processors
 from nodewise.agents.gpu.books import CARDS
 from nodewise.agents.gpu.cards import GpuNode
-from nodewise.agents.gpu.demand import MOST_CPU_MILLI, BookedPod, cpu_milli
 from nodewise.agents.gpu.options import GpuOptions
+from nodewise.agents.gpu.pods import MOST_CPU_MILLI, BookedPod, cpu_milli
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import PODS, GpuState
 from tests.unit.agents.gpu.facts import cpu_free, entry, lease, node, pod, read, slot, world

@@ -7,7 +7,7 @@ import pytest
 
 from nodewise import clock
 from nodewise.agents.gpu import sweeping
-from nodewise.agents.gpu.demand import BookedPod
+from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.sweeping import Loose
 from tests.unit.agents.gpu.facts import entry, lease, lease_of, node, pod, slot, world
 

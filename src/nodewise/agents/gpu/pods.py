@@ -1,0 +1,100 @@
+"""The fields of a pod that are read, as the API server has them, and what the pod requests of the processor."""
+
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from nodewise import quantity
+
+MOST_CPU_MILLI: Final = 2**40
+"""Of a container. So what all pods of a cluster request can be summed up in 63 bits."""
+Quantity = str | int | float | None
+"""As JSON has it; null is 0."""
+
+
+class GpuResources(msgspec.Struct, frozen=True, gc=False):
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+
+class GpuContainer(msgspec.Struct, frozen=True, gc=False):
+    name: str = ""
+    resources: GpuResources | None = None
+    restartPolicy: str | None = None  # noqa: N815 - the API's name
+    """`Always` makes an init container a sidecar."""
+
+
+class GpuPodMetadata(msgspec.Struct, frozen=True, gc=False):
+    annotations: dict[str, str] | None = None
+
+
+class GpuPodSpec(msgspec.Struct, frozen=True, gc=False):
+    containers: tuple[GpuContainer, ...] | None = None
+    initContainers: tuple[GpuContainer, ...] | None = None  # noqa: N815 - the API's name
+
+
+class GpuPod(msgspec.Struct, frozen=True, gc=False):
+    """What is read of a pod to place it."""
+
+    metadata: GpuPodMetadata = GpuPodMetadata()
+    spec: GpuPodSpec = GpuPodSpec()
+
+
+class BookedLabels(msgspec.Struct, frozen=True, gc=False):
+    deschedule: str | None = msgspec.field(default=None, name="gpu.aware.scheduling/deschedule-pod")
+
+
+class BookedMetadata(GpuPodMetadata, frozen=True, gc=False, kw_only=True):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resourceVersion: str = ""  # noqa: N815 - the API's name
+    creationTimestamp: str = ""  # noqa: N815 - the API's name
+    labels: BookedLabels | None = None
+
+
+class BookedSpec(GpuPodSpec, frozen=True, gc=False):
+    nodeName: str = ""  # noqa: N815 - the API's name
+
+
+class BookedStatus(msgspec.Struct, frozen=True, gc=False):
+    phase: str = ""
+
+
+class BookedPod(GpuPod, frozen=True, gc=False, kw_only=True):
+    """What is read of a pod to know what it holds."""
+
+    metadata: BookedMetadata
+    spec: BookedSpec = BookedSpec()
+    status: BookedStatus = BookedStatus()
+
+
+def is_sidecar(container: GpuContainer) -> bool:
+    return container.restartPolicy == "Always"
+
+
+def cpu_milli(pod: GpuPod) -> int:
+    """What a pod requests of the processor, much as kube-scheduler has it.
+
+    All that run together, sidecars included, or the largest init container if that is more; without overhead.
+    """
+    init = pod.spec.initContainers or ()
+    together = (*(pod.spec.containers or ()), *filter(is_sidecar, init))
+    return max(sum(map(_cpu_milli, together)), *map(_cpu_milli, init), 0)
+
+
+def _cpu_milli(container: GpuContainer) -> int:
+    """0 where it cannot be read."""
+    given = container.resources
+    value = given and ((given.requests or {}).get("cpu") or (given.limits or {}).get("cpu"))
+    return _milli(str(value)) if value else 0
+
+
+@lru_cache
+def _milli(text: str) -> int:
+    """Rounded up, and no more than any node has."""
+    try:
+        return min(max(0, -(-quantity.parse(text) * 1000 // quantity.NANO)), MOST_CPU_MILLI)
+    except ValueError:
+        return 0
