@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bench import growth, rounds
 from bench.results import FILTER, NOTHING, PRIORITIZE, REFRESH, WHOLE, Results
+from nodewise.cli.curves import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,18 +21,6 @@ TITLES: Final[Mapping[str, str]] = {
 """By file name; one whose figures were not measured yet is left out."""
 OLDER_MS: Final = {FILTER: 730.0, PRIORITIZE: 750.0}
 """The older Go extender with whole nodes, as the design states it; it was not measured here."""
-STYLE: Final = {
-    "svg.hashsalt": "nodewise",  # the same names of elements each time
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "figure.facecolor": "white",
-}
 OURS, DO_NOTHING, OLDER, REFERENCE = "#1f6feb", "#9aa4b2", "#c2410c", "#555555"
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Curve = Mapping[int, float]
 """Per cent of all cards allocated, by per cent asked for."""
 
-_STYLE: Final[Any] = {
+STYLE: Final[Any] = {
     "svg.hashsalt": "nodewise",  # the same names of elements each time
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -25,6 +25,7 @@ _STYLE: Final[Any] = {
     "grid.color": "#dddddd",
     "figure.facecolor": "white",
 }
+"""Of matplotlib; the plots of the benchmarks have it too."""
 _FROM_PCT: Final = 80
 """Below that every placement allocates what is asked for."""
 
@@ -40,7 +41,7 @@ def draw(ours: Mapping[str, Curve], published: Mapping[str, Curve], path: Path) 
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
         axes.set_title("GPUs that pods hold")
