@@ -1,6 +1,7 @@
 """Serves an ASGI application on loopback, from a thread: the same server stack as nodewise itself."""
 
 import contextlib
+import json
 import socket
 import ssl
 import threading
@@ -86,3 +87,17 @@ def _wait_started(server: uvicorn.Server, thread: threading.Thread) -> None:
         assert thread.is_alive(), "the server ended while it started"
         assert time.monotonic() < end, "the server was not ready after 60 s"
         time.sleep(0.005)
+
+
+def kubeconfig(folder: Path, address: str) -> Path:
+    """A kubeconfig without papers, for whoever is served so."""
+    file = folder / "plain.kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "here", "cluster": {"server": address}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here"}}],
+        "current-context": "here",
+    }
+    file.write_text(json.dumps(config))
+    return file

@@ -145,11 +145,7 @@ def through(plane: ControlPlane, folder: Path, *more: str) -> Iterator[tuple[Ser
     user = gpu.user(plane)
     lossy = Lossy(plane.url, plane.authority.client_context(user.pair))
     with loopback.serving(lossy) as address:
-        cluster = {"clusters": [{"name": "c", "cluster": {"server": address}}]}
-        context = {"contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}
-        file = folder / "lossy.kubeconfig"
-        file.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **cluster, **context}))
-        user.kubeconfig = file
+        user.kubeconfig = loopback.kubeconfig(folder, address)
         with gpu.extender(plane, folder, *more, by=user) as served:
             yield served, lossy
 

@@ -5,7 +5,6 @@ server is a real one or that in memory; both are asked alike.
 """
 
 import contextlib
-import json
 import ssl
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ import httpx2
 
 from nodewise.simulate import api_server
 from nodewise.simulate.api import FakeApi
-from tests.cluster import gpu, sandbox, served
+from tests.cluster import gpu, loopback, sandbox, served
 from tests.cluster.api import Api, Object, path_of
 from tests.cluster.certificates import Authority
 from tests.cluster.controlplane import ControlPlane
@@ -183,7 +182,7 @@ class Troubled(Stage):
         super().__init__(ground, folder)
         context = plane.authority.client_context(gpu.user(plane).pair)
         self.trouble, address = self._open.enter_context(between.serving(plane.url, context))
-        self._kubeconfig = _kubeconfig(folder, address)
+        self._kubeconfig = loopback.kubeconfig(folder, address)
         self._lit: Counter[str] = Counter()
 
     def light(self) -> None:
@@ -217,19 +216,6 @@ class Troubled(Stage):
         wait("pods are asked for in vain", lambda: self.trouble.in_vain[PODS] > before or None, PATIENCE_S)
         yield
         self.trouble.find(PODS, expired=True)
-
-
-def _kubeconfig(folder: Path, address: str) -> Path:
-    file = folder / "between.kubeconfig"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "here", "cluster": {"server": address}}],
-        "contexts": [{"name": "here", "context": {"cluster": "here"}}],
-        "current-context": "here",
-    }
-    file.write_text(json.dumps(config))
-    return file
 
 
 def is_told(pod: Object) -> bool:

@@ -1,14 +1,13 @@
 """What all stories share: the API server, metrics behind it, one process with trouble between, and a watch."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
 
-from tests.cluster import access, custom_metrics, label_watch, objects, processes, sandbox, served
+from tests.cluster import access, custom_metrics, label_watch, loopback, objects, processes, sandbox, served
 from tests.cluster.api import JSON_PATCH, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
@@ -151,15 +150,7 @@ class Stage:
         return httpx2.Client(verify=context, trust_env=False)
 
     def _arguments(self) -> list[str]:
-        file = self._folder / "between.kubeconfig"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "here", "cluster": {"server": self._address}}],
-            "contexts": [{"name": "here", "context": {"cluster": "here"}}],
-            "current-context": "here",
-        }
-        file.write_text(json.dumps(config))
+        file = loopback.kubeconfig(self._folder, self._address)
         papers = self._papers
         return [
             f"--kubeconfig={file}",

@@ -1,6 +1,5 @@
 """How the process starts and ends, and what it answers while it knows nothing: the rows of process.yaml."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster import served
+from tests.cluster import loopback, served
 from tests.cluster.sandbox import wait
 from tests.cluster.served import NODEWISE, Papers, Served
 from tests.conformance.tas import rows
@@ -26,17 +25,8 @@ def each(found: list[ProcessRow]) -> pytest.MarkDecorator:
 
 
 def arguments(row: ProcessRow, papers: Papers, folder: Path) -> list[str]:
-    kubeconfig = folder / "kubeconfig"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "here", "cluster": {"server": NOBODY}}],
-        "contexts": [{"name": "here", "context": {"cluster": "here"}}],
-        "current-context": "here",
-    }
-    kubeconfig.write_text(json.dumps(config))
     return [
-        f"--kubeconfig={kubeconfig}",
+        f"--kubeconfig={loopback.kubeconfig(folder, NOBODY)}",
         "--address=127.0.0.1",
         "--port=0",
         "--health-port=0",
