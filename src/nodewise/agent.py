@@ -4,7 +4,8 @@ An agent says which node and pod fields it reads and which other objects it need
 samples into its slot of the `View`, the same way online and offline; its `Agent` answers requests from that slot
 by look-up. Neither does I/O nor asks what time it is. Shapes: everything per node is an array by node number
 (`NodeIndex`), everything in a verdict is by candidate, in the order of the request; `candidates.numbers` leads from
-one to the other. What an agent has besides that keeps books of who holds what is in `binder.py`.
+one to the other. What a slot is made from is in `state.py`, and what an agent has besides that keeps books of who
+holds what in `binder.py`; all of `state.py` may be imported from here.
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
@@ -22,9 +23,19 @@ from nodewise.kube.store import Store
 from nodewise.metrics.column import States, Values
 from nodewise.metrics.index import Names, NodeIndex
 from nodewise.metrics.series import State as ValueState
-from nodewise.metrics.snapshot import Snapshot
 from nodewise.metrics.source import Want
 from nodewise.observe.meters import Meters
+from nodewise.state import (
+    AgentState,
+    Counting,
+    Forgetting,
+    Inputs,
+    ObjectKey,
+    Remembering,
+    View,
+    Watched,
+    World,
+)
 
 __all__ = [
     "COMPARISONS",
@@ -34,6 +45,7 @@ __all__ = [
     "Anew",
     "Concerned",
     "Controller",
+    "Counting",
     "Details",
     "Evidence",
     "Following",
@@ -41,11 +53,16 @@ __all__ = [
     "Hands",
     "Inputs",
     "Joined",
+    "Judge",
     "Ledgers",
+    "Named",
     "Names",
     "NodeIndex",
+    "Numbered",
     "ObjectKey",
+    "Rank",
     "Reason",
+    "Remembering",
     "Resource",
     "Scores",
     "Showing",
@@ -72,22 +89,8 @@ COMPARISONS: Final[Mapping[str, np.ufunc]] = {
 Joined = Literal["any", "all"]
 """How many of its rules a node must break to be rejected."""
 
-ObjectKey = tuple[str, str]
-"""Namespace and name; the namespace is empty for objects that have none."""
-
 Victims = Mapping[str, frozenset[str]]
 """By node name, the uids of the pods that would be evicted there."""
-
-
-class View(msgspec.Struct, frozen=True):
-    """The world as one request sees it, from beginning to end."""
-
-    nodes: NodeIndex
-    slots: Mapping[str, Any]
-    """By agent name: what its `State` computed. An agent whose stores are not synced yet has no slot."""
-    at: float
-    """Seconds since 1970 when it was computed."""
-    generation: int = 0
 
 
 class Reason(Protocol):
@@ -141,6 +144,15 @@ class Details(Protocol):
         ...
 
 
+@runtime_checkable
+class Numbered(Protocol):
+    """What `Details` have besides that rest on numbers which people may want to see."""
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """The inner numbers of one candidate, as JSON takes them; a NaN is told as null."""
+        ...
+
+
 class Verdict(NamedTuple):
     """What an agent says of each candidate."""
 
@@ -163,77 +175,10 @@ class Scores(NamedTuple):
     """By candidate, whole numbers from 0 to `MAX_SCORE`."""
     evidence: tuple[Evidence, ...] = ()
     details: Details | None = None
-
-
-class World(msgspec.Struct, frozen=True):
-    """What an agent's slot is computed from."""
-
-    nodes: NodeIndex
-    objects: Mapping[str, Mapping[ObjectKey, Any]]
-    """By the name in `Watched`: the objects, decoded as the agent declared."""
-    metrics: Snapshot
-    now: float
-    node_objects: Mapping[ObjectKey, Any] = {}
-    """The nodes of the index, with the fields that agents declared; empty where no agent's state reads them."""
-    versions: Mapping[str, str] = {}
-    """By the name in `Watched`: the API server's version until which everything that happened is in the objects.
-
-    Whole numbers that grow (KEP-5504) where the server is a Kubernetes API server; empty for objects of files.
-    """
-
-
-class Watched(NamedTuple):
-    """A kind of object that an agent needs."""
-
-    name: str
-    """Its key in `World.objects`; not `nodes`."""
-    resource: Resource
-    type: type[msgspec.Struct]
-    keep: Callable[[Any], Any | None] | None = None
-    """What is held of an object, None for nothing; without it all of each. It looks at the object alone."""
-    own_namespace: bool = False
-    """Whether only those in nodewise's own namespace count, where no tenant writes."""
-    selectors: Mapping[str, str] = {}
-    """`fieldSelector` and `labelSelector`, as the API takes them; objects of files are not selected."""
-
-
-class Inputs(NamedTuple):
-    """What a slot depends on besides the node index. It is computed again when one of these changed.
-
-    And once a refresh period, as values grow old.
-    """
-
-    objects: frozenset[str]
-    """By the name in `Watched`."""
-    node_objects: bool = False
-    metrics: bool = True
-
-
-class AgentState(Protocol):
-    """Objects and samples in, a slot of the View out."""
-
-    inputs: Inputs
-
-    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
-        """The metrics that these objects name."""
-        ...
-
-    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:
-        """What is wrong with these objects, in words, by the object's name; only those with problems."""
-        ...
-
-    def slot(self, world: World) -> Generator[None, None, Any]:
-        """Compute the slot; yields between its parts, so that the event loop can go on."""
-        ...
-
-
-@runtime_checkable
-class Forgetting(Protocol):
-    """What an `AgentState` has besides that computes only what changed."""
-
-    def forget(self) -> None:
-        """Compute the next slot from nothing."""
-        ...
+    label: str = ""
+    """Which of the agent's priorities this is; empty for an agent that has no names for them. Set by the chain."""
+    weight: float = 1.0
+    """How much it counts beside the others. Set by the chain."""
 
 
 class Agent(Protocol):
@@ -254,6 +199,24 @@ class Agent(Protocol):
     def preempt(self, pod: Any, candidates: Names, view: View, victims: Victims) -> Verdict | None:
         """Which candidates the agent would reject even with the victims gone."""
         ...
+
+
+Judge = Callable[[Any, Names, View], Verdict | None]
+"""As `Agent.filter`."""
+Rank = Callable[[Any, Names, View], Scores | None]
+"""As `Agent.score`."""
+
+
+@runtime_checkable
+class Named(Protocol):
+    """What an `Agent` has besides whose judgements have names, by which kube-scheduler can ask for one of them.
+
+    `/scheduler/predicates/<name>` and `/scheduler/priorities/<name>`. Where all agents are asked, each priority counts
+    by itself, with a weight of its own, in the place of `score`.
+    """
+
+    predicates: Mapping[str, Judge]
+    priorities: Mapping[str, Rank]
 
 
 @runtime_checkable
