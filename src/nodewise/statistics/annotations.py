@@ -1,0 +1,154 @@
+"""The annotations of nodes that carry statistics: their names and units, and how their texts are read.
+
+Names and spellings are those of kube-safe-scheduler, so that whoever writes or reads them today can go on.
+"""
+
+import re
+from collections.abc import Iterable
+from math import isfinite
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise import clock
+
+MEAN_FREE_CPU: Final = "mean-free-cpu"
+STD_FREE_CPU: Final = "std-free-cpu"
+FORECAST_FREE_CPU: Final = "forcasted-free-cpu"
+MEAN_FREE_MEMORY: Final = "mean-free-memory"
+STD_FREE_MEMORY: Final = "std-free-memory"
+FORECAST_FREE_MEMORY: Final = "forcasted-free-memory"
+CONGESTION_FACTOR: Final = "congestion-factor"
+REQUESTED_CPU: Final = "requested-cpu"
+REQUESTED_MEMORY: Final = "requested-memory"
+REQUESTED_PODS: Final = "requested-pods"
+REQUESTED_GPU: Final = "requested-gpu"
+REQUESTED_EPHEMERAL_STORAGE: Final = "requested-ephemeral-storage"
+FREE_CPU: Final = "free-cpu"
+FREE_MEMORY: Final = "free-memory"
+FREE_PODS: Final = "free-pods"
+FREE_GPU: Final = "free-gpu"
+FREE_EPHEMERAL_STORAGE: Final = "free-ephemeral-storage"
+ANNOTATED_AT: Final = "nodewise.io/annotated-at"
+"""When the statistics were taken, RFC 3339 in UTC."""
+
+
+class Annotation(NamedTuple):
+    """One annotation, as an operator meets it."""
+
+    key: str
+    unit: str
+    writer: str
+    """The part of `nodewise annotate` that writes it; empty for one that nodewise only reads."""
+    reader: str
+    """The agent that reads it; empty for one that is there for people."""
+
+
+TABLE: Final = (
+    Annotation(MEAN_FREE_CPU, "milli-CPU", "usage", "safe"),
+    Annotation(STD_FREE_CPU, "milli-CPU", "usage", "safe"),
+    Annotation(FORECAST_FREE_CPU, "milli-CPU", "usage", "safe"),
+    Annotation(MEAN_FREE_MEMORY, "bytes", "usage", "safe"),
+    Annotation(STD_FREE_MEMORY, "bytes", "usage", "safe"),
+    Annotation(FORECAST_FREE_MEMORY, "bytes", "usage", "safe"),
+    Annotation(CONGESTION_FACTOR, "a whole number", "", "congestion"),
+    Annotation(REQUESTED_CPU, "milli-CPU", "allocation", "pigeon"),
+    Annotation(REQUESTED_MEMORY, "bytes", "allocation", "pigeon"),
+    Annotation(REQUESTED_PODS, "pods", "allocation", "pigeon"),
+    Annotation(REQUESTED_GPU, "cards", "allocation", "pigeon"),
+    Annotation(REQUESTED_EPHEMERAL_STORAGE, "bytes", "allocation", "pigeon"),
+    Annotation(FREE_CPU, "milli-CPU", "allocation", ""),
+    Annotation(FREE_MEMORY, "bytes", "allocation", ""),
+    Annotation(FREE_PODS, "pods", "allocation", ""),
+    Annotation(FREE_GPU, "cards", "allocation", ""),
+    Annotation(FREE_EPHEMERAL_STORAGE, "bytes", "allocation", ""),
+    Annotation(ANNOTATED_AT, "RFC 3339", "usage, allocation", "all"),
+)
+
+
+class Annotated(msgspec.Struct, frozen=True, gc=False):
+    """What tells the age of all others."""
+
+    annotated_at: str | None = msgspec.field(default=None, name=ANNOTATED_AT)
+
+
+class UsageAnnotations(Annotated, frozen=True, gc=False):
+    """How much of a node is free, measured."""
+
+    mean_free_cpu: str | None = msgspec.field(default=None, name=MEAN_FREE_CPU)
+    std_free_cpu: str | None = msgspec.field(default=None, name=STD_FREE_CPU)
+    forecast_free_cpu: str | None = msgspec.field(default=None, name=FORECAST_FREE_CPU)
+    mean_free_memory: str | None = msgspec.field(default=None, name=MEAN_FREE_MEMORY)
+    std_free_memory: str | None = msgspec.field(default=None, name=STD_FREE_MEMORY)
+    forecast_free_memory: str | None = msgspec.field(default=None, name=FORECAST_FREE_MEMORY)
+
+
+class AllocationAnnotations(Annotated, frozen=True, gc=False):
+    """How much of a node is requested by its pods."""
+
+    requested_cpu: str | None = msgspec.field(default=None, name=REQUESTED_CPU)
+    requested_memory: str | None = msgspec.field(default=None, name=REQUESTED_MEMORY)
+    requested_pods: str | None = msgspec.field(default=None, name=REQUESTED_PODS)
+    requested_gpu: str | None = msgspec.field(default=None, name=REQUESTED_GPU)
+    requested_ephemeral_storage: str | None = msgspec.field(default=None, name=REQUESTED_EPHEMERAL_STORAGE)
+
+
+class CongestionAnnotations(Annotated, frozen=True, gc=False):
+    """How congested somebody says a node is."""
+
+    congestion_factor: str | None = msgspec.field(default=None, name=CONGESTION_FACTOR)
+
+
+_DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_LONGEST: Final = 512
+"""No honest number is longer; the bound keeps a hostile one from costing time."""
+
+
+def number(text: str | None) -> float:
+    """A decimal number as Go's ParseFloat takes it: with sign, fraction and exponent.
+
+    NaN for none: nothing, blanks, a suffix such as `2000m`, `nan`, `inf`, hexadecimal digits, underscores, or more than
+    a double holds.
+    """
+    if not text or len(text) > _LONGEST or not _DECIMAL.fullmatch(text):
+        return np.nan
+    found = float(text)
+    return found if isfinite(found) else np.nan
+
+
+def numbers(texts: Iterable[str | None]) -> NDArray[np.float64]:
+    """`number` of each text."""
+    return np.fromiter(map(number, texts), np.float64)
+
+
+def integer(text: str | None, *, saturates: bool = False) -> float:
+    """A whole number to base ten with an optional sign, as Go's ParseInt takes it; NaN for none.
+
+    What 64 bits do not hold is none either, or with `saturates` the nearest that they do hold.
+    """
+    if not text or len(text) > _LONGEST or not _INTEGER.fullmatch(text):
+        return np.nan
+    value = int(text)
+    held = min(max(value, -(2**63)), 2**63 - 1)
+    return float(held) if saturates or value == held else np.nan
+
+
+def integers(texts: Iterable[str | None], *, saturates: bool = False) -> NDArray[np.float64]:
+    """`integer` of each text."""
+    return np.fromiter((integer(text, saturates=saturates) for text in texts), np.float64)
+
+
+def time(text: str | None) -> float:
+    """Seconds since 1970 of a time in RFC 3339; NaN for none."""
+    try:
+        return clock.parse_rfc3339(text) if text and len(text) <= _LONGEST else np.nan
+    except (ValueError, OverflowError):
+        return np.nan
+
+
+def times(texts: Iterable[str | None]) -> NDArray[np.float64]:
+    """`time` of each text."""
+    return np.fromiter(map(time, texts), np.float64)

@@ -1,0 +1,88 @@
+"""What Prometheus is asked for to know the load of nodes, for agents and for the annotator alike."""
+
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+
+from nodewise.metrics.source import Want
+
+
+class StatisticsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the statistics of nodes come from."""
+
+    statistics: Literal["annotations", "metrics"] = "annotations"
+    """Where mean and deviation of what nodes use come from. `annotations`: of the nodes, such as `nodewise annotate`
+    writes. `metrics`: the source of --metrics, asked once a refresh period."""
+
+    statistics_window_s: Annotated[float, msgspec.Meta(gt=0)] = 900.0
+    """Over how long mean and deviation are taken, for CPU and memory alike. Shorter follows the load closer, longer
+    knows more of how it varies."""
+
+    statistics_max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Seconds after which statistics count as missing; 0: an hour. The age of annotations is that of
+    nodewise.io/annotated-at; without it, it is unknown and they count as fresh."""
+
+    cpu_mean_query: str = ""
+    """What Prometheus is asked for the mean of the cores in use on each node; {window} stands for the window. Empty:
+    1 - rate of node exporter's idle seconds, summed up over the CPUs."""
+
+    cpu_deviation_query: str = ""
+    """The same for the standard deviation of the cores in use. On clusters of thousands of CPUs let it name a recording
+    rule."""
+
+    memory_mean_query: str = ""
+    """The same for the mean of the bytes of memory in use. Empty: MemTotal - MemAvailable of node exporter."""
+
+    memory_deviation_query: str = ""
+    """The same for the standard deviation of these bytes."""
+
+    @property
+    def max_age_s(self) -> float:
+        """The greatest age that counts."""
+        return self.statistics_max_age_s or 3600.0
+
+
+class UsageWants(NamedTuple):
+    """The four metrics of nodes' load: cores and bytes."""
+
+    cpu_mean: Want
+    cpu_deviation: Want
+    memory_mean: Want
+    memory_deviation: Want
+
+
+CPU_MEAN: Final = "cpu_used_mean"
+CPU_DEVIATION: Final = "cpu_used_deviation"
+MEMORY_MEAN: Final = "memory_used_mean"
+MEMORY_DEVIATION: Final = "memory_used_deviation"
+
+_CPU: Final = 'sum without (cpu, mode) (1 - rate(node_cpu_seconds_total{{mode="idle"}}[{rate}]))'
+_MEMORY: Final = "(node_memory_MemTotal_bytes - node_memory_MemAvailable_bytes)"
+_LONGEST_RATE_S: Final = 120.0
+"""Two minutes hold four scrapes at the usual intervals; a rate over longer would smooth the bursts away."""
+
+
+def wants(options: StatisticsOptions) -> UsageWants:
+    """What is asked for, with the window put in."""
+    window_s = options.statistics_window_s
+    rate_s = min(window_s / 5, _LONGEST_RATE_S)
+    cpu = _CPU.format(rate=span(rate_s))
+    over = f"[{span(window_s)}:{span(rate_s / 4)}]"
+    asked = (
+        (CPU_MEAN, options.cpu_mean_query, f"avg_over_time({cpu}{over})"),
+        (CPU_DEVIATION, options.cpu_deviation_query, f"stddev_over_time({cpu}{over})"),
+        (MEMORY_MEAN, options.memory_mean_query, f"avg_over_time({_MEMORY}{over})"),
+        (MEMORY_DEVIATION, options.memory_deviation_query, f"stddev_over_time({_MEMORY}{over})"),
+    )
+    return UsageWants(
+        *(
+            Want(name, given.replace("{window}", span(window_s)) if given else own, options.max_age_s)
+            for name, given, own in asked
+        )
+    )
+
+
+def span(seconds: float) -> str:
+    """A duration in PromQL, which knows no fractions."""
+    milli = max(round(seconds * 1000), 1)
+    return f"{milli}ms" if milli % 1000 else f"{milli // 1000}s"
