@@ -3,6 +3,7 @@
 `make docs` writes them; a test compares them, so that they never say anything else than the program does.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -36,8 +37,9 @@ def settings_page() -> str:
         "# Settings of `nodewise extender`\n\n",
         "A flag wins over the environment, that over the file of `--config`, that over the default. In the file a\n",
         "setting's key is its flag without the leading dashes and with `_` for `-`. Durations are like `500ms`,\n",
-        "`5s`, `1m30s`; sizes like `64Mi`.\n",
-        *(_group(group) for group in groups),
+        "`5s`, `1m30s`; sizes like `64Mi`. What stands below an agent's name, as in `telemetry: {max_age: 2m}`, is\n",
+        "for that agent alone, and wins over the rest of the file.\n",
+        *(_group(group) for group in _with_bases(groups)),
         "\n## Flags of Telemetry Aware Scheduling\n\n",
         table(("old flag", "becomes"), ((f"`-{old}`", _new(flag.name)) for old, flag in TAS.items())),
     ]
@@ -48,8 +50,17 @@ def _new(name: str) -> str:
     return f"`{name}`" if name else "accepted, without meaning here"
 
 
+def _with_bases(groups: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
+    """The groups, and before each what it inherits from, all once."""
+    every = (base for group in groups for base in (*group.__mro__[1:], group))
+    return list(
+        dict.fromkeys(one for one in every if issubclass(one, msgspec.Struct) and one is not msgspec.Struct)
+    )
+
+
 def _group(group: type[msgspec.Struct]) -> str:
-    rows = ((f"`{s.flag}`", f"`{s.variable}`", s.shown_default(), s.help) for s in settings(group))
+    own = [s for s in settings(group) if s.field in inspect.get_annotations(group)]
+    rows = ((f"`{s.flag}`", f"`{s.variable}`", s.shown_default(), s.help) for s in own)
     summary = (group.__doc__ or "").strip().splitlines()[0]
     return f"\n## {summary}\n\n" + table(("flag", "environment", "default", "meaning"), rows)
 

@@ -45,7 +45,7 @@ def run(**given: Any) -> None:
     own: ExtenderOptions = built[ExtenderOptions]
     logs.configure(own.log_level, own.log_format)
     asked = [agents.load(name.strip()) for name in own.agents.split(",") if name.strip()]
-    agent_options = {kind.name: settings.build(kind.options, given) for kind in asked}
+    agent_options = {kind.name: settings.of_agent(kind, given) for kind in asked}
     runner = asyncio.Runner(loop_factory=_event_loop)
     with runner:
         runner.run(_serve(Given(built, asked, agent_options)))
@@ -62,7 +62,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 def _parameters() -> list[click.Parameter]:
     kinds = [agents.load(name) for name in agents.names()]
-    return settings.options(*GROUPS, *(kind.options for kind in kinds))
+    return settings.options(*GROUPS, kinds=kinds)
 
 
 command = _ExtenderCommand(

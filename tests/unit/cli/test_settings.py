@@ -1,7 +1,7 @@
 """One declaration makes a flag, a variable, a key of the file, and a line of help."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import click
 import msgspec
@@ -87,6 +87,150 @@ def test_help_and_pages_come_from_the_docstrings() -> None:
     assert rows["--wait"] == ("NODEWISE_WAIT", "5s", "How long.")
     assert rows["--room-bytes"] == ("NODEWISE_ROOM_BYTES", "1Mi", "How much.")
     assert rows["--dry"][1] == ""
+
+
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
+    """What several agents have."""
+
+    when_missing: Literal["accept", "pass", "reject"] = "accept"
+    """Of a node without statistics."""
+
+    score_missing: Annotated[int, msgspec.Meta(ge=0, le=10)] | None = None
+    """Its score."""
+
+
+class FirstOptions(Missing, frozen=True, kw_only=True):
+    """Of the first."""
+
+    first_share: int = 90
+    """How much."""
+
+    first_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """How long."""
+
+
+class SecondOptions(Missing, frozen=True, kw_only=True):
+    """Of the second."""
+
+    second_words: tuple[str, ...] = ()
+    """Which."""
+
+
+class OldOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one that knows another word for the same."""
+
+    when_missing: Literal["pass", "reject"] = "pass"
+    """Of a node without a value."""
+
+
+class Kind(NamedTuple):
+    name: str
+    options: type[msgspec.Struct]
+
+
+KINDS = [Kind("first", FirstOptions), Kind("second", SecondOptions), Kind("old", OldOptions)]
+
+
+def told_agents(*arguments: str, file: str = "", tmp_path: Path, **environment: str) -> dict[str, Any]:
+    """What a command line and a file make of the agents' settings."""
+    seen: dict[str, Any] = {}
+
+    def callback(**given: Any) -> None:
+        seen.update({kind.name: settings.of_agent(kind, given) for kind in KINDS})
+
+    command = click.Command("x", callback=callback, params=settings.options(Options, kinds=KINDS))
+    path = tmp_path / "f.yaml"
+    path.write_text(file)
+    done = CliRunner().invoke(
+        command, ["--config", str(path), *arguments], env=environment, standalone_mode=False
+    )
+    if done.exception:
+        raise done.exception
+    return seen
+
+
+def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
+    every = settings.options(Options, kinds=KINDS)
+    assert len({one.name for one in every}) == len(every)
+    [option] = [one for one in every if one.name == "when_missing"]
+    assert isinstance(option, click.Option)
+    assert isinstance(option.type, click.Choice)
+    assert option.type.choices == ("accept", "pass", "reject")
+    assert option.help == "Of a node without statistics. Of a node without a value. [default: accept]"
+    found = told_agents("--when-missing", "reject", "--score-missing", "3", tmp_path=tmp_path)
+    assert [one.when_missing for one in found.values()] == ["reject"] * 3
+    assert (found["first"].score_missing, found["second"].score_missing) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("word", "its"), [("", ("accept", "pass")), ("accept", ("accept", "pass")), ("pass", ("pass", "pass"))]
+)
+def test_an_agent_that_knows_another_word_for_the_same_takes_it(
+    word: str, its: tuple[str, str], tmp_path: Path
+) -> None:
+    found = told_agents(*(["--when-missing", word] if word else []), tmp_path=tmp_path)
+    assert (found["first"].when_missing, found["old"].when_missing) == its
+    assert found["first"].score_missing is None
+
+
+def test_two_settings_of_one_name_that_mean_different_things_are_refused() -> None:
+    class Other(msgspec.Struct):
+        wait_s: float = 1.0
+
+    with pytest.raises(BadSettings, match="--wait: two agents declare it"):
+        settings.options(Options, kinds=[Kind("other", Other)])
+
+
+def test_a_section_is_for_one_agent_alone(tmp_path: Path) -> None:
+    file = "when_missing: reject\nfirst: {share: 80, wait: 2s, when_missing: pass, score_missing: 4}\n"
+    found = told_agents(file=file, tmp_path=tmp_path)
+    assert found["first"] == FirstOptions(
+        first_share=80, first_wait_s=2.0, when_missing="pass", score_missing=4
+    )
+    assert (found["second"].when_missing, found["old"].when_missing) == ("reject", "reject")
+
+
+def test_keys_of_a_section_may_have_the_agents_name_before_them(tmp_path: Path) -> None:
+    found = told_agents(file="first: {first_share: 80}\nsecond: {words: one}\n", tmp_path=tmp_path)
+    assert (found["first"].first_share, found["second"].second_words) == (80, ("one",))
+
+
+def test_flags_and_variables_win_over_a_section(tmp_path: Path) -> None:
+    file = "first: {share: 80, wait: 2s}\nfirst_share: 70\nsecond: {words: [a, b]}"
+    found = told_agents("--first-share", "60", file=file, NODEWISE_FIRST_WAIT="3s", tmp_path=tmp_path)
+    assert (found["first"].first_share, found["first"].first_wait_s) == (60, 3.0)
+    assert found["second"].second_words == ("a", "b")
+    assert told_agents(file=file, tmp_path=tmp_path)["first"].first_share == 80
+
+
+BAD_SECTIONS = {
+    "an unknown key": ("first: {sahre: 1}", "f.yaml: first: sahre: an unknown setting; wanted share"),
+    "another agent's key": ("second: {share: 1}", "f.yaml: second: share: an unknown setting; wanted"),
+    "an unknown agent": ("frist: {share: 1}", "f.yaml: frist: an unknown setting; wanted first"),
+    "no mapping": ("first: 1", "f.yaml: first: an unknown setting; wanted"),
+    "one setting twice": ("first: {share: 1, first_share: 2}", "f.yaml: first: first_share: the setting is here"),
+    "a wrong word": ("old: {when_missing: never}", "f.yaml: old: when_missing: 'never'"),
+    "half of a whole number": ("first: {share: 1.5}", "f.yaml: first: share: 1.5"),
+    "a list": ("first: {share: [1]}", "f.yaml: first: share: [1]; wanted one value"),
+    "a mapping": ("wait: {share: 1}", "f.yaml: wait: {'share': 1}; wanted one value"),
+    "out of bounds": ("first: {wait: -1}", "f.yaml: first: first_wait: -1.0; wanted Expected `float` >= 0"),
+    "no key": ("first: {1: 2}", "f.yaml: first: 1: an unknown setting"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "message"), BAD_SECTIONS.values(), ids=BAD_SECTIONS)
+def test_a_section_that_cannot_be_used_is_told_with_its_place(
+    file: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadSettings) as refused:
+        told_agents(file=file, tmp_path=tmp_path)
+    assert message in str(refused.value)
+
+
+def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings) as refused:
+        told_agents(file="first: {a: 1, b: 2}\nc: 3\n", tmp_path=tmp_path)
+    assert len(refused.value.problems) == 3
 
 
 LEGACY = {
