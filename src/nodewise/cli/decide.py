@@ -1,19 +1,20 @@
 """`nodewise decide`: the same decisions as the extender's, from files or from a cluster, in one go."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import click
 
 from nodewise import agents, clock
-from nodewise.agent import AgentState, NodeIndex, View, World
+from nodewise.agent import AgentState, Counting, NodeIndex, View, World
 from nodewise.cli import cluster, decided, exits, reading, settings
-from nodewise.cli.decided import Decided, Outcome
+from nodewise.cli.decided import Outcome
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.reading import Measuring, Read, Wish
 from nodewise.errors import BadInput, BadSettings, Problem
-from nodewise.extender.chain import Chain
+from nodewise.extender.chain import Chain, weighed
+from nodewise.extender.weights import ChainOptions
 from nodewise.kube.api import Api
 from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
@@ -24,7 +25,7 @@ from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 from nodewise.serve.options import AdminOptions, ServeOptions
 
-GROUPS: Final = (RefreshOptions, PrometheusOptions)
+GROUPS: Final = (RefreshOptions, PrometheusOptions, ChainOptions)
 _OTHERS: Final = (ExtenderOptions, ServeOptions, AdminOptions, KubeOptions)
 """The extender's file of settings serves here too, so that both decide by the same."""
 
@@ -33,6 +34,7 @@ class Situation(NamedTuple):
     """What was read, and the View that follows from it."""
 
     found: Read
+    states: Mapping[str, AgentState]
     view: View
 
 
@@ -61,7 +63,7 @@ def run(**given: Any) -> None:
         given["paths"],
         given["policies"],
         names,
-        {kind.name: settings.build(kind.options, given) for kind in kinds},
+        {kind.name: settings.of_agent(kind, given) for kind in kinds},
         given["inside"],
         given["running"],
         given["metrics"],
@@ -69,7 +71,10 @@ def run(**given: Any) -> None:
     situation = asyncio.run(_situation(wish, given))
     pods = _pods(situation.found, wish)
     _complete(wish, situation.found, pods, live=given["cluster"])
-    outcome = Outcome(_decided(situation, pods, wish), wish.running)
+    chain = _chain(situation, wish, settings.build(ChainOptions, given))
+    names = situation.found.node_names
+    told = (decided.decide(chain, pod, names, situation.view) for pod in pods)
+    outcome = Outcome(told, wish.running)
     if not decided.FORMS[given["output"]](outcome):
         click.get_current_context().exit(exits.NO)
 
@@ -91,7 +96,7 @@ async def _seen(wish: Wish, given: dict[str, Any], api: Api | None) -> Situation
     how = Measuring(wish.metrics, refresh, settings.build(PrometheusOptions, given))
     snapshot = await reading.measured(found, wants, how, api)
     at = _now(given["now"], found.snapshot if api is None else None)
-    return Situation(found, _view(states, found, snapshot, at))
+    return Situation(found, states, _view(states, found, snapshot, at))
 
 
 def _view(states: dict[str, AgentState], found: Read, snapshot: Snapshot, at: float) -> View:
@@ -134,10 +139,10 @@ def _complete(wish: Wish, found: Read, pods: Sequence[Any], *, live: bool) -> No
         raise BadInput("decide", problems)
 
 
-def _decided(situation: Situation, pods: Sequence[Any], wish: Wish) -> Iterator[Decided]:
-    chain = Chain([kind.agent(wish.options[kind.name]) for kind in situation.found.kinds])
-    names = situation.found.node_names
-    return (decided.decide(chain, pod, names, situation.view) for pod in pods)
+def _chain(situation: Situation, wish: Wish, options: ChainOptions) -> Chain:
+    made = [kind.agent(wish.options[kind.name]) for kind in situation.found.kinds]
+    counting = {name: one for name, one in situation.states.items() if isinstance(one, Counting)}
+    return Chain(made, weighed(made, options), counting)
 
 
 def _metrics_help() -> str:
@@ -176,6 +181,6 @@ command = click.Command(
             envvar="NODEWISE_METRICS",
             help=_metrics_help(),
         ),
-        *settings.options(*GROUPS, *(agents.load(name).options for name in agents.names()), known=_OTHERS),
+        *settings.options(*GROUPS, kinds=[agents.load(name) for name in agents.names()], known=_OTHERS),
     ],
 )

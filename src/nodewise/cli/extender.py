@@ -14,6 +14,7 @@ from nodewise.cli import legacy, settings, wiring
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.wiring import Given, Tools
 from nodewise.clock import SystemClock
+from nodewise.extender.weights import ChainOptions
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
@@ -21,7 +22,15 @@ from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 from nodewise.serve.options import AdminOptions, ServeOptions
 
-GROUPS = (ExtenderOptions, ServeOptions, AdminOptions, KubeOptions, RefreshOptions, PrometheusOptions)
+GROUPS = (
+    ExtenderOptions,
+    ChainOptions,
+    ServeOptions,
+    AdminOptions,
+    KubeOptions,
+    RefreshOptions,
+    PrometheusOptions,
+)
 
 
 class _ExtenderCommand(click.Command):

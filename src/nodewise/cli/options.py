@@ -22,6 +22,15 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Read nodes, policies and metrics from these files or folders instead of a cluster, and read them again when
     they change. For trying things out: nothing is written anywhere."""
 
+    no_cluster: bool = False
+    """Serve without an API server: each request brings its nodes whole (nodeCacheCapable: false), and agents see
+    nothing else. For a scheduler and nodewise in one pod, and for trying an agent with curl. Agents that read other
+    objects than nodes cannot be served like this."""
+
+    state: str = ""
+    """File for what agents learn and must not forget, such as the demand statistics of pigeon. Empty: a ConfigMap
+    beside nodewise, nodewise-memory; without a cluster, nothing outlives the process."""
+
     shutdown_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     """How long SIGTERM is not the end: /readyz says no, so that the Service sends new connections elsewhere, all
     that come are still served, and each answer closes its connection. Longer than a cluster takes to take an

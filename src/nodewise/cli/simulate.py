@@ -18,6 +18,7 @@ from nodewise.cli.replayed import Replayed
 from nodewise.errors import BadInput, Problem
 from nodewise.extender import tape
 from nodewise.extender.tape import Header, Record
+from nodewise.extender.weights import ChainOptions
 from nodewise.kube import files
 from nodewise.observe import logs
 from nodewise.simulate.differences import Difference
@@ -63,26 +64,35 @@ def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limi
             records = tape.read(file)
             header = cast("Header", next(records).entry)
             kinds = [agents.load(one.name) for one in header.agents]
-            options, period_s, changed = _settings(header, kinds, chosen)
-            player = Player(Cast(kinds, options, period_s, _objects(policy, feeds.watched(kinds, options))))
+            options, own, changed = _settings(header, kinds, chosen)
+            objects = _objects(policy, feeds.watched(kinds, options))
+            chain = ChainOptions(weights=own.weights)
+            player = Player(Cast(kinds, options, own.sync_period_s, objects, chain))
             found = _played(player, _shown(records, file, path.stat().st_size), limit)
     except OSError as error:
         raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
     return Replayed(header, changed, player.tally, player.unrecorded(), found)
 
 
+class _ReplayOptions(ChainOptions, frozen=True, kw_only=True):
+    """What an answer depends on besides the agents' own settings."""
+
+    sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 0.0
+    """How often metrics were asked for; an agent's max age follows from it."""
+
+
 def _settings(
     header: Header, kinds: Sequence[AgentKind], chosen: Mapping[str, Any]
-) -> tuple[dict[str, Any], float, list[str]]:
-    """The options of each agent, the refresh period, and what of both is not as recorded."""
+) -> tuple[dict[str, Any], _ReplayOptions, list[str]]:
+    """The options of each agent, the general ones, and what of both is not as recorded."""
     recorded = {one.name: one.options for one in header.agents}
     options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in kinds}
-    period = {"sync_period_s": header.sync_period_s}
-    own = _built(_ReplayOptions, period, chosen)
-    changed = _changed(_ReplayOptions, period, own)
+    general = {"sync_period_s": header.sync_period_s, "weights": header.weights}
+    own = _built(_ReplayOptions, general, chosen)
+    changed = _changed(_ReplayOptions, general, own)
     for kind in kinds:
         changed += _changed(kind.options, recorded[kind.name], options[kind.name])
-    return options, own.sync_period_s, changed
+    return options, own, changed
 
 
 def _built(group: type[T], recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> T:
@@ -136,17 +146,10 @@ def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterat
             progress.update(bar, completed=file.tell())
 
 
-class _ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer depends on besides the agents' own settings."""
-
-    sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 0.0
-    """How often metrics were asked for; an agent's max age follows from it."""
-
-
 def _parameters() -> list[click.Parameter]:
     """Settings that nobody gives on the command line are the recorded ones, so neither variables nor files count."""
     kinds = [agents.load(name) for name in agents.names()]
-    every = settings.options(_ReplayOptions, *(kind.options for kind in kinds))
+    every = settings.options(_ReplayOptions, kinds=kinds)
     found = [option for option in every if option.expose_value]
     for option in found:
         assert isinstance(option, click.Option)

@@ -8,23 +8,36 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from nodewise.agent import AgentKind, AgentState, Following, Forgetting, Hands, Tally
+from nodewise.agent import (
+    AgentKind,
+    AgentState,
+    Following,
+    Forgetting,
+    Hands,
+    NodeIndex,
+    Remembering,
+    Tally,
+    View,
+)
 from nodewise.binder import Amending, Binder
 from nodewise.cli import feeds
 from nodewise.cli.feeds import Feed, Ground
 from nodewise.cli.options import ExtenderOptions
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import claims, recording
-from nodewise.extender.answering import Answering
-from nodewise.extender.app import BindRoutes, Extender
+from nodewise.extender import claims, lone, recording
+from nodewise.extender.answering import ALL_AGENTS, Answering
+from nodewise.extender.app import BindRoutes, Extender, refused_bind
 from nodewise.extender.binding import Bindings
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.events import PodEvents
 from nodewise.extender.leading import Leading
+from nodewise.extender.lone import LoneViews
 from nodewise.extender.recording import Recording
+from nodewise.extender.remembering import InConfigMap, InFile, Memory
 from nodewise.extender.waking import Waker
+from nodewise.extender.weights import ChainOptions
 from nodewise.extender.world import WorldKeeper
 from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
@@ -137,20 +150,73 @@ class Binding(NamedTuple):
 
 
 def wired(given: Given, tools: Tools) -> Running:
-    """Everything that serves from a cluster, or from files, with one View in the middle."""
+    """Everything that serves: from a cluster or from files, with one View in the middle; or from requests alone."""
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    return _alone(given, tools) if own.no_cluster else _amid(given, tools)
+
+
+def _states(given: Given) -> dict[str, AgentState]:
+    period_s = given.settings[RefreshOptions].sync_period_s
+    return {kind.name: kind.state(given.agent_options[kind.name], period_s) for kind in given.agents}
+
+
+def _alone(given: Given, tools: Tools) -> Running:
+    """Each request brings its nodes."""
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    others = {"--objects-from": own.objects_from, "--record": own.record}
+    problems = [
+        Problem("--no-cluster", f"{flag} beside it", "one of the two")
+        for flag, set_ in others.items()
+        if set_
+    ]
+    if problems:
+        raise BadSettings("settings", problems)
+    lone.check(given.agents, given.agent_options)
+    states = _states(given)
+    answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
+    nothing = View(NodeIndex(), {}, tools.clock.now())
+    ring = DecisionRing(own.decisions_bytes)
+    views = LoneViews(given.agents, states)
+    extender = Extender(answering, lambda: nothing, ring, *tools, recording.Silent(), views)
+
+    async def watch_loop() -> None:
+        await lag.watch(*tools)
+
+    memory = _memory(own.state, None, states, lambda: True, tools)
+    tasks = [watch_loop, *(one.run for one in memory)]
+    readiness = Readiness(tuple, tools.meters)
+    tools.meters.set("ready", 1.0)
+    servers = _servers(given, extender, _no_binds(), readiness, tools)
+    return Running(servers, tasks, [one.close for one in memory], readiness)
+
+
+def _memory(
+    path: str, api: HttpApi | None, states: Mapping[str, AgentState], leads: Callable[[], bool], tools: Tools
+) -> list[Memory]:
+    """What keeps what agents learn; nothing where none learns, or where there is no place to keep it."""
+    learning = {name: one for name, one in states.items() if isinstance(one, Remembering)}
+    if not learning or not (path or api):
+        return []
+    keeping = InFile(path) if path else InConfigMap(cast("HttpApi", api), cast("HttpApi", api).namespace)
+    return [Memory(learning, keeping, leads, tools.clock)]
+
+
+def _no_binds() -> list[Route]:
+    return [Route("POST", f"{ALL_AGENTS}/bind", refused_bind)]
+
+
+def _amid(given: Given, tools: Tools) -> Running:
     own: ExtenderOptions = given.settings[ExtenderOptions]
     refresh: RefreshOptions = given.settings[RefreshOptions]
     api = None if own.objects_from else connect(given.settings[KubeOptions], tools.meters)
     feed = _feed(given, api, tools)
     sources = feeds.sources(own.metrics, own.objects_from, _ground(given, api, feed, tools))
     refresher = Refresher(sources, refresh, *tools)
-    states = {
-        kind.name: kind.state(given.agent_options[kind.name], refresh.sync_period_s) for kind in given.agents
-    }
+    states = _states(given)
     keeper = _keeper(given, feed, states, refresher, tools)
     recorder = _recorder(given, tools)
     keeper.subscribe(recorder.world)
-    heart = Heart(feed, states, keeper, _extender(given, keeper, recorder, tools))
+    heart = Heart(feed, states, keeper, _extender(given, states, keeper, recorder, tools))
     binding = _binding(given, api, heart, tools)
 
     async def publish() -> None:
@@ -163,17 +229,22 @@ def wired(given: Given, tools: Tools) -> Running:
     closing: list[Callable[[], Awaitable[None]]] = []
     if binding is not None:
         closing.append(binding.bindings.close)
+    elector = None
     if api is not None:
-        lead_tasks, lead_closing = _leader(given, api, heart, binding, tools)
+        elector, lead_tasks, lead_closing = _leader(given, api, heart, binding, tools)
         tasks += lead_tasks
+    memory = _memory(own.state, api, states, lambda: elector is None or elector.leading, tools)
+    tasks += [one.run for one in memory]
+    closing += [one.close for one in memory]
+    if api is not None:
         closing += lead_closing
     closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
     if isinstance(recorder, Recording):
         tasks.append(recorder.run)
         closing.append(recorder.close)
     readiness = Readiness(keeper.waiting_for, tools.meters)
-    binds = BindRoutes(*binding, heart.extender).routes() if binding else []
-    return Running(_servers(given, heart, binds, readiness, tools), tasks, closing, readiness)
+    binds = BindRoutes(*binding, heart.extender).routes() if binding else _no_binds()
+    return Running(_servers(given, heart.extender, binds, readiness, tools), tasks, closing, readiness)
 
 
 def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
@@ -233,7 +304,7 @@ def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> B
 
 def _leader(
     given: Given, api: HttpApi, heart: Heart, binding: Binding | None, tools: Tools
-) -> tuple[list[Task], list[Callable[[], Awaitable[None]]]]:
+) -> tuple[Elector, list[Task], list[Callable[[], Awaitable[None]]]]:
     """The election, the events, and the agents' controllers."""
     clock, meters = tools
     feed, _, keeper, extender = heart
@@ -259,17 +330,17 @@ def _leader(
         await leading.run(period_s)
 
     tasks = [elector.run, contact.run, recorder.run, pods.run, lead, *following]
-    return tasks, [elector.stop, recorder.flush, api.close]
+    return elector, tasks, [elector.stop, recorder.flush, api.close]
 
 
 def _servers(
-    given: Given, heart: Heart, binds: Sequence[Route], readiness: Readiness, tools: Tools
+    given: Given, extender: Extender, binds: Sequence[Route], readiness: Readiness, tools: Tools
 ) -> tuple[Server, Server]:
     """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
     serve: ServeOptions = given.settings[ServeOptions]
     admin: AdminOptions = given.settings[AdminOptions]
-    private = heart.extender.private_routes()
-    main_routes: list[Route] = [*heart.extender.routes(), *binds, *([] if serve.unsafe else private)]
+    private = extender.private_routes()
+    main_routes: list[Route] = [*extender.routes(), *binds, *([] if serve.unsafe else private)]
     admin_shows = admin_routes(readiness.waiting_for, tools.meters)
     if is_loopback(admin.health_address):
         admin_shows += private
@@ -283,11 +354,18 @@ def _recorder(given: Given, tools: Tools) -> recording.Recorder:
     if not own.record:
         return recording.Silent()
     period_s = given.settings[RefreshOptions].sync_period_s
-    header = recording.header(given.agents, given.agent_options, period_s, tools.clock.now())
+    general = recording.Settings(period_s, given.settings[ChainOptions])
+    header = recording.header(given.agents, given.agent_options, general, tools.clock.now())
     return Recording(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
 
 
-def _extender(given: Given, keeper: WorldKeeper, recorder: recording.Recorder, tools: Tools) -> Extender:
-    answering = Answering(given.agents, given.agent_options)
+def _extender(
+    given: Given,
+    states: Mapping[str, AgentState],
+    keeper: WorldKeeper,
+    recorder: recording.Recorder,
+    tools: Tools,
+) -> Extender:
+    answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
     ring = DecisionRing(given.settings[ExtenderOptions].decisions_bytes)
     return Extender(answering, lambda: keeper.view, ring, tools.clock, tools.meters, recorder)

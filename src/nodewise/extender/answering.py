@@ -7,10 +7,11 @@ here asks what time it is or which View is the newest, and nothing is kept.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.agent import AgentKind, Showing, View
+from nodewise.agent import AgentKind, AgentState, Counting, Named, Showing, View
 from nodewise.extender import wire
-from nodewise.extender.chain import Chain
+from nodewise.extender.chain import Chain, Judging, Ranking, weighed
 from nodewise.extender.decision import Decision, Verb
+from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge
 
 ALL_AGENTS: Final = "/scheduler"
@@ -32,14 +33,28 @@ class Answer(NamedTuple):
 class Answering:
     """Which path asks which agents what, and their answers."""
 
-    def __init__(self, kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        kinds: Sequence[AgentKind],
+        options: Mapping[str, Any],
+        states: Mapping[str, AgentState] | None = None,
+        chain_options: ChainOptions = ChainOptions(),  # noqa: B008 - frozen
+    ) -> None:
+        """`BadSettings` for weights that do not fit the agents. Without `states` nothing is counted."""
         agents = [kind.agent(options[kind.name]) for kind in kinds]
         self.showing: Sequence[Showing] = [one for one in agents if isinstance(one, Showing)]
-        chains = {ALL_AGENTS: Chain(agents), **{f"/agents/{one.name}": Chain([one]) for one in agents}}
+        weights = weighed(agents, chain_options)
+        counting = {name: one for name, one in (states or {}).items() if isinstance(one, Counting)}
+        every = Chain(agents, weights, counting)
+        alone = {one.name: Chain([one], weights, counting) for one in agents}
         self._reader: wire.Reader[Any] = wire.Reader(merge("Pod", *(kind.pod_fields for kind in kinds)))
+        chains = {ALL_AGENTS: every, **{f"/agents/{name}": chain for name, chain in alone.items()}}
         self._asked: dict[str, tuple[Verb, Chain]] = {
             f"{prefix}/{verb}": (verb, chain) for prefix, chain in chains.items() for verb in _VERBS
         }
+        for agent in agents:
+            if isinstance(agent, Named):
+                self._asked |= _named(agent, alone[agent.name])
 
     @property
     def verbs(self) -> Mapping[str, Verb]:
@@ -50,6 +65,19 @@ class Answering:
         """The answer to one request. `BadInput` names the field that cannot be read; KeyError for no path of ours."""
         verb, chain = self._asked[path]
         return _VERBS[verb](self._reader, chain, body, view, now)
+
+
+def _named(agent: Named, chain: Chain) -> dict[str, tuple[Verb, Chain]]:
+    """The paths of the older systems, one for each predicate and priority."""
+    (owner,) = chain.agents
+    judged = {name: Judging(owner, ask) for name, ask in agent.predicates.items()}
+    ranked = {name: Ranking(owner, name, ask) for name, ask in agent.priorities.items()}
+    return {
+        **{f"{ALL_AGENTS}/predicates/{name}": ("filter", chain.only(one)) for name, one in judged.items()},
+        **{
+            f"{ALL_AGENTS}/priorities/{name}": ("prioritize", chain.only(one)) for name, one in ranked.items()
+        },
+    }
 
 
 def _filter(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:

@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 import msgspec
 import numpy as np
 
+import nodewise
 from nodewise import clock as clocks
 from nodewise.agent import Showing, Verdict, View
 from nodewise.binder import Binder
@@ -19,6 +20,7 @@ from nodewise.extender import ledger, wire
 from nodewise.extender.answering import ALL_AGENTS, Answering
 from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
+from nodewise.extender.lone import LoneViews
 from nodewise.extender.recording import Recorder, Silent
 from nodewise.extender.tape import Exchange
 from nodewise.observe.meters import Meters
@@ -40,13 +42,16 @@ class Extender:
         clock: Clock,
         meters: Meters,
         recorder: Recorder = Silent(),  # noqa: B008 - it has no state
+        lone: LoneViews | None = None,
     ) -> None:
+        """With `lone` views a request is answered from the nodes that it brings."""
         self._answering = answering
         self._view = view
         self._ring = ring
         self._clock = clock
         self._meters = meters
         self._recorder = recorder
+        self._lone = lone
         self._subscribers: list[Callable[[Decision], None]] = []
 
     def subscribe(self, tell: Callable[[Decision], None]) -> None:
@@ -54,9 +59,10 @@ class Extender:
         self._subscribers.append(tell)
 
     def routes(self) -> list[Route]:
-        """`/scheduler/<verb>` asks all agents, `/agents/<name>/<verb>` that one."""
+        """`/scheduler/<verb>` asks all agents, `/agents/<name>/<verb>` that one, and the older systems' paths."""
         lane = Lane(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
-        return [Route("POST", path, self._answer, lane) for path in self._answering.verbs]
+        asked = [Route("POST", path, self._answer, lane) for path in self._answering.verbs]
+        return [*asked, Route("GET", "/version", _version)]
 
     def private_routes(self) -> list[Route]:
         """For loopback or mutual TLS only: decisions and agents' states name every tenant's pods."""
@@ -69,6 +75,8 @@ class Extender:
 
     def _answer(self, request: Request) -> Response:
         view, now = self.moment()
+        if self._lone is not None:
+            view = self._lone.view(request.body, now)
         exchange = Exchange(path=request.path, at=now, generation=view.generation)
         try:
             answer = self._answering.answer(request.path, request.body, view, now)
@@ -102,6 +110,19 @@ class Extender:
             self._meters.count("verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed")
         for tell in self._subscribers:
             tell(decision)
+
+
+def _version(_: Request) -> Response:
+    return Response(200, nodewise.__version__.encode(), "text/plain; charset=utf-8")
+
+
+def refused_bind(request: Request) -> Response:
+    """The bind verb where no agent binds: an error in words, as a configuration that asks for it is wrong."""
+    asked = wire.binding(request.body)
+    told = (
+        f"nodewise does not bind {asked.pod_namespace}/{asked.pod_name}: leave bindVerb of this entry empty"
+    )
+    return Response(200, wire.bind_answer(told))
 
 
 class NotBound(msgspec.Struct, frozen=True):

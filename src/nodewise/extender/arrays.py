@@ -90,6 +90,8 @@ class _Scores(msgspec.Struct, frozen=True):
     points: msgspec.Raw
     rules: list[Rule]
     details: _Details | None = None
+    label: str = ""
+    weight: float = 1.0
 
 
 class _Decision(msgspec.Struct, frozen=True):
@@ -120,7 +122,8 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
     for agent, given in decision.scores:
         rules = yield from _rules(given.evidence)
         details = yield from _details(given.details, len(given.points))
-        scores.append(_Scores(agent, _raw(given.points.tolist()), rules, details))
+        points = _raw(given.points.tolist())
+        scores.append(_Scores(agent, points, rules, details, given.label, given.weight))
     pod = decision.pod
     return _encode(
         _Decision(
@@ -199,7 +202,10 @@ def _told(given: _Details | None, size: int) -> ToldDetails | None:
 
 def _scores(given: _Scores, size: int) -> Scores:
     points = np.array(_sized(given.points, int, size), np.int64)
-    return Scores(points, _evidence(given.rules, size), _told(given.details, size))
+    if not 0 <= given.weight < float("inf"):
+        raise ValueError(f"a weight of {given.weight}")
+    evidence, details = _evidence(given.rules, size), _told(given.details, size)
+    return Scores(points, evidence, details, given.label, given.weight)
 
 
 def _evidence(rules: Sequence[Rule], size: int) -> tuple[Evidence, ...]:

@@ -1,14 +1,16 @@
 """The chain: asks each agent in turn about one pod, with one frozen View of the world."""
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Agent, Names, Scores, Verdict, Victims, View
+from nodewise.agent import Agent, Counting, Judge, Named, Names, Rank, Scores, Verdict, Victims, View
+from nodewise.extender import weights
 from nodewise.extender.decision import Decision, PodRef, Verb
+from nodewise.extender.weights import Priority, Weights
 from nodewise.observe import logs
 
 
@@ -25,28 +27,74 @@ class AgentFailed(msgspec.Struct, frozen=True):
         return "a defect of nodewise: please report it with the line agent_failed of the log"
 
 
+class Judging(NamedTuple):
+    """Somebody who filters."""
+
+    agent: Agent
+    ask: Judge
+
+
+class Ranking(NamedTuple):
+    """Somebody who scores."""
+
+    agent: Agent
+    label: str
+    """As in `Scores`."""
+    ask: Rank
+
+
+def judging(agent: Agent) -> list[Judging]:
+    """What an agent filters by; nothing where it has named judgements, none of which filters."""
+    is_ranking_only = isinstance(agent, Named) and not agent.predicates
+    return [] if is_ranking_only else [Judging(agent, agent.filter)]
+
+
+def rankings(agent: Agent) -> list[Ranking]:
+    """What an agent scores by: its priorities, or its score where they have no names of their own."""
+    if isinstance(agent, Named):
+        return [Ranking(agent, label, ask) for label, ask in agent.priorities.items()]
+    return [Ranking(agent, "", agent.score)]
+
+
 class Chain:
     """Some agents in the order in which they are asked."""
 
-    def __init__(self, agents: Sequence[Agent]) -> None:
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        counted: Weights | None = None,
+        counting: Mapping[str, Counting] | None = None,
+    ) -> None:
         self.agents = tuple(agents)
+        self._judging = [one for agent in agents for one in judging(agent)]
+        self._rankings = [one for agent in agents for one in rankings(agent)]
+        self._weights = counted or {}
+        self._counting = [counting[agent.name] for agent in agents if counting and agent.name in counting]
+
+    def only(self, asked: Judging | Ranking) -> "Chain":
+        """The chain that asks for nothing but this."""
+        alone = Chain([asked.agent])
+        alone._judging = [asked] if isinstance(asked, Judging) else []
+        alone._rankings = [asked] if isinstance(asked, Ranking) else []
+        alone._counting = self._counting if isinstance(asked, Ranking) else []
+        return alone
 
     def filter(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
         """Which of the named nodes the pod may go to."""
         candidates = view.nodes.named(names)
-        verdicts = self._verdicts(candidates, lambda agent: agent.filter(pod, candidates, view))
+        verdicts = self._verdicts(candidates, lambda one: one.ask(pod, candidates, view))
         return _decision("filter", pod, candidates, view, now, verdicts)
 
     def preempt(self, pod: Any, victims: Victims, view: View, now: float) -> Decision:
         """On which of the nodes that have victims the pod could run once these are gone."""
         candidates = view.nodes.named(list(victims))
-        verdicts = self._verdicts(candidates, lambda agent: agent.preempt(pod, candidates, view, victims))
+        verdicts = self._verdicts(candidates, lambda one: one.agent.preempt(pod, candidates, view, victims))
         return _decision("preempt", pod, candidates, view, now, verdicts)
 
     def kept(self, pod: Any, candidates: Names, view: View) -> NDArray[np.bool_]:
         """Which candidates no agent rejects; nothing is kept of the decision."""
         kept = np.ones(len(candidates), bool)
-        for _, verdict in self._verdicts(candidates, lambda agent: agent.filter(pod, candidates, view)):
+        for _, verdict in self._verdicts(candidates, lambda one: one.ask(pod, candidates, view)):
             kept &= verdict.codes == 0
         return kept
 
@@ -61,34 +109,51 @@ class Chain:
     def prioritize(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
         """How much the named nodes are liked. A node that is named twice counts once."""
         candidates = _distinct(view.nodes.named(names))
-        scores = self._scores(lambda agent: agent.score(pod, candidates, view))
+        scores = self._scores(lambda one: one.ask(pod, candidates, view))
+        self._count(pod)
         return _decision("prioritize", pod, candidates, view, now, scores=scores)
 
     def _verdicts(
-        self, candidates: Names, ask: Callable[[Agent], Verdict | None]
+        self, candidates: Names, ask: Callable[[Judging], Verdict | None]
     ) -> tuple[tuple[str, Verdict], ...]:
         verdicts: list[tuple[str, Verdict]] = []
-        for agent in self.agents:
+        for one in self._judging:
+            name = one.agent.name
             try:
-                verdict = ask(agent)
+                verdict = ask(one)
             except Exception as error:  # noqa: BLE001 - a defect of one agent must not place its pods anywhere
-                logs.emit("agent_failed", agent=agent.name, exc_info=error)
-                verdict = Verdict(np.ones(len(candidates), np.int16), (AgentFailed(agent.name),))
+                logs.emit("agent_failed", agent=name, exc_info=error)
+                verdict = Verdict(np.ones(len(candidates), np.int16), (AgentFailed(name),))
             if verdict is not None:
-                verdicts.append((agent.name, verdict))
+                verdicts.append((name, verdict))
         return tuple(verdicts)
 
-    def _scores(self, ask: Callable[[Agent], Scores | None]) -> tuple[tuple[str, Scores], ...]:
+    def _scores(self, ask: Callable[[Ranking], Scores | None]) -> tuple[tuple[str, Scores], ...]:
         scores: list[tuple[str, Scores]] = []
-        for agent in self.agents:
+        for one in self._rankings:
+            name = one.agent.name
             try:
-                given = ask(agent)
+                given = ask(one)
             except Exception as error:  # noqa: BLE001 - without its score the pod is placed all the same
-                logs.emit("agent_failed", agent=agent.name, exc_info=error)
+                logs.emit("agent_failed", agent=name, exc_info=error)
                 continue
             if given is not None:
-                scores.append((agent.name, given))
+                weight = self._weights.get(Priority(name, one.label), 1.0)
+                scores.append((name, given._replace(label=one.label, weight=weight)))
         return tuple(scores)
+
+    def _count(self, pod: Any) -> None:
+        for one in self._counting:
+            try:
+                one.asked(pod)
+            except Exception as error:  # noqa: BLE001 - what an agent counts is no matter of this answer
+                logs.emit("agent_failed", agent=type(one).__name__, exc_info=error)
+
+
+def weighed(agents: Sequence[Agent], options: weights.ChainOptions) -> Weights:
+    """The weights of all that these agents score by. `BadSettings` as `weights.weighed`."""
+    ranked = (one for agent in agents for one in rankings(agent))
+    return weights.weighed(options, (Priority(one.agent.name, one.label) for one in ranked))
 
 
 def _distinct(names: Names) -> Names:

@@ -49,11 +49,12 @@ class Decision(msgspec.Struct, frozen=True):
         return kept
 
     def points(self) -> NDArray[np.int64]:
-        """Each candidate's score: the mean of the agents' that gave one, rounded; 0 where none did."""
-        if not self.scores:
+        """Each candidate's score: the weighted mean of those that were given, rounded; 0 where none were."""
+        total = sum(scores.weight for _, scores in self.scores)
+        if not total:
             return np.zeros(len(self.names), np.int64)
-        total = np.sum([scores.points for _, scores in self.scores], axis=0)
-        mean: NDArray[np.int64] = np.rint(total / len(self.scores)).astype(np.int64)
+        weighed = np.sum([scores.weight * scores.points for _, scores in self.scores], axis=0)
+        mean: NDArray[np.int64] = np.rint(weighed / total).astype(np.int64)
         return mean
 
     def evidence(self) -> Iterator[Evidence]:

@@ -23,6 +23,7 @@ from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import deltas, tape
 from nodewise.extender.tape import AgentHeader, Exchange, Gap, Header, Record
+from nodewise.extender.weights import ChainOptions
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
@@ -215,15 +216,23 @@ def _new_samples(before: World, world: World) -> int:
     return sum(len(one.samples) for name, one in world.metrics.series.items() if known.get(name) is not one)
 
 
-def header(kinds: Sequence[AgentKind], options: Mapping[str, Any], sync_period_s: float, at: float) -> Header:
+class Settings(NamedTuple):
+    """What answers depend on besides the agents' own options."""
+
+    sync_period_s: float
+    chain: ChainOptions
+
+
+def header(kinds: Sequence[AgentKind], options: Mapping[str, Any], general: Settings, at: float) -> Header:
     """What a replay has to know besides the entries."""
     agents = tuple(AgentHeader(kind.name, msgspec.to_builtins(options[kind.name])) for kind in kinds)
     return Header(
         format=tape.FORMAT,
         nodewise=nodewise.__version__,
         agents=agents,
-        sync_period_s=sync_period_s,
+        sync_period_s=general.sync_period_s,
         at=at,
+        weights=general.chain.weights,
     )
 
 

@@ -50,6 +50,8 @@ class Header(Entry, frozen=True, kw_only=True, tag="recording"):
     """In the order in which they were asked."""
     sync_period_s: float
     at: float
+    weights: str = ""
+    """As `ChainOptions`."""
 
 
 class Nodes(Entry, frozen=True, tag="nodes"):

@@ -150,6 +150,37 @@ class Reader(Generic[PodT]):
         return Preemption(pod, {node: _meta(found or Victims()) for node, found in whole.items()})
 
 
+class _NodesOnly(msgspec.Struct, rename="pascal"):
+    nodes: NodeList | None = None
+
+
+_read_nodes: Final = msgspec.json.Decoder(_NodesOnly)
+
+
+class NodeReader(Generic[PodT]):
+    """Reads the whole nodes of a request as `node_type`, the merged fields of all agents."""
+
+    def __init__(self, node_type: type[PodT]) -> None:
+        self._decode = msgspec.json.Decoder(node_type).decode
+
+    def nodes(self, body: bytes) -> list[PodT] | None:
+        """In the order of the request; None where it has none. `BadInput` names the one that is wrong."""
+        bounds.check_candidates(body)
+        args: _NodesOnly = _decode(_read_nodes, body, lambda args: args.nodes is None)
+        if args.nodes is None:
+            return None
+        raw = args.nodes.items or []
+        bounds.check_nodes(len(raw))
+        again = len(body) <= _SECOND_READING_BYTES
+        return [self._node(number, node, again=again) for number, node in enumerate(raw)]
+
+    def _node(self, number: int, raw: msgspec.Raw, *, again: bool) -> PodT:
+        try:
+            return self._decode(_recased(bytes(raw), _WHOLE_NODE) if again else raw)
+        except UNREADABLE as error:
+            raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
+
+
 def binding(body: bytes) -> BindingArgs:
     """A bind request. `BadInput` names each field that is wrong."""
     args: BindingArgs = _decode(_read_binding, body, _lacks_fields, "an ExtenderBindingArgs object")
@@ -244,12 +275,17 @@ kube-scheduler, whose keys are right.
 """
 _Shape = Mapping[str, Any]
 _NODE: Final[_Shape] = {"metadata": {"name": {}}}
+_WHOLE_NODE: Final[_Shape] = {
+    "metadata": {"name": {}, "annotations": {}, "labels": {}},
+    "status": {"allocatable": {}, "capacity": {}},
+}
+_CONTAINERS: Final[_Shape] = {"name": {}, "resources": {"requests": {}, "limits": {}}}
 _BINDING_SHAPE: Final[_Shape] = {"PodName": {}, "PodNamespace": {}, "PodUID": {}, "Node": {}}
 _SHAPE: Final[_Shape] = {
     **_BINDING_SHAPE,
     "Pod": {
         "metadata": {"name": {}, "namespace": {}, "uid": {}, "labels": {}, "annotations": {}},
-        "spec": {},
+        "spec": {"containers": _CONTAINERS, "initContainers": _CONTAINERS},
     },
     "Nodes": {"items": {}},
     "NodeNames": {},
@@ -260,9 +296,11 @@ _SHAPE: Final[_Shape] = {
 
 
 def _recased(raw: bytes, shape: _Shape) -> bytes:
-    """An object with its keys as `shape` spells them, and so on inside; anything else as it is."""
+    """An object, or each of a list, with its keys as `shape` spells them, and so on inside; anything else as it is."""
     if not shape:
         return raw
+    if raw[:1] == b"[":
+        return _all_recased(raw, shape)
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except UNREADABLE:
@@ -273,6 +311,14 @@ def _recased(raw: bytes, shape: _Shape) -> bytes:
         name = known.get(key.lower(), key)
         recased[name] = msgspec.Raw(_recased(bytes(value), shape.get(name, {})))
     return _encode(recased)
+
+
+def _all_recased(raw: bytes, shape: _Shape) -> bytes:
+    try:
+        items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+    except UNREADABLE:
+        return raw
+    return _encode([msgspec.Raw(_recased(bytes(item), shape)) for item in items])
 
 
 def filter_answer(request: Candidacy[Any], decision: Decision) -> list[bytes]:

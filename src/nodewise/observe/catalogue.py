@@ -36,6 +36,19 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "ready": Event("info", "Stores are synced and every metric that a policy names was asked for."),
     "option_ignored": Event("warning", "An option of an older program that has no meaning here was given."),
+    "memory_failed": Event(
+        "warning",
+        "What agents learnt could not be read or kept (`--state`, or the ConfigMap nodewise-memory); it is tried again.",
+    ),
+    "memory_unreadable": Event(
+        "warning",
+        "What an agent kept cannot be read; it begins anew, and what stands there is written over.",
+    ),
+    "nodes_unknown": Event(
+        "warning",
+        "A request had names and no nodes, and there is no cluster to know them from: agents take all their statistics"
+        " for missing. Set nodeCacheCapable to false in this entry of the scheduler's configuration. Told once.",
+    ),
     "option_limited": Event(
         "warning", "An option of an older program is larger than `limit`, which is used."
     ),

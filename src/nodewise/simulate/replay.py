@@ -16,6 +16,7 @@ from nodewise.extender.answering import Answering
 from nodewise.extender.deltas import Rebuilding
 from nodewise.extender.slots import Slots
 from nodewise.extender.tape import Exchange, Record
+from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge
 from nodewise.simulate import differences
 from nodewise.simulate.differences import KEPT, Difference, Outcome
@@ -33,6 +34,7 @@ class Cast(NamedTuple):
     sync_period_s: float
     objects: Mapping[str, Mapping[ObjectKey, Any]] = {}
     """By the name in `Watched`: objects that take the place of the recorded ones, or stand beside them."""
+    chain: ChainOptions = ChainOptions()
 
 
 class PodChange(msgspec.Struct):
@@ -108,7 +110,7 @@ class Player:
         }
         self._slots = Slots(self._states, cast.sync_period_s)
         self._altering = _Altering(cast.objects)
-        self._answering = Answering(cast.kinds, cast.options)
+        self._answering = Answering(cast.kinds, cast.options, self._states, cast.chain)
         node_type = merge("Node", *(kind.node_fields for kind in cast.kinds))
         self._worlds = Rebuilding({**watched, deltas.NODES: node_type})
         self._views = {0: View(NodeIndex(), {}, 0.0)}

@@ -18,6 +18,7 @@ from nodewise.extender.decision import DecisionRing
 from nodewise.extender.recording import Recording
 from nodewise.extender.slots import Slots
 from nodewise.extender.tape import Record
+from nodewise.extender.weights import ChainOptions
 from nodewise.observe.meters import Meters
 from nodewise.serve.application import Request
 from nodewise.simulate.differences import Difference
@@ -49,7 +50,9 @@ class Recorded:
         self.disk = disk or Disk()
         self.meters = Meters()
         self.clock = ManualClock(1000.0)
-        header = recording.header([KIND], self.options, PERIOD_S, self.clock.now())
+        header = recording.header(
+            [KIND], self.options, recording.Settings(PERIOD_S, ChainOptions()), self.clock.now()
+        )
         self.recording = Recording(self.disk, header, max_bytes, self.clock, self.meters)
         self.view = View(NodeIndex(), {}, 0.0)
         self._state = KIND.state(self.options["telemetry"], PERIOD_S)

@@ -5,11 +5,14 @@ from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
+import pytest
 
 from nodewise.agent import Names, NodeIndex, Scores, Verdict, Victims, View
+from nodewise.errors import BadSettings
 from nodewise.extender import report
-from nodewise.extender.chain import Chain
+from nodewise.extender.chain import Chain, weighed
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
+from nodewise.extender.weights import ChainOptions, Priority
 
 POD: Any = SimpleNamespace(metadata=SimpleNamespace(namespace="d", name="p", uid="u"))
 VIEW = View(NodeIndex(["a", "b", "c"]), {}, 0.0, 7)
@@ -136,3 +139,81 @@ class TestRing:
             ring.add(decision("c"))
         assert not ring.about("d", "a")
         assert len(ring) == len(ring.about("d", "c")) == 3
+
+
+class Two(Rejecting):
+    """Two priorities and a predicate, by names."""
+
+    def __init__(self) -> None:
+        super().__init__("two", "a")
+        self.predicates = {"two-fits": self.filter}
+        self.priorities = {"two-low": self._low, "two-high": self._high}
+
+    def _low(self, pod, candidates, view):
+        return Scores(np.full(len(candidates), 2, np.int64))
+
+    def _high(self, pod, candidates, view):
+        return Scores(np.full(len(candidates), 10, np.int64))
+
+
+class Liking(Two):
+    """Scores and never filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "liking"
+        self.predicates = {}
+        self.priorities = {"liking": self._high}
+
+
+def weights(text: str, *agents) -> dict:
+    return weighed(agents, ChainOptions(weights=text))
+
+
+class TestPriorities:
+    def test_each_counts_by_its_weight(self) -> None:
+        two = Two()
+        chain = Chain([two], weights("two-low=3,two-high=1", two))
+        decision = chain.prioritize(POD, ["b"], VIEW, 1.0)
+        assert [(name, given.label, given.weight) for name, given in decision.scores] == [
+            ("two", "two-low", 3.0),
+            ("two", "two-high", 1.0),
+        ]
+        assert decision.points().tolist() == [4]
+
+    def test_a_priority_s_own_weight_wins_over_its_agent_s(self) -> None:
+        two = Two()
+        for text in ("two=5,two-low=0", "two-low=0,two=5"):
+            found = weights(text, two)
+            assert [found[Priority("two", label)] for label in ("two-low", "two-high")] == [0.0, 5.0]
+
+    @pytest.mark.parametrize(
+        ("text", "seen"),
+        [
+            ("two-lo=1", "one of two, two-high, two-low"),
+            ("two=-1", "from 0"),
+            ("two=nan", "from 0"),
+            ("two", "name=number"),
+            ("two=0", "at least one weight above 0"),
+        ],
+    )
+    def test_a_weight_that_cannot_be_used_is_named(self, text: str, seen: str) -> None:
+        with pytest.raises(BadSettings, match=seen):
+            weights(text, Two())
+
+    def test_who_has_no_predicate_is_not_asked_to_filter(self) -> None:
+        assert Chain([Liking()]).filter(POD, ["a"], VIEW, 1.0).verdicts == ()
+
+    def test_what_was_asked_about_is_counted_once_a_call(self) -> None:
+        class Counting:
+            def __init__(self) -> None:
+                self.pods: list[object] = []
+
+            def asked(self, pod) -> None:
+                self.pods.append(pod)
+
+        counting = Counting()
+        chain = Chain([Two()], None, {"two": counting, "other": Counting()})
+        chain.filter(POD, ["a"], VIEW, 1.0)
+        chain.prioritize(POD, ["a"], VIEW, 1.0)
+        assert counting.pods == [POD]

@@ -1,0 +1,49 @@
+"""Views without a cluster: a request brings its nodes whole, and a View is made of them for that request alone.
+
+The slots come from the same `AgentState`s as in a cluster, so an agent cannot tell the difference; what it counts from
+request to request it keeps. Agents that need other objects than nodes cannot be served like this.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodewise import clock
+from nodewise.agent import AgentKind, AgentState, NodeIndex, View, World
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender import wire
+from nodewise.kube.fields import merge
+from nodewise.metrics.snapshot import Snapshot
+from nodewise.observe import logs
+
+
+def check(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
+    """`BadSettings` names the agents that need a cluster, and what of it."""
+    problems = []
+    for kind in kinds:
+        if watched := kind.watched(options[kind.name]):
+            needed = ", ".join(one.resource.plural for one in watched)
+            problems.append(Problem("--no-cluster", f"agent {kind.name}", f"a cluster: it reads {needed}"))
+    if problems:
+        raise BadSettings("settings", problems)
+
+
+class LoneViews:
+    """Makes a View of each request's own nodes."""
+
+    def __init__(self, kinds: Sequence[AgentKind], states: Mapping[str, AgentState]) -> None:
+        self._states = states
+        self._reader = wire.NodeReader(merge("Node", *(kind.node_fields for kind in kinds)))
+        self._number = 0
+        self._warned = False
+
+    def view(self, body: bytes, now: float) -> View:
+        """`BadInput` names the node that cannot be read. Of names alone nothing is known: statistics are missing."""
+        read = self._reader.nodes(body)
+        nodes = {("", node.metadata.name): node for node in read or ()}
+        if read is None and not self._warned:
+            self._warned = True
+            logs.emit("nodes_unknown")
+        world = World(NodeIndex(name for _, name in nodes), {}, Snapshot(), now, nodes)
+        self._number += 1
+        slots = {name: clock.result(state.slot(world)) for name, state in self._states.items()}
+        return View(world.nodes, slots, now, self._number)

@@ -1,0 +1,205 @@
+"""What agents must not forget: read at the start, written by and by, in a file or in a ConfigMap of ours.
+
+The ConfigMap is written by compare-and-swap, so replicas that learn different things fold them together. A memory that
+cannot be read is begun anew, and said so: no pod waits for it.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
+
+from nodewise.clock import Clock
+from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem
+from nodewise.kube.api import Api, NotFound
+from nodewise.observe import logs
+from nodewise.state import Remembering
+
+NAME: Final = "nodewise-memory"
+"""Of the ConfigMap."""
+PERIOD_S: Final = 30.0
+_TRIES: Final = 5
+_MOST_BYTES: Final = 900_000
+"""The API server takes a megabyte; what is larger is not written."""
+
+
+class Kept(NamedTuple):
+    """What is kept of all agents, and which version of it."""
+
+    texts: Mapping[str, bytes]
+    """By agent."""
+    version: str = ""
+    """Empty where nothing was written yet."""
+
+
+class Keeping(Protocol):
+    """A place that outlives us. Errors are kinds of `NodewiseError`; `Conflict` if somebody wrote in between."""
+
+    async def read(self) -> Kept: ...
+
+    async def write(self, kept: Kept) -> None: ...
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    resourceVersion: str = ""  # noqa: N815 - the API's name
+
+
+class _ConfigMap(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+    data: dict[str, str] | None = None
+
+
+class InConfigMap:
+    """A key `<agent>.json` for each agent."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._path = f"/api/v1/namespaces/{namespace}/configmaps"
+
+    async def read(self) -> Kept:
+        try:
+            answer = await self._api.get(f"{self._path}/{NAME}")
+        except NotFound:
+            return Kept({})
+        try:
+            found = msgspec.json.decode(answer, type=_ConfigMap)
+        except UNREADABLE as error:
+            raise BadInput(f"ConfigMap {NAME}", [Problem("", str(error), "a ConfigMap")]) from error
+        texts = {key.removesuffix(".json"): text.encode() for key, text in (found.data or {}).items()}
+        return Kept(texts, found.metadata.resourceVersion)
+
+    async def write(self, kept: Kept) -> None:
+        meta = {"name": NAME, "namespace": self._namespace}
+        data = {f"{agent}.json": text.decode() for agent, text in kept.texts.items()}
+        body: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}
+        if kept.version:
+            meta["resourceVersion"] = kept.version
+            await self._api.replace(f"{self._path}/{NAME}", body)
+        else:
+            await self._api.create(self._path, body)
+
+
+class InFile:
+    """A JSON object, by agent. Written beside it and put in its place, so that it is whole at any moment."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    async def read(self) -> Kept:
+        try:
+            found = msgspec.json.decode(self._path.read_bytes(), type=dict[str, msgspec.Raw])
+        except FileNotFoundError:
+            return Kept({})
+        except (OSError, *UNREADABLE) as error:
+            wanted = "a JSON object that nodewise wrote, or no file"
+            raise BadInput("memory", [Problem(f"--state {self._path}", str(error), wanted)]) from error
+        return Kept({agent: bytes(text) for agent, text in found.items()}, "there")
+
+    async def write(self, kept: Kept) -> None:
+        body = msgspec.json.encode({agent: msgspec.Raw(text) for agent, text in kept.texts.items()})
+        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        try:
+            beside.write_bytes(body)
+            beside.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            seen = error.strerror or str(error)
+            raise BadInput("memory", [Problem(f"--state {self._path}", seen, "a file to write")]) from error
+
+
+class Memory:
+    """The memories of some agents, and where they are kept."""
+
+    def __init__(
+        self,
+        states: Mapping[str, Remembering],
+        keeping: Keeping,
+        leads: Callable[[], bool],
+        clock: Clock,
+    ) -> None:
+        self._states = states
+        self._keeping = keeping
+        self._leads = leads
+        self._clock = clock
+        self._known: dict[str, bytes] = {}
+        """By agent: what was kept when we looked last."""
+        self._recalled = False
+        self._failure = ""
+
+    async def run(self) -> None:
+        """Recall at once, keep once a period, until cancelled."""
+        while True:
+            await self.step()
+            await self._clock.sleep(PERIOD_S if self._recalled else 1.0)
+
+    async def step(self) -> None:
+        """Take over what others kept, and keep what is new. Failures are told once, and the next step tries again."""
+        try:
+            if not self._recalled:
+                await self._recall()
+            else:
+                await self._keep()
+        except NodewiseError as error:
+            if str(error) != self._failure:
+                logs.emit("memory_failed", error=str(error))
+            self._failure = str(error)
+        else:
+            self._failure = ""
+
+    async def close(self) -> None:
+        """Keep what is new, for the last time."""
+        if self._recalled:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5.0):
+                    await self.step()
+
+    async def _recall(self) -> None:
+        kept = await self._keeping.read()
+        for agent, text in kept.texts.items():
+            self._take_over(agent, text)
+        self._recalled = True
+
+    def _take_over(self, agent: str, text: bytes) -> None:
+        """What an agent cannot read is not asked for again, and is written over with what it learns."""
+        self._known[agent] = text
+        if agent not in self._states:
+            return
+        try:
+            self._states[agent].recall(text)
+        except BadInput as error:
+            logs.emit("memory_unreadable", agent=agent, error=str(error))
+
+    async def _keep(self) -> None:
+        for _ in range(_TRIES):
+            kept = await self._keeping.read()
+            for agent, state in self._states.items():
+                text = kept.texts.get(agent)
+                if state.each_replica_learns and text is not None and text != self._known.get(agent):
+                    self._take_over(agent, text)
+            news = self._news(kept.texts)
+            if not news:
+                return
+            try:
+                await self._keeping.write(Kept({**kept.texts, **news}, kept.version))
+            except Conflict:
+                continue  # somebody else had news as well
+            for agent, text in news.items():
+                self._take_over(agent, text)
+            return
+
+    def _news(self, kept: Mapping[str, bytes]) -> dict[str, bytes]:
+        news: dict[str, bytes] = {}
+        for agent, state in self._states.items():
+            if state.each_replica_learns or self._leads():
+                text = state.keep(kept.get(agent))
+                if text is not None and len(text) <= _MOST_BYTES:
+                    news[agent] = text
+                elif text is not None:
+                    logs.emit("memory_failed", error=f"agent {agent} would keep {len(text)} bytes")
+        return news
