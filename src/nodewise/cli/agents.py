@@ -1,5 +1,7 @@
 """`nodewise agents`: what agents there are and what they can be told."""
 
+from pathlib import Path
+
 import click
 import msgspec
 from rich import box
@@ -7,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nodewise import agents
+from nodewise.cli import scaffold
 from nodewise.cli.settings import settings
 
 
@@ -55,3 +58,21 @@ def show_agent(name: str, output: str) -> None:
     for row in rows:
         table.add_row(row["flag"], row["default"], row["help"])
     console.print(table)
+
+
+@command.command("new")
+@click.argument("name")
+@click.option("--folder", type=click.Path(path_type=Path), help="A new folder. [default: nodewise-NAME]")
+def new_agent(name: str, folder: Path | None) -> None:
+    """Write a package with an agent of your own, its options and its tests, ready to be changed.
+
+    \b
+    Example:  nodewise agents new quiet
+    """
+    scaffold.check(name)
+    chosen = folder or Path(f"nodewise-{name}")
+    scaffold.write(name, chosen)
+    click.echo(
+        f"{chosen}: an agent {name!r} that lets every node pass; change it in src/{scaffold.package(name)}/agent.py\n"
+        f"next: cd {chosen} && pip install --editable . && pytest && nodewise agents show {name}"
+    )

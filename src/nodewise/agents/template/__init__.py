@@ -1,0 +1,41 @@
+"""An agent that reads one annotation of nodes and one label of pods.
+
+| file | what lives there |
+|---|---|
+| `options.py` | settings |
+| `state.py` | the nodes read into one array, whenever they change |
+| `agent.py` | answers a request from that array: put your own arithmetic there |
+"""
+
+from typing import Any, Final
+
+from nodewise.agent import Hands, Watched
+from nodewise.agents.template.agent import PodFields, TemplateAgent
+from nodewise.agents.template.options import TemplateOptions
+from nodewise.agents.template.state import NodeFields, TemplateState
+
+
+class TemplateKind:
+    """What nodewise sees of this package: its entry point in pyproject.toml names the `KIND` below."""
+
+    name = "template"
+    summary = "one line for `nodewise agents list`"
+    options = TemplateOptions
+    pod_fields = PodFields
+    node_fields = NodeFields
+
+    def watched(self, options: TemplateOptions) -> tuple[Watched, ...]:
+        """Objects besides nodes; an agent that needs none works without a cluster as well."""
+        return ()
+
+    def state(self, options: TemplateOptions, sync_period_s: float) -> TemplateState:
+        return TemplateState(options)
+
+    def agent(self, options: TemplateOptions) -> TemplateAgent:
+        return TemplateAgent(options)
+
+    def controller(self, options: Any, hands: Hands) -> None:
+        """Nothing: it only answers."""
+
+
+KIND: Final = TemplateKind()

@@ -1,0 +1,77 @@
+"""Answers requests from the slot. Your own arithmetic goes where it says so, in `filter` and `score`."""
+
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import Names, Scores, Verdict, Victims, View
+from nodewise.agents.template.options import TemplateOptions
+from nodewise.agents.template.state import read_number
+
+
+class PodMetadata(msgspec.Struct, frozen=True):
+    labels: dict[str, str] | None = None
+
+
+class PodFields(msgspec.Struct, frozen=True):
+    """What is read of a Pod; names are those of its JSON."""
+
+    metadata: PodMetadata = PodMetadata()
+
+
+class TooMuch(msgspec.Struct, frozen=True):
+    """Why a node is rejected, as kube-scheduler shows it on the pod. One text for all nodes: they are grouped by it."""
+
+    limit: float
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        return f"template: above {self.limit:g}"
+
+    def remedy(self) -> str:
+        return "give the pod a higher limit"
+
+
+class TemplateAgent:
+    """All arrays are by candidate, in the order of the request. Nothing is changed here: two may ask at once."""
+
+    name = "template"
+
+    def __init__(self, options: TemplateOptions) -> None:
+        self._label = options.template_label
+        self.predicates = {"template": self.filter}
+        self.priorities = {"template": self.score}
+
+    def question(self, pod: PodFields) -> str | None:
+        """What of the pod the answers depend on. None: this pod is none of our business, and no failure holds it up."""
+        return (pod.metadata.labels or {}).get(self._label, "")
+
+    def filter(self, pod: PodFields, candidates: Names, view: View) -> Verdict | None:
+        """Which candidates the pod may not go to: every code but 0 names one of the reasons, 1 the first."""
+        values, limit = self._values(candidates, view), self._limit(pod)
+        # Your own arithmetic, such as `rejected = ~(values <= limit)`, which rejects missing values too.
+        rejected = np.zeros(len(values), bool)
+        return Verdict(rejected.astype(np.int16), (TooMuch(limit),))
+
+    def score(self, pod: PodFields, candidates: Names, view: View) -> Scores | None:
+        """How much each candidate is liked: whole numbers from 0 to 10."""
+        values = self._values(candidates, view)
+        # Your own arithmetic, such as `points = np.clip(10 - values, 0, 10)`, and what a missing value is worth.
+        points = np.ones(len(values))
+        return Scores(np.nan_to_num(points).round().astype(np.int64))
+
+    def preempt(self, pod: PodFields, candidates: Names, view: View, victims: Victims) -> Verdict | None:
+        """Which candidates would be rejected even without the victims: they make no difference here."""
+        return self.filter(pod, candidates, view)
+
+    def _values(self, candidates: Names, view: View) -> NDArray[np.float64]:
+        """The nodes' numbers, looked up. While there is no slot, nobody asks us."""
+        found: NDArray[np.float64] = view.slots[self.name].values[candidates.numbers]
+        return found
+
+    def _limit(self, pod: PodFields) -> float:
+        """The pod's number; infinite where it has none."""
+        limit = read_number(self.question(pod))
+        return np.inf if np.isnan(limit) else limit

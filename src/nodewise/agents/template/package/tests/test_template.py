@@ -1,0 +1,48 @@
+"""What the agent answers to what kube-scheduler asks."""
+
+from typing import Any
+
+from nodewise.agents.template import KIND
+from nodewise.extender.trying import Trial
+
+NODES: list[dict[str, Any]] = [
+    {"metadata": {"name": "low", "annotations": {"template/value": "2"}}},
+    {"metadata": {"name": "high", "annotations": {"template/value": "9"}}},
+    {"metadata": {"name": "silent"}},
+]
+
+
+def pod(limit: str | None = None) -> dict[str, Any]:
+    labels = {} if limit is None else {"template/limit": limit}
+    return {"metadata": {"name": "web", "namespace": "default", "labels": labels}}
+
+
+def rejected(limit: str | None = None) -> dict[str, str]:
+    """The nodes that a pod with such a label may not go to, with the reason."""
+    answer = Trial(KIND).ask("/scheduler/predicates/template", pod(limit), NODES)
+    assert answer["Error"] == ""
+    assert [node["metadata"]["name"] for node in answer["Nodes"]["items"]] == [
+        node["metadata"]["name"] for node in NODES if node["metadata"]["name"] not in answer["FailedNodes"]
+    ]
+    found: dict[str, str] = answer["FailedNodes"]
+    return found
+
+
+def scores(limit: str | None = None) -> dict[str, int]:
+    """By node."""
+    answer = Trial(KIND).ask("/scheduler/priorities/template", pod(limit), NODES)
+    return {one["Host"]: one["Score"] for one in answer}
+
+
+def test_every_node_passes_at_first() -> None:
+    assert rejected() == {}
+    assert rejected("5") == {}
+
+
+def test_every_node_is_liked_a_little_at_first() -> None:
+    assert scores() == {"low": 1, "high": 1, "silent": 1}
+
+
+def test_numbers_that_are_none_break_nothing() -> None:
+    assert rejected("many") == {}
+    assert scores("") == scores("1e400") == scores()

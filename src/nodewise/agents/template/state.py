@@ -1,0 +1,61 @@
+"""The nodes in, one array out. This runs when nodes change, not when kube-scheduler asks."""
+
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import Inputs, Want, World
+from nodewise.agents.template.options import TemplateOptions
+
+
+class NodeMetadata(msgspec.Struct, frozen=True):
+    annotations: dict[str, str] | None = None
+
+
+class NodeFields(msgspec.Struct, frozen=True):
+    """What is read of a Node; names are those of its JSON. Whatever is not declared here is not kept."""
+
+    metadata: NodeMetadata = NodeMetadata()
+
+
+class Slot(NamedTuple):
+    """What requests are answered from. Never change one that was given away: requests may be reading it."""
+
+    values: NDArray[np.float64]
+    """By node number, and one more for the node that is not known; NaN where there is no number."""
+
+
+class TemplateState:
+    """Makes the slot."""
+
+    inputs = Inputs(objects=frozenset(), node_objects=True, metrics=False)
+
+    def __init__(self, options: TemplateOptions) -> None:
+        self._annotation = options.template_annotation
+
+    def wants(self, objects: Mapping[str, Any]) -> frozenset[Want]:
+        """Metrics to be fetched: none. With some, `inputs` says `metrics=True` and `world.metrics` has them."""
+        return frozenset()
+
+    def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """What is wrong with watched objects: there are none."""
+        return {}
+
+    def slot(self, world: World) -> Generator[None, None, Slot]:
+        values = np.full(len(world.nodes) + 1, np.nan)
+        for number, node in enumerate(world.node_objects.values()):
+            values[number] = read_number((node.metadata.annotations or {}).get(self._annotation))
+            yield  # whoever waits for an answer goes first
+        return Slot(values)
+
+
+def read_number(text: str | None) -> float:
+    """A number as somebody wrote it; NaN where there is none."""
+    try:
+        number = float(text or "nan")
+    except ValueError:
+        return np.nan
+    return number if np.isfinite(number) else np.nan

@@ -1,0 +1,73 @@
+"""A package for an agent of one's own: the folder `agents/template`, with another name in its place."""
+
+import keyword
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from nodewise import agents
+from nodewise.errors import BadSettings, Problem
+
+TEMPLATE: Final = Path(agents.__file__).parent / "template"
+_NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_LONGEST: Final = 40
+RESERVED: Final = frozenset(
+    {"all", "agents", "bind", "extender", "none", "nodewise", "scheduler", "template", "test"}
+)
+"""Names that mean something else in paths and options, or in the template itself."""
+
+
+def check(name: str) -> None:
+    """`BadSettings` for a name that an agent cannot have, or that one has already."""
+    wanted = f"small letters and digits with dashes between, at most {_LONGEST}, such as my-agent"
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+        raise BadSettings("agents new", [Problem("NAME", repr(name), wanted)])
+    if name in RESERVED or keyword.iskeyword(name):
+        raise BadSettings("agents new", [Problem("NAME", f"{name!r} is reserved", "another name")])
+    if name in agents.names():
+        raise BadSettings("agents new", [Problem("NAME", f"there is an agent {name!r}", "another name")])
+
+
+def package(name: str) -> str:
+    """The Python package of an agent."""
+    return "nodewise_" + name.replace("-", "_")
+
+
+def files(name: str) -> Mapping[str, str]:
+    """The text of each file of the package, by its path in the new folder."""
+    rest = TEMPLATE / "package"
+    found = {f"src/nodewise_template/{path.name}": path for path in TEMPLATE.glob("*.py")}
+    found |= {str(path.relative_to(rest)): path for path in rest.rglob("*") if path.suffix in _SUFFIXES}
+    return {_renamed(to, name): _renamed(path.read_text(), name) for to, path in sorted(found.items())}
+
+
+_SUFFIXES: Final = {".py", ".toml", ".md"}
+
+
+def _renamed(text: str, name: str) -> str:
+    """The template's text with another name, in each of the forms in which a name occurs."""
+    identifier = name.replace("-", "_")
+    forms = {
+        "nodewise.agents.template": package(name),
+        "nodewise_template": package(name),
+        "test_template": f"test_{identifier}",
+        "template_": f"{identifier}_",
+        "Template": "".join(part.capitalize() for part in name.split("-")),
+        "template": name,
+    }
+    return re.sub("|".join(map(re.escape, forms)), lambda found: forms[found[0]], text)
+
+
+def write(name: str, folder: Path) -> None:
+    """Write the package into a folder that is not there yet. `BadSettings` if it is, or cannot be made."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        raise BadSettings("agents new", [Problem("--folder", f"{folder} exists", "a new one")]) from error
+    except OSError as error:
+        raise BadSettings("agents new", [Problem("--folder", str(error), "a folder to be made")]) from error
+    for path, text in files(name).items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
