@@ -35,8 +35,8 @@ def listed(names: Names, positions: Numbers) -> bytes:
     table = _table(names)
     if table is None:
         return b"[" + b",".join(_quoted(names, positions)) + b"]"
-    text = table.text(names.numbers[positions]).tobytes()
-    return b"".join((b"[", memoryview(text)[:-1], b"]"))
+    text = table.text(names.numbers[positions])
+    return b"".join((b"[", text.view(np.uint8).data[:-1], b"]"))
 
 
 def mapped(names: Names, positions: Numbers, said: bytes) -> bytes:
@@ -49,7 +49,7 @@ def mapped(names: Names, positions: Numbers, said: bytes) -> bytes:
     rows = np.empty(len(text), [("name", text.dtype), ("said", f"V{len(said) + 1}")])
     rows["name"] = text
     rows["said"] = np.void(said + b",")
-    return rows.tobytes()[:-1]
+    return bytes(rows.view(np.uint8).data[:-1])
 
 
 def scored(names: Names, points: NDArray[np.int64]) -> bytes:
