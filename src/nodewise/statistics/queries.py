@@ -56,23 +56,34 @@ CPU_DEVIATION: Final = "cpu_used_deviation"
 MEMORY_MEAN: Final = "memory_used_mean"
 MEMORY_DEVIATION: Final = "memory_used_deviation"
 
-_CPU: Final = 'sum without (cpu, mode) (1 - rate(node_cpu_seconds_total{{mode="idle"}}[{rate}]))'
-_MEMORY: Final = "(node_memory_MemTotal_bytes - node_memory_MemAvailable_bytes)"
+_FLEETING: Final = "pod, kubernetes_pod_name, controller_revision_hash, pod_template_generation"
+"""Labels that change when an exporter is rolled out anew: the node would have two series, each of a part of the
+window."""
+MEMORY_USED: Final = (
+    f"sum without ({_FLEETING}) (node_memory_MemTotal_bytes - node_memory_MemAvailable_bytes)"
+)
+"""Bytes in use on each node, at one time."""
 _LONGEST_RATE_S: Final = 120.0
 """Two minutes hold four scrapes at the usual intervals; a rate over longer would smooth the bursts away."""
+
+
+def cpu_used(rate_s: float) -> str:
+    """Cores in use on each node, at one time: an average over `rate_s`."""
+    idle = f'rate(node_cpu_seconds_total{{mode="idle"}}[{span(rate_s)}])'
+    return f"sum without (cpu, mode, {_FLEETING}) (1 - {idle})"
 
 
 def wants(options: StatisticsOptions) -> UsageWants:
     """What is asked for, with the window put in."""
     window_s = options.statistics_window_s
     rate_s = min(window_s / 5, _LONGEST_RATE_S)
-    cpu = _CPU.format(rate=span(rate_s))
+    cpu = cpu_used(rate_s)
     over = f"[{span(window_s)}:{span(rate_s / 4)}]"
     asked = (
-        (CPU_MEAN, options.cpu_mean_query, f"avg_over_time({cpu}{over})"),
-        (CPU_DEVIATION, options.cpu_deviation_query, f"stddev_over_time({cpu}{over})"),
-        (MEMORY_MEAN, options.memory_mean_query, f"avg_over_time({_MEMORY}{over})"),
-        (MEMORY_DEVIATION, options.memory_deviation_query, f"stddev_over_time({_MEMORY}{over})"),
+        (CPU_MEAN, options.cpu_mean_query, f"avg_over_time(({cpu}){over})"),
+        (CPU_DEVIATION, options.cpu_deviation_query, f"stddev_over_time(({cpu}){over})"),
+        (MEMORY_MEAN, options.memory_mean_query, f"avg_over_time(({MEMORY_USED}){over})"),
+        (MEMORY_DEVIATION, options.memory_deviation_query, f"stddev_over_time(({MEMORY_USED}){over})"),
     )
     return UsageWants(
         *(
