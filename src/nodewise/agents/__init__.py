@@ -13,6 +13,7 @@ from nodewise.errors import BadSettings, Problem
 REGISTRY: Final[dict[str, str]] = {
     "telemetry": "nodewise.agents.telemetry:KIND",
     "gpu": "nodewise.agents.gpu:KIND",
+    "safe": "nodewise.agents.safe:KIND",
 }
 
 

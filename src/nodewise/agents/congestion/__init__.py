@@ -1,0 +1,49 @@
+"""The congestion agent: nodes whose annotation `congestion-factor` is high score low.
+
+| file | what lives there |
+|---|---|
+| `factors.py` | from the annotation to a score |
+| `state.py` | annotations of nodes in, the slot of the View out |
+| `details.py` | a node's factor, or why there is none, in words and numbers |
+| `agent.py` | answers a request by look-up |
+| `options.py` | settings |
+
+Takes over from the agent of that name of kube-safe-scheduler.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from nodewise.agent import Hands, Watched
+from nodewise.agents.congestion.agent import CongestionAgent, PodFields
+from nodewise.agents.congestion.options import CongestionOptions
+from nodewise.agents.congestion.state import CongestionNode, CongestionState, given
+
+
+class CongestionKind:
+    """The row of the registry."""
+
+    name = "congestion"
+    summary = "prefer nodes that are not congested (annotation congestion-factor)"
+    options = CongestionOptions
+    pod_fields = PodFields
+    node_fields = CongestionNode
+
+    def watched(self, options: CongestionOptions) -> tuple[Watched, ...]:  # noqa: ARG002
+        return ()
+
+    def concerns(self, options: CongestionOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
+        """Whether any node says how congested it is (`agent.Concerned`)."""
+        return any(given(node) is not None for node in nodes)
+
+    def state(self, options: CongestionOptions, sync_period_s: float) -> CongestionState:  # noqa: ARG002
+        return CongestionState(options)
+
+    def agent(self, options: CongestionOptions) -> CongestionAgent:
+        return CongestionAgent(options)
+
+    def controller(self, options: CongestionOptions, hands: Hands) -> None:  # noqa: ARG002 - it only answers
+        return None
+
+
+KIND: Final = CongestionKind()

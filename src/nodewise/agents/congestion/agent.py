@@ -1,0 +1,68 @@
+"""Answers requests by look-up in the congestion slot. Pods make no difference."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import msgspec
+import numpy as np
+
+from nodewise.agent import Judge, Names, Rank, Scores, Verdict, Victims, View
+from nodewise.agents.congestion import details
+from nodewise.agents.congestion.options import CongestionOptions
+from nodewise.agents.congestion.state import Slot
+from nodewise.statistics.missing import NoStatistics
+
+PRIORITY: Final = "congestion"
+"""Its name in kube-scheduler's configuration, as in the older system, which had no predicate."""
+
+
+class PodFields(msgspec.Struct, frozen=True, gc=False):
+    """Nothing is read of a pod."""
+
+
+class NotReady(msgspec.Struct, frozen=True):
+    """Nodes without a factor are to be rejected, and nobody knows yet which these are."""
+
+    is_failure: ClassVar[bool] = True
+
+    def text(self) -> str:
+        return "nodewise: starting, nodes are not read yet"
+
+    def remedy(self) -> str:
+        return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"
+
+
+class CongestionAgent:
+    """The agent `congestion`. It rejects nodes only with --when-missing reject."""
+
+    name = "congestion"
+
+    def __init__(self, options: CongestionOptions) -> None:
+        self._options = options
+        self.predicates: Mapping[str, Judge] = {PRIORITY: self.filter} if options.rejects_missing else {}
+        self.priorities: Mapping[str, Rank] = {PRIORITY: self.score}
+
+    def question(self, pod: Any) -> None:  # noqa: ARG002
+        """All pods get the same answers."""
+        return
+
+    def filter(self, pod: Any, candidates: Names, view: View) -> Verdict | None:  # noqa: ARG002
+        if not self._options.rejects_missing:
+            return None
+        slot: Slot | None = view.slots.get(self.name)
+        if slot is None:
+            return Verdict(np.ones(len(candidates), np.int16), (NotReady(),))
+        told = details.of(slot, candidates, self._options.congestion_factor_max)
+        codes = np.isnan(told.factors).astype(np.int16)
+        return Verdict(codes, (NoStatistics(self.name),), details=told)
+
+    def preempt(self, pod: Any, candidates: Names, view: View, victims: Victims) -> Verdict | None:  # noqa: ARG002
+        """As `filter` does: nobody knows what a victim adds to the congestion."""
+        return self.filter(pod, candidates, view)
+
+    def score(self, pod: Any, candidates: Names, view: View) -> Scores | None:  # noqa: ARG002
+        slot: Slot | None = view.slots.get(self.name)
+        if slot is None:
+            return None
+        told = details.of(slot, candidates, self._options.congestion_factor_max)
+        return Scores(slot.points[candidates.numbers], details=told)
