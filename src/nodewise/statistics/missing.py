@@ -5,18 +5,16 @@ from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
+When = Literal["accept", "pass", "reject"]
+Score = Annotated[int, msgspec.Meta(ge=0, le=10)] | None
 
-class MissingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node without statistics gets."""
 
-    when_missing: Literal["accept", "pass", "reject"] = "accept"
-    """What a node gets that has no statistics, or none that are fresh. `accept` (also called `pass`): it is not
-    rejected for it, as in the older system; a node is not lost to all pods because an exporter died. `reject`: it gets
-    no pods until it has some."""
+class MissingRules:
+    """What follows from the settings; beside a struct that has them."""
 
-    score_missing: Annotated[int, msgspec.Meta(ge=0, le=10)] | None = None
-    """The score of such a node, from 0 to 10. Not given: what each agent's page says, 0 for safe, 10 for congestion
-    and learned."""
+    __slots__ = ()
+    when_missing: When
+    score_missing: Score
 
     @property
     def rejects_missing(self) -> bool:
@@ -25,6 +23,19 @@ class MissingOptions(msgspec.Struct, frozen=True, kw_only=True):
     def points_missing(self, own: int) -> int:
         """The score of a node without statistics; `own` is the agent's where the setting does not say."""
         return own if self.score_missing is None else self.score_missing
+
+
+class MissingOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
+    """What a node without statistics gets."""
+
+    when_missing: When = "accept"
+    """What a node gets that has no statistics, or none that are fresh. `accept` (also called `pass`): it is not
+    rejected for it, as in the older system; a node is not lost to all pods because an exporter died. `reject`: it gets
+    no pods until it has some."""
+
+    score_missing: Score = None
+    """The score of such a node, from 0 to 10. Not given: what each agent's page says, 0 for safe, 10 for congestion
+    and learned."""
 
 
 class Missing(IntEnum):
