@@ -12,7 +12,7 @@ import msgspec
 
 from nodewise import agents
 from nodewise.cli.extender import GROUPS
-from nodewise.cli.legacy import TAS
+from nodewise.cli.legacy import SAFE, TAS
 from nodewise.cli.settings import settings
 from nodewise.observe.catalogue import EVENTS, METRICS
 from nodewise.observe.meters import PREFIX
@@ -42,6 +42,13 @@ def settings_page() -> str:
         *(_group(group) for group in _with_bases(groups)),
         "\n## Flags of Telemetry Aware Scheduling\n\n",
         table(("old flag", "becomes"), ((f"`-{old}`", _new(flag.name)) for old, flag in TAS.items())),
+        "\n## Environment variables of kube-safe-scheduler\n\n",
+        "Where neither the flag nor its own variable is given. A value that cannot be used is told in one line,\n",
+        "`variable_ignored`, and the default holds.\n\n",
+        table(
+            ("old variable", "speaks for", "values"),
+            ((f"`{one.name}`", f"`--{field.replace('_', '-')}`", one.wanted) for field, one in SAFE.items()),
+        ),
     ]
     return "".join(parts)
 

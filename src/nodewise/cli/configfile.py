@@ -129,7 +129,7 @@ class _Place(NamedTuple):
         try:
             yield setting.field, _value(setting, value)
         except click.BadParameter as error:
-            self._complain(key, shown(value), error.message)
+            self._complain(key, error.message.rstrip("."), "")
 
     def _complain(self, key: Any, seen: str, wanted: str) -> None:
         self.problems.append(Problem(f"{self.name}: {key}", seen, wanted))

@@ -1,10 +1,14 @@
-"""Flags of older programs, translated before the command line is parsed: one table a program.
+"""Flags and environment variables of older programs in our own words: one table a program.
 
-Go's flag package takes `-name`, `--name`, `-name value` and `-name=value`, and stops at the first other argument.
-Sources: Telemetry Aware Scheduling 0.7 and GPU Aware Scheduling 0.5.6 `cmd/main.go`; klog v2 `klog.go`.
+Flags are translated before the command line is parsed. Go's flag package takes `-name`, `--name`, `-name value` and
+`-name=value`, and stops at the first other argument. A variable counts where neither a flag nor our own variable says
+something; one whose value the older program did not take leaves the default, as there, but is told.
+Sources: Telemetry Aware Scheduling 0.7 and GPU Aware Scheduling 0.5.6 `cmd/main.go`; klog v2 `klog.go`;
+kube-safe-scheduler `agents/*`, `main.go`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from nodewise.observe import logs
@@ -84,7 +88,7 @@ def _translated(left: list[str], table: Mapping[str, Flag]) -> Iterator[str]:
         if not equals and left and (not flag.boolean or left[0] in _TRUE | _FALSE):
             value = left.pop(0)
         if not flag.name:
-            logs.emit("option_ignored", option=argument)
+            logs.later("option_ignored", option=argument)
         elif flag.name == "--log-level":
             yield from ("--log-level", "debug" if value.isdecimal() and int(value) >= _DEBUG else "info")
         elif flag.boolean:
@@ -103,10 +107,71 @@ def _bounded(flag: Flag, argument: str, value: str) -> str:
     if not value.isdecimal():
         return value
     if flag.most is not None and int(value) > flag.most:
-        logs.emit("option_limited", option=argument, value=value, limit=flag.most)
+        logs.later("option_limited", option=argument, value=value, limit=flag.most)
         return str(flag.most)
     return flag.zero if flag.zero and not int(value) else value
 
 
 _DEBUG: Final = 4
 """klog's level from which on the older programs told every step."""
+
+
+class Variable(NamedTuple):
+    """An environment variable of an older program."""
+
+    name: str
+    read: Callable[[str], str | None]
+    """The value in our own words; None for one that the older program did not take."""
+    wanted: str
+
+
+def _whole(least: int, most: int) -> Callable[[str], str | None]:
+    """A whole number as Go's strconv.Atoi takes it."""
+
+    def read(text: str) -> str | None:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not least <= int(text) <= most:
+            return None
+        return str(int(text))
+
+    return read
+
+
+_LEVELS: Final = {
+    "TRACE": "debug",
+    "DEBUG": "debug",
+    "INFO": "info",
+    "WARNING": "warning",
+    "ERROR": "error",
+    "ALERT": "error",
+}
+_OBJECTIVES: Final = {name: name for name in ("A_BINPACK", "LOAD_BALANCE", "CONSOLIDATE")}
+_PERCENT: Final = (_whole(0, 100), "a whole number from 0 to 100")
+
+SAFE: Final[Mapping[str, Variable]] = {
+    "port": Variable("HTTP_PORT", _whole(0, 65535), "a whole number from 0 to 65535"),
+    "log_level": Variable(
+        "LOG_LEVEL", lambda text: _LEVELS.get(text.upper()), "one of " + ", ".join(_LEVELS)
+    ),
+    "safe_utilization": Variable("SAFEUTILIZATION", *_PERCENT),
+    "safe_percentile": Variable("SAFEPERCENTILE", *_PERCENT),
+    "safe_forecast_weight": Variable("SAFEFORECASTWEIGHT", *_PERCENT),
+    "safe_print_table": Variable("SAFEPRINTTABLE", {"true": "true", "false": "false"}.get, "true or false"),
+    "congestion_factor_max": Variable("CONGESTION_FACTOR_MAX", _whole(1, 2**31), "a whole number above 0"),
+    "num_resources": Variable("NUM_RESOURCES", _whole(1, 5), "a whole number from 1 to 5"),
+    "policy_objective": Variable("POLICY_OBJECTIVE", _OBJECTIVES.get, "one of " + ", ".join(_OBJECTIVES)),
+}
+"""What kube-safe-scheduler reads, by our own setting."""
+
+
+def of_variable(field: str, environment: Mapping[str, str]) -> str | None:
+    """What the older variable for a setting says, in our own words; None without one, or without a use for it."""
+    variable = SAFE.get(field)
+    text = environment.get(variable.name) if variable else None
+    if variable is None or not text:
+        return None
+    found = variable.read(text)
+    if found is None:
+        logs.later("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.wanted)
+    elif field == "log_level":
+        logs.later("log_level_set", whatever_level=True, value=text)
+    return found

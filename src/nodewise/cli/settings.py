@@ -4,6 +4,7 @@ The settings of an agent may besides stand in a section of the file; there they 
 the rest of the file.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import click
 import msgspec
 
 from nodewise.agent import AgentKind
-from nodewise.cli import configfile, declared
+from nodewise.cli import configfile, declared, legacy
 from nodewise.cli.configfile import Sections
 from nodewise.cli.declared import Duration, Setting, settings
 from nodewise.errors import BadSettings, Problem, shown
@@ -64,9 +65,19 @@ def _built(group: type[T], given: Mapping[str, Any], places: Mapping[str, str]) 
         raise BadSettings("settings", [Problem(place, shown(values.get(field)), text)]) from error
 
 
+class _Option(click.Option):
+    """One that an older program's variable may speak for, where our own does not."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        found = super().resolve_envvar_value(ctx)
+        if found is not None or self.envvar is None or self.name is None:
+            return found
+        return legacy.of_variable(self.name, os.environ)
+
+
 def _option(setting: Setting) -> click.Option:
     default = setting.shown_default()
-    return click.Option(
+    return _Option(
         [setting.flag, setting.field],
         type=declared.parameter_type(setting),
         is_flag=setting.inner is bool,

@@ -52,6 +52,11 @@ EVENTS: Final[dict[str, Event]] = {
     "option_limited": Event(
         "warning", "An option of an older program is larger than `limit`, which is used."
     ),
+    "variable_ignored": Event(
+        "warning",
+        "An environment variable of an older program has a value that cannot be used; the default holds.",
+    ),
+    "log_level_set": Event("info", "`LOG_LEVEL`, an older program's variable, sets the level from here on."),
     "metric_failed": Event(
         "warning", "A metric could not be fetched; its last values age. `error` says why."
     ),

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 
@@ -12,8 +12,34 @@ Format = Literal["text", "json"]
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
+class _Early(NamedTuple):
+    """An event of the time before `configure`."""
+
+    event: str
+    fields: dict[str, Any]
+
+
+_early: list[_Early] = []
+_early_whatever_level: list[_Early] = []
+
+
 def configure(level: str = "info", form: Format = "text") -> None:
-    """Set the threshold and the form of all lines. Called once, by the command line."""
+    """Set the threshold and the form of all lines, and write what waited. Called once, by the command line."""
+    _set("debug", form)
+    _write(_early_whatever_level)
+    _set(level, form)
+    _write(_early)
+    # Libraries log through the standard module; of them only warnings are of interest to an operator.
+    logging.basicConfig(stream=sys.stderr, level=max(_LEVELS[level], logging.WARNING), format="%(message)s")
+
+
+def _write(early: list[_Early]) -> None:
+    while early:
+        event, fields = early.pop(0)
+        emit(event, **fields)
+
+
+def _set(level: str, form: Format) -> None:
     # plain tracebacks: a pretty one shows the values of variables, and so the bodies of requests
     plain = structlog.dev.plain_traceback
     text = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
@@ -31,10 +57,13 @@ def configure(level: str = "info", form: Format = "text") -> None:
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    # Libraries log through the standard module; of them only warnings are of interest to an operator.
-    logging.basicConfig(stream=sys.stderr, level=max(_LEVELS[level], logging.WARNING), format="%(message)s")
 
 
 def emit(event: str, **fields: Any) -> None:
     """Write one event. KeyError if the catalogue has no such row."""
     getattr(structlog.get_logger(), EVENTS[event].level)(event, **fields)
+
+
+def later(event: str, *, whatever_level: bool = False, **fields: Any) -> None:
+    """An event of the time in which the command line is read: `configure` writes it."""
+    (_early_whatever_level if whatever_level else _early).append(_Early(event, fields))
