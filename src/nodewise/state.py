@@ -110,13 +110,16 @@ class Remembering(Protocol):
     """Whether every replica has news of its own to keep; else all see the same, and the leader keeps it."""
 
     def recall(self, kept: bytes) -> None:
-        """What was kept, by an earlier process or another replica. `BadInput` if it cannot be read: nothing changed."""
+        """What was kept, by an earlier process or another replica. `BadInput` if it cannot be read: nothing changed.
+
+        Bytes that `keep` gave: they are kept now, and the news in them are none any more. What came since stays news.
+        """
         ...
 
     def keep(self, kept: bytes | None) -> bytes | None:
         """What is to be kept, as JSON: what is kept now, with the news since then; None where there is no news.
 
-        It is written by compare-and-swap; `recall` with it says that it is kept.
+        It is written by compare-and-swap; if somebody else was faster, asked again with what that one wrote.
         """
         ...
 

@@ -44,7 +44,7 @@ def _notes(given: Replayed) -> list[str]:
         f"{tally.unanswered} requests were not replayed: their view or their path is not known": tally.unanswered,
     }
     found = [text for text, is_so in notes.items() if is_so]
-    found += [f"no view could be made of a world: {error}" for error in tally.failed]
+    found += [f"an agent failed on a world: {error}" for error in tally.failed]
     return found + [f"metric {name} is not in the recording: never fetched" for name in given.unrecorded]
 
 

@@ -178,11 +178,12 @@ class Memory:
     async def _keep(self) -> None:
         for _ in range(_TRIES):
             kept = await self._keeping.read()
+            news = self._news(kept.texts)
             for agent, state in self._states.items():
                 text = kept.texts.get(agent)
-                if state.each_replica_learns and text is not None and text != self._known.get(agent):
+                is_others = text != self._known.get(agent)
+                if text is not None and is_others and state.each_replica_learns and agent not in news:
                     self._take_over(agent, text)
-            news = self._news(kept.texts)
             if not news:
                 return
             try:

@@ -3,9 +3,12 @@ replay: a change of 20,000 pods, 80 times a second, is nothing to an agent that 
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from nodewise.agent import AgentState, Inputs, World
+
+
+_LOST: Final = object()
 
 
 class _Made(NamedTuple):
@@ -38,9 +41,13 @@ class Slots:
         """The agent's slot, computed from this world."""
         self._made[name] = _Made(slot, _of(world, self._states[name].inputs), world.now)
 
+    def lose(self, name: str, world: World) -> None:
+        """The agent could not compute its slot from this world; it has none until it can."""
+        self._made[name] = _Made(_LOST, _of(world, self._states[name].inputs), world.now)
+
     def newest(self) -> dict[str, Any]:
         """By agent; a mapping of the caller's own."""
-        return {name: made.slot for name, made in self._made.items()}
+        return {name: made.slot for name, made in self._made.items() if made.slot is not _LOST}
 
 
 def _of(world: World, inputs: Inputs) -> tuple[Any, ...]:

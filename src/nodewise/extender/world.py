@@ -178,10 +178,15 @@ class WorldKeeper:
         number = self._tell(world)
         for name in self._slots.due(world):
             began = self._clock.monotonic()
-            slot = await clocks.paced_result(self._states[name].slot(world))
-            self._slots.put(name, world, slot)
+            try:
+                slot = await clocks.paced_result(self._states[name].slot(world))
+                self._problems_of(name, world)
+            except Exception as error:  # noqa: BLE001 - a defect of one agent must not hold up the others' slots
+                logs.emit("agent_failed", agent=name, exc_info=error)
+                self._slots.lose(name, world)
+            else:
+                self._slots.put(name, world, slot)
             self._meters.observe("view_seconds", self._clock.monotonic() - began, agent=name)
-            self._problems_of(name, world)
         self._end(world, number)
         self._waiting = tuple(sorted({w.key for w in wants if not world.metrics.was_asked(w.key)}))
         self._meters.set("view_generation", self.view.generation)
@@ -224,7 +229,7 @@ class WorldKeeper:
         """Publish the slots of a world, with what was learnt since it was taken."""
         slots = self._slots.newest()
         if self._learned or self._amendments:
-            for one in self._amendments:
+            for one in (one for one in self._amendments if one.agent in slots):
                 slots[one.agent] = one.change(slots[one.agent])
             amended = [one.shown for one in self._amendments if one.shown is not None]
             world = _with(world, [*self._learned, *amended])

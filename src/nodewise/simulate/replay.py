@@ -65,7 +65,7 @@ class Tally(msgspec.Struct):
     unanswered: int = 0
     """Requests whose View the recording does not have, or whose path no agent of ours serves."""
     failed: list[str] = []
-    """Defects of agents that no View could be made for, each once."""
+    """Defects of agents, for which there was no slot or no View, each once."""
     lost: tape.Gap = tape.Gap()
     """What the recorder could not write as fast as it came."""
     end: str = "cut off"
@@ -149,20 +149,29 @@ class Player:
         try:
             view = self._view(self._altering.altered(recorded), generation)
         except Exception as error:  # noqa: BLE001 - then as now: such a world gets no View, and the old one stays
-            told = f"{type(error).__name__}: {error}"
-            self.tally.failed += [told] if told not in self.tally.failed else []
+            self._note(error)
             return
         self._views[generation] = view
         while len(self._views) > _VIEWS:
             del self._views[min(self._views)]
+
+    def _note(self, error: Exception) -> None:
+        told = f"{type(error).__name__}: {error}"
+        self.tally.failed += [told] if told not in self.tally.failed else []
 
     def _view(self, world: World, generation: int) -> View:
         for state in self._states.values():
             self._wanted |= {want.key for want in state.wants(world.objects)}
         self._asked |= {metric for metric in self._wanted - self._asked if world.metrics.was_asked(metric)}
         for name in self._slots.due(world):
-            self._slots.put(name, world, clock.result(self._states[name].slot(world)))
-            self._states[name].problems(world.objects)
+            try:
+                slot = clock.result(self._states[name].slot(world))
+                self._states[name].problems(world.objects)
+            except Exception as error:  # noqa: BLE001 - then as now: the agent has no slot, the others have
+                self._note(error)
+                self._slots.lose(name, world)
+            else:
+                self._slots.put(name, world, slot)
         return View(world.nodes, self._slots.newest(), world.now, generation)
 
     def _exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> Difference | None:

@@ -229,6 +229,21 @@ class TestWhatIsComputedAgain:
         assert (parts.counting.computed, len(parts.sizes.worlds)) == (2, 1)
 
 
+class TestDefects:
+    def test_an_agent_that_fails_has_no_slot_and_the_others_have(self, parts: Parts) -> None:
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        parts.sizes.meanwhile = fail
+        asyncio.run(parts.full())
+        assert parts.keeper.view.slots == {"t": 2}
+        parts.learn("x", 1, "11")
+        parts.sizes.meanwhile = lambda: None
+        parts.clock.advance(PERIOD_S)
+        asyncio.run(parts.keeper.publish())
+        assert parts.keeper.view.slots == {"t": 2, "s": {"a": 0, "b": 0, "x": 1}}
+
+
 class TestLearning:
     def test_an_answer_counts_at_once(self, parts: Parts) -> None:
         asyncio.run(parts.full())
