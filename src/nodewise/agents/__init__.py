@@ -14,6 +14,7 @@ REGISTRY: Final[dict[str, str]] = {
     "telemetry": "nodewise.agents.telemetry:KIND",
     "gpu": "nodewise.agents.gpu:KIND",
     "safe": "nodewise.agents.safe:KIND",
+    "congestion": "nodewise.agents.congestion:KIND",
 }
 
 
