@@ -80,18 +80,24 @@ def _agreed(path: str, left: Side, right: Side) -> Any:
         return a
     if _is_struct(a) and _is_struct(b):
         return _merged(_type_name(path), path, (a, b))
-    origin: Any = get_origin(a)
+    origin = _origin(a)
     parts, others = get_args(a), get_args(b)
-    if origin is None or origin != get_origin(b) or len(parts) != len(others):
+    if origin is None or origin != _origin(b) or len(parts) != len(others):
         raise _disagree(path, first, _shown(a), second, _shown(b))
     agreed = [_agreed(path, (first, x), (second, y)) for x, y in zip(_sorted(a), _sorted(b), strict=True)]
-    return Union[tuple(agreed)] if origin in (Union, UnionType) else origin[tuple(agreed)]  # noqa: UP007
+    return Union[tuple(agreed)] if origin is Union else origin[tuple(agreed)]  # noqa: UP007
+
+
+def _origin(type_: Any) -> Any:
+    """The same for a union that was written and for one that was made here."""
+    origin: Any = get_origin(type_)
+    return Union if origin is UnionType else origin
 
 
 def _sorted(type_: Any) -> list[Any]:
     """The parts of a type; those of `X | None` with the struct first, as their order means nothing."""
     parts = list(get_args(type_))
-    if get_origin(type_) in (Union, UnionType):
+    if _origin(type_) is Union:
         parts.sort(key=lambda part: (part is NoneType, not _is_struct(part), _shown(part)))
     return parts
 

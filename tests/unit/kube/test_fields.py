@@ -1,5 +1,6 @@
 """The union of what agents declare. The declared types stand here as they would in their folders."""
 
+from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -62,6 +63,10 @@ class TwoMaybe(Struct, frozen=True):
     spec: TwoSpec | None = None
 
 
+class ResourcesMaybe(Struct, frozen=True):
+    spec: Resources | None = None
+
+
 class ByName(Struct, frozen=True):
     items: dict[str, Taint] = {}
 
@@ -102,6 +107,13 @@ def test_structs_are_merged_at_any_depth(one: Any, two: Any, text: str, path: st
     for step in path.split("."):
         found = found[int(step)] if step == "0" else found[step] if step == "x" else getattr(found, step)
     assert (found.key, found.effect) == ("k", "e")
+
+
+def test_what_may_be_left_out_is_merged_of_any_number() -> None:
+    for order in permutations((OneMaybe, TwoMaybe, ResourcesMaybe)):
+        body = '{"metadata": {"name": "a"}, "spec": {"taints": [{"key": "k"}], "nodeInfo": "i"}}'
+        found = read(fields.merge("Node", *order), body)
+        assert (found.spec.taints[0].key, found.spec.node_info) == ("k", "i")
 
 
 def test_what_is_left_out_has_the_default_of_the_merged_type() -> None:
