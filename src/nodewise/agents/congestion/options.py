@@ -10,5 +10,5 @@ from nodewise.statistics.missing import MissingOptions
 class CongestionOptions(MissingOptions, frozen=True, kw_only=True):
     """How much congestion is too much."""
 
-    congestion_factor_max: Annotated[int, msgspec.Meta(ge=1, lt=2**63)] = 100
+    congestion_factor_max: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] = 100
     """The congestion factor from which on a node scores 0. Below it scores fall evenly from 10 at a factor of 0."""
