@@ -1,0 +1,33 @@
+"""What Prometheus is asked."""
+
+from nodewise.metrics.prometheus import queries as prometheus
+from nodewise.statistics import queries
+from nodewise.statistics.queries import StatisticsOptions
+
+
+def test_one_window_for_cpu_and_memory():
+    asked = queries.wants(StatisticsOptions(statistics_window_s=600.0))
+    assert asked.cpu_mean.query == f"avg_over_time(({queries.cpu_used(120.0)})[600s:30s])"
+    assert asked.cpu_deviation.query == f"stddev_over_time(({queries.cpu_used(120.0)})[600s:30s])"
+    assert asked.memory_mean.query == f"avg_over_time(({queries.MEMORY_USED})[600s:30s])"
+    assert asked.memory_deviation.query == f"stddev_over_time(({queries.MEMORY_USED})[600s:30s])"
+    assert {want.max_age_s for want in asked} == {3600.0}
+
+
+def test_a_short_window_has_short_rates():
+    asked = queries.wants(StatisticsOptions(statistics_window_s=10.0))
+    assert asked.cpu_mean.query == f"avg_over_time(({queries.cpu_used(2.0)})[10s:500ms])"
+    assert '{mode="idle"}[2s]' in asked.cpu_mean.query
+
+
+def test_a_query_of_ones_own_gets_the_window_put_in():
+    options = StatisticsOptions(
+        cpu_mean_query="avg_over_time(used{x=~'{}'}[{window}])", statistics_window_s=90.0
+    )
+    assert queries.wants(options).cpu_mean.query == "avg_over_time(used{x=~'{}'}[90s])"
+    assert queries.wants(options).cpu_mean.metric == "cpu_used_mean"
+
+
+def test_none_of_them_is_a_selector_whose_samples_would_be_asked_for():
+    for want in queries.wants(StatisticsOptions()):
+        assert not prometheus.is_selector(want.query)
