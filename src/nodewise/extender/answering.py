@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.agent import AgentKind, AgentState, Counting, Named, Showing, View
+from nodewise.errors import BadSettings, Problem
 from nodewise.extender import wire
 from nodewise.extender.chain import Chain, Judging, Ranking, weighed
 from nodewise.extender.decision import Decision, Verb
@@ -16,6 +17,8 @@ from nodewise.kube.fields import merge
 
 ALL_AGENTS: Final = "/scheduler"
 """What comes before the verb in the paths that ask every agent; `/agents/<name>` asks that one."""
+_PREDICATES: Final = f"{ALL_AGENTS}/predicates/"
+_PRIORITIES: Final = f"{ALL_AGENTS}/priorities/"
 
 
 class Answer(NamedTuple):
@@ -54,7 +57,11 @@ class Answering:
         }
         for agent in agents:
             if isinstance(agent, Named):
-                self._asked |= _named(agent, alone[agent.name])
+                found = _named(agent, alone[agent.name])
+                if twice := found.keys() & self._asked.keys():
+                    seen = f"two that serve {', '.join(sorted(twice))}"
+                    raise BadSettings("settings", [Problem("--agents", seen, "one of them")])
+                self._asked |= found
 
     @property
     def verbs(self) -> Mapping[str, Verb]:
@@ -73,11 +80,14 @@ def _named(agent: Named, chain: Chain) -> dict[str, tuple[Verb, Chain]]:
     judged = {name: Judging(owner, ask) for name, ask in agent.predicates.items()}
     ranked = {name: Ranking(owner, name, ask) for name, ask in agent.priorities.items()}
     return {
-        **{f"{ALL_AGENTS}/predicates/{name}": ("filter", chain.only(one)) for name, one in judged.items()},
-        **{
-            f"{ALL_AGENTS}/priorities/{name}": ("prioritize", chain.only(one)) for name, one in ranked.items()
-        },
+        **{f"{_PREDICATES}{name}": ("filter", chain.only(one)) for name, one in judged.items()},
+        **{f"{_PRIORITIES}{name}": ("prioritize", chain.only(one)) for name, one in ranked.items()},
     }
+
+
+def is_named(path: str) -> bool:
+    """Whether it is one of these, whose older servers led people there from paths that were almost right."""
+    return path.startswith((_PREDICATES, _PRIORITIES))
 
 
 def _filter(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:

@@ -17,7 +17,7 @@ from nodewise.binder import Binder
 from nodewise.clock import Clock
 from nodewise.errors import Unavailable
 from nodewise.extender import ledger, wire
-from nodewise.extender.answering import ALL_AGENTS, Answering
+from nodewise.extender.answering import ALL_AGENTS, Answering, is_named
 from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.lone import LoneViews
@@ -61,8 +61,11 @@ class Extender:
     def routes(self) -> list[Route]:
         """`/scheduler/<verb>` asks all agents, `/agents/<name>/<verb>` that one, and the older systems' paths."""
         lane = Lane(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
-        asked = [Route("POST", path, self._answer, lane) for path in self._answering.verbs]
-        return [*asked, Route("GET", "/version", _version)]
+        asked = [
+            Route("POST", path, self._answer, lane, is_forgiving=is_named(path))
+            for path in self._answering.verbs
+        ]
+        return [*asked, Route("GET", "/version", _version, is_forgiving=True)]
 
     def private_routes(self) -> list[Route]:
         """For loopback or mutual TLS only: decisions and agents' states name every tenant's pods."""

@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.agent import AgentState, Inputs, World
 
-
 _LOST: Final = object()
 
 

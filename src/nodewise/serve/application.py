@@ -51,13 +51,14 @@ class Lane:
 
 class Route(NamedTuple):
     """One method of one path; without a lane any number of requests of any size. A GET route answers HEAD as
-    well.
+    well. To a forgiving one, a path that differs in case or in slashes is redirected.
     """
 
     method: str
     path: str
     handler: Handler
     lane: Lane | None = None
+    is_forgiving: bool = False
 
 
 class _Gone(Exception):
@@ -122,13 +123,26 @@ def _check_json(content_type: str | None, encoding: str) -> None:
         raise BadInput("the request cannot be read", [Problem("Content-Type", shown(content_type), _JSON)])
 
 
+def _plain(path: str) -> str:
+    """Equal for paths that differ in case, in doubled slashes and in one at the end."""
+    return "/".join(part for part in path.lower().split("/") if part)
+
+
+def _moved(scope: Scope, path: str) -> Response:
+    """To the path that was meant: the older systems' servers led there too."""
+    status = 301 if scope["method"] in ("GET", "HEAD") else 307
+    query = scope["query_string"]
+    target = f"{path}?{query.decode('latin-1')}" if query else path
+    return answers.refusal(status, Problem("path", shown(scope["path"]), path), [("Location", target)])
+
+
 class Application:
     """A raw ASGI callable around routes.
 
-    404 for an unknown path, 405 for a wrong method, 400 for a POST that is not JSON, 413 for a body over
-    `max_body_bytes` (before it is read where its length is declared), 503 over a route's limit, the kind's
-    status for a NodewiseError of the handler, 500 for any other exception; each with a JSON body, and the
-    connection goes on. ValueError for two routes of one path and method.
+    404 for an unknown path (or where it leads, from a path that a forgiving route is near to), 405 for a wrong method,
+    400 for a POST that is not JSON, 413 for a body over `max_body_bytes` (before it is read where its length is
+    declared), 503 over a route's limit, the kind's status for a NodewiseError of the handler, 500 for any other
+    exception; each with a JSON body, and the connection goes on. ValueError for two routes of one path and method.
     """
 
     def __init__(self, routes: Sequence[Route], meters: Meters, *, max_body_bytes: int) -> None:
@@ -143,6 +157,7 @@ class Application:
         for methods in self._routes.values():
             if "GET" in methods:
                 methods.setdefault("HEAD", methods["GET"])
+        self._plain = {_plain(route.path): route.path for route in routes if route.is_forgiving}
 
     async def __call__(self, scope: Scope, receive: Receive, to: Send) -> None:
         methods = self._routes.get(scope["path"])
@@ -169,6 +184,9 @@ class Application:
     def _misdirected(self, scope: Scope) -> Response:
         methods = self._routes.get(scope["path"])
         if methods is None:
+            meant = self._plain.get(_plain(scope["path"]))
+            if meant is not None:
+                return _moved(scope, meant)
             served = ", ".join(sorted(self._routes))
             return answers.refusal(404, Problem("path", shown(scope["path"]), f"one of {served}"))
         allowed = ", ".join(sorted(methods))

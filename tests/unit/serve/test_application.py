@@ -100,6 +100,23 @@ async def test_what_is_asked_wrongly_is_told_so(method, path, content_type, stat
         assert set(answer.json()["problems"][0]) == {"field", "seen", "wanted"}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "location"),
+    [
+        ("GET", "/Here", 301, "/here"),
+        ("HEAD", "//here/", 301, "/here"),
+        ("POST", "/here/", 307, "/here"),
+        ("POST", "/HERE", 307, "/here"),
+        ("POST", "/here", 404, None),
+        ("POST", "/echo/", 404, None),
+    ],
+)
+async def test_a_path_that_is_almost_right_leads_to_a_forgiving_route(method, path, status, location):
+    forgiving = Route("POST", "/here", ECHO.handler, is_forgiving=True)
+    answer = await ask(app_of(ECHO, forgiving), path, method=method)
+    assert (answer.status, answer.headers.get("location")) == (status, location)
+
+
 async def test_a_wrong_method_is_told_the_right_ones():
     app = app_of(ECHO, Route("GET", "/echo", ECHO.handler))
     answer = await ask(app, method="PUT")
