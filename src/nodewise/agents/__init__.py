@@ -15,6 +15,7 @@ REGISTRY: Final[dict[str, str]] = {
     "gpu": "nodewise.agents.gpu:KIND",
     "safe": "nodewise.agents.safe:KIND",
     "congestion": "nodewise.agents.congestion:KIND",
+    "pigeon": "nodewise.agents.pigeon:KIND",
 }
 
 

@@ -1,0 +1,57 @@
+"""The pigeon agent: the node with which, if it takes the pod, the whole cluster is most like what it is to be like.
+
+| file | what lives there |
+|---|---|
+| `options.py` | settings |
+| `config.py` | the older system's file, and what follows from both |
+| `resources.py` | what pods ask for, what nodes have and what is requested of them, in the same units |
+| `moments.py` | mean and covariance over nodes, and what they become with one more pod |
+| `objectives.py` | the three objectives |
+| `demand.py` | mean and covariance of what pods ask for |
+| `memory.py` | which pods have counted for that, and how it is kept |
+| `ranks.py` | from values to scores |
+| `details.py` | what the objective comes to on each node, in numbers and words |
+| `state.py` | nodes in, the slot of the View out |
+| `agent.py` | answers a request |
+
+Takes over from the agent `pigeon` of kube-safe-scheduler 0.0.1.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from nodewise.agent import Hands, Watched
+from nodewise.agents.pigeon import config
+from nodewise.agents.pigeon.agent import PigeonAgent
+from nodewise.agents.pigeon.options import PigeonOptions
+from nodewise.agents.pigeon.state import PigeonNode, PigeonPod, PigeonState
+
+
+class PigeonKind:
+    """The row of the registry."""
+
+    name = "pigeon"
+    summary = "spread or pack by what is requested of all nodes, as the pods that come need it"
+    options = PigeonOptions
+    pod_fields = PigeonPod
+    node_fields = PigeonNode
+
+    def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:  # noqa: ARG002
+        return ()
+
+    def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
+        """Whether any node says how much is requested there (`agent.Concerned`)."""
+        given = (node.metadata.annotations for node in nodes)
+        return any(one.requested_cpu is not None for one in given if one is not None)
+
+    def state(self, options: PigeonOptions, sync_period_s: float) -> PigeonState:  # noqa: ARG002
+        return PigeonState(config.aim(options), options.pigeon_gpu_resource)
+
+    def agent(self, options: PigeonOptions) -> PigeonAgent:
+        return PigeonAgent(options, config.aim(options))
+
+    def controller(self, options: PigeonOptions, hands: Hands) -> None:
+        """Nothing is written."""
+
+
+KIND: Final = PigeonKind()

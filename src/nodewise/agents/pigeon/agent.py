@@ -1,0 +1,83 @@
+"""Answers requests: what the cluster would be like with the pod on each candidate, all other nodes counted in."""
+
+from typing import Final
+
+import numpy as np
+
+from nodewise.agent import Names, Scores, Verdict, Victims, View
+from nodewise.agents.pigeon import demand as demands
+from nodewise.agents.pigeon import ranks, resources
+from nodewise.agents.pigeon.config import Aim
+from nodewise.agents.pigeon.details import PigeonDetails, bits
+from nodewise.agents.pigeon.options import PigeonOptions
+from nodewise.agents.pigeon.resources import Row
+from nodewise.agents.pigeon.state import PigeonPod, Slot
+from nodewise.statistics.missing import NoStatistics
+
+PRIORITY: Final = "pigeon-holing"
+"""What the older system calls the agent's scores."""
+
+
+class PigeonAgent:
+    """The agent `pigeon`."""
+
+    name = "pigeon"
+
+    def __init__(self, options: PigeonOptions, aim: Aim) -> None:
+        self._options = options
+        self._aim = aim
+        self.predicates: dict[str, object] = {}
+        self.priorities = {PRIORITY: self.score}
+
+    def question(self, pod: PigeonPod) -> None:
+        """Which nodes are rejected is the same for all pods."""
+
+    def filter(self, pod: PigeonPod, candidates: Names, view: View) -> Verdict | None:  # noqa: ARG002
+        """With --when-missing reject, nodes of which nobody says how much is requested there."""
+        slot: Slot | None = view.slots.get(self.name)
+        if not self._options.rejects_missing:
+            return None
+        missing = np.ones(len(candidates), bool) if slot is None else slot.missing[candidates.numbers] > 0
+        return Verdict(missing.astype(np.int16), (NoStatistics(self.name),))
+
+    def preempt(self, pod: PigeonPod, candidates: Names, view: View, victims: Victims) -> Verdict | None:  # noqa: ARG002
+        """What is evicted does not make known what is requested."""
+        return self.filter(pod, candidates, view)
+
+    def score(self, pod: PigeonPod, candidates: Names, view: View) -> Scores | None:
+        """Nodes that the pod does not fit get 0."""
+        slot: Slot | None = view.slots.get(self.name)
+        if slot is None:
+            return None
+        wanted = resources.demand(pod, self._options.pigeon_gpu_resource)
+        details = self._details(
+            slot, wanted[: self._aim.resources], candidates, self._variability(slot, pod, wanted)
+        )
+        return Scores(self._points(details), details=details)
+
+    def _variability(self, slot: Slot, pod: PigeonPod, wanted: Row) -> float | None:
+        """Of what pods ask for, this one among them."""
+        if not slot.layout.follows_demand:
+            return None
+        return demands.variability(slot.memory.with_pod(pod.metadata.uid, wanted), slot.scale)
+
+    def _details(
+        self, slot: Slot, wanted: Row, candidates: Names, variability: float | None
+    ) -> PigeonDetails:
+        numbers = candidates.numbers
+        lacking = slot.room[:, numbers] < wanted[:, None]
+        fits = ~lacking.any(axis=0)
+        measured = np.full(len(numbers), np.nan)
+        measured[fits] = slot.layout.measured(numbers[fits], wanted)
+        missing = slot.missing[numbers]
+        return PigeonDetails(
+            self._aim.objective, measured, variability, bits(lacking), missing if missing.any() else None
+        )
+
+    def _points(self, details: PigeonDetails) -> ranks.Points:
+        values = details.values()
+        given, missing = self._options.score_missing, details.missing
+        if given is None or missing is None:
+            return ranks.points(values)
+        unknown = (missing > 0) & ~np.isnan(values)
+        return np.where(unknown, given, ranks.points(np.where(unknown, np.nan, values)))

@@ -1,0 +1,114 @@
+"""The older system's file `pigeon.cfg`, and what follows from it and the settings together.
+
+A line is `key = value`. Blanks around either mean nothing, and what follows a # is a comment; of equal keys the
+last counts.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from nodewise.agents.pigeon.objectives import A_BINPACK, OBJECTIVES, Objective
+from nodewise.agents.pigeon.options import PigeonOptions
+from nodewise.errors import BadSettings, Problem, shown
+
+DEFAULT: Final = "pigeon.cfg"
+OBJECTIVE: Final = "policyObjective"
+INDEX: Final = "policyResourceIndex"
+
+_MOST_BYTES: Final = 2**16
+
+
+class Aim(NamedTuple):
+    """What the agent goes by."""
+
+    objective: Objective
+    prime: int
+    """The resource by which two of the objectives go."""
+    resources: int
+    """How many of them count."""
+    problems: tuple[str, ...] = ()
+    """What is odd about the file and does no harm, in words."""
+
+
+class _Entry(NamedTuple):
+    value: str
+    where: str
+    """File and line, for errors."""
+
+
+def aim(options: PigeonOptions) -> Aim:
+    """Settings and file together. `BadSettings` names all that is wrong, or where the two contradict each other."""
+    path = options.pigeon_config or DEFAULT
+    entries, odd = _read(path, is_needed=bool(options.pigeon_config))
+    wrong: list[Problem] = []
+    objective = _objective(options, entries.get(OBJECTIVE), wrong)
+    prime = _prime(options, entries.get(INDEX), wrong)
+    if wrong:
+        raise BadSettings("pigeon", wrong)
+    return Aim(objective, prime, options.num_resources, odd)
+
+
+def _read(path: str, *, is_needed: bool) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
+    """The entries of a file by key, and what is odd about it."""
+    try:
+        if not is_needed and not Path(path).exists():
+            return {}, ()
+        with Path(path).open("rb") as file:
+            given = file.read(_MOST_BYTES + 1)
+        lines = list(_lines(path, given.decode("utf-8-sig")))
+    except (OSError, ValueError) as error:
+        raise _unreadable(f"{path}: {error}") from error
+    if len(given) > _MOST_BYTES:
+        raise _unreadable(f"{path}: more than {_MOST_BYTES} bytes")
+    known = {key: entry for key, entry in lines if key in (OBJECTIVE, INDEX)}
+    wanted = f"{OBJECTIVE}=… or {INDEX}=…"
+    odd = (Problem(entry.where, shown(key), wanted) for key, entry in lines if key not in (OBJECTIVE, INDEX))
+    return known, tuple(map(str, odd))
+
+
+def _unreadable(seen: str) -> BadSettings:
+    return BadSettings("pigeon", [Problem("--pigeon-config", seen, "a readable file of lines key=value")])
+
+
+def _lines(path: str, text: str) -> Iterator[tuple[str, _Entry]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        given = line.partition("#")[0].strip()
+        if given:
+            key, _, value = given.partition("=")
+            yield key.strip(), _Entry(value.strip(), f"{path} line {number}")
+
+
+def _objective(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -> Objective:
+    chosen = options.policy_objective
+    if entry is None:
+        return chosen or A_BINPACK
+    where = f"{entry.where}: {OBJECTIVE}"
+    if entry.value not in OBJECTIVES:
+        wrong.append(Problem(where, shown(entry.value), f"one of {', '.join(OBJECTIVES)}"))
+    elif chosen and chosen != entry.value:
+        wrong.append(_contradicted(where, entry.value, f"--policy-objective {chosen}"))
+    else:
+        return entry.value
+    return A_BINPACK
+
+
+def _prime(options: PigeonOptions, entry: _Entry | None, wrong: list[Problem]) -> int:
+    chosen, most = options.policy_resource_index, options.num_resources - 1
+    wanted = f"a whole number from 0 to {most}, as {options.num_resources} resources count"
+    if chosen is not None and chosen > most:
+        wrong.append(Problem("--policy-resource-index", str(chosen), wanted))
+    if entry is None:
+        return chosen or 0
+    where = f"{entry.where}: {INDEX}"
+    index = next((number for number in range(most + 1) if entry.value == str(number)), None)
+    if index is None:
+        wrong.append(Problem(where, shown(entry.value), wanted))
+    elif chosen is not None and chosen != index:
+        wrong.append(_contradicted(where, entry.value, f"--policy-resource-index {chosen}"))
+    return index or 0
+
+
+def _contradicted(where: str, value: str, setting: str) -> Problem:
+    """Not one over the other: whoever set both means something, and half of it would not happen."""
+    return Problem(where, f"{value}, but {setting}", "the same in both, or one of the two alone")

@@ -1,0 +1,121 @@
+"""What the agent remembers of the pods that it was asked about: their statistics, and which of them have counted.
+
+It is kept as JSON, so that a restart or another replica goes on with it. A pod counts once, however often it is tried
+again, by whichever replica: what is kept says which pods it has. So news are never counted twice, and those of several
+replicas add up.
+"""
+
+from collections import OrderedDict, deque
+from hashlib import blake2b
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+
+from nodewise.agents.pigeon import demand
+from nodewise.agents.pigeon.demand import Statistics
+from nodewise.agents.pigeon.resources import NAMES, Row
+from nodewise.errors import UNREADABLE, BadInput, Problem
+from nodewise.statistics.amounts import MOST
+
+MOST_PODS: Final = 4096
+"""Pods that are known to have counted, the newest ones; one that comes again after so many others counts again."""
+MOST_NEWS: Final = 1024
+"""Pods that are not kept yet. Of what came before so many the statistics hold next to nothing."""
+MOST_BYTES: Final = 2**19
+_MARK_BYTES: Final = 8
+
+_SIZE: Final = msgspec.Meta(min_length=len(NAMES), max_length=len(NAMES))
+_LARGEST: Final = float(MOST)
+_Mean = Annotated[list[Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]], _SIZE]
+_Products = Annotated[list[Annotated[float, msgspec.Meta(ge=-(_LARGEST**2), le=_LARGEST**2)]], _SIZE]
+_Mark = Annotated[str, msgspec.Meta(max_length=2 * _MARK_BYTES)]
+
+
+class _Kept(msgspec.Struct, kw_only=True):
+    samples: Annotated[int, msgspec.Meta(ge=0, le=demand.WINDOW)]
+    mean: _Mean
+    covariance: Annotated[list[_Products], _SIZE]
+    pods: Annotated[list[_Mark], msgspec.Meta(max_length=MOST_PODS)]
+    """Those that have counted, the oldest first, as hashes of their uids."""
+
+
+class Memory:
+    """Changes when a pod was asked about, and when something is recalled; never while an answer is made."""
+
+    def __init__(self) -> None:
+        self._statistics = demand.NONE
+        self._pods: OrderedDict[str, None] = OrderedDict()
+        self._news: deque[tuple[str, Row]] = deque(maxlen=MOST_NEWS)
+        """What is not known to be kept."""
+        self._nameless = 0
+
+    def with_pod(self, uid: str, wanted: Row) -> Statistics:
+        """The statistics with this pod, counted if it has not been yet. A pod without a uid is always a new one."""
+        return self._statistics if uid and _mark(uid) in self._pods else demand.seen(self._statistics, wanted)
+
+    def count(self, uid: str, wanted: Row) -> None:
+        """Count a pod, unless it has been."""
+        mark = _mark(uid) if uid else self._number()
+        if mark in self._pods:
+            self._pods.move_to_end(mark)
+            return
+        self._add(mark, wanted)
+        self._news.append((mark, wanted))
+
+    def _number(self) -> str:
+        """A mark that no pod has."""
+        while f"#{self._nameless}" in self._pods:
+            self._nameless += 1
+        return f"#{self._nameless}"
+
+    def recall(self, kept: bytes) -> None:
+        """Go on from what was kept, with the news that it does not have. `BadInput` names what is wrong with it."""
+        self._statistics, self._pods = _decoded(kept)
+        news = [(mark, wanted) for mark, wanted in self._news if mark not in self._pods]
+        for mark, wanted in news:
+            self._add(mark, wanted)
+        self._news = deque(news, MOST_NEWS)
+
+    def keep(self, kept: bytes | None) -> bytes | None:
+        """What is to be kept; None where all is. What cannot be read is written over."""
+        if kept is not None:
+            try:
+                self.recall(kept)
+            except BadInput:
+                kept = None
+        return self._encoded() if self._news or (kept is None and self._pods) else None
+
+    def _add(self, mark: str, wanted: Row) -> None:
+        self._statistics = demand.seen(self._statistics, wanted)
+        self._pods[mark] = None
+        while len(self._pods) > MOST_PODS:
+            self._pods.popitem(last=False)
+
+    def _encoded(self) -> bytes:
+        samples, mean, covariance = self._statistics
+        pods = list(self._pods)
+        return _encode(_Kept(samples=samples, mean=mean.tolist(), covariance=covariance.tolist(), pods=pods))
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(_Kept).decode
+
+
+def _decoded(kept: bytes) -> tuple[Statistics, OrderedDict[str, None]]:
+    if len(kept) > MOST_BYTES:
+        raise _unreadable(f"{len(kept)} bytes", f"at most {MOST_BYTES}")
+    try:
+        found = _decode(kept)
+    except UNREADABLE as error:
+        raise _unreadable(str(error), "JSON as the agent keeps it") from error
+    statistics = Statistics(found.samples, np.array(found.mean), np.array(found.covariance))
+    return statistics, OrderedDict.fromkeys(found.pods)
+
+
+def _unreadable(seen: str, wanted: str) -> BadInput:
+    return BadInput("what pigeon remembers", [Problem("pigeon.json", seen, wanted)])
+
+
+def _mark(uid: str) -> str:
+    return blake2b(uid.encode("utf-8", "replace"), digest_size=_MARK_BYTES).hexdigest()

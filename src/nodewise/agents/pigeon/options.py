@@ -1,0 +1,32 @@
+"""Settings of the pigeon agent."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from nodewise.agents.pigeon.resources import GPU, NAMES
+from nodewise.statistics.missing import MissingOptions
+
+
+class PigeonOptions(MissingOptions, frozen=True, kw_only=True):
+    """What the cluster is to be like, and by which resources."""
+
+    num_resources: Annotated[int, msgspec.Meta(ge=1, le=len(NAMES))] = 2
+    """How many resources count, of cpu, memory, pods, gpu and ephemeral-storage, in this order."""
+
+    policy_objective: Literal["", "A_BINPACK", "LOAD_BALANCE", "CONSOLIDATE"] = ""
+    """What a pod's node is chosen for. `A_BINPACK`: that nodes differ as much in how full they are as pods differ in
+    what they ask for; equal pods are spread, and where small ones come beside large ones, nodes are kept free for
+    these. `LOAD_BALANCE`: that nodes are equally full. `CONSOLIDATE`: that they are not, but full or empty. Not given:
+    that of pigeon.cfg, else A_BINPACK."""
+
+    policy_resource_index: Annotated[int, msgspec.Meta(ge=0, lt=len(NAMES))] | None = None
+    """The resource by which LOAD_BALANCE and CONSOLIDATE go: 0 is cpu, 1 memory, and so on. Not given: that of
+    pigeon.cfg, else 0."""
+
+    pigeon_config: str = ""
+    """The older system's file, with lines such as `policyObjective=CONSOLIDATE` and `policyResourceIndex=1`. Not given:
+    pigeon.cfg in the working folder, if it is there."""
+
+    pigeon_gpu_resource: str = GPU
+    """What the fourth resource is called on nodes and in pods' requests, such as nvidia.com/gpu."""

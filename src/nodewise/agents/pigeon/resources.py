@@ -1,0 +1,88 @@
+"""The five resources that the agent knows, in the order of `num_resources`, and the units in which it counts them.
+
+Milli-CPU, MiB, pods, cards, GiB; whole numbers, what is left over of a unit does not count.
+"""
+
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.errors import UNREADABLE
+from nodewise.statistics import amounts, annotations, capacity, requests
+from nodewise.statistics.amounts import MOST
+from nodewise.statistics.annotations import AllocationAnnotations
+from nodewise.statistics.requests import RequestingPod
+
+NAMES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
+"""Also of the annotations `requested-<name>`, whatever the resource is called that counts as `gpu`."""
+GPU: Final = "gpu"
+
+UNITS: Final = np.array([1.0, 2.0**20, 1.0, 1.0, 2.0**30])
+"""How much of what annotations and quantities say makes one of ours."""
+
+LEAST_CPU: Final = 10
+LEAST_MEMORY: Final = 16
+"""What a pod counts for that asks for none."""
+
+Row = NDArray[np.float64]
+"""By resource, in our units."""
+Amounts = tuple[float, ...]
+"""By resource, in the units of quantities."""
+NOTHING: Final[Amounts] = (np.nan,) * len(NAMES)
+
+_decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
+
+
+def demand(pod: RequestingPod, gpu: str = GPU) -> Row:
+    """What the containers of a pod ask for, without those that initialise, and without overhead."""
+    memory, storage = (requests.together(pod, name) for name in ("memory", "ephemeral-storage"))
+    return np.array(
+        [
+            requests.together(pod, "cpu") or LEAST_CPU,
+            memory // 2**20 or LEAST_MEMORY,
+            1,
+            requests.together(pod, gpu),
+            storage // 2**30,
+        ],
+        np.float64,
+    )
+
+
+def allocatable(given: msgspec.Raw, gpu: str = GPU) -> Amounts:
+    """What a node can give to pods, in the units of quantities; 0 for what it does not say."""
+    found = capacity.read(given)
+    cards = found.gpu if gpu == GPU else _amount(given, gpu)
+    return (found.cpu_milli, found.memory_bytes, found.pods, cards, found.ephemeral_storage_bytes)
+
+
+def _amount(given: msgspec.Raw, resource: str) -> int:
+    try:
+        found = _decode(given) or {}
+    except UNREADABLE:
+        found = {}
+    return amounts.units(found.get(resource))
+
+
+def requested(given: AllocationAnnotations | None) -> Amounts:
+    """What the pods of a node ask for together, as its annotations have it; NaN where they do not say.
+
+    Decimal text is read as well: older annotators wrote `1610612736.0`.
+    """
+    if given is None:
+        return NOTHING
+    texts = (
+        given.requested_cpu,
+        given.requested_memory,
+        given.requested_pods,
+        given.requested_gpu,
+        given.requested_ephemeral_storage,
+    )
+    return tuple(map(annotations.number, texts))
+
+
+def counted(given: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Amounts (5, n) in our units: what is below 0 is 0, and what is beyond all quantities is the largest of them."""
+    found: NDArray[np.float64] = np.floor(np.clip(given, 0, MOST) / UNITS[:, None])
+    return found

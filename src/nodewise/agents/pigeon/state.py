@@ -1,0 +1,141 @@
+"""Nodes in, the pigeon slot of the View out; and the memory of the pods that were asked about."""
+
+import operator
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from nodewise.agent import Inputs, NodeIndex, ObjectKey, Want, World
+from nodewise.agents.pigeon import resources
+from nodewise.agents.pigeon.config import DEFAULT, Aim
+from nodewise.agents.pigeon.details import Bits, bits
+from nodewise.agents.pigeon.memory import Memory
+from nodewise.agents.pigeon.moments import Floats
+from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, Layout, Table
+from nodewise.agents.pigeon.resources import Amounts, Row
+from nodewise.statistics.annotations import AllocationAnnotations
+from nodewise.statistics.capacity import NodeStatus
+from nodewise.statistics.requests import RequestingPod
+
+_STRIDE: Final = 128
+"""Nodes between two pauses."""
+
+
+class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
+    annotations: AllocationAnnotations | None = None
+
+
+class PigeonNode(msgspec.Struct, frozen=True, gc=False):
+    """What is read of a node."""
+
+    metadata: NodeMetadata = NodeMetadata()
+    status: NodeStatus = NodeStatus()
+
+
+_NOBODY: Final = PigeonNode()
+
+
+class PodMetadata(msgspec.Struct, frozen=True, gc=False):
+    uid: str = ""
+
+
+class PigeonPod(RequestingPod, frozen=True, gc=False):
+    """What is read of a pod."""
+
+    metadata: PodMetadata = PodMetadata()
+
+
+class Slot(NamedTuple):
+    """All nodes, as the objective sees them."""
+
+    room: Floats
+    """(R, N+1): what is left of what a node has, below 0 for the node that we do not know."""
+    layout: Layout
+    scale: Row
+    """(R): what a node has on average, of those that have any."""
+    missing: Bits
+    """(N+1)"""
+    memory: Memory
+    """Grows as pods are asked about, while the slot stands."""
+
+
+class _Read(NamedTuple):
+    """A node, and what it says."""
+
+    node: Any
+    capacity: Amounts
+    requested: Amounts
+
+
+class PigeonState:
+    """Remembers what was read of nodes, and of the pods that came (`agent.Counting`, `agent.Remembering`)."""
+
+    inputs = Inputs(frozenset(), node_objects=True, metrics=False)
+    each_replica_learns = True
+
+    def __init__(self, aim: Aim, gpu: str) -> None:
+        self._aim = aim
+        self._gpu = gpu
+        self._memory = Memory()
+        self._read: dict[str, _Read] = {}
+        self._made: tuple[NodeIndex, Sequence[_Read], Slot] | None = None
+
+    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
+        """What nodes have and what is requested of them is in the nodes."""
+        return frozenset()
+
+    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
+        """What is odd about the file."""
+        return {DEFAULT: self._aim.problems} if self._aim.problems else {}
+
+    def asked(self, pod: PigeonPod) -> None:
+        """Count the pod, if the objective goes by what pods ask for."""
+        if self._aim.objective == A_BINPACK:
+            self._memory.count(pod.metadata.uid, resources.demand(pod, self._gpu))
+
+    def recall(self, kept: bytes) -> None:
+        self._memory.recall(kept)
+
+    def keep(self, kept: bytes | None) -> bytes | None:
+        return self._memory.keep(kept)
+
+    def slot(self, world: World) -> Generator[None, None, Slot]:
+        """Lay the nodes out; the same slot where none of them changed."""
+        read: dict[str, _Read] = {}
+        for number, name in enumerate(world.nodes.known):
+            node, before = world.node_objects.get(("", name), _NOBODY), self._read.get(name)
+            read[name] = before if before is not None and before.node is node else self._of(node)
+            if not number % _STRIDE:
+                yield
+        self._read, found = read, tuple(read.values())
+        made = self._made
+        if made is not None and made[0] is world.nodes and all(map(operator.is_, made[1], found)):
+            return made[2]
+        slot = yield from self._laid_out(found)
+        self._made = world.nodes, found, slot
+        return slot
+
+    def _of(self, node: Any) -> _Read:
+        capacity = resources.allocatable(node.status.allocatable, self._gpu)
+        return _Read(node, capacity, resources.requested(node.metadata.annotations))
+
+    def _laid_out(self, found: Sequence[_Read]) -> Generator[None, None, Slot]:
+        count = self._aim.resources
+        capacity = _table([one.capacity for one in found])[:count]
+        requested = _table([one.requested for one in found])[:count]
+        yield
+        missing = np.isnan(requested) & (capacity > 0)
+        table = Table(capacity, np.nan_to_num(requested))
+        room = np.pad(capacity - table.used, ((0, 0), (0, 1)), constant_values=-1.0)
+        has_some = (capacity > 0).sum(axis=1)
+        scale = capacity.sum(axis=1) / np.maximum(has_some, 1)
+        yield
+        layout = LAYOUTS[self._aim.objective](table, self._aim.prime)
+        return Slot(room, layout, scale, bits(np.pad(missing, ((0, 0), (0, 1)))), self._memory)
+
+
+def _table(rows: Sequence[Amounts]) -> Floats:
+    """Amounts in our units, by resource and node."""
+    return resources.counted(np.array(rows, np.float64).reshape(-1, len(resources.NAMES)).T)
