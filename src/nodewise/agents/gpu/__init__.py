@@ -20,7 +20,7 @@
 | `tiles.py` | which tiles of a card, at bind |
 | `details.py` | which cards a pod would get on a node, or what is lacking there, in words |
 | `reasons.py` | why a node is rejected, in words |
-| `state.py`, `changes.py` | nodes, pods and ledgers in, the slot of the View out |
+| `state.py` | nodes, pods and ledgers in, the slot of the View out |
 | `showing.py` | the books as `/state/gpu` shows them |
 | `agent.py` | answers a request, and plans a bind |
 | `descheduling.py` | which pods are told to go |

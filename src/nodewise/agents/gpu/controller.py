@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from nodewise import changes
 from nodewise import clock as clocks
 from nodewise.agent import Hands, NodeIndex, ObjectKey, View, World
-from nodewise.agents.gpu import census, changes, checking, descheduling, gauges, sweeping
+from nodewise.agents.gpu import census, checking, descheduling, gauges, sweeping
 from nodewise.agents.gpu.census import Census, Reader
 from nodewise.agents.gpu.checking import Difference, Told
 from nodewise.agents.gpu.gauges import Gauge

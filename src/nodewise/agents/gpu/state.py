@@ -10,11 +10,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nodewise import changes
 from nodewise.agent import Inputs, NodeIndex, ObjectKey, Want, World
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import cards as decks
 from nodewise.agents.gpu import census as censuses
-from nodewise.agents.gpu import changes, fragmentation, processors
+from nodewise.agents.gpu import fragmentation, processors
 from nodewise.agents.gpu import layout as layouts
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu import typical as typicals

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from nodewise.agents.gpu import changes
+from nodewise import changes
 from nodewise.agents.gpu.pods import BookedPod
 from tests.unit.agents.gpu.facts import pod
 

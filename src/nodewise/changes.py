@@ -3,7 +3,8 @@
 from collections.abc import Generator, Mapping
 from typing import Any, Final, NamedTuple
 
-from nodewise.agent import ObjectKey
+Key = tuple[str, str]
+"""Namespace and name of an object."""
 
 _STRIDE: Final = 1024
 """Objects that are looked up between two pauses: a third of a millisecond."""
@@ -11,9 +12,7 @@ _BLOCK: Final = 512
 """Objects that are compared at once."""
 
 
-def between(
-    old: Mapping[ObjectKey, Any], new: Mapping[ObjectKey, Any]
-) -> Generator[None, None, list[ObjectKey]]:
+def between(old: Mapping[Key, Any], new: Mapping[Key, Any]) -> Generator[None, None, list[Key]]:
     """The keys of objects that are others now, came or went.
 
     To look 20,000 keys up takes 5 ms. But the order of a store is that in which objects came, so most of two snapshots
@@ -23,7 +22,7 @@ def between(
         return []
     before, after = _Side(list(old), list(old.values())), _Side(list(new), list(new.values()))
     yield
-    found: list[ObjectKey] = []
+    found: list[Key] = []
     i = j = 0
     while i < len(before.keys) or j < len(after.keys):
         if before.values[i : i + _BLOCK] == after.values[j : j + _BLOCK] and i + _BLOCK < len(before.keys):
@@ -50,16 +49,14 @@ def between(
 
 
 class _Side(NamedTuple):
-    keys: list[ObjectKey]
+    keys: list[Key]
     values: list[Any]
 
-    def key(self, place: int) -> ObjectKey | None:
+    def key(self, place: int) -> Key | None:
         return self.keys[place] if place < len(self.keys) else None
 
 
-def _looked_up(
-    old: Mapping[ObjectKey, Any], new: Mapping[ObjectKey, Any]
-) -> Generator[None, None, list[ObjectKey]]:
+def _looked_up(old: Mapping[Key, Any], new: Mapping[Key, Any]) -> Generator[None, None, list[Key]]:
     """The same, one by one: of a list in another order."""
     found = []
     for number, key in enumerate((*new, *(key for key in old if key not in new))):
