@@ -1,0 +1,83 @@
+"""Views without a cluster."""
+
+from collections.abc import Generator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.agent import Inputs, Resource, Watched, World
+from nodewise.errors import BadInput, BadSettings
+from nodewise.extender import lone
+from nodewise.extender.lone import LoneViews
+
+
+class Annotations(msgspec.Struct, frozen=True, gc=False):
+    heat: str | None = None
+
+
+class Metadata(msgspec.Struct, frozen=True, gc=False):
+    annotations: Annotations | None = None
+
+
+class NodeFields(msgspec.Struct, frozen=True, gc=False):
+    metadata: Metadata = Metadata()
+
+
+class Heats:
+    inputs = Inputs(frozenset(), node_objects=True)
+
+    def slot(self, world: World) -> Generator[None, None, dict[str, str | None]]:
+        yield
+        return {name: _heat(node) for (_, name), node in world.node_objects.items()}
+
+
+def _heat(node: Any) -> str | None:
+    return node.metadata.annotations and node.metadata.annotations.heat
+
+
+THINGS = Resource(group="x", version="v1", plural="things", kind="Thing", namespaced=True)
+
+
+def kind(*watched: Watched) -> Any:
+    return SimpleNamespace(name="heats", node_fields=NodeFields, watched=lambda _: watched)
+
+
+def views() -> LoneViews:
+    return LoneViews([kind()], {"heats": Heats()})  # type: ignore[dict-item]
+
+
+def body(*nodes: str) -> bytes:
+    return b'{"Pod":{"metadata":{"name":"p"}},"Nodes":{"items":[%b]}}' % ",".join(nodes).encode()
+
+
+NODE = '{"metadata":{"name":"%s","annotations":{"heat":"%s","other":"x"}}}'
+
+
+class TestView:
+    def test_it_is_made_of_the_request_s_own_nodes(self) -> None:
+        view = views().view(body(NODE % ("b", 1), '{"metadata":{"name":"a"}}'), 5.0)
+        assert (view.nodes.known, view.slots, view.at) == (("b", "a"), {"heats": {"b": "1", "a": None}}, 5.0)
+
+    def test_each_has_a_number(self) -> None:
+        made = views()
+        assert [made.view(body(), 0.0).generation for _ in range(2)] == [1, 2]
+
+    def test_keys_in_other_case_are_understood(self) -> None:
+        given = body('{"Metadata":{"NAME":"a","Annotations":{"heat":"2"}}}').replace(b'"Nodes"', b'"NODES"')
+        assert views().view(given.replace(b'"items"', b'"Items"'), 0.0).slots == {"heats": {"a": "2"}}
+
+    def test_of_names_nothing_is_known(self) -> None:
+        view = views().view(b'{"Pod":{},"NodeNames":["a"]}', 0.0)
+        assert (len(view.nodes), view.slots) == (0, {"heats": {}})
+
+    def test_a_node_that_cannot_be_read_is_named(self) -> None:
+        with pytest.raises(BadInput, match=r"Nodes\.items\[1\]\.metadata\.annotations\.heat"):
+            views().view(body(NODE % ("a", 1), '{"metadata":{"name":"b","annotations":{"heat":3}}}'), 0.0)
+
+
+def test_agents_that_need_a_cluster_are_named() -> None:
+    lone.check([kind()], {"heats": None})
+    with pytest.raises(BadSettings, match="agent heats; wanted a cluster: it reads things"):
+        lone.check([kind(Watched("things", THINGS, NodeFields))], {"heats": None})
