@@ -7,12 +7,8 @@ import msgspec
 from nodewise.metrics.source import Want
 
 
-class StatisticsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the statistics of nodes come from."""
-
-    statistics: Literal["annotations", "metrics"] = "annotations"
-    """Where mean and deviation of what nodes use come from. `annotations`: of the nodes, such as `nodewise annotate`
-    writes. `metrics`: the source of --metrics, asked once a refresh period."""
+class WindowOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How statistics of nodes are made, for those who read them and for the annotator."""
 
     statistics_window_s: Annotated[float, msgspec.Meta(gt=0)] = 900.0
     """Over how long mean and deviation are taken, for CPU and memory alike. Shorter follows the load closer, longer
@@ -36,10 +32,22 @@ class StatisticsOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory_deviation_query: str = ""
     """The same for the standard deviation of these bytes."""
 
+    exporter_matchers: str = ""
+    """Which of node exporter's series these queries ask for, where there are several of a node: matchers of labels,
+    such as job="node-exporter"."""
+
     @property
     def max_age_s(self) -> float:
         """The greatest age that counts."""
         return self.statistics_max_age_s or 3600.0
+
+
+class StatisticsOptions(WindowOptions, frozen=True, kw_only=True):
+    """Where an agent has the statistics of nodes from."""
+
+    statistics: Literal["annotations", "metrics"] = "annotations"
+    """Where mean and deviation of what nodes use come from. `annotations`: of the nodes, such as `nodewise annotate`
+    writes. `metrics`: the source of --metrics, asked once a refresh period."""
 
 
 class UsageWants(NamedTuple):
@@ -59,31 +67,35 @@ MEMORY_DEVIATION: Final = "memory_used_deviation"
 _FLEETING: Final = "pod, kubernetes_pod_name, controller_revision_hash, pod_template_generation"
 """Labels that change when an exporter is rolled out anew: the node would have two series, each of a part of the
 window."""
-MEMORY_USED: Final = (
-    f"sum without ({_FLEETING}) (node_memory_MemTotal_bytes - node_memory_MemAvailable_bytes)"
-)
-"""Bytes in use on each node, at one time."""
 _LONGEST_RATE_S: Final = 120.0
 """Two minutes hold four scrapes at the usual intervals; a rate over longer would smooth the bursts away."""
 
 
-def cpu_used(rate_s: float) -> str:
+def cpu_used(rate_s: float, matchers: str = "") -> str:
     """Cores in use on each node, at one time: an average over `rate_s`."""
-    idle = f'rate(node_cpu_seconds_total{{mode="idle"}}[{span(rate_s)}])'
+    chosen = ", ".join(filter(None, ('mode="idle"', matchers)))
+    idle = f"rate(node_cpu_seconds_total{{{chosen}}}[{span(rate_s)}])"
     return f"sum without (cpu, mode, {_FLEETING}) (1 - {idle})"
 
 
-def wants(options: StatisticsOptions) -> UsageWants:
+def memory_used(matchers: str = "") -> str:
+    """Bytes in use on each node, at one time."""
+    of = f"{{{matchers}}}" if matchers else ""
+    return f"sum without ({_FLEETING}) (node_memory_MemTotal_bytes{of} - node_memory_MemAvailable_bytes{of})"
+
+
+def wants(options: WindowOptions) -> UsageWants:
     """What is asked for, with the window put in."""
     window_s = options.statistics_window_s
     rate_s = min(window_s / 5, _LONGEST_RATE_S)
-    cpu = cpu_used(rate_s)
+    cpu = cpu_used(rate_s, options.exporter_matchers)
+    memory = memory_used(options.exporter_matchers)
     over = f"[{span(window_s)}:{span(rate_s / 4)}]"
     asked = (
         (CPU_MEAN, options.cpu_mean_query, f"avg_over_time(({cpu}){over})"),
         (CPU_DEVIATION, options.cpu_deviation_query, f"stddev_over_time(({cpu}){over})"),
-        (MEMORY_MEAN, options.memory_mean_query, f"avg_over_time(({MEMORY_USED}){over})"),
-        (MEMORY_DEVIATION, options.memory_deviation_query, f"stddev_over_time(({MEMORY_USED}){over})"),
+        (MEMORY_MEAN, options.memory_mean_query, f"avg_over_time(({memory}){over})"),
+        (MEMORY_DEVIATION, options.memory_deviation_query, f"stddev_over_time(({memory}){over})"),
     )
     return UsageWants(
         *(
