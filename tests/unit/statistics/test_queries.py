@@ -9,8 +9,8 @@ def test_one_window_for_cpu_and_memory():
     asked = queries.wants(StatisticsOptions(statistics_window_s=600.0))
     assert asked.cpu_mean.query == f"avg_over_time(({queries.cpu_used(120.0)})[600s:30s])"
     assert asked.cpu_deviation.query == f"stddev_over_time(({queries.cpu_used(120.0)})[600s:30s])"
-    assert asked.memory_mean.query == f"avg_over_time(({queries.MEMORY_USED})[600s:30s])"
-    assert asked.memory_deviation.query == f"stddev_over_time(({queries.MEMORY_USED})[600s:30s])"
+    assert asked.memory_mean.query == f"avg_over_time(({queries.memory_used()})[600s:30s])"
+    assert asked.memory_deviation.query == f"stddev_over_time(({queries.memory_used()})[600s:30s])"
     assert {want.max_age_s for want in asked} == {3600.0}
 
 
@@ -31,3 +31,9 @@ def test_a_query_of_ones_own_gets_the_window_put_in():
 def test_none_of_them_is_a_selector_whose_samples_would_be_asked_for():
     for want in queries.wants(StatisticsOptions()):
         assert not prometheus.is_selector(want.query)
+
+
+def test_matchers_choose_among_several_exporters():
+    asked = queries.wants(StatisticsOptions(exporter_matchers='job="node"'))
+    assert 'node_cpu_seconds_total{mode="idle", job="node"}' in asked.cpu_mean.query
+    assert asked.memory_mean.query.count('{job="node"}') == 2

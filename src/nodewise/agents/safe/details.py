@@ -1,0 +1,72 @@
+"""What is known of each candidate's risk: the numbers that decided, and the words for them, made when somebody asks."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agents.safe import beta
+from nodewise.agents.safe.shares import Shares
+from nodewise.statistics.load import RESOURCES
+from nodewise.statistics.missing import Missing
+
+
+class RiskDetails(NamedTuple):
+    """Of one answer (`agent.Details`, `agent.Numbered`)."""
+
+    shares: Shares
+    threshold: float
+    percentile: float
+    prints_table: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.shares.nbytes
+
+    def text(self, candidate: int) -> str:
+        """`cpu 62 % ± 10 %, risk 0.03 %; memory: no statistics`."""
+        return "; ".join(
+            self._words(resource, number, candidate) for number, resource in enumerate(RESOURCES)
+        )
+
+    def _words(self, resource: str, number: int, candidate: int) -> str:
+        missing = Missing(int(self.shares.missing[number, candidate]))
+        if missing:
+            return f"{resource}: {missing.words}"
+        mean = self.shares.mean[number, candidate]
+        deviation = self.shares.deviation[number, candidate]
+        risk = float(beta.risk(mean, deviation, self.threshold))
+        return f"{resource} {_percent(mean)} ± {_percent(deviation)}, risk {_percent(risk)}"
+
+    def distances(self) -> NDArray[np.float64]:
+        """By candidate: how far the risk is above what is accepted; 1 where there are no statistics."""
+        risks = beta.risk(self.shares.mean, self.shares.deviation, self.threshold)
+        worst = np.fmax(*risks)
+        beyond = np.maximum(worst - self.percentile, 0.0) / max(1 - self.percentile, np.finfo(float).tiny)
+        distances: NDArray[np.float64] = np.nan_to_num(np.minimum(beyond, 1.0), nan=1.0)
+        return distances
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """By resource: `mean_share`, `std_share`, `alpha`, `beta`, `risk`, `threshold`; `missing` where it is."""
+        return {resource: self._numbers(number, candidate) for number, resource in enumerate(RESOURCES)}
+
+    def _numbers(self, number: int, candidate: int) -> dict[str, Any]:
+        mean = float(self.shares.mean[number, candidate])
+        deviation = float(self.shares.deviation[number, candidate])
+        alpha, beta_ = beta.fit(mean, deviation if deviation >= beta.STEADY else 0.0)
+        found: dict[str, Any] = {
+            "mean_share": mean,
+            "std_share": deviation,
+            "alpha": float(alpha),
+            "beta": float(beta_),
+            "risk": float(beta.risk(mean, deviation, self.threshold)),
+            "threshold": self.threshold,
+        }
+        missing = Missing(int(self.shares.missing[number, candidate]))
+        return {**found, "missing": missing.words} if missing else found
+
+
+def _percent(share: float) -> str:
+    """Three digits of it: `62 %`, `0.0345 %`."""
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,33 @@
+"""Node statistics in, the slot of the View out; the same code online and offline."""
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from nodewise.agent import Inputs, ObjectKey, Want, World
+from nodewise.agents.safe import shares
+from nodewise.agents.safe.options import SafeOptions
+from nodewise.agents.safe.shares import Base
+from nodewise.statistics.load import LoadReader
+
+
+class SafeState:
+    """What does not depend on the pod is computed here, for all nodes."""
+
+    def __init__(self, options: SafeOptions) -> None:
+        self.inputs = Inputs(frozenset(), node_objects=True, metrics=options.statistics == "metrics")
+        self._forecast_weight = options.safe_forecast_weight / 100
+        self._reader = LoadReader(options)
+
+    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
+        """The metrics of the nodes' load, whatever objects there are."""
+        return self._reader.wants
+
+    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:  # noqa: ARG002
+        """None: no object is the agent's own."""
+        return {}
+
+    def slot(self, world: World) -> Generator[None, None, Base]:
+        """The load of all nodes."""
+        load = yield from self._reader.read(world)
+        yield
+        return shares.base(load, self._forecast_weight)

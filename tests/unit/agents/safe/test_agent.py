@@ -1,0 +1,246 @@
+"""What the safe agent answers. The older system's numbered cases are in tests/conformance."""
+
+import numpy as np
+import pytest
+
+from nodewise import clock
+from nodewise.agent import Named, NodeIndex, Numbered, View
+from nodewise.agents.safe import KIND
+from nodewise.agents.safe.options import SafeOptions
+from tests.unit.agents.safe.nodes import GIB, NOW, Asked, loaded, node, pod
+
+NOTHING = pod()
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "answer"),
+    [
+        (0.2, 0.05, (True, 10, 8)),
+        (0.2, 0.1, (True, 9, 7)),
+        (0.75, 0.1, (True, 6, 5)),
+        (0.85, 0.1, (False, 0, 4)),
+        (0.9, 0.0, (True, 10, 6)),
+        (0.925, 0.0, (False, 0, 5)),
+        (0.0, 0.25, (True, 10, 8)),
+        (1.0, 1.0, (False, 0, 0)),
+    ],
+)
+def test_the_less_risk_the_better(mean, deviation, answer):
+    assert Asked(loaded(mean, deviation)).all(NOTHING) == answer
+
+
+def test_a_bursty_node_that_is_nearly_idle_is_not_rejected():
+    """No beta distribution has so large a deviation; it is capped, and the risk is about the mean."""
+    asked = Asked(loaded(0.1, 0.31))
+    assert asked.accepts(NOTHING) == [True]
+    assert asked.numbers(NOTHING)["cpu"]["risk"] == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_pod_adds_its_request_to_the_mean():
+    asked = Asked(node(cpu=2000, cpu_std=400, memory=3 * GIB, memory_std=GIB // 2))
+    cpu, memory = asked.numbers(pod(cpu="500m", memory="1Gi")).values()
+    assert (cpu["mean_share"], cpu["std_share"]) == (0.625, 0.1)
+    assert (memory["mean_share"], memory["std_share"]) == (0.75, 0.0625)
+    assert cpu["risk"] == pytest.approx(0.000345, abs=1e-6)
+    assert cpu["threshold"] == 0.9
+    assert (cpu["alpha"], cpu["beta"]) == pytest.approx((14.0234375, 8.4140625))
+
+
+def test_the_worse_resource_decides():
+    asked = Asked(node(cpu=2000, cpu_std=400, memory=0.2 * GIB, memory_std=GIB // 2))
+    verdict = asked.filter(pod(cpu="500m"))
+    assert verdict.codes.tolist() == [2]
+    assert verdict.reasons[1].text() == "safe: risk of memory above 30 %"
+    assert asked.overload(pod(cpu="500m")) == [0]
+
+
+def test_of_two_reasons_the_first_is_told():
+    assert Asked(node(cpu=0, memory=0)).filter(NOTHING).codes.tolist() == [1]
+
+
+@pytest.mark.parametrize("weight", [0, 20, 100])
+def test_a_forecast_counts_by_its_weight(weight):
+    asked = Asked(node(cpu=2500, cpu_std=400, cpu_forecast=1000), safe_forecast_weight=weight)
+    assert asked.numbers(NOTHING)["cpu"]["mean_share"] == pytest.approx(0.375 + 0.00375 * weight)
+
+
+@pytest.mark.parametrize("text", ["N/A", "None", "nan", ""])
+def test_a_forecast_that_is_no_number_does_not_count(text):
+    asked = Asked(node(cpu=2500, cpu_forecast=text))
+    assert asked.numbers(NOTHING)["cpu"]["mean_share"] == 0.375
+
+
+@pytest.mark.parametrize(("std", "share"), [("abc", 0), ("nan", 0), ("-400", 0), ("1e308", 1), ("400", 0.1)])
+def test_a_deviation_that_is_none_is_0(std, share):
+    assert Asked(node(cpu=2000, cpu_std=std)).numbers(NOTHING)["cpu"]["std_share"] == share
+
+
+@pytest.mark.parametrize(
+    ("free", "share"), [("-1e308", 1), ("1e308", 0), ("5000", 0), ("-2000", 1), ("4000.0", 0)]
+)
+def test_shares_stay_between_0_and_1(free, share):
+    asked = Asked(node(cpu=free, cpu_forecast=free, cpu_std="1e308"))
+    assert asked.numbers(NOTHING)["cpu"]["mean_share"] == share
+    assert 0 <= asked.overload(NOTHING)[0] <= 10
+
+
+def test_with_a_percentile_of_0_no_risk_is_the_only_one_accepted():
+    asked = Asked(loaded(0.2, 0.05, "calm"), loaded(0.2, 0.1, "lively"), safe_percentile=0)
+    assert asked.accepts(NOTHING) == [True, False]
+    assert asked.overload(NOTHING) == [10, 0]
+
+
+def test_a_risk_equal_to_the_percentile_is_accepted():
+    assert Asked(loaded(0.95, 0.15), safe_percentile=100).accepts(NOTHING) == [True]
+    assert Asked(loaded(0.95, 0.0), safe_percentile=100).accepts(NOTHING) == [True]
+
+
+class TestWithoutStatistics:
+    BARE = node("bare")
+
+    def test_a_node_is_accepted_and_scores_0(self):
+        assert Asked(self.BARE).all(pod(cpu="1")) == (True, 0, 0)
+
+    def test_it_can_be_rejected_and_scored_otherwise(self):
+        asked = Asked(self.BARE, loaded(0.2, 0.05), when_missing="reject", score_missing=5)
+        verdict = asked.filter(NOTHING)
+        assert verdict.codes.tolist() == [3, 0]
+        assert verdict.reasons[2].text() == "safe: no fresh statistics"
+        assert asked.overload(NOTHING) == [5, 10]
+        assert asked.balance(NOTHING) == [5, 8]
+
+    def test_pass_is_another_word_for_accept(self):
+        assert Asked(self.BARE, when_missing="pass").accepts(NOTHING) == [True]
+
+    def test_one_resource_is_enough(self):
+        asked = Asked(node(memory=3 * GIB, memory_std=GIB // 2), when_missing="reject")
+        assert asked.all(pod(cpu="500m", memory="1Gi")) == (True, 9, 5)
+
+    def test_the_decision_names_what_is_missing(self):
+        details = Asked(node(memory=3 * GIB)).filter(NOTHING).details
+        assert details.text(0) == "cpu: no statistics; memory 62.5 % ± 0 %, risk 0 %"
+        assert details.numbers(0)["cpu"]["missing"] == "no statistics"
+        assert np.isnan(details.numbers(0)["cpu"]["mean_share"])
+        assert "missing" not in details.numbers(0)["memory"]
+
+    def test_old_ones_are_none(self):
+        old = node(cpu=2000, at=clock.format_rfc3339(NOW - 4000))
+        asked = Asked(old, when_missing="reject")
+        assert asked.accepts(NOTHING) == [False]
+        assert asked.filter(NOTHING).details.text(0).startswith("cpu: statistics are too old; ")
+
+    def test_a_node_without_capacity_has_none(self):
+        asked = Asked(node(room={}, cpu=2000, cpu_std=0))
+        assert asked.all(pod(cpu="1")) == (True, 0, 0)
+        assert asked.numbers(NOTHING)["cpu"]["missing"] == "nothing is allocatable"
+
+    def test_a_node_that_nobody_knows_has_none(self):
+        asked = Asked(loaded(0.2, 0.05))
+        assert asked.filter(NOTHING, ["strange", "n1"]).codes.tolist() == [0, 0]
+        assert asked.overload(NOTHING, ["strange", "n1"]) == [0, 10]
+
+
+class TestOfManyNodes:
+    def test_answers_are_in_the_order_of_the_request(self):
+        asked = Asked(loaded(0.2, 0.05, "a"), loaded(0.95, 0.0, "b"), loaded(0.75, 0.1, "c"))
+        assert asked.overload(NOTHING, ["c", "b", "a"]) == [6, 0, 10]
+        assert asked.filter(NOTHING, ["c", "b", "a"]).codes.tolist() == [0, 1, 0]
+
+    def test_no_nodes(self):
+        asked = Asked()
+        assert asked.overload(NOTHING) == []
+        assert asked.balance(NOTHING) == []
+        assert asked.filter(NOTHING).codes.tolist() == []
+        assert asked.filter(NOTHING).details.distances().tolist() == []
+
+    def test_5000_equal_ones(self):
+        asked = Asked(*(loaded(0.75, 0.1, f"n{number}") for number in range(5000)))
+        assert set(asked.overload(NOTHING)) == {6}
+        assert set(asked.balance(NOTHING)) == {5}
+        assert not asked.filter(NOTHING).codes.any()
+
+
+class TestPreempting:
+    def test_what_a_victim_frees_nobody_knows(self):
+        asked = Asked(loaded(0.95, 0.0))
+        verdict = asked.agent.preempt(NOTHING, asked.names, asked.view, {"n1": frozenset({"other"})})
+        assert verdict.codes.tolist() == [1]
+
+    def test_a_pod_that_is_there_already_is_not_added_once_more(self):
+        asked = Asked(loaded(0.8, 0.0, "a"), loaded(0.8, 0.0, "b"))
+        given = pod(uid="u", cpu="1")
+        victims = {"a": frozenset({"u"}), "b": frozenset({"other"})}
+        assert asked.accepts(given) == [False, False]
+        assert asked.agent.preempt(given, asked.names, asked.view, victims).codes.tolist() == [0, 1]
+
+    def test_a_pod_without_an_identity_is_nobodys_victim(self):
+        asked = Asked(loaded(0.8, 0.0))
+        verdict = asked.agent.preempt(pod(cpu="1"), asked.names, asked.view, {"n1": frozenset()})
+        assert verdict.codes.tolist() == [1]
+
+
+class TestDetails:
+    def test_distances_grow_with_the_risk(self):
+        asked = Asked(
+            loaded(0.85, 0.1, "near"), loaded(0.95, 0.15, "far"), loaded(0.95, 0.0, "full"), node("bare")
+        )
+        near, far, full, bare = asked.filter(NOTHING).details.distances()
+        assert 0 < near < far < full
+        assert full == bare == 1
+
+    def test_they_have_numbers_and_a_size(self):
+        details = Asked(loaded(0.85, 0.1)).filter(NOTHING).details
+        assert isinstance(details, Numbered)
+        assert details.nbytes == 2 * (8 + 8 + 1)
+
+    def test_words(self):
+        details = Asked(loaded(0.625, 0.1)).filter(NOTHING).details
+        assert details.text(0) == "cpu 62.5 % ± 10 %, risk 0.0345 %; memory: no statistics"
+
+    def test_no_fit_where_nothing_varies(self):
+        cpu = Asked(loaded(0.625, 0.0)).numbers(NOTHING)["cpu"]
+        assert np.isnan([cpu["alpha"], cpu["beta"]]).all()
+        assert cpu["risk"] == 0
+
+
+def test_its_judgements_have_names():
+    agent = KIND.agent(SafeOptions())
+    assert isinstance(agent, Named)
+    assert list(agent.predicates) == ["safe-overload"]
+    assert list(agent.priorities) == ["safe-overload", "safe-balance"]
+
+
+def test_only_what_a_pod_asks_for_is_the_question():
+    agent = KIND.agent(SafeOptions())
+    assert agent.question(pod(uid="a", cpu="1")) == agent.question(pod(uid="b", cpu="1000m"))
+    assert agent.question(pod(cpu="1")) != agent.question(pod(cpu="2"))
+
+
+def test_before_nodes_are_read_no_node_is_accepted():
+    agent, view = KIND.agent(SafeOptions()), View(NodeIndex(["n1"]), {}, NOW)
+    names = view.nodes.named(["n1"])
+    for verdict in (
+        agent.filter(NOTHING, names, view),
+        agent.preempt(NOTHING, names, view, {"n1": frozenset()}),
+    ):
+        assert verdict.codes.tolist() == [1]
+        assert verdict.reasons[0].is_failure
+    assert agent.score(NOTHING, names, view) is None
+    assert agent.balance(NOTHING, names, view) is None
+
+
+def test_it_is_concerned_where_a_node_has_statistics():
+    assert not KIND.concerns(SafeOptions(), [node(), node(at="2026-11-21T00:00:00Z")], [NOTHING])
+    assert KIND.concerns(SafeOptions(), [node(), node(memory=1)], [])
+
+
+def test_metrics_are_wanted_where_they_are_to_be_used():
+    state = KIND.state(SafeOptions(statistics="metrics"), 5.0)
+    assert state.inputs.metrics
+    assert {want.metric for want in state.wants({})} == {
+        "cpu_used_mean",
+        "cpu_used_deviation",
+        "memory_used_mean",
+        "memory_used_deviation",
+    }
+    assert KIND.state(SafeOptions(), 5.0).wants({}) == frozenset()
