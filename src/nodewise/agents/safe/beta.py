@@ -46,19 +46,19 @@ def valid(alpha: ArrayLike, beta: ArrayLike) -> NDArray[np.bool_]:
 
 def complete(alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The complete beta function B(alpha, beta)."""
-    return _where_valid(_special().beta(alpha, beta), alpha, beta)
+    return _where_valid(special().beta(alpha, beta), alpha, beta)
 
 
 def cdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The probability of a value of at most `x`: the regularised incomplete beta function."""
     x = np.clip(np.asarray(x, np.float64), 0, 1)
-    return _where_valid(_special().betainc(alpha, beta, x), alpha, beta)
+    return _where_valid(special().betainc(alpha, beta, x), alpha, beta)
 
 
 def survival(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The probability of a value above `x`, exact where it is too small to be seen in 1 - cdf."""
     x = np.clip(np.asarray(x, np.float64), 0, 1)
-    return _where_valid(_special().betaincc(alpha, beta, x), alpha, beta)
+    return _where_valid(special().betaincc(alpha, beta, x), alpha, beta)
 
 
 def fit(mean: ArrayLike, deviation: ArrayLike) -> Shapes:
@@ -95,18 +95,19 @@ def risk(mean: ArrayLike, deviation: ArrayLike, threshold: float) -> Floats:
     return answer
 
 
-def _where_valid(values: Any, alpha: ArrayLike, beta: ArrayLike) -> Floats:
-    return np.where(valid(alpha, beta), values, np.nan)
-
-
 @cache
-def _special() -> Any:
+def special() -> Any:
+    """scipy.special; `BadSettings` where scipy is not installed."""
     try:
-        from scipy import special
+        from scipy import special as functions
     except ImportError as missing:
         raise BadSettings(
             "agents",
-            [Problem("scipy", "is not installed", "what the agent safe computes risks with")],
+            [Problem("scipy", "is not installed", "it for the risks of the agent safe")],
             remedy="pip install nodewise[risk]",
         ) from missing
-    return special
+    return functions
+
+
+def _where_valid(values: Any, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    return np.where(valid(alpha, beta), values, np.nan)
