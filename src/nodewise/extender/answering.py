@@ -22,15 +22,15 @@ _PRIORITIES: Final = f"{ALL_AGENTS}/priorities/"
 
 
 class Answer(NamedTuple):
-    """What is decided, and the same as kube-scheduler reads it."""
+    """What is decided, and how it is told to kube-scheduler: half of the work, which may have a step of its own."""
 
     decision: Decision
-    parts: Sequence[bytes]
-    """Of the body; many where whole nodes go back as they came, which are not copied into one."""
+    encode: Callable[[], Sequence[bytes]]
+    """The parts of the body; many where whole nodes go back as they came, which are not copied into one."""
 
     @property
     def body(self) -> bytes:
-        return b"".join(self.parts)
+        return b"".join(self.encode())
 
 
 class Answering:
@@ -93,19 +93,19 @@ def is_named(path: str) -> bool:
 def _filter(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
     candidacy = reader.candidacy(body, view.nodes)
     decision = chain.filter(candidacy.pod, candidacy.names, view, now)
-    return Answer(decision, wire.filter_answer(candidacy, decision))
+    return Answer(decision, lambda: wire.filter_answer(candidacy, decision))
 
 
 def _prioritize(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
     candidacy = reader.candidacy(body, view.nodes)
     decision = chain.prioritize(candidacy.pod, candidacy.names, view, now)
-    return Answer(decision, [wire.prioritize_answer(decision)])
+    return Answer(decision, lambda: [wire.prioritize_answer(decision)])
 
 
 def _preempt(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
     preemption = reader.preemption(body)
     decision = chain.preempt(preemption.pod, preemption.uids(), view, now)
-    return Answer(decision, [wire.preempt_answer(preemption, decision)])
+    return Answer(decision, lambda: [wire.preempt_answer(preemption, decision)])
 
 
 _Ask = Callable[[wire.Reader[Any], Chain, bytes, View, float], Answer]
