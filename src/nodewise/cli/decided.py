@@ -10,14 +10,18 @@ import numpy as np
 import yaml
 
 from nodewise.agent import View
-from nodewise.cli import tables
+from nodewise.cli import figures, tables
 from nodewise.cli.progress import Progress
 from nodewise.extender import report
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import Decision
+from nodewise.extender.explaining import Part
 
 _GETS: Final = "GETS"
 _DETAILS: Final = "DETAILS"
+_MADE_OF: Final = "MADE OF"
+_NUMBERS: Final = "NUMBERS"
+_OFTEN_EMPTY: Final = (_GETS, _DETAILS, _MADE_OF, _NUMBERS)
 """Columns that are shown where there is anything in them."""
 _OFTEN: Final = 100
 """Pods between two words about progress."""
@@ -138,7 +142,7 @@ class _Told(NamedTuple):
 
     def show(self, head: Sequence[str]) -> None:
         if self.rows:
-            tables.show(*tables.without(_GETS if _GETS in head else _DETAILS, head, self.rows))
+            tables.show(*tables.without(_OFTEN_EMPTY, head, self.rows))
 
 
 def _told(outcome: Outcome, rows: Callable[[Decided], Iterable[list[str]]]) -> _Told:
@@ -232,7 +236,7 @@ def _wide(outcome: Outcome) -> bool:
     """A row a pod and node, with what was measured there."""
     told = _told(outcome, lambda one: _rows(document(one, running=outcome.running)))
     here = ("ON",) if outcome.running else ()
-    told.show(("POD", *here, "NODE", "SCORE", "MEASURED", _DETAILS, "REJECTED"))
+    told.show(("POD", *here, "NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, _NUMBERS, "REJECTED"))
     _summary(outcome, told.counts)
     return told.well
 
@@ -248,7 +252,17 @@ def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
         score = str(one["scores"].get(node, "-"))
         details = "; ".join(one.get("details", {}).get(node, {}).values())
         values = " ".join(measured.get(node, ()))
-        yield [one["pod"], *here, node, score, values or "-", details or "-", why or "-"]
+        counted = {agent: of[node] for agent, of in one.get("numbers", {}).items() if node in of}
+        cells = [score, _made_of(one, node), values, details, figures.numbers(counted), why]
+        yield [one["pod"], *here, node, *(cell or "-" for cell in cells)]
+
+
+def _made_of(one: dict[str, Any], node: str) -> str:
+    return figures.parts(
+        Part(label, part["weight"], part["scores"][node])
+        for label, part in one.get("parts", {}).items()
+        if node in part["scores"]
+    )
 
 
 FORMS: Final[dict[str, Callable[[Outcome], bool]]] = {

@@ -9,7 +9,7 @@ from nodewise.cli.pods import Seen
 from nodewise.cli.replicas import Answer
 from nodewise.extender import report
 from nodewise.extender.decision import Decision
-from nodewise.extender.explaining import Explanation, Finding, Group, Measured
+from nodewise.extender.explaining import Explanation, Finding, Group, Measured, Part
 from nodewise.extender.redeciding import Change
 
 
@@ -91,7 +91,13 @@ def _node(one: Finding) -> dict[str, Any]:
         "reasons": [{"agent": agent, "reason": reason.text()} for agent, reason in one.reasons],
         "measured": [_measured(measured) for measured in one.measured],
         **({"details": dict(one.details)} if one.details else {}),
+        **({"numbers": one.numbers} if one.numbers else {}),
+        **({"parts": {part.label: _part(part) for part in one.parts}} if one.parts else {}),
     }
+
+
+def _part(one: Part) -> dict[str, Any]:
+    return {"weight": one.weight, "score": one.points}
 
 
 def _measured(one: Measured) -> dict[str, Any]:

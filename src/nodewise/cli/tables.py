@@ -39,12 +39,11 @@ def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         click.echo(line.rstrip())
 
 
-def without(name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Shown:
-    """Head and rows without that column, where no row has anything there but a dash."""
-    at = list(head).index(name)
-    if any(row[at] != "-" for row in rows):
-        return Shown(head, rows)
-    return Shown([*head[:at], *head[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows])
+def without(names: str | Sequence[str], head: Sequence[str], rows: Sequence[Sequence[str]]) -> Shown:
+    """Head and rows without those of these columns where no row has anything but a dash."""
+    named = {names} if isinstance(names, str) else set(names)
+    kept = [at for at, name in enumerate(head) if name not in named or any(row[at] != "-" for row in rows)]
+    return Shown([head[at] for at in kept], [[row[at] for at in kept] for row in rows])
 
 
 def _width(rows: Sequence[Sequence[str]], terminal: int) -> int:

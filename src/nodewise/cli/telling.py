@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from nodewise import clock, quantity
-from nodewise.cli import silence, tables
+from nodewise.cli import figures, silence, tables
 from nodewise.cli import story as stories
 from nodewise.cli.story import Story
 from nodewise.extender import report
@@ -18,7 +18,9 @@ FEW: Final = 20
 """So many nodes are shown one by one; of more, those that matter."""
 _CLOSEST: Final = 3
 _DETAILS: Final = "DETAILS"
-"""A column that is shown where there is anything in it."""
+_MADE_OF: Final = "MADE OF"
+_OFTEN_EMPTY: Final = (_DETAILS, _MADE_OF)
+"""Columns that are shown where there is anything in them."""
 
 
 def text(story: Story, *, every_node: bool) -> None:
@@ -30,8 +32,19 @@ def text(story: Story, *, every_node: bool) -> None:
     findings = story.explanation.findings
     _say(_heading(story))
     if every_node or (len(findings) <= FEW and not _nobody_could_say(story.explanation)):
-        rows = [[one.node, _score(one), _values(one), _details(one) or "-", _why(one)] for one in findings]
-        tables.show(*tables.without(_DETAILS, ("NODE", "SCORE", "MEASURED", _DETAILS, "REJECTED"), rows))
+        rows = [
+            [
+                one.node,
+                _score(one),
+                figures.parts(one.parts) or "-",
+                _values(one),
+                _details(one) or "-",
+                _why(one),
+            ]
+            for one in findings
+        ]
+        head = ("NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, "REJECTED")
+        tables.show(*tables.without(_OFTEN_EMPTY, head, rows))
     else:
         _tell_groups(story.explanation)
     _say(_ending(story.explanation))
@@ -175,6 +188,8 @@ def _rows(one: Finding) -> Iterator[list[str]]:
         rules = [[text or "-", "-", "-", "-"]]
     elif one.details:
         rules.append([_details(one), "-", "-", "-"])
+    besides = filter(None, (figures.parts(one.parts), figures.numbers(one.numbers)))
+    rules += [[text, "-", "-", "-"] for text in besides]
     for number, rule in enumerate(rules):
         yield [*(head if not number else ["", "", ""]), *rule]
 

@@ -4,7 +4,7 @@ Values are whole nano-units; every list is in the order of the candidates. Anoth
 version, so whatever does not fit together is an error.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Details, Evidence, Joined, Names, Scores, ValueState, Verdict
+from nodewise.extender import numbers
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.metrics.column import States
 
@@ -57,6 +58,8 @@ class _Details(msgspec.Struct, frozen=True):
 
     texts: msgspec.Raw
     distances: msgspec.Raw
+    numbers: msgspec.Raw = msgspec.Raw(b"[]")
+    """Empty of an agent that has none."""
 
 
 class ToldDetails(NamedTuple):
@@ -64,10 +67,15 @@ class ToldDetails(NamedTuple):
 
     texts: Sequence[str]
     far: NDArray[np.float64]
+    told: Sequence[Mapping[str, Any]] = ()
+    """The numbers; empty for an agent that has none."""
 
     @property
     def nbytes(self) -> int:
         return self.far.nbytes + sum(map(len, self.texts))
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        return self.told[candidate] if self.told else {}
 
     def text(self, candidate: int) -> str:
         return self.texts[candidate]
@@ -150,7 +158,9 @@ def _details(given: Details | None, size: int) -> Generator[None, None, _Details
             yield
         texts.append(given.text(candidate))
     yield
-    return _Details(_raw(texts), _raw(given.distances().tolist()))
+    distances = _raw(given.distances().tolist())
+    told = yield from numbers.listed(given, size)
+    return _Details(_raw(texts), distances, _raw(told))
 
 
 def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[Rule]]:
@@ -197,7 +207,9 @@ def _told(given: _Details | None, size: int) -> ToldDetails | None:
     if given is None:
         return None
     texts = _sized(given.texts, str, size)
-    return ToldDetails(texts, np.array(_sized(given.distances, float, size), np.float64))
+    far = np.array(_sized(given.distances, float, size), np.float64)
+    told = _list(given.numbers, dict[str, Any])
+    return ToldDetails(texts, far, _sized(given.numbers, dict[str, Any], size) if told else ())
 
 
 def _scores(given: _Scores, size: int) -> Scores:

@@ -5,12 +5,12 @@ preempt.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from nodewise.agent import Evidence, Reason, ValueState
-from nodewise.extender import redeciding, report
+from nodewise.extender import numbers, redeciding, report
 from nodewise.extender.decision import Decision, Verb
 from nodewise.extender.redeciding import Change
 
@@ -75,6 +75,14 @@ class Measured(NamedTuple):
     rejects: bool
 
 
+class Part(NamedTuple):
+    """What one priority says of one node."""
+
+    label: str
+    weight: float
+    points: int
+
+
 class Finding(NamedTuple):
     """What was found of one node."""
 
@@ -86,6 +94,10 @@ class Finding(NamedTuple):
     """None where the node was not scored."""
     details: tuple[tuple[str, str], ...] = ()
     """By agent: what the pod gets there, or what is in its way."""
+    parts: tuple[Part, ...] = ()
+    """What the score was made of; empty where one agent's one score is all."""
+    numbers: Mapping[str, Mapping[str, Any]] = {}
+    """By agent: what its answers rest on."""
 
 
 class Group(NamedTuple):
@@ -130,10 +142,14 @@ def _findings(attempt: Attempt) -> Iterator[Finding]:
         measured = [_measured(rule, position) for rule in filtering]
         if name in scored:
             measured += [_measured(rule, scored[name]) for rule in ranking]
-        reasons, details = tuple(_reasons(judged, position)), dict(report.said(judged, position))
+        said, counted = dict(report.said(judged, position)), dict(numbers.of(judged, position))
+        parts: tuple[Part, ...] = ()
         if attempt.scored is not None and name in scored:
-            details |= dict(report.said(attempt.scored, scored[name]))
-        yield Finding(name, reasons, tuple(measured), points.get(name), tuple(details.items()))
+            said |= dict(report.said(attempt.scored, scored[name]))
+            counted |= dict(numbers.of(attempt.scored, scored[name]))
+            parts = tuple(_parts(attempt.scored, scored[name]))
+        reasons = tuple(_reasons(judged, position))
+        yield Finding(name, reasons, tuple(measured), points.get(name), tuple(said.items()), parts, counted)
 
 
 def _order(judged: Decision, points: Mapping[str, int]) -> list[int]:
@@ -154,6 +170,12 @@ def _reasons(judged: Decision, position: int) -> Iterator[tuple[str, Reason]]:
     for agent, verdict in judged.verdicts:
         if code := int(verdict.codes[position]):
             yield agent, verdict.reasons[code - 1]
+
+
+def _parts(scored: Decision, position: int) -> Iterator[Part]:
+    if report.has_parts(scored):
+        for agent, given in scored.scores:
+            yield Part(given.label or agent, given.weight, int(given.points[position]))
 
 
 def _rule(rule: Evidence) -> tuple[Evidence, redeciding.Mask]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nodewise import quantity
 from nodewise.agent import Evidence, ValueState
 from nodewise.clock import format_rfc3339
+from nodewise.extender import numbers
 from nodewise.extender.decision import Decision
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -38,8 +39,27 @@ def pod(filtered: Decision, scored: Decision, agents: list[str]) -> dict[str, An
         "rejected": rejected(filtered),
         "values": [*values(filtered), *values(scored)],
         "error": failure(filtered),
-        **({"details": _together(filtered, scored)} if has_details(filtered) else {}),
+        **({"details": _together(filtered, scored)} if has_details(filtered) or has_details(scored) else {}),
+        **_where_any("numbers", _merged(numbered(filtered), numbered(scored))),
+        **_where_any("parts", parts(scored)),
     }
+
+
+def _where_any(key: str, found: dict[str, Any]) -> dict[str, Any]:
+    return {key: found} if found else {}
+
+
+Numbers = dict[str, dict[str, dict[str, Any]]]
+"""By agent and node: what its answer rests on, as JSON has it."""
+
+
+def _merged(of_verdicts: Numbers, of_scores: Numbers) -> Numbers:
+    """Where both have numbers of a node, these are put together."""
+    found = dict(of_verdicts)
+    for agent, by_node in of_scores.items():
+        before = found.get(agent, {})
+        found[agent] = before | {node: before.get(node, {}) | one for node, one in by_node.items()}
+    return found
 
 
 def _together(filtered: Decision, scored: Decision) -> dict[str, dict[str, str]]:
@@ -61,6 +81,8 @@ def encoded(given: Decision) -> Generator[None, None, bytes]:
     }
     if given.verb == "prioritize":
         document["scores"] = dict(zip(given.names.tolist(), given.points().tolist(), strict=True))
+        yield
+        document |= _where_any("parts", parts(given))
     else:
         document["feasible"] = given.names[given.kept()].tolist()
         out = np.flatnonzero(~given.kept())
@@ -70,6 +92,7 @@ def encoded(given: Decision) -> Generator[None, None, bytes]:
         every = np.arange(len(given.names))
         told = yield from _joined(b"{}", (details(given, some) for some in _parts(every)))
         document["details"] = msgspec.Raw(told)
+        document |= _where_any("numbers", (yield from _numbers_in_parts(given)))
     if given.told:
         document["told"] = given.told
     yield
@@ -79,9 +102,18 @@ def encoded(given: Decision) -> Generator[None, None, bytes]:
     return b"".join((encode(document)[:-1], b',"values":', measured, b"}"))
 
 
-def _parts(positions: Positions) -> Iterator[Positions]:
-    for start in range(0, len(positions), _PART):
-        yield positions[start : start + _PART]
+def _numbers_in_parts(given: Decision) -> Generator[None, None, dict[str, msgspec.Raw]]:
+    found: dict[str, msgspec.Raw] = {}
+    for agent in dict.fromkeys(agent for agent, _ in given.details()):
+        every = _parts(np.arange(len(given.names)), numbers.PART)
+        told = yield from _joined(b"{}", (numbered(given, some, agent).get(agent, {}) for some in every))
+        found |= {agent: msgspec.Raw(told)} if told != b"{}" else {}
+    return found
+
+
+def _parts(positions: Positions, size: int = _PART) -> Iterator[Positions]:
+    for start in range(0, len(positions), size):
+        yield positions[start : start + size]
 
 
 def _joined(brackets: bytes, parts: Iterable[Any]) -> Generator[None, None, bytes]:
@@ -139,6 +171,40 @@ def said(given: Decision, position: int) -> Iterator[tuple[str, str]]:
     for agent, one in given.details():
         if text := one.text(position):
             yield agent, text
+
+
+def numbered(given: Decision, positions: Positions | None = None, agent: str = "") -> Numbers:
+    """The numbers that answers rest on, of the agents that have any, or of one.
+
+    `positions` are those of some candidates; None: of all.
+    """
+    every = np.arange(len(given.names)) if positions is None else positions
+    found: Numbers = {}
+    for position in every.tolist():
+        for name, one in numbers.of(given, position):
+            if agent in {"", name}:
+                found.setdefault(name, {}).setdefault(given.names[position], {}).update(one)
+    return found
+
+
+def has_parts(given: Decision) -> bool:
+    """Whether the score is made of several, or of one that has a name of its own."""
+    return len(given.scores) > 1 or any(scores.label for _, scores in given.scores)
+
+
+def parts(given: Decision) -> dict[str, dict[str, Any]]:
+    """By its name, each priority's weight and scores; empty where the one score of an agent without names is all."""
+    if not has_parts(given):
+        return {}
+    nodes = given.names.tolist()
+    return {
+        scores.label or agent: {
+            "agent": agent,
+            "weight": scores.weight,
+            "scores": dict(zip(nodes, scores.points.tolist(), strict=True)),
+        }
+        for agent, scores in given.scores
+    }
 
 
 def values(given: Decision, positions: Positions | None = None) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.agent import Verdict
+from nodewise.agent import Scores, Verdict
 from nodewise.cli import story as stories
 from nodewise.cli import telling
 from nodewise.cli.pods import Seen, State
@@ -15,7 +15,7 @@ from nodewise.extender.arrays import Told, ToldDetails
 from nodewise.extender.decision import Decision
 from nodewise.extender.explaining import Attempt
 from nodewise.extender.ledger import Page
-from tests.unit.extender.decisions import AT, decision, evidence, of, verdict
+from tests.unit.extender.decisions import AT, Counted, decision, evidence, of, ranked, verdict
 from tests.unit.extender.test_explaining import scored
 
 WAITS = State("u", "2026-11-21T09:00:00Z", "", "Pending", "default-scheduler", (), ("t/s",))
@@ -257,3 +257,32 @@ def test_the_document_says_the_same() -> None:
     ]
     assert attempt["groups"][0]["nodes"] == ["n1"]
     assert [(float(one["target"]), one["nodes"]) for one in attempt["changes"][0]["more"]] == [(81.5, 1)]
+
+
+def test_what_a_score_is_made_of_and_the_numbers_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
+    filtered = of(
+        ("a", Verdict(np.array([0, 1], np.int16), (Told("a: no"),), details=Counted((0.5, 0.1235)))),
+        nodes="n1 n2",
+    )
+    score = ranked(
+        ("a", Scores(np.array([9]), details=Counted((0.25,)), label="first")),
+        ("b", Scores(np.array([4]), label="second", weight=2.5)),
+        nodes="n1",
+    )
+    assert lines(capsys, story(filtered, score))[3:] == [
+        "NODE  SCORE  MADE OF                 MEASURED  DETAILS       REJECTED",
+        "n1    5      first 9, second 4 x2.5  -         share 0.25    -",
+        "n2    -      -                       -         share 0.1235  a: no",
+    ]
+    rows = [line.split("  ") for line in lines(capsys, story(filtered, score), "wide")[4:]]
+    assert [[cell.strip() for cell in row if cell][:4] for row in rows] == [
+        ["n1", "passes", "5", "share 0.25"],
+        ["first 9, second 4 x2.5", "-", "-", "-"],
+        ["a rank=0; a cpu share=0.25 cores=0,1", "-", "-", "-"],
+        ["n2", "rejected", "-", "a: no; share 0.1235"],
+        ["a rank=1; a cpu share=0.1235 cores=0,1", "-", "-", "-"],
+    ]
+    [node, other] = stories.document(story(filtered, score))["attempt"]["nodes"]
+    assert node["parts"] == {"first": {"weight": 1.0, "score": 9}, "second": {"weight": 2.5, "score": 4}}
+    assert node["numbers"]["a"]["cpu"]["share"] == 0.25
+    assert "parts" not in other

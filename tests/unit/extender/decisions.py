@@ -1,11 +1,13 @@
 """Small decisions in words: `decision(heat="81 70 -")` is a filter call of three nodes, the last without a value."""
 
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nodewise import clock, quantity
-from nodewise.agent import COMPARISONS, Evidence, Joined, Names, ValueState, Verdict
+from nodewise.agent import COMPARISONS, Evidence, Joined, Names, Scores, ValueState, Verdict
 from nodewise.extender.arrays import Told
 from nodewise.extender.decision import Decision, PodRef
 
@@ -74,3 +76,31 @@ def large() -> Decision:
     return decision(
         heat=" ".join(str(60 + 15 * (number % 3)) for number in range(COUNT)), dust="81 1 2 " * (COUNT // 3)
     )
+
+
+class Counted(NamedTuple):
+    """Details with numbers, of an agent of this process: `share` is the candidate's own."""
+
+    shares: tuple[float, ...]
+
+    nbytes = 0
+
+    def text(self, candidate: int) -> str:
+        return f"share {self.shares[candidate]}"
+
+    def distances(self) -> Any:
+        return np.zeros(len(self.shares))
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        share = np.float64(self.shares[candidate])
+        if share < 0:
+            return {}
+        return {
+            "cpu": {"share": share, "limit": math.inf, "cores": np.arange(2)},
+            "rank": np.int64(candidate),
+        }
+
+
+def ranked(*given: tuple[str, Scores], nodes: str = "n1 n2", at: float = AT) -> Decision:
+    """A prioritize call."""
+    return Decision("prioritize", PodRef("d", "p", "u"), at, 7, Names.of(nodes.split()), scores=given)

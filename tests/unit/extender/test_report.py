@@ -6,11 +6,11 @@ import numpy as np
 
 from nodewise import clock
 from nodewise.agent import Evidence, Names, Scores, Verdict
-from nodewise.extender import report
+from nodewise.extender import arrays, report
 from nodewise.extender.arrays import Told, ToldDetails
 from nodewise.extender.decision import Decision, PodRef
 from tests.unit.extender import decisions
-from tests.unit.extender.decisions import COUNT, decision, large
+from tests.unit.extender.decisions import COUNT, Counted, decision, large, of, ranked
 
 
 def words(given: Decision) -> dict[str, object]:
@@ -80,3 +80,63 @@ def test_details_are_told_by_node_and_agent() -> None:
     found = report.pod(filtered, scored, ["gpu"])
     assert found["details"] == {"n1": {"gpu": "lacks 2"}, "n2": {"gpu": "c: card1"}}
     assert filtered.size_bytes() >= decisions.of(nodes="n1 n2").size_bytes() + lacks.nbytes
+
+
+NUMBERS = {"cpu": {"share": 0.5, "limit": None, "cores": [0, 1]}, "rank": 0}
+
+
+def test_numbers_are_told_by_agent_and_node() -> None:
+    details = Counted((0.5, -1.0, float("nan")))
+    given = of(("a", Verdict(np.array([0, 1, 0], np.int16), (Told("no"),), details=details)))
+    nan = {"cpu": NUMBERS["cpu"] | {"share": None}, "rank": 2}  # type: ignore[operator]
+    assert words(given)["numbers"] == {"a": {"n1": NUMBERS, "n3": nan}}
+    assert report.numbered(given) == words(given)["numbers"]
+
+
+def test_many_numbers_are_made_in_parts() -> None:
+    many = Counted((0.5,) * COUNT)
+    given = ranked(
+        ("a", Scores(np.zeros(COUNT, np.int64), details=many)), nodes=" ".join(map(str, range(COUNT)))
+    )
+    found = words(given)["numbers"]
+    assert found == report.numbered(given)
+    assert len(found["a"]) == COUNT  # type: ignore[index]
+    assert len(list(report.encoded(given))) > COUNT / 10
+
+
+def test_a_pods_numbers_are_those_of_filter_and_score() -> None:
+    filtered = of(
+        ("a", Verdict(np.array([0, 1], np.int16), (Told("no"),), details=Counted((0.5, 0.5)))), nodes="n1 n2"
+    )
+    scored = ranked(
+        ("a", Scores(np.array([3]), details=Counted((0.25,)))),
+        ("b", Scores(np.array([9]), details=Counted((0.5,)), label="rank", weight=3.0)),
+        nodes="n1",
+    )
+    found = json.loads(report.encode(report.pod(filtered, scored, ["a", "b"])))
+    assert found["numbers"]["a"]["n1"]["cpu"]["share"] == 0.25
+    assert found["numbers"]["a"]["n2"]["cpu"]["share"] == 0.5
+    assert found["numbers"]["b"] == {"n1": NUMBERS}
+    assert found["parts"] == {
+        "a": {"agent": "a", "weight": 1.0, "scores": {"n1": 3}},
+        "rank": {"agent": "b", "weight": 3.0, "scores": {"n1": 9}},
+    }
+    assert found["details"]["n1"] == {"a": "share 0.25", "b": "share 0.5"}
+
+
+def test_a_score_that_is_all_there_is_has_no_parts_and_no_numbers() -> None:
+    found = words(ranked(("t", Scores(np.array([3, 4])))))
+    assert found.keys().isdisjoint({"parts", "numbers"})
+    named = words(ranked(("t", Scores(np.array([3, 4]), label="load"))))
+    assert named["parts"] == {"load": {"agent": "t", "weight": 1.0, "scores": {"n1": 3, "n2": 4}}}
+
+
+def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
+    given = ranked(("a", Scores(np.array([3, 4]), details=Counted((0.5, -1.0)), label="l", weight=2.5)))
+    again = arrays.read(clock.result(arrays.encoded(given)))
+    assert report.numbered(again) == report.numbered(given)
+    assert report.parts(again) == report.parts(given)
+    plain = ranked(("a", Scores(np.array([3, 4]), details=ToldDetails(["x", ""], np.zeros(2)))))
+    once = clock.result(arrays.encoded(plain))
+    assert clock.result(arrays.encoded(arrays.read(once))) == once
+    assert report.numbered(arrays.read(once)) == {}

@@ -1,0 +1,39 @@
+"""Numbers that agents' answers rest on, and what scores were made of, in as few words as tell them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from nodewise.extender.explaining import Part
+
+
+def numbers(by_agent: Mapping[str, Mapping[str, Any]]) -> str:
+    """`safe cpu mean_share=0.62 risk=0.0003; safe memory missing=no statistics; congestion factor=50`."""
+    return "; ".join(line for agent, one in by_agent.items() for line in _lines(agent, one))
+
+
+def _lines(path: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """What is innermost together, below the names that lead there; nothing of what is no number."""
+    own = [
+        f"{key}={_short(value)}"
+        for key, value in given.items()
+        if value is not None and not isinstance(value, Mapping)
+    ]
+    if own:
+        yield f"{path} {' '.join(own)}"
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _lines(f"{path} {key}", value)
+
+
+def _short(value: Any) -> str:
+    """Four digits that count."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_short, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def parts(given: Iterable[Part]) -> str:
+    """`safe-overload 9, congestion 5 x2`: weights where they are not 1."""
+    return ", ".join(
+        f"{one.label} {one.points}" + (f" x{one.weight:.4g}" if one.weight != 1 else "") for one in given
+    )
