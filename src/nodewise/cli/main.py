@@ -17,6 +17,10 @@ COMMANDS: Final = {
     "explain": ("nodewise.cli.explain", "Tell why a pod is where it is, or nowhere."),
     "simulate": ("nodewise.cli.simulate", "What would have been: recordings answered once more."),
     "demo": ("nodewise.cli.demo", "See the whole thing work on this machine, with nothing installed."),
+    "annotate": (
+        "nodewise.cli.annotate",
+        "Write statistics of nodes as annotations, for agents that read them.",
+    ),
     "policy": ("nodewise.cli.policy", "Check policies."),
     "agents": ("nodewise.cli.agents", "What agents there are, and their options."),
 }

@@ -92,6 +92,15 @@ EVENTS: Final[dict[str, Event]] = {
     "woken": Event(
         "info", "A waiting pod fits since a metric healed: one node annotation has pods tried again."
     ),
+    "annotated": Event("info", "Statistics of nodes were written as annotations, of so many `nodes`."),
+    "annotations_failed": Event(
+        "warning",
+        "Statistics of so many `nodes` could not be written; `error` is the first reason. The next burst tries again.",
+    ),
+    "usage_unknown": Event(
+        "warning",
+        "What nodes use could not be measured; their annotations keep what they had, with its time. `error` says why.",
+    ),
     "bound": Event(
         "info", "A pod is on the node that kube-scheduler chose; `holds` says which cards it got."
     ),
@@ -124,6 +133,12 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "agent_failed": Event(
         "error", "A defect of an agent: the pods that it judges wait, others go on. Please report it."
+    ),
+    "outside_agent_failed": Event(
+        "error",
+        "An agent of another `package` crashed, took too long or gave an answer that cannot be used, `why` says which."
+        " The pods that it judges wait, and scores are made without it. One line a kind of failure in a minute,"
+        " `unlogged` counts those before it.",
     ),
     "request_failed": Event("error", "A defect of ours: the call was answered 500. Please report it."),
     "task_failed": Event("error", "A background task ended by a defect of ours and was started again."),
@@ -181,6 +196,11 @@ METRICS: Final[dict[str, Metric]] = {
         "histogram", "From the whole body read to the answer made.", ("route",), _CALL_S
     ),
     "verdicts_total": Metric("counter", "Candidate nodes judged by filter calls.", ("agent", "verdict")),
+    "agent_failures_total": Metric(
+        "counter",
+        "Failures of agents of other packages: exception, deadline, busy (since a deadline passed) or shape.",
+        ("agent", "kind"),
+    ),
     "bind_total": Metric(
         "counter", "Bind calls by what came of them: bound, already, refused, failed.", ("outcome",)
     ),
@@ -241,6 +261,16 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "pods_waiting": Metric("gauge", "Pods that kube-scheduler found no node for, as the leader sees them."),
     "wakes_total": Metric("counter", "Node annotations written so that waiting pods are tried again."),
+    "node_annotations_total": Metric(
+        "counter",
+        "Nodes whose statistics were to be written: done, failed, or gone meanwhile.",
+        ("outcome",),
+    ),
+    "node_annotations_lacking": Metric(
+        "gauge",
+        "Nodes that keep statistics of before: those that are not ready, and those that nobody measured.",
+        ("why",),
+    ),
     "nodes_to_label": Metric(
         "gauge",
         "Nodes whose labels differ from what policies want; the leader's. It falls by `--kube-qps` a second.",

@@ -51,6 +51,19 @@ def match(series: Iterable[Found], labels: Sequence[str], nodes: Nodes) -> Gener
     return matched
 
 
+def owners(
+    found: Sequence[Found], labels: Sequence[str], nodes: Nodes
+) -> Generator[None, None, list[str | None]]:
+    """The node of each series, None for one that belongs to none; yields between parts of the work."""
+    deciding = yield from _deciding(found, labels, nodes)
+    owning: list[str | None] = []
+    for one in found:
+        owning.append(_node_of(one, deciding, nodes))
+        if not len(owning) % _STRIDE:
+            yield
+    return owning
+
+
 def newest(own: Sequence[Found]) -> Sample:
     """The newest value of one node's series. ValueError if it is no number, or if the newest disagree.
 

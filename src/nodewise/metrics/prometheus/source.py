@@ -5,11 +5,12 @@ from typing import Final, NamedTuple
 from nodewise import clock
 from nodewise.errors import Problem, Unavailable
 from nodewise.metrics.nodes import Lookup
-from nodewise.metrics.prometheus import answers, matching, queries
+from nodewise.metrics.prometheus import answers, matching, queries, ranges
 from nodewise.metrics.prometheus.access import Access
 from nodewise.metrics.prometheus.client import Client
 from nodewise.metrics.prometheus.matching import Matched
 from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.ranges import Points
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import Want
 from nodewise.observe import logs
@@ -60,6 +61,12 @@ class PrometheusMetrics:
         example = f"{matched.strangers} series, such as {matched.example}" if matched.strangers else ""
         self._tell(want.metric, "metric_series_unmatched", example=example)
         return Series(want.metric, self.name, now, matched.samples, matched.invalid)
+
+    async def samples(self, query: str) -> dict[str, Points]:
+        """All samples of each node that a query of a range gives, such as `up[1h:1m]`. Errors as those of `fetch`."""
+        answer = await self._client.ask(query)
+        nodes = await self._nodes()
+        return await clock.paced_result(ranges.by_node(answer, self._labels, nodes))
 
     async def close(self) -> None:
         """End all connections."""

@@ -1,0 +1,72 @@
+"""The annotator as the extender's leader runs it (`agent.Controller`)."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from nodewise.agent import Hands, View, Watched
+from nodewise.annotator import fields, measuring, options
+from nodewise.annotator.fields import AnnotatedNode, BoundPod
+from nodewise.annotator.loop import Annotator
+from nodewise.annotator.options import AnnotatorOptions
+from nodewise.annotator.patches import Rules
+from nodewise.kube.resources import PODS
+from nodewise.metrics.asking import Asker, Limits
+from nodewise.metrics.source import Source
+from nodewise.statistics.queries import WindowOptions
+
+NODE_FIELDS: Final = AnnotatedNode
+"""To be merged into what the store of nodes holds."""
+BOUND: Final = "annotator-pods"
+"""The name in `Watched` of the pods that hold what they ask for."""
+_CALLS: Final = 8
+
+
+def watched(given: AnnotatorOptions) -> tuple[Watched, ...]:
+    """The objects that it needs besides nodes."""
+    task = options.task(given)
+    if task is None or not task.needs_pods:
+        return ()
+    return (Watched(BOUND, PODS, BoundPod, selectors=fields.HOLDING),)
+
+
+class AnnotatorController:
+    """Writes statistics of nodes in a task of its own, so that a burst holds up nobody else's step."""
+
+    def __init__(
+        self, given: AnnotatorOptions, window: WindowOptions, sources: Sequence[Source], hands: Hands
+    ) -> None:
+        """`hands.api` is one without a slow limit on writes (`writing.QPS`). TypeError for options that are off."""
+        task = options.task(given)
+        if task is None:
+            raise TypeError("the annotator is off")
+        asker = Asker(sources, Limits(measuring.PATIENCE_S, _CALLS), hands.clock, hands.meters)
+        measure = measuring.measure(sources, task, window, asker, hands.clock)
+        self._annotator = Annotator(task, Rules(window.max_age_s), measure, hands.clock, hands.meters)
+        self._hands = hands
+        self._work: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """We lead from now on; what another leader wrote stands in the nodes."""
+
+    async def step(self, view: View) -> None:  # noqa: ARG002 - nodes, pods and metrics are all it needs
+        """Begin to measure and write, unless it is still at it. A defect of it is raised in the next step."""
+        if self._work is not None:
+            if not self._work.done():
+                return
+            done, self._work = self._work, None
+            done.result()
+        self._work = asyncio.create_task(self._once())
+
+    async def settle(self) -> None:
+        """Wait until what was begun is done."""
+        if self._work is not None:
+            await asyncio.wait([self._work])
+
+    async def _once(self) -> None:
+        await self._annotator.sample()
+        pods = self._hands.objects.get(BOUND)
+        if self._annotator.is_due() and (pods is None or pods.synced):
+            await self._annotator.burst(
+                self._hands.api, self._hands.nodes.values(), pods.values() if pods is not None else ()
+            )

@@ -1,0 +1,256 @@
+"""What nodes use: statistics that Prometheus makes, or our own of samples that we take."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import nan
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise import clock as clocks
+from nodewise.annotator import forecast, samples
+from nodewise.annotator.options import Task
+from nodewise.annotator.usage import Usage, Used
+from nodewise.errors import NodewiseError
+from nodewise.metrics.asking import Asker
+from nodewise.metrics.prometheus.ranges import Points
+from nodewise.metrics.prometheus.source import PrometheusMetrics
+from nodewise.metrics.series import Series
+from nodewise.metrics.source import Source, Want
+from nodewise.quantity import NANO
+from nodewise.statistics import queries
+from nodewise.statistics.queries import WindowOptions
+
+CPU: Final = "cpu_usage"
+MEMORY: Final = "memory_usage"
+"""As `metrics.resource` names what it measures: cores and bytes."""
+MILLI: Final = 1000.0
+"""Of a core."""
+
+PATIENCE_S: Final = 15.0
+"""For one metric; Prometheus' own time-out is shorter, and says more."""
+
+Numbers = Mapping[str, float]
+"""By node name."""
+
+
+class Left(NamedTuple):
+    """What the requests of a node's pods leave of its memory, for `--annotate-use-requests`."""
+
+    allocatable_bytes: float
+    requested_bytes: float
+
+
+class Measured(NamedTuple):
+    """What came of measuring."""
+
+    usage: Mapping[str, Usage]
+    """By node name; a node that is not here is not measured."""
+    failures: tuple[str, ...] = ()
+    """What could not be measured, and why."""
+
+
+class Measure(Protocol):
+    """Somebody who knows what nodes use."""
+
+    async def look(self) -> None:
+        """Take a sample, where it is time for one."""
+        ...
+
+    async def measured(self, lefts: Mapping[str, Left]) -> Measured:
+        """Statistics as of now."""
+        ...
+
+
+class Expression(NamedTuple):
+    """What is in use at one time, of which there is one sample a step."""
+
+    of: str
+    text: str
+    step_s: float
+
+
+_A_CHUNK: Final = 3
+"""Samples of a forecast."""
+_LEAST_RATE_S: Final = 60.0
+"""A rate needs two scrapes."""
+_OF_WINDOW: Final = 60
+"""Samples of a window."""
+
+
+class Averages:
+    """Statistics that the source makes: the same that agents ask for with `--statistics metrics`."""
+
+    def __init__(
+        self, asker: Asker, options: WindowOptions, task: Task, sources: Sequence[PrometheusMetrics] = ()
+    ) -> None:
+        self._asker = asker
+        self._wants = queries.wants(options)
+        self._options = options
+        self._task = task
+        self._sources = sources
+
+    async def look(self) -> None:
+        """Prometheus keeps the samples."""
+
+    async def measured(self, lefts: Mapping[str, Left]) -> Measured:
+        failures: list[str] = []
+        cpu_mean, cpu_deviation, memory_mean, memory_deviation = [
+            await self._numbers(want, failures) for want in self._wants
+        ]
+        if self._task.use_requests:
+            window_s = self._options.statistics_window_s
+            points = await self._points(self._memory(window_s / _OF_WINDOW), window_s, failures)
+            summaries = {node: _curated(one, lefts[node]) for node, one in points.items() if node in lefts}
+            memory_mean = {node: one.mean for node, one in summaries.items()}
+            memory_deviation = {node: one.deviation for node, one in summaries.items()}
+        cpu_next, memory_next = await self._forecasts(failures)
+        return Measured(
+            {
+                node: Usage(
+                    _used(node, (cpu_mean, cpu_deviation, cpu_next), MILLI),
+                    _used(node, (memory_mean, memory_deviation, memory_next), 1.0),
+                )
+                for node in cpu_mean.keys() | memory_mean.keys()
+            },
+            tuple(failures),
+        )
+
+    async def _numbers(self, want: Want, failures: list[str]) -> Numbers:
+        outcome = await self._asker.ask(want)
+        if isinstance(outcome, Series):
+            return {node: sample.value / NANO for node, sample in outcome.samples.items()}
+        failures.append(f"{want.metric}: {outcome}")
+        return {}
+
+    async def _forecasts(self, failures: list[str]) -> tuple[Numbers, Numbers]:
+        if not self._task.forecast:
+            return {}, {}
+        window_s = self._task.forecast_window_s
+        step_s = window_s / (_A_CHUNK * forecast.CHUNKS)
+        found = []
+        for expression in (self._cpu(step_s), self._memory(step_s)):
+            points = await self._points(expression, window_s, failures)
+            ahead = {}
+            async for node, one in clocks.paced(points.items()):
+                ahead[node] = forecast.forecast(one[:, 1])
+            found.append(ahead)
+        return found[0], found[1]
+
+    def _cpu(self, step_s: float) -> Expression:
+        own = queries.cpu_used(max(step_s, _LEAST_RATE_S), self._options.exporter_matchers)
+        return Expression("cpu", self._task.cpu_samples_query or own, step_s)
+
+    def _memory(self, step_s: float) -> Expression:
+        own = queries.memory_used(self._options.exporter_matchers)
+        return Expression("memory", self._task.memory_samples_query or own, step_s)
+
+    async def _points(
+        self, expression: Expression, window_s: float, failures: list[str]
+    ) -> Mapping[str, Points]:
+        """The samples of the first Prometheus that has any."""
+        query = f"({expression.text})[{queries.span(window_s)}:{queries.span(expression.step_s)}]"
+        why = "it is asked of Prometheus only, and none is configured: give --prometheus-url"
+        for source in self._sources:
+            try:
+                points = await source.samples(query)
+            except NodewiseError as error:
+                why = str(error)
+            else:
+                if points:
+                    return points
+                why = "no series of a node"
+        failures.append(f"samples of {expression.of}: {why}")
+        return {}
+
+
+def _curated(points: Points, left: Left) -> samples.Summary:
+    """Of memory in use, taken from what is free, as the requests allow."""
+    free = samples.curated(left.allocatable_bytes - points[:, 1], *left)
+    found = samples.summary(free)
+    return found._replace(mean=left.allocatable_bytes - found.mean)
+
+
+def _used(node: str, by_statistic: tuple[Numbers, Numbers, Numbers], scale: float) -> Used:
+    return Used(*(numbers.get(node, nan) * scale for numbers in by_statistic))
+
+
+class Samples:
+    """Statistics of our own, of what a source says now and again. A single sample has a mean and nothing else."""
+
+    def __init__(self, asker: Asker, options: WindowOptions, task: Task, clock: clocks.Clock) -> None:
+        self._asker = asker
+        self._window_s = options.statistics_window_s
+        self._forecasts = task.forecast
+        self._clock = clock
+        self._kept: dict[str, dict[str, deque[tuple[float, float]]]] = {CPU: {}, MEMORY: {}}
+        """By metric and node: times and values."""
+        self._failures: dict[str, str] = {}
+        self._looked_s = float("-inf")
+
+    @property
+    def every_s(self) -> float:
+        """How often a sample is taken: 30 in a window, but metrics-server has nothing new before 15 s have gone by."""
+        return min(max(self._window_s / 30, _LEAST_S), _MOST_S)
+
+    async def look(self) -> None:
+        if self._clock.monotonic() - self._looked_s < self.every_s:
+            return
+        self._looked_s = self._clock.monotonic()
+        for metric, kept in self._kept.items():
+            outcome = await self._asker.ask(Want(metric))
+            if isinstance(outcome, Series):
+                self._failures.pop(metric, None)
+                self._keep(outcome, kept)
+            else:
+                self._failures[metric] = outcome
+
+    def _keep(self, series: Series, kept: dict[str, deque[tuple[float, float]]]) -> None:
+        """Each sample once, for the source may give the same one several times; no longer than the window."""
+        now = self._clock.now()
+        oldest = now - self._window_s
+        for node, sample in series.samples.items():
+            own = kept.setdefault(node, deque())
+            at = min(sample.at if sample.at is not None else now, now)
+            if at > oldest and (not own or at > own[-1][0]):
+                own.append((at, sample.value / NANO))
+        for node, own in list(kept.items()):
+            while own and own[0][0] <= oldest:
+                own.popleft()
+            if not own:
+                del kept[node]
+
+    async def measured(self, lefts: Mapping[str, Left]) -> Measured:  # noqa: ARG002 - Prometheus only
+        cpu, memory = self._kept[CPU], self._kept[MEMORY]
+        failures = tuple(f"{metric}: {why}" for metric, why in self._failures.items())
+        found = {}
+        async for node in clocks.paced(cpu.keys() | memory.keys()):
+            spans = [own[-1][0] - own[0][0] for own in (cpu.get(node), memory.get(node)) if own]
+            found[node] = Usage(
+                self._used(cpu.get(node), MILLI),
+                self._used(memory.get(node), 1.0),
+                is_brief=min(spans) < self._window_s / 2,
+            )
+        return Measured(found, failures)
+
+    def _used(self, own: Sequence[tuple[float, float]] | None, scale: float) -> Used:
+        if not own:
+            return Used()
+        values: NDArray[np.float64] = np.array(own)[:, 1] * scale
+        found = samples.summary(values)
+        return Used(found.mean, found.deviation, forecast.forecast(values) if self._forecasts else nan)
+
+
+_LEAST_S: Final = 5.0
+_MOST_S: Final = 60.0
+
+
+def measure(
+    sources: Sequence[Source], task: Task, options: WindowOptions, asker: Asker, clock: clocks.Clock
+) -> Measure | None:
+    """Who measures: Prometheus where it is one of the sources, else we; None where nobody needs to know."""
+    if not task.usage:
+        return None
+    servers = [source for source in sources if isinstance(source, PrometheusMetrics)]
+    return Averages(asker, options, task, servers) if servers else Samples(asker, options, task, clock)

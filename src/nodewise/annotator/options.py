@@ -1,0 +1,82 @@
+"""What the annotator does, and how it is told so on the command line."""
+
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+
+LEAST_PERIOD_S: Final = 60.0
+"""Each burst of patches has every pod tried again that kube-scheduler found no node for."""
+What = Literal["all", "usage", "allocation"]
+Period = Annotated[float, msgspec.Meta(ge=LEAST_PERIOD_S)]
+
+
+class Task(NamedTuple):
+    """What is written, and how it is come by."""
+
+    usage: bool
+    allocation: bool
+    period_s: float = LEAST_PERIOD_S
+    forecast: bool = False
+    forecast_window_s: float = 86400.0
+    use_requests: bool = False
+    cpu_samples_query: str = ""
+    memory_samples_query: str = ""
+
+    @property
+    def needs_pods(self) -> bool:
+        """Whether it has to know what pods ask for."""
+        return self.allocation or (self.usage and self.use_requests)
+
+
+class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that the command and the extender share."""
+
+    annotate_forecast: bool = False
+    """Write what is expected to be free besides: the average over the next hundredth of --annotate-forecast-window, by
+    an autoregression on that window."""
+
+    annotate_forecast_window_s: Annotated[float, msgspec.Meta(gt=0)] = 86400.0
+    """How far back a forecast looks. Prometheus is asked for 300 samples of each node."""
+
+    annotate_use_requests: bool = False
+    """Take no more memory for used than the pods of a node request, sample by sample, as the older annotator's USE_REQ
+    did. Needs Prometheus and the right to list pods."""
+
+    annotate_cpu_samples_query: str = ""
+    """What Prometheus is asked for the cores in use at one time, for samples of forecasts. Empty: 1 - rate of node
+    exporter's idle seconds, summed up over the CPUs. On clusters of many CPUs let it name a recording rule."""
+
+    annotate_memory_samples_query: str = ""
+    """The same for the bytes of memory in use. Empty: MemTotal - MemAvailable of node exporter."""
+
+
+class AnnotatorOptions(ForecastOptions, frozen=True, kw_only=True):
+    """The annotator within the extender's leader."""
+
+    annotate: Literal["off", "all", "usage", "allocation"] = "off"
+    """Write statistics of nodes as annotations, from the leader: `usage` is what is really free, `allocation` what pods
+    requested. Agents can do without: see --statistics."""
+
+    annotate_period_s: Period = LEAST_PERIOD_S
+    """How often; at least once a minute apart, as each burst of patches has all pods that wait tried again."""
+
+
+def task(options: AnnotatorOptions) -> Task | None:
+    """What the extender's leader is to write; None for nothing."""
+    if options.annotate == "off":
+        return None
+    return made(options, options.annotate, options.annotate_period_s)
+
+
+def made(options: ForecastOptions, what: What, period_s: float) -> Task:
+    """A task of what is shared and what is not."""
+    return Task(
+        usage=what != "allocation",
+        allocation=what != "usage",
+        period_s=period_s,
+        forecast=options.annotate_forecast,
+        forecast_window_s=options.annotate_forecast_window_s,
+        use_requests=options.annotate_use_requests,
+        cpu_samples_query=options.annotate_cpu_samples_query,
+        memory_samples_query=options.annotate_memory_samples_query,
+    )

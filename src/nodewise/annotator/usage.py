@@ -1,0 +1,72 @@
+"""What is free of each node by what it really uses, as annotations."""
+
+from collections.abc import Mapping
+from math import isnan, nan
+from typing import Final, NamedTuple
+
+from nodewise.annotator.fields import ALLOCATABLE_MEMORY
+from nodewise.statistics import annotations
+from nodewise.statistics.capacity import Capacity
+
+
+class Used(NamedTuple):
+    """How much of one resource a node uses, in milli-CPU or bytes; NaN for what is not known."""
+
+    mean: float = nan
+    deviation: float = nan
+    forecast: float = nan
+
+
+class Usage(NamedTuple):
+    """What is known of one node."""
+
+    cpu: Used = Used()
+    memory: Used = Used()
+    is_brief: bool = False
+    """Whether the samples span less than half of the window."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is."""
+        return not (isnan(self.cpu.mean) and isnan(self.memory.mean))
+
+
+_CPU: Final = (annotations.MEAN_FREE_CPU, annotations.STD_FREE_CPU, annotations.FORECAST_FREE_CPU)
+_MEMORY: Final = (annotations.MEAN_FREE_MEMORY, annotations.STD_FREE_MEMORY, annotations.FORECAST_FREE_MEMORY)
+KEYS: Final = (*_CPU, *_MEMORY)
+WHOLE: Final = (*_CPU[:2], *_MEMORY[:2])
+"""What the statistics of a node come to, forecasts apart."""
+
+
+def texts(usage: Usage, capacity: Capacity) -> Mapping[str, str | None]:
+    """The annotations of one node; None for one that must not stand, as nobody knows its value.
+
+    What is free is what pods can have less what is used, whoever uses it: so an agent that takes it from what pods can
+    have again has the real use. It is between 0 and what pods can have.
+    """
+    return {
+        **_free(_CPU, usage.cpu, capacity.cpu_milli, digits=3),
+        **_free(_MEMORY, usage.memory, capacity.memory_bytes, digits=0),
+    }
+
+
+def riding(capacity: Capacity) -> Mapping[str, str]:
+    """What is there for people, and is written only beside something else."""
+    return {ALLOCATABLE_MEMORY: str(capacity.memory_bytes)}
+
+
+def _free(keys: tuple[str, str, str], used: Used, whole: int, digits: int) -> Mapping[str, str | None]:
+    mean, deviation, forecast = keys
+    if isnan(used.mean) or not whole:
+        return dict.fromkeys(keys)
+    return {
+        mean: text(min(max(whole - used.mean, 0.0), whole), digits),
+        deviation: None if isnan(used.deviation) else text(used.deviation, digits),
+        forecast: None if isnan(used.forecast) else text(min(max(whole - used.forecast, 0.0), whole), digits),
+    }
+
+
+def text(value: float, digits: int) -> str:
+    """A number without an exponent, with at most so many digits after the point."""
+    written = f"{value:.{digits}f}"
+    return written.rstrip("0").rstrip(".") if digits else written

@@ -1,0 +1,53 @@
+"""Nodes and pods as the API server has them, and as the annotator reads them."""
+
+from typing import Any
+
+import msgspec
+
+from nodewise.annotator.fields import AnnotatedNode, BoundPod
+from nodewise.kube.fields import merge
+from nodewise.metrics.nodes import NodeFields
+
+NODE: Any = merge("Node", NodeFields, AnnotatedNode)
+POD: Any = merge("Pod", BoundPod)
+Object = dict[str, Any]
+
+
+def node(
+    name: str, annotations: dict[str, str] | None = None, *, ready: str = "True", **allocatable: Any
+) -> Object:
+    """A node of 4 CPUs and 16 GiB unless `allocatable` says otherwise, with `_` for `-`."""
+    amounts = {"cpu": "4", "memory": "16Gi", "pods": "110"} | allocatable
+    return {
+        "metadata": {"name": name, "uid": f"uid-of-{name}", "annotations": annotations or {}},
+        "status": {
+            "allocatable": {key.replace("_", "-"): value for key, value in amounts.items()},
+            "conditions": [{"type": "DiskPressure", "status": "False"}, {"type": "Ready", "status": ready}],
+            "addresses": [{"type": "Hostname", "address": name}],
+        },
+    }
+
+
+def pod(
+    name: str, on: str, *requests: dict[str, Any], phase: str = "Running", init: tuple[Object, ...] = ()
+) -> Object:
+    """A pod with a container for each of the requests."""
+    return {
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "nodeName": on,
+            "containers": [
+                {"name": str(number), "resources": {"requests": one}} for number, one in enumerate(requests)
+            ],
+            "initContainers": list(init),
+        },
+        "status": {"phase": phase},
+    }
+
+
+def read_node(given: Object) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(given), type=NODE)
+
+
+def read_pods(*given: Object) -> list[Any]:
+    return [msgspec.json.decode(msgspec.json.encode(one), type=POD) for one in given]

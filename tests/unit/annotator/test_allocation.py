@@ -1,0 +1,95 @@
+"""What pods ask of a node, and what that leaves."""
+
+from typing import Any
+
+import pytest
+
+from nodewise.annotator import allocation
+from nodewise.annotator.allocation import Allocation
+from nodewise.clock import result
+from nodewise.statistics import capacity
+from tests.unit.annotator.objects import node, pod, read_node, read_pods
+
+SIDECAR = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}
+INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}
+
+
+def written(given: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
+    read = read_node(given)
+    allocated = result(allocation.by_node(read_pods(*pods)))
+    return dict(
+        allocation.texts(
+            allocated.get(read.metadata.name, Allocation()), capacity.read(read.status.allocatable)
+        )
+    )
+
+
+def test_what_the_older_annotator_counted_is_counted_so() -> None:
+    given = node("a", cpu="2", memory="1985744Ki", pods="110", ephemeral_storage="17361141760")
+    running = [
+        pod("p", "a", {"cpu": "250m", "memory": "100Mi"}, {"cpu": "0.1005", "memory": "1e8"}, {}),
+        pod("q", "a", {"cpu": "505m", "memory": "160Mi", "ephemeral-storage": "1Gi"}),
+        pod("done", "a", {"cpu": "1"}, phase="Succeeded"),
+        pod("waits", "", {"cpu": "1"}, phase="Pending"),
+    ]
+    assert written(given, *running) == {
+        "requested-cpu": "855",
+        "free-cpu": "1145",
+        "requested-memory": "372629760",
+        "free-memory": "1660772096",
+        "requested-pods": "2",
+        "free-pods": "108",
+        "requested-gpu": "0",
+        "free-gpu": "0",
+        "requested-ephemeral-storage": "1073741824",
+        "free-ephemeral-storage": "16287399936",
+    }
+
+
+def test_what_is_over_committed_leaves_nothing() -> None:
+    found = written(
+        node("a", cpu="3920m", memory="7Gi", gpu="2"),
+        pod("p", "a", {"cpu": "5", "memory": "1G", "gpu": "1"}),
+        pod("q", "a", {"cpu": "100m"}, init=(INIT,)),
+    )
+    assert (found["requested-cpu"], found["free-cpu"]) == ("5100", "0")
+    assert (found["requested-memory"], found["free-memory"]) == ("1000000000", "6516192768")
+    assert (found["requested-gpu"], found["free-gpu"]) == ("1", "1")
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
+def test_a_pod_that_is_on_a_node_counts_whatever_it_does_there(phase: str) -> None:
+    assert written(node("a"), pod("p", "a", {"cpu": "1"}, phase=phase))["requested-cpu"] == "1000"
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_has_ended_counts_no_more(phase: str) -> None:
+    assert written(node("a"), pod("p", "a", {"cpu": "1"}, phase=phase))["requested-pods"] == "0"
+
+
+def test_a_sidecar_holds_what_it_asks_for_as_long_as_its_pod() -> None:
+    assert written(node("a"), pod("p", "a", {"cpu": "1"}, init=(SIDECAR, INIT)))["requested-cpu"] == "4000"
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ("1.5Gi", "1610612736"),
+        ("1500m", "2"),
+        ("128974848", "128974848"),
+        (1000, "1000"),
+        ("-5Gi", "0"),
+        ("much", "0"),
+        ("", "0"),
+        (None, "0"),
+        ("9" * 30, str(2**53)),
+    ],
+)
+def test_amounts_are_whole_numbers_whatever_was_asked_for(asked: object, text: str) -> None:
+    assert written(node("a"), pod("p", "a", {"memory": asked}))["requested-memory"] == text
+
+
+def test_a_node_that_says_nothing_has_nothing_free() -> None:
+    bare = node("a")
+    bare["status"]["allocatable"] = None
+    assert written(bare, pod("p", "a", {"cpu": "1"}))["free-cpu"] == "0"
