@@ -141,7 +141,9 @@ class _Curves(NamedTuple):
             spreads = np.minimum(deviations / limits, _WIDEST)
             rooms = (self.threshold - means) / (spreads * limits)
             places = spreads * _ACROSS
-            bands = self.cells.take(places.astype(np.intp) * _ROWS + _rows(rooms), mode="clip")
+            bands: NDArray[np.int8] = self.cells.take(
+                places.astype(np.intp) * _ROWS + _rows(rooms), mode="clip"
+            )
         bands[~((deviations >= beta.STEADY) & (limits > 0))] = _COMPUTED  # NaN is among these
         near = np.flatnonzero((bands < 0) & (bands != _COMPUTED))
         if len(near):
@@ -169,7 +171,7 @@ def _curves(threshold: float, levels: Floats) -> _Curves:
 
 def _points(threshold: float, spreads: Floats, levels: Floats) -> Floats:
     """asinh of the room at which the risk is that level, for each spread; without a spread the normal one."""
-    points = np.arcsinh(-beta.special().ndtri(levels))
+    points: Floats = np.arcsinh(-beta.special().ndtri(levels))
     some = spreads > 0
     spreads, levels = spreads[some], levels[some]
 
@@ -225,12 +227,14 @@ def _interpolated(points: Floats) -> Floats:
     powers = np.arange(_POINTS)
     places = (first - pieces)[:, None] + powers
     solved = np.linalg.inv(places[:, :, None].astype(np.float64) ** powers)
-    return np.einsum("pkn,lpn->klp", solved, sliding_window_view(points, _POINTS, axis=1)[:, first])
+    around = sliding_window_view(points, _POINTS, axis=1)[:, first]
+    polynomials: Floats = np.einsum("pkn,lpn->klp", solved, around)
+    return polynomials
 
 
-def _value(polynomials: Floats, at: ArrayLike) -> Floats:
+def _value(polynomials: Floats, at: Floats | float) -> Floats:
     """The polynomials by power, each at its place."""
-    value = polynomials[-1]
+    value: Floats = polynomials[-1]
     for coefficients in polynomials[-2::-1]:
         value = value * at + coefficients
     return value
