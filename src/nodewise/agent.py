@@ -63,6 +63,7 @@ __all__ = [
     "Rank",
     "Reason",
     "Remembering",
+    "Requested",
     "Resource",
     "Scores",
     "Showing",
@@ -316,6 +317,15 @@ class Concerned(Protocol):
 
     def concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether these nodes or pods give it something to do, so that `decide` asks it without being told to."""
+        ...
+
+
+@runtime_checkable
+class Requested(Protocol):
+    """What an `AgentKind` has besides whose pods ask for a resource, so that no others need be sent to it."""
+
+    def resources(self, options: Any) -> Mapping[str, bool]:
+        """The resources' names; true for one that is there for this alone, and that no node need have."""
         ...
 
 

@@ -21,6 +21,7 @@ COMMANDS: Final = {
         "nodewise.cli.annotate",
         "Write statistics of nodes as annotations, for agents that read them.",
     ),
+    "configure": ("nodewise.cli.configure", "Make kube-scheduler call nodewise."),
     "policy": ("nodewise.cli.policy", "Check policies."),
     "agents": ("nodewise.cli.agents", "What agents there are, and their options."),
 }

@@ -83,6 +83,10 @@ class GpuKind:
             ),
         )
 
+    def resources(self, options: GpuOptions) -> dict[str, bool]:
+        """Those that count cards: a pod that wants a card asks for one of them (`agent.Requested`)."""
+        return dict.fromkeys(profile.load(options.gpu_profile).counts, False)
+
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         """Whether any node has cards, or any pod asks for one (`agent.Concerned`)."""
         chosen = profile.load(options.gpu_profile)

@@ -65,6 +65,10 @@ class TelemetryKind:
     def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:  # noqa: ARG002
         return (Watched(POLICIES, TASPOLICIES, PolicyObject),)
 
+    def resources(self, options: TelemetryOptions) -> dict[str, bool]:  # noqa: ARG002
+        """What pods with a policy ask for, as the older system had it (`agent.Requested`)."""
+        return {"telemetry/scheduling": True}
+
     def concerns(self, options: TelemetryOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any pod names a policy, be there one or not (`agent.Concerned`)."""
         agent = TelemetryAgent()

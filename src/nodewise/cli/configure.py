@@ -1,0 +1,158 @@
+"""`nodewise configure`: what makes kube-scheduler call nodewise."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+import msgspec
+import yaml
+
+from nodewise.agent import AgentKind, Requested
+from nodewise.cli import kinds, settings
+from nodewise.cli.options import ExtenderOptions
+from nodewise.configure import scheduler
+from nodewise.configure.scheduler import Papers, Role, Wish
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender import chain
+from nodewise.extender.weights import ChainOptions
+from nodewise.kube.options import KubeOptions
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.refresher import RefreshOptions
+from nodewise.observe import logs
+from nodewise.serve.options import AdminOptions, ServeOptions
+
+_OTHERS: Final = (
+    ExtenderOptions,
+    ServeOptions,
+    AdminOptions,
+    KubeOptions,
+    RefreshOptions,
+    PrometheusOptions,
+    ChainOptions,
+)
+"""The extender's file of settings serves here too, for which agents there are and what they do follows from it."""
+
+
+@click.group()
+def command() -> None:
+    """Make kube-scheduler call nodewise."""
+
+
+def render_scheduler(output: str, **given: Any) -> None:
+    """Print a configuration of kube-scheduler that has nodewise asked: for `kube-scheduler --config`.
+
+    Each entry has the calls that its agents answer. Pods that ask for one of an agent's resources are filtered, and
+    wait while nodewise does not answer; where nothing marks an agent's pods they are only prioritized, unless
+    --filter-all-pods says otherwise. File names are those that kube-scheduler will see. Nothing is read or written.
+
+    \b
+    Example:  nodewise configure render-scheduler --agents telemetry --ca ca.crt --cert tls.crt --key tls.key
+              nodewise configure render-scheduler --agents safe,congestion --url http://127.0.0.1:9001 --whole-nodes
+    """
+    logs.configure("warning")
+    names = [name.strip() for name in given["agents"].split(",") if name.strip()]
+    roles = [_role(kind, settings.of_agent(kind, given)) for kind in kinds.chosen(names, *_OTHERS)]
+    wish = Wish(
+        given["extender_url"],
+        Papers(given["ca_file"], given["cert_file"], given["key_file"]),
+        given["plain_http"],
+        given["whole_nodes"],
+        given["filter_all_pods"],
+        given["one_entry_per_agent"],
+        _weights(given["entry_weights"]),
+        given["scheduler_name"],
+        given["scheduler_kubeconfig"],
+    )
+    found = scheduler.configuration(roles, wish)
+    for agent in scheduler.unasked(roles, wish):
+        why = "nothing marks the pods that it concerns; --filter-all-pods has it asked about all of them"
+        click.echo(f"nodewise: the filter of {agent} is not asked: {why}", err=True)
+    if output == "json":
+        click.echo(msgspec.json.encode(found))
+        return
+    click.echo(yaml.safe_dump(found, sort_keys=False), nl=False)
+
+
+def _role(kind: AgentKind, options: Any) -> Role:
+    """What the agent itself says."""
+    agent = kind.agent(options)
+    return Role(
+        kind.name,
+        filters=bool(chain.judging(agent)),
+        prioritizes=bool(chain.rankings(agent)),
+        binds=hasattr(agent, "bind"),
+        resources=kind.resources(options) if isinstance(kind, Requested) else {},
+    )
+
+
+def _weights(text: str) -> dict[str, int]:
+    """`20`, or `safe=20,congestion=5`."""
+    found: dict[str, int] = {}
+    problems = []
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, equals, number = (side.strip() for side in part.rpartition("="))
+        if (equals and not name) or name in found or not (number.isascii() and number.isdecimal()):
+            problems.append(Problem("--weights", repr(part), "a whole number, or agent=number, each once"))
+        else:
+            found[name] = int(number[:_DIGITS])
+    if problems:
+        raise BadSettings("settings", problems)
+    return found
+
+
+_DIGITS: Final = 18
+
+
+def _parameters() -> Sequence[click.Parameter]:
+    own = ExtenderOptions()
+    return [
+        click.Option(
+            ["--agents"], default=own.agents, envvar="NODEWISE_AGENTS", show_default=True,
+            help="Agents to have asked, separated by commas. `nodewise agents list` shows them.",
+        ),
+        click.Option(
+            ["--url", "extender_url"], default="https://nodewise.nodewise.svc:9001", show_default=True,
+            help="Where kube-scheduler finds nodewise.",
+        ),
+        click.Option(["--one-entry-per-agent"], is_flag=True, help="An entry for each agent, not one for all."),
+        click.Option(
+            ["--weights", "entry_weights"], default=str(scheduler.DEFAULT_WEIGHT), show_default=True,
+            help="How much scores count beside the default plugins': a score counts `score x weight x 10` next to "
+            "their 0 to 100 each. One number, or by entry, such as `safe=20,congestion=5`.",
+        ),
+        click.Option(
+            ["--filter-all-pods"], is_flag=True,
+            help="Filter pods that nothing marks as well. None of them is placed while nodewise does not answer.",
+        ),
+        click.Option(
+            ["--whole-nodes"], is_flag=True,
+            help="Have whole nodes sent, for `nodewise extender --no-cluster`. 800 times as much to send.",
+        ),
+        click.Option(
+            ["--scheduler-name"], default=scheduler.DEFAULT_SCHEDULER, show_default=True,
+            help="The profile's name, by which pods choose it.",
+        ),
+        click.Option(
+            ["--scheduler-kubeconfig"], default="",
+            help="kube-scheduler's own kubeconfig, such as /etc/kubernetes/scheduler.conf; empty: its pod's rights.",
+        ),
+        click.Option(["--ca", "ca_file"], default="", help="CA of nodewise's serving certificate."),
+        click.Option(["--cert", "cert_file"], default="", help="kube-scheduler's client certificate."),
+        click.Option(["--key", "key_file"], default="", help="Its key."),
+        click.Option(
+            ["--plain-http"], is_flag=True, help="Allow an http:// URL that is not of the same machine."
+        ),
+        click.Option(["-o", "--output"], type=click.Choice(["yaml", "json"]), default="yaml", show_default=True),
+        *settings.options(kinds=kinds.known(*_OTHERS), known=_OTHERS),
+    ]  # fmt: skip
+
+
+command.add_command(
+    click.Command(
+        "render-scheduler",
+        callback=render_scheduler,
+        help=render_scheduler.__doc__,
+        short_help="Print a configuration of kube-scheduler.",
+        params=list(_parameters()),
+    )
+)

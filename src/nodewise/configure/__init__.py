@@ -1,0 +1,1 @@
+"""What makes kube-scheduler call nodewise."""

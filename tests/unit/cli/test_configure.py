@@ -1,0 +1,69 @@
+"""`nodewise configure render-scheduler`, from the command line to the YAML."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from nodewise.cli import configure
+from nodewise.errors import BadSettings
+
+LOCAL = "--url=http://127.0.0.1:9001"
+
+
+def rendered(*arguments: str) -> tuple[dict[str, Any], str]:
+    """The configuration, and what is said on stderr."""
+    done = CliRunner().invoke(configure.command, ["render-scheduler", *arguments], standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return yaml.safe_load(done.stdout), done.stderr
+
+
+def test_what_an_entry_asks_is_what_the_agents_answer() -> None:
+    config, said = rendered(LOCAL, "--one-entry-per-agent", "--agents=telemetry,gpu,safe,congestion")
+    asked = [{key for key in one if key.endswith("Verb")} for one in config["extenders"]]
+    assert asked == [
+        {"filterVerb", "prioritizeVerb", "preemptVerb"},
+        {"filterVerb", "prioritizeVerb", "preemptVerb", "bindVerb"},
+        {"prioritizeVerb"},
+        {"prioritizeVerb"},
+    ]
+    assert said.startswith("nodewise: the filter of safe is not asked")
+
+
+def test_what_an_agent_filters_follows_from_its_options() -> None:
+    for options in ([], ["--when-missing=reject"]):
+        config, _ = rendered(LOCAL, "--agents=congestion", "--filter-all-pods", *options)
+        assert ("filterVerb" in config["extenders"][0]) == bool(options)
+
+
+def test_the_resources_are_those_of_the_profile() -> None:
+    config, _ = rendered(LOCAL, "--agents=gpu", "--gpu-profile=generic", "--weights=3", "-o", "json")
+    [entry] = config["extenders"]
+    assert entry["managedResources"] == [{"name": "nvidia.com/gpu"}]
+    assert entry["weight"] == 3
+
+
+def test_a_file_of_the_extender_serves_here_too(tmp_path: Any) -> None:
+    file = tmp_path / "nodewise.yaml"
+    file.write_text(
+        json.dumps(
+            {
+                "agents": "congestion",
+                "cert": "server.crt",
+                "weights": "congestion=2",
+                "gpu": {"profile": "generic"},
+            }
+        )
+    )
+    config, _ = rendered(LOCAL, f"--config={file}")
+    [entry] = config["extenders"]
+    assert (entry["weight"], entry.get("prioritizeVerb"), "tlsConfig" in entry) == (10, "prioritize", False)
+
+
+@pytest.mark.parametrize("weights", ["x", "safe=", "=3", "-1", "1.5", "3,4", "safe=1,safe=2"])
+def test_weights_that_cannot_be_read_are_named(weights: str) -> None:
+    with pytest.raises(BadSettings, match="--weights"):
+        rendered(LOCAL, "--one-entry-per-agent", "--agents=safe", f"--weights={weights}")
