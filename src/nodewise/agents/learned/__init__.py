@@ -1,0 +1,59 @@
+"""The learned agent: nodes on which pods of the same type failed score low, until they have shown better.
+
+| file | what lives there |
+|---|---|
+| `pods.py` | the fields of pods that are read, and of which type a pod is |
+| `outcomes.py` | what happened to a pod between two looks, as a reward |
+| `rewards.py` | the learning rule |
+| `memory.py` | what is known of each type on each node, bounded, and as it is kept |
+| `state.py` | pods in, the slot of the View out |
+| `worth.py` | what nodes are worth to a type now |
+| `details.py` | the same of one node, in words and numbers |
+| `showing.py` | all that is known, as `/state/learned` shows it |
+| `agent.py` | answers a request by look-up |
+| `options.py` | settings |
+
+Takes over from kubeRL, the reward-biased extender of kube-safe-scheduler.
+"""
+
+from typing import Final
+
+import msgspec
+
+from nodewise.agent import Hands, Resource, Watched
+from nodewise.agents.learned.agent import LearnedAgent
+from nodewise.agents.learned.options import LearnedOptions
+from nodewise.agents.learned.pods import AskingPod, LivingPod, keeper
+from nodewise.agents.learned.state import PODS, LearnedState
+
+_PODS: Final = Resource("", "v1", "pods", "Pod")
+
+
+class NodeFields(msgspec.Struct, frozen=True, gc=False):
+    """Nothing is read of a node but its name."""
+
+
+class LearnedKind:
+    """The row of the registry."""
+
+    name = "learned"
+    summary = "prefer nodes on which pods of the same type did not fail"
+    options = LearnedOptions
+    pod_fields = AskingPod
+    node_fields = NodeFields
+
+    def watched(self, options: LearnedOptions) -> tuple[Watched, ...]:
+        """All pods that are on a node and may teach something."""
+        return (Watched(PODS, _PODS, LivingPod, keep=keeper(options.learned_namespaces)),)
+
+    def state(self, options: LearnedOptions, sync_period_s: float) -> LearnedState:  # noqa: ARG002
+        return LearnedState(options)
+
+    def agent(self, options: LearnedOptions) -> LearnedAgent:
+        return LearnedAgent(options)
+
+    def controller(self, options: LearnedOptions, hands: Hands) -> None:  # noqa: ARG002 - the memory is kept elsewhere
+        return None
+
+
+KIND: Final = LearnedKind()

@@ -1,0 +1,180 @@
+"""Pods in, the learned slot of the View out; the same code online and offline, and the same in every replica.
+
+What happened is what is different between the pods of one world and the next. The first world is where one begins: what
+its pods came to before is known if it was kept, or else not counted; a restart so learns nothing twice. Where something
+was kept, what happened since then is caught up on, as far as pods still show it.
+"""
+
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping
+from math import inf, isnan
+from typing import Final, NamedTuple
+
+from nodewise import changes
+from nodewise.agent import Inputs, NodeIndex, ObjectKey, Want, World
+from nodewise.agents.learned import memory as memories
+from nodewise.agents.learned import outcomes
+from nodewise.agents.learned.memory import Known, Memory
+from nodewise.agents.learned.options import LearnedOptions
+from nodewise.agents.learned.outcomes import Outcome
+from nodewise.agents.learned.pods import LivingPod, key, living_type
+from nodewise.agents.learned.rewards import Rule
+from nodewise.errors import BadInput
+
+PODS: Final = "learned_pods"
+"""The key of the pods in `World.objects`."""
+_STRIDE: Final = 64
+"""Pods that are looked at between two pauses."""
+_PATIENCE_S: Final = 300.0
+"""So long after the first world it may still be told what was kept."""
+
+Pods = Mapping[ObjectKey, LivingPod]
+
+
+class Slot(NamedTuple):
+    """All that is known, at that time."""
+
+    nodes: NodeIndex
+    types: Mapping[str, Known]
+    """By the type's key."""
+    now: float
+
+
+class _First(NamedTuple):
+    """The first world."""
+
+    pods: Pods
+    now: float
+
+
+class _News(NamedTuple):
+    """What one pod came to."""
+
+    type: str
+    node: str
+    outcome: Outcome
+
+
+class _Offer(NamedTuple):
+    """What is to be kept, and until which change."""
+
+    text: bytes
+    changes: int
+
+
+class LearnedState:
+    """Watches pods, and remembers (`agent.Remembering`)."""
+
+    inputs = Inputs(frozenset({PODS}), metrics=False)
+    each_replica_learns = False
+
+    def __init__(self, options: LearnedOptions) -> None:
+        rule = Rule(options.learned_prior, options.learned_half_life_s, options.learned_exploration)
+        self._mttf_s = options.learned_mttf_s
+        self._memory = Memory(rule)
+        self._pods: Pods | None = None
+        """Of the newest world."""
+        self._until = 0.0
+        """What happened until then was learned from."""
+        self._first: _First | None = None
+        """While it may still be told what was kept."""
+        self._caught_up_from: float | None = None
+        """What happened since then is still to be caught up on."""
+        self._news: deque[_News] = deque()
+        """Seen, and not yet learned from."""
+        self._kept: _Offer | None = None
+        self._offered: _Offer | None = None
+
+    def wants(self, objects: Mapping[str, Mapping[ObjectKey, object]]) -> frozenset[Want]:  # noqa: ARG002
+        """Rewards come from pods."""
+        return frozenset()
+
+    def problems(self, objects: Mapping[str, Mapping[ObjectKey, object]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
+        """Pods that fail are no problem of nodewise's."""
+        return {}
+
+    def slot(self, world: World) -> Generator[None, None, Slot]:
+        """Learn from what happened since the world before.
+
+        If it is given up half-way nothing is lost or counted twice.
+        """
+        pods: Pods = world.objects.get(PODS, {})
+        if self._pods is None:
+            self._pods, self._first = pods, _First(pods, world.now)
+        else:
+            yield from self._compare(self._pods, pods)
+        if self._first is not None and self._caught_up_from is not None:
+            yield from self._catch_up(self._first.pods, self._caught_up_from)
+        elif self._first is not None and world.now - self._first.now > _PATIENCE_S:
+            self._first = None
+        for number in range(len(self._news)):
+            type_, node, outcome = self._news.popleft()
+            self._memory.teach(type_, node, outcome.reward, outcome.times, world.now)
+            if not number % _STRIDE:
+                yield
+        self._until = world.now
+        types = yield from self._memory.lay_out(world.nodes, world.now)
+        return Slot(world.nodes, types, world.now)
+
+    def _compare(self, old: Pods, new: Pods) -> Generator[None, None, None]:
+        found: list[_News] = []
+        for number, one in enumerate((yield from changes.between(old, new))):
+            after = new.get(one)
+            before = old.get(one)
+            if after is not None:
+                is_same = before is not None and before.metadata.uid == after.metadata.uid
+                found += _news(after, outcomes.between(before if is_same else None, after, self._mttf_s))
+            if not number % _STRIDE:
+                yield
+        self._pods = new
+        self._news.extend(_in_order(found))
+
+    def _catch_up(self, pods: Pods, since_s: float) -> Generator[None, None, None]:
+        found: list[_News] = []
+        for number, pod in enumerate(pods.values()):
+            found += _news(pod, outcomes.since(pod, since_s, self._mttf_s))
+            if not number % _STRIDE:
+                yield
+        self._first = self._caught_up_from = None
+        self._news.extendleft(reversed(_in_order(found)))
+
+    def recall(self, kept: bytes) -> None:
+        """Go on from what was kept. `BadInput` if it cannot be read."""
+        if self._offered is not None and kept == self._offered.text:
+            self._kept = self._offered
+            return
+        found = memories.read(kept)
+        news = self._memory.changes
+        self._memory.take(found, as_earlier=True)
+        self._caught_up_from = found.until
+        self._kept = _Offer(kept, -1 if news else self._memory.changes)
+
+    def keep(self, kept: bytes | None) -> bytes | None:
+        """All that is known, if that is news. All replicas see the same, so who leads may write over what is kept."""
+        known = self._kept
+        if kept is not None and (known is None or kept != known.text):
+            self._fold(kept)
+        elif self._memory.changes == (known.changes if known is not None and kept is not None else 0):
+            return None
+        if not len(self._memory):
+            return None
+        self._offered = _Offer(self._memory.text(self._until), self._memory.changes)
+        return self._offered.text
+
+    def _fold(self, kept: bytes) -> None:
+        """Somebody else wrote; what they know of pairs that we never heard of is not lost."""
+        try:
+            self._memory.take(memories.read(kept), as_earlier=False)
+        except BadInput:
+            return  # it is written over
+
+
+def _news(pod: LivingPod, outcome: Outcome | None) -> list[_News]:
+    if outcome is None:
+        return []
+    return [_News(key(pod.metadata.namespace, living_type(pod)), pod.spec.nodeName, outcome)]
+
+
+def _in_order(news: Iterable[_News]) -> list[_News]:
+    """The order in which it happened, as the newest counts most; what has no time comes last."""
+    return sorted(news, key=lambda one: inf if isnan(one.outcome.at) else one.outcome.at)

@@ -1,0 +1,68 @@
+"""Of which type a pod is (case 180), and what is held of it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise.agents.gpu.pods import GpuPod
+from nodewise.agents.learned import LearnedKind
+from nodewise.agents.learned.options import LearnedOptions
+from nodewise.agents.learned.pods import AskingPod, LivingPod, asking_type, keeper, living_type
+from nodewise.agents.telemetry.agent import PodFields as TelemetryPod
+from nodewise.kube.fields import merge
+from tests.unit.agents.learned.lives import pod, running
+
+REPLICA_SET = {"kind": "ReplicaSet", "name": "web-5d4f8c7b9", "controller": True}
+OWNED = {"kind": "Thing", "name": "other"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "type_"),
+    [
+        ({"labels": {"app": "x", "podtype": "D"}}, "D"),
+        ({"labels": {"app": "x", "name": "y"}}, "x"),
+        ({"labels": {"name": "y"}}, "y"),
+        ({}, "p"),
+        ({"labels": {"podtype": "", "app": "x"}}, "x"),
+        ({"labels": {"other": "x"}, "ownerReferences": [OWNED, REPLICA_SET]}, "web-5d4f8c7b9"),
+        ({"ownerReferences": [OWNED]}, "p"),
+        ({"ownerReferences": [{**REPLICA_SET, "name": ""}]}, "p"),
+        ({"labels": None, "ownerReferences": None}, "p"),
+    ],
+)
+def test_a_pod_has_one_type_before_and_after_it_is_placed(metadata: dict[str, Any], type_: str) -> None:
+    text = msgspec.json.encode({"metadata": {"name": "p", **metadata}})
+    for kinds in ((AskingPod,), (TelemetryPod, GpuPod, AskingPod), (AskingPod, GpuPod, TelemetryPod)):
+        asking = msgspec.json.decode(text, type=merge("Pod", *kinds))
+        assert asking_type(asking) == type_
+    assert living_type(msgspec.json.decode(text, type=LivingPod)) == type_
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        (pod("p", "n1", running()), True),
+        (pod("p", "", running()), False),
+        (pod("p", "n1", phase="Pending"), False),
+        (pod("p", "n1", phase="Succeeded"), False),
+        (pod("p", "n1", phase="Failed"), True),
+        (pod("p", "n1", running(), namespace="other"), False),
+    ],
+)
+def test_what_is_held(given: LivingPod, held: bool) -> None:
+    assert (keeper(["d"])(given) is not None) is held
+
+
+def test_what_is_held_is_read_again_as_it_was() -> None:
+    keep = keeper(())
+    held = keep(pod("p", "n1", running(), ownerReferences=[OWNED, REPLICA_SET]))
+    assert held is not None
+    assert msgspec.json.decode(msgspec.json.encode(held), type=LivingPod) == held
+    assert keep(held) == held
+    assert living_type(held) == "D"
+
+
+def test_the_kind_watches_pods() -> None:
+    (watched,) = LearnedKind().watched(LearnedOptions())
+    assert (watched.name, watched.resource.plural) == ("learned_pods", "pods")
