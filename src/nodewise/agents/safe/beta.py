@@ -56,12 +56,12 @@ def complete(alpha: ArrayLike, beta: ArrayLike) -> Floats:
 
 def cdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The probability of a value of at most `x`: the regularised incomplete beta function."""
-    return _where_valid(special().betainc(alpha, beta, np.clip(x, 0, 1)), alpha, beta)
+    return _where_valid(special().betainc(*_apart(x, alpha, beta)), alpha, beta)
 
 
 def survival(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
     """The probability of a value above `x`, exact also where it is too small to be seen in 1 - cdf."""
-    return _where_valid(special().betaincc(alpha, beta, np.clip(x, 0, 1)), alpha, beta)
+    return _where_valid(special().betaincc(*_apart(x, alpha, beta)), alpha, beta)
 
 
 def pdf(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
@@ -183,6 +183,15 @@ def special() -> Any:
 
 def _floats(*values: ArrayLike) -> Sequence[Floats]:
     return np.broadcast_arrays(*(np.asarray(one, np.float64) for one in values))
+
+
+def _apart(x: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    """What scipy is asked with: of two equal shapes one is moved by one last digit.
+
+    For equal shapes it takes a shorter way that is off by up to 1e-3 where they are large, and exact at 1/2 alone.
+    """
+    x, alpha, beta = _floats(np.clip(x, 0, 1), alpha, beta)
+    return alpha, np.where((alpha == beta) & (x != 1 / 2), np.nextafter(beta, np.inf), beta), x
 
 
 def _where_valid(values: Any, alpha: ArrayLike, beta: ArrayLike) -> Floats:
