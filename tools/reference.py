@@ -30,7 +30,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def settings_page() -> str:
     """Every setting of `nodewise extender`."""
-    kinds = [agents.load(name) for name in agents.names()]
+    kinds = agents.own()
     groups = [*GROUPS, *(kind.options for kind in kinds)]
     parts = [
         MADE,

@@ -7,8 +7,9 @@ jumps (deadlines, periods). A `Clock` is handed to whatever runs over time; deci
 import asyncio
 import time
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from concurrent import futures
 from datetime import UTC, datetime
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 T = TypeVar("T")
@@ -71,6 +72,13 @@ def slices(items: Iterable[T], budget_s: float = 0.0005) -> Iterator[T | None]:
             began = time.perf_counter()
 
 
+class Wait(NamedTuple):
+    """What a computation yields, in the place of None, that goes on when a thread is done, or after this time."""
+
+    until: futures.Future[Any]
+    at_most_s: float
+
+
 _BUSY: Final[WeakSet[asyncio.AbstractEventLoop]] = WeakSet()
 
 
@@ -97,27 +105,31 @@ async def paced(items: Iterable[T]) -> AsyncIterator[T]:
             yield item
 
 
-async def paced_result(work: Generator[None, None, T], budget_s: float = 0.0005) -> T:
+async def paced_result(work: Generator[Wait | None, None, T], budget_s: float = 0.0005) -> T:
     """The result of a computation that yields between its parts; the event loop goes on in between."""
     await _turn()
     began = time.perf_counter()
     while True:
         try:
-            next(work)
+            wait = next(work)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+        if wait is not None:
+            await asyncio.wait([asyncio.wrap_future(wait.until)], timeout=wait.at_most_s)
         if time.perf_counter() - began > budget_s:
             await _turn()
             began = time.perf_counter()
 
 
-def result(work: Generator[None, None, T]) -> T:
+def result(work: Generator[Wait | None, None, T]) -> T:
     """The result of a computation that yields between its parts, all at once: offline nobody waits."""
     while True:
         try:
-            next(work)
+            wait = next(work)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+        if wait is not None:
+            futures.wait([wait.until], timeout=wait.at_most_s)
 
 
 def parse_rfc3339(text: str) -> float:

@@ -6,10 +6,11 @@ import click
 import msgspec
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from nodewise import agents
-from nodewise.cli import scaffold
+from nodewise.cli import extender, kinds, scaffold
 from nodewise.cli.settings import settings
 
 
@@ -21,15 +22,24 @@ def command() -> None:
 @command.command("list")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def list_agents(output: str) -> None:
-    """List the agents that `--agents` takes."""
-    rows = [{"name": kind.name, "summary": kind.summary} for kind in map(agents.load, agents.names())]
+    """List the agents that `--agents` takes, and those of other packages that cannot be used, with the reason."""
+    rows = [_row(one) for one in agents.installed()]
     if output == "json":
         click.echo(msgspec.json.encode({"agents": rows}))
         return
-    table = Table("NAME", "WHAT IT DOES", box=None, header_style="")
+    table = Table("NAME", "WHAT IT DOES", "PACKAGE", box=None, header_style="")
     for row in rows:
-        table.add_row(row["name"], row["summary"])
+        package = "" if row["package"] == "nodewise" else f"{row['package']} {row['version']}"
+        told = f"broken: {row['broken']}" if row["broken"] else row["summary"]
+        table.add_row(row["name"], escape(told), escape(package.strip()))
     Console(highlight=False).print(table)
+
+
+def _row(one: agents.Found) -> dict[str, str]:
+    name, package, version = one.origin
+    summary = one.kind.summary if one.kind else ""
+    broken = kinds.clash(one.kind, extender.GROUPS) if one.kind else one.why
+    return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
 
 
 @command.command("show")

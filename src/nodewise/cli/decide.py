@@ -6,9 +6,9 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from nodewise import agents, clock
+from nodewise import clock
 from nodewise.agent import AgentState, Counting, NodeIndex, View, World
-from nodewise.cli import cluster, decided, exits, reading, settings
+from nodewise.cli import cluster, decided, exits, kinds, reading, settings
 from nodewise.cli.decided import Outcome
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.reading import Measuring, Read, Wish
@@ -28,6 +28,7 @@ from nodewise.serve.options import AdminOptions, ServeOptions
 GROUPS: Final = (RefreshOptions, PrometheusOptions, ChainOptions)
 _OTHERS: Final = (ExtenderOptions, ServeOptions, AdminOptions, KubeOptions)
 """The extender's file of settings serves here too, so that both decide by the same."""
+_ALL: Final = (*GROUPS, *_OTHERS)
 
 
 class Situation(NamedTuple):
@@ -58,12 +59,12 @@ def run(**given: Any) -> None:
     if not given["paths"] and not given["cluster"]:
         raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
     names = [name.strip() for name in given["agents_"].split(",") if name.strip()]
-    kinds = [agents.load(name) for name in names or agents.names()]
+    asked = kinds.chosen(names, *_ALL) or kinds.known(*_ALL)
     wish = Wish(
         given["paths"],
         given["policies"],
         names,
-        {kind.name: settings.of_agent(kind, given) for kind in kinds},
+        {kind.name: settings.of_agent(kind, given) for kind in asked},
         given["inside"],
         given["running"],
         given["metrics"],
@@ -181,6 +182,6 @@ command = click.Command(
             envvar="NODEWISE_METRICS",
             help=_metrics_help(),
         ),
-        *settings.options(*GROUPS, kinds=[agents.load(name) for name in agents.names()], known=_OTHERS),
+        *settings.options(*GROUPS, kinds=kinds.known(*_ALL), known=_OTHERS),
     ],
 )

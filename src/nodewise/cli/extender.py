@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from nodewise import agents
-from nodewise.cli import legacy, memory, settings, wiring
+from nodewise.cli import kinds, legacy, memory, settings, wiring
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.wiring import Given, Tools
 from nodewise.clock import SystemClock
@@ -52,7 +51,7 @@ def run(**given: Any) -> None:
     built: dict[type, Any] = {group: settings.build(group, given) for group in GROUPS}
     own: ExtenderOptions = built[ExtenderOptions]
     logs.configure(own.log_level, own.log_format)
-    asked = [agents.load(name.strip()) for name in own.agents.split(",") if name.strip()]
+    asked = kinds.chosen((name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS)
     agent_options = {kind.name: settings.of_agent(kind, given) for kind in asked}
     runner = asyncio.Runner(loop_factory=_event_loop)
     with runner:
@@ -69,8 +68,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _parameters() -> list[click.Parameter]:
-    kinds = [agents.load(name) for name in agents.names()]
-    return settings.options(*GROUPS, kinds=kinds)
+    return settings.options(*GROUPS, kinds=kinds.known(*GROUPS))
 
 
 command = _ExtenderCommand(

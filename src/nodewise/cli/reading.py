@@ -117,7 +117,7 @@ class _Sources(NamedTuple):
 
 async def read(wish: Wish, api: Api | None) -> Read:
     """Everything but the metrics of live sources. `BadInput` names what cannot be read in files."""
-    kinds = [agents.load(name) for name in wish.agents or agents.names()]
+    kinds = [agents.load(name) for name in wish.options]
     plain, tables = metric_files.split(wish.paths)
     sources = _Sources(api, files.read(plain), files.read(wish.policies))
     watched = [

@@ -11,9 +11,8 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
-from nodewise import agents
 from nodewise.agent import AgentKind, ObjectKey, Watched
-from nodewise.cli import exits, feeds, replayed, settings, trace
+from nodewise.cli import exits, feeds, kinds, replayed, settings, trace
 from nodewise.cli.replayed import Replayed
 from nodewise.errors import BadInput, Problem
 from nodewise.extender import tape
@@ -63,11 +62,11 @@ def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limi
         with path.open("rb") as file:
             records = tape.read(file)
             header = cast("Header", next(records).entry)
-            kinds = [agents.load(one.name) for one in header.agents]
-            options, own, changed = _settings(header, kinds, chosen)
-            objects = _objects(policy, feeds.watched(kinds, options))
+            asked = kinds.chosen((one.name for one in header.agents), _ReplayOptions)
+            options, own, changed = _settings(header, asked, chosen)
+            objects = _objects(policy, feeds.watched(asked, options))
             chain = ChainOptions(weights=own.weights)
-            player = Player(Cast(kinds, options, own.sync_period_s, objects, chain))
+            player = Player(Cast(asked, options, own.sync_period_s, objects, chain))
             found = _played(player, _shown(records, file, path.stat().st_size), limit)
     except OSError as error:
         raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
@@ -82,15 +81,15 @@ class _ReplayOptions(ChainOptions, frozen=True, kw_only=True):
 
 
 def _settings(
-    header: Header, kinds: Sequence[AgentKind], chosen: Mapping[str, Any]
+    header: Header, asked: Sequence[AgentKind], chosen: Mapping[str, Any]
 ) -> tuple[dict[str, Any], _ReplayOptions, list[str]]:
     """The options of each agent, the general ones, and what of both is not as recorded."""
     recorded = {one.name: one.options for one in header.agents}
-    options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in kinds}
+    options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in asked}
     general = {"sync_period_s": header.sync_period_s, "weights": header.weights}
     own = _built(_ReplayOptions, general, chosen)
     changed = _changed(_ReplayOptions, general, own)
-    for kind in kinds:
+    for kind in asked:
         changed += _changed(kind.options, recorded[kind.name], options[kind.name])
     return options, own, changed
 
@@ -148,8 +147,7 @@ def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterat
 
 def _parameters() -> list[click.Parameter]:
     """Settings that nobody gives on the command line are the recorded ones, so neither variables nor files count."""
-    kinds = [agents.load(name) for name in agents.names()]
-    every = settings.options(_ReplayOptions, kinds=kinds)
+    every = settings.options(_ReplayOptions, kinds=kinds.known(_ReplayOptions))
     found = [option for option in every if option.expose_value]
     for option in found:
         assert isinstance(option, click.Option)

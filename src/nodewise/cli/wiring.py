@@ -25,7 +25,7 @@ from nodewise.cli.feeds import Feed, Ground
 from nodewise.cli.options import ExtenderOptions
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import claims, lone, recording
+from nodewise.extender import claims, containing, lone, recording
 from nodewise.extender.answering import ALL_AGENTS, Answering
 from nodewise.extender.app import BindRoutes, Extender, refused_bind
 from nodewise.extender.binding import Bindings
@@ -37,6 +37,7 @@ from nodewise.extender.lone import LoneViews
 from nodewise.extender.recording import Recording
 from nodewise.extender.remembering import InConfigMap, InFile, Memory
 from nodewise.extender.waking import Waker
+from nodewise.extender.warden import Limits
 from nodewise.extender.weights import ChainOptions
 from nodewise.extender.world import WorldKeeper
 from nodewise.kube.client import HttpApi
@@ -60,6 +61,8 @@ from nodewise.serve.server import Server
 
 LEASE: Final = "nodewise-extender"
 """The Lease by which the replicas agree who leads."""
+_PATIENCE_S: Final = 0.5
+"""For so long a new View waits for the slot of an agent of another package."""
 
 Task = Callable[[], Coroutine[Any, Any, None]]
 
@@ -152,6 +155,8 @@ class Binding(NamedTuple):
 def wired(given: Given, tools: Tools) -> Running:
     """Everything that serves: from a cluster or from files, with one View in the middle; or from requests alone."""
     own: ExtenderOptions = given.settings[ExtenderOptions]
+    limits = Limits(own.agent_deadline_s, patience_s=own.agent_deadline_s if own.no_cluster else _PATIENCE_S)
+    containing.serve(given.agents, limits, *tools)
     return _alone(given, tools) if own.no_cluster else _amid(given, tools)
 
 

@@ -38,7 +38,8 @@ EVENTS: Final[dict[str, Event]] = {
     "option_ignored": Event("warning", "An option of an older program that has no meaning here was given."),
     "memory_failed": Event(
         "warning",
-        "What agents learnt could not be read or kept (`--state`, or the ConfigMap nodewise-memory); it is tried again.",
+        "What agents learnt could not be read or kept (`--state`, or the ConfigMap nodewise-memory); it is tried"
+        " again.",
     ),
     "memory_unreadable": Event(
         "warning",

@@ -1,0 +1,41 @@
+"""Which agents a command knows: our own, and those of other packages that get on with its other settings."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from nodewise import agents
+from nodewise.agent import AgentKind
+from nodewise.cli.declared import settings
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender.containing import ContainedKind
+
+Group = type[msgspec.Struct]
+
+
+def known(*groups: Group) -> list[AgentKind]:
+    """All that can be used beside these settings."""
+    return [kind for kind in agents.usable() if not clash(kind, groups)]
+
+
+def chosen(names: Iterable[str], *groups: Group) -> list[AgentKind]:
+    """Those of these names. `BadSettings` for one that is not there, or cannot be used beside these settings."""
+    found = [agents.load(name) for name in names]
+    problems = [
+        Problem("--agents", f"{kind.name!r} cannot be used: {why}", "")
+        for kind in found
+        if (why := clash(kind, groups))
+    ]
+    if problems:
+        raise BadSettings("agents", problems)
+    return found
+
+
+def clash(kind: Any, groups: Iterable[Group]) -> str:
+    """What hinders an agent of another package; empty for nothing. Our own get on with everything."""
+    if not isinstance(kind, ContainedKind):
+        return ""
+    taken = {one.field: one.flag for group in groups for one in settings(group)}
+    shared = [taken[one.field] for one in settings(kind.options) if one.field in taken]
+    return f"its option {shared[0]} is one of nodewise's own" if shared else ""

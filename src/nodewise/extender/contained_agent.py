@@ -1,0 +1,192 @@
+"""An agent of another package, asked in a thread: its answer in time and in shape, or a failure for a reason."""
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.agent import Names, Scores, Verdict, Victims, View
+from nodewise.extender import shapes
+from nodewise.extender.deadlines import Failed
+from nodewise.extender.warden import NoSlot, Warden
+
+Ask = Callable[[Any, Names, View], Any]
+
+_NOT_YET = NoSlot("it has not seen the nodes yet")
+
+
+class OutsideFailed(msgspec.Struct, frozen=True):
+    """An agent of another package gave no answer, or none that can be used."""
+
+    agent: str
+    package: str
+    why: str
+    is_failure: ClassVar[bool] = True
+
+    def text(self) -> str:
+        return f"nodewise: agent {self.agent} failed: {self.why}"
+
+    def remedy(self) -> str:
+        return (
+            f"a defect of the package {self.package}: the log of nodewise has it, event outside_agent_failed"
+        )
+
+
+class ContainedAgent:
+    """Asks the agent, and answers for it when it does not (`agent.Agent`)."""
+
+    def __init__(self, inner: Any, warden: Warden) -> None:
+        self.name = warden.origin.agent
+        self._inner = inner
+        self._warden = warden
+
+    def question(self, pod: Any) -> Hashable:
+        """As the agent says; a pod about which it cannot say is like no other."""
+        try:
+            return self._warden.asked("question", lambda: shapes.hashable(self._inner.question(pod)))
+        except Failed:
+            return object()
+
+    def filter(self, pod: Any, candidates: Names, view: View) -> Verdict | None:
+        return self.judged(self._inner.filter, pod, candidates, view)
+
+    def preempt(self, pod: Any, candidates: Names, view: View, victims: Victims) -> Verdict | None:
+        def ask(pod: Any, candidates: Names, view: View) -> Any:
+            return self._inner.preempt(pod, candidates, view, victims)
+
+        return self.judged(ask, pod, candidates, view)
+
+    def score(self, pod: Any, candidates: Names, view: View) -> Scores | None:
+        return self.scored(self._inner.score, pod, candidates, view)
+
+    def judged(self, ask: Ask, pod: Any, candidates: Names, view: View) -> Verdict | None:
+        """Its verdict. Where it fails, every candidate is rejected for a pod that concerns it."""
+        size = len(candidates)
+
+        def checked(given: Any) -> Verdict | None:
+            found = shapes.verdict(given, size)
+            return found and found._replace(details=self._details(given.details, size))
+
+        call = _Call(self._inner, self._warden, pod)
+        try:
+            found: Verdict | None = call.answer("filter", ask, candidates, view, checked)
+        except Failed as failed:
+            if not call.is_concerned():
+                return None
+            reason = OutsideFailed(self.name, self._warden.origin.package, failed.why)
+            return Verdict(np.ones(size, np.int16), (reason,))
+        return found
+
+    def scored(self, ask: Ask, pod: Any, candidates: Names, view: View) -> Scores | None:
+        """Its scores. Where it fails, the pod is placed without them."""
+        size = len(candidates)
+
+        def checked(given: Any) -> Scores | None:
+            found = shapes.scores(given, size)
+            return found and found._replace(details=self._details(given.details, size))
+
+        try:
+            found: Scores | None = _Call(self._inner, self._warden, pod).answer(
+                "score", ask, candidates, view, checked
+            )
+        except Failed:
+            return None
+        return found
+
+    def _details(self, given: Any, size: int) -> "ContainedDetails | None":
+        if given is None:
+            return None
+        made = _Numbered if hasattr(given, "numbers") else ContainedDetails
+        return made(given, self._warden, size)
+
+
+class NamedAgent(ContainedAgent):
+    """One whose judgements have names (`agent.Named`)."""
+
+    def __init__(self, inner: Any, warden: Warden) -> None:
+        super().__init__(inner, warden)
+        self.predicates = {name: partial(self.judged, ask) for name, ask in inner.predicates.items()}
+        self.priorities = {name: partial(self.scored, ask) for name, ask in inner.priorities.items()}
+
+
+class _Call:
+    """One question to the agent about one pod."""
+
+    def __init__(self, inner: Any, warden: Warden, pod: Any) -> None:
+        self._inner = inner
+        self._warden = warden
+        self._pod = pod
+        self._steps: list[str] = []
+        """How far it came: `question`, and `answer` once the agent said whether the pod concerns it."""
+
+    def answer(
+        self, what: str, ask: Ask, candidates: Names, view: View, checked: Callable[[Any], Any]
+    ) -> Any:
+        """What the agent says, checked; None where the pod is none of its business. `Failed` is told already."""
+        name = self._warden.origin.agent
+        slot = view.slots.get(name, _NOT_YET)
+        own = View(view.nodes, {name: slot}, view.at, view.generation)
+
+        def work() -> Any:
+            self._warden.steps = self._steps
+            self._steps.append("question")
+            asked = self._inner.question(self._pod)
+            self._steps.append("answer")
+            if asked is None:
+                return None
+            if isinstance(slot, NoSlot):
+                raise Failed("slot", slot.why)
+            return checked(ask(self._pod, candidates, own))
+
+        return self._warden.asked(what, work)
+
+    def is_concerned(self) -> bool:
+        """Whether the pod is the agent's business, after its answer failed; so it is where nobody can tell."""
+        hangs_itself = not self._steps and self._warden.steps[-1:] == ["question"]
+        if self._steps or hangs_itself:
+            return True
+        try:
+            found = self._warden.questions.do(
+                lambda: self._inner.question(self._pod) is not None, self._warden.limits.answer_s
+            )
+        except Failed:
+            return True
+        return found
+
+
+class ContainedDetails:
+    """What the agent knows of each candidate besides, asked for when somebody wants to read it (`agent.Details`)."""
+
+    def __init__(self, inner: Any, warden: Warden, size: int) -> None:
+        self._inner = inner
+        self._warden = warden
+        self._size = size
+        self.nbytes = int(inner.nbytes)
+
+    def text(self, candidate: int) -> str:
+        """Nothing where it fails."""
+        try:
+            return self._warden.asked("details", lambda: shapes.text(self._inner.text(candidate)))
+        except Failed:
+            return ""
+
+    def distances(self) -> NDArray[np.float64]:
+        """All as far as can be where it fails."""
+        try:
+            return self._warden.asked(
+                "details", lambda: shapes.numbers(self._inner.distances(), self._size, "distances")
+            )
+        except Failed:
+            return np.ones(self._size)
+
+
+class _Numbered(ContainedDetails):
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """As `agent.Numbered`; none where it fails."""
+        try:
+            return self._warden.asked("details", lambda: shapes.plain(self._inner.numbers(candidate)))
+        except Failed:
+            return {}
