@@ -68,7 +68,8 @@ class PigeonAgent:
         lacking = slot.room[:, numbers] < wanted[:, None]
         fits = ~lacking.any(axis=0)
         measured = np.full(len(numbers), np.nan)
-        measured[fits] = slot.layout.measured(numbers[fits], wanted)
+        if fits.any():
+            measured[fits] = slot.layout.measured(numbers[fits], wanted)
         missing = slot.missing[numbers]
         return PigeonDetails(
             self._aim.objective, measured, variability, bits(lacking), missing if missing.any() else None

@@ -54,5 +54,6 @@ def variability(of: Statistics, scale: Row) -> float:
     per_unit = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
     some = len(scale)
     mean = of.mean[:some] * per_unit
-    covariance = of.covariance[:some, :some] * np.outer(per_unit, per_unit)
-    return float(moments.variability(mean[:, None], covariance[:, :, None])[0])
+    along = mean * per_unit
+    variance = np.maximum(along @ of.covariance[:some, :some] @ along, 0.0)
+    return float(moments.variability(mean[:, None], np.array([variance]))[0])

@@ -58,7 +58,7 @@ class PigeonDetails(NamedTuple):
         if not np.isnan(self.measured[candidate]):
             yield f"{self.objective} {self._value(candidate):.6f}"
         else:
-            yield f"does not fit: {', '.join(_names(self.lacking, candidate)) or 'unknown node'}"
+            yield f"does not fit: {', '.join(_names(self.lacking, candidate))}"
         if missing := ", ".join(_names(self.missing, candidate)):
             yield f"{missing}: no statistics"
 

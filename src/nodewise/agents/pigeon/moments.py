@@ -1,8 +1,8 @@
 """Mean and covariance of a table, and what they become when one column of it grows.
 
-The table has a row a resource and a column a node: the share of what the node has that is requested. Nothing is summed
-up again for a pod: with the deviations x of a column from the mean, a growth d makes of the mean m + d/n, and of the
-covariance C + (d xᵀ + x dᵀ)/n + d dᵀ (n - 1)/n². So all nodes together cost O(nodes · resources²), not nodes as often.
+The table has a row for each resource and a column for each node: the share of what the node has that is requested. For
+a pod nothing is summed up again: with x the deviation of a column from the mean, a growth d of it makes m + d/n of the
+mean, and C + (d xᵀ + x dᵀ)/n + d dᵀ(n - 1)/n² of the covariance. So all nodes together cost O(nodes · resources²).
 """
 
 from typing import NamedTuple
@@ -34,30 +34,42 @@ def of(table: Floats) -> Moments:
     return Moments(mean, deviations @ deviations.T / count, deviations)
 
 
-def grown(moments: Moments, columns: NDArray[np.intp], growths: Floats) -> tuple[Floats, Floats]:
-    """Mean (R, k) and covariance (R, R, k) after one column or another has grown.
+class Growth(NamedTuple):
+    """One column or another has grown: k cases."""
 
-    `columns` are the k columns, each a case of its own, and `growths` (R, k) by how much.
-    """
-    count = moments.deviations.shape[1]
-    deviations = moments.deviations[:, columns]
-    cross = growths[:, None] * deviations[None]
-    both = growths[:, None] * growths[None]
-    covariance = (
-        moments.covariance[:, :, None]
-        + (cross + cross.swapaxes(0, 1)) / count
-        + both * ((count - 1) / count**2)
-    )
-    return moments.mean[:, None] + growths / count, covariance
+    columns: NDArray[np.intp]
+    """(k)"""
+    by: Floats
+    """(R, k)"""
 
 
-def variability(mean: Floats, covariance: Floats) -> Floats:
+def grown_mean(before: Moments, growth: Growth) -> Floats:
+    """(R, k)"""
+    found: Floats = before.mean[:, None] + growth.by / before.deviations.shape[1]
+    return found
+
+
+def grown_variance(before: Moments, growth: Growth, along: Floats) -> Floats:
+    """aᵀΣa (k) for the directions a (R, k), of the covariance Σ after each growth."""
+    count = before.deviations.shape[1]
+    steps = _products(along, growth.by)
+    crossed = _products(along, before.deviations[:, growth.columns])
+    grown = 2 * steps * crossed / count + steps**2 * ((count - 1) / count**2)
+    found: Floats = np.maximum(_products(along, before.covariance @ along) + grown, 0.0)
+    return found
+
+
+def variability(mean: Floats, variance: Floats) -> Floats:
     """The coefficient of variation of many dimensions: √(µᵀΣµ) / µᵀµ, and 0 where either is 0.
 
-    Albert and Zhang, Biometrical Journal 52(5), 2010. Of mean (R, k) and covariance (R, R, k): (k).
+    Of µ (R, k) and µᵀΣµ (k), which is 0 at least. Albert and Zhang, Biometrical Journal 52(5), 2010.
     """
-    square = (mean[:, None] * mean[None] * covariance).sum(axis=(0, 1))
-    length = (mean * mean).sum(axis=0)
-    root = np.sqrt(np.maximum(square, 0.0))
-    found: Floats = np.divide(root, length, out=np.zeros_like(root), where=length > 0)
+    length = _products(mean, mean)
+    found: Floats = np.divide(np.sqrt(variance), length, out=np.zeros_like(variance), where=length > 0)
+    return found
+
+
+def _products(one: Floats, other: Floats) -> Floats:
+    """Column by column, the sum of the products."""
+    found: Floats = (one * other).sum(axis=0)
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agents.pigeon import moments
-from nodewise.agents.pigeon.moments import Floats, Moments
+from nodewise.agents.pigeon.moments import Floats, Growth, Moments
 
 Objective = Literal["A_BINPACK", "LOAD_BALANCE", "CONSOLIDATE"]
 OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
@@ -33,7 +33,10 @@ class Layout(Protocol):
     """Whether what is measured is to be like the variability of demands; else it is to be small."""
 
     def measured(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
-        """By column, what the cluster is like if that node takes the demand (R); only nodes that it fits are asked."""
+        """By column, what the cluster is like if that node takes the demand (R), for which it must have the room.
+
+        One column at least.
+        """
         ...
 
 
@@ -48,9 +51,8 @@ class Balance:
         self._moments: Moments = moments.of(_shares(table, prime)[None])
 
     def measured(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
-        growths = demand[self._prime] * self._per_unit[columns]
-        _, covariance = moments.grown(self._moments, columns, growths[None])
-        deviation: Floats = np.sqrt(np.maximum(covariance[0, 0], 0.0))
+        growth = Growth(columns, (demand[self._prime] * self._per_unit[columns])[None])
+        deviation: Floats = np.sqrt(moments.grown_variance(self._moments, growth, np.ones_like(growth.by)))
         return deviation
 
 
@@ -103,8 +105,9 @@ class Fit:
         self._moments = moments.of(shares)
 
     def measured(self, columns: NDArray[np.intp], demand: Floats) -> Floats:
-        growths = demand[:, None] * self._per_unit[:, columns]
-        return moments.variability(*moments.grown(self._moments, columns, growths))
+        growth = Growth(columns, demand[:, None] * self._per_unit[:, columns])
+        mean = moments.grown_mean(self._moments, growth)
+        return moments.variability(mean, moments.grown_variance(self._moments, growth, mean))
 
 
 LAYOUTS: Final[Mapping[Objective, Callable[[Table, int], Layout]]] = {

@@ -1,7 +1,8 @@
 """Nodes in, the pigeon slot of the View out; and the memory of the pods that were asked about."""
 
 import operator
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -123,19 +124,21 @@ class PigeonState:
 
     def _laid_out(self, found: Sequence[_Read]) -> Generator[None, None, Slot]:
         count = self._aim.resources
-        capacity = _table([one.capacity for one in found])[:count]
-        requested = _table([one.requested for one in found])[:count]
+        capacity = _table(one.capacity for one in found)[:count]
         yield
-        missing = np.isnan(requested) & (capacity > 0)
+        requested = _table(one.requested for one in found)[:count]
+        yield
+        missing = np.pad(np.isnan(requested) & (capacity > 0), ((0, 0), (0, 1)), constant_values=True)
         table = Table(capacity, np.nan_to_num(requested))
         room = np.pad(capacity - table.used, ((0, 0), (0, 1)), constant_values=-1.0)
         has_some = (capacity > 0).sum(axis=1)
         scale = capacity.sum(axis=1) / np.maximum(has_some, 1)
         yield
         layout = LAYOUTS[self._aim.objective](table, self._aim.prime)
-        return Slot(room, layout, scale, bits(np.pad(missing, ((0, 0), (0, 1)))), self._memory)
+        return Slot(room, layout, scale, bits(missing), self._memory)
 
 
-def _table(rows: Sequence[Amounts]) -> Floats:
+def _table(rows: Iterable[Amounts]) -> Floats:
     """Amounts in our units, by resource and node."""
-    return resources.counted(np.array(rows, np.float64).reshape(-1, len(resources.NAMES)).T)
+    given = np.fromiter(chain.from_iterable(rows), np.float64)
+    return resources.counted(given.reshape(-1, len(resources.NAMES)).T)

@@ -1,0 +1,154 @@
+"""What holds for every cluster and every pod: the objectives are those that summing everything up anew gives."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from nodewise.agents.pigeon import demand as demands
+from nodewise.agents.pigeon import ranks
+from nodewise.agents.pigeon.memory import Memory
+from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, Objective, Table
+from tests.unit.agents.pigeon.clusters import Cluster, node
+
+Floats = NDArray[np.float64]
+CAPACITY = st.sampled_from([0, 1, 10, 4000, 8192]) | st.integers(1, 10**6)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    """One to five resources, over-committed nodes and such without anything among them."""
+    resources, count = draw(st.integers(1, 5)), draw(st.integers(1, 12))
+    capacity = draw(
+        st.lists(st.lists(CAPACITY, min_size=count, max_size=count), min_size=resources, max_size=resources)
+    )
+    shares = st.floats(0, 1.5) | st.sampled_from([0.0, 0.5, 1.0])
+    used = [
+        [round(one * draw(shares)) if one else draw(st.integers(0, 2)) for one in row] for row in capacity
+    ]
+    return Table(np.array(capacity, float), np.array(used, float))
+
+
+def cell(used: float, capacity: float, *, clamped: bool) -> float:
+    if clamped:
+        return float(used > 0) if capacity == 0 else min(used / capacity, 1.0)
+    return 1.0 if capacity == 0 else used / capacity
+
+
+def directly(objective: Objective, table: Table, prime: int) -> float:
+    """As the specification writes it, from all nodes."""
+    clamped = objective == "A_BINPACK"
+    rows = zip(table.used, table.capacity, strict=True)
+    shares = np.array([[cell(u, c, clamped=clamped) for u, c in zip(*row, strict=True)] for row in rows])
+    if clamped:
+        mean, covariance = shares.mean(axis=1), np.atleast_2d(np.cov(shares, bias=True))
+        root, length = np.sqrt(max(mean @ covariance @ mean, 0.0)), mean @ mean
+        return float(root / length) if length else 0.0
+    if objective == "LOAD_BALANCE":
+        return float(shares[prime].std())
+    mean_ = float(shares[prime].mean())
+    if not 0 < mean_ < 1:
+        return 0.0
+    parts = [(mean_ - u) / mean_ if u < mean_ else (u - mean_) / (1 - mean_) for u in shares[prime]]
+    return float(1 - np.sqrt(np.mean(np.square(parts))))
+
+
+@given(tables(), st.sampled_from(OBJECTIVES), st.data())
+def test_incremental_moments_are_the_direct_ones(
+    table: Table, objective: Objective, data: st.DataObject
+) -> None:
+    resources, _ = table.capacity.shape
+    prime = data.draw(st.integers(0, resources - 1))
+    room = table.capacity - table.used
+    demand = np.array([data.draw(st.integers(0, max(int(row.max()), 0))) for row in room], float)
+    fits = np.flatnonzero((demand[:, None] <= room).all(axis=0))
+    measured = LAYOUTS[objective](table, prime).measured(fits, demand)
+    for column, value in zip(fits.tolist(), measured.tolist(), strict=True):
+        used = table.used.copy()
+        used[:, column] += demand
+        # a root makes 1e-16 of a difference under it 1e-8
+        assert abs(value - directly(objective, Table(table.capacity, used), prime)) < 1e-7
+
+
+@given(st.lists(st.floats(0, 1e6) | st.just(np.nan), max_size=8))
+def test_the_best_that_fits_has_10_the_worst_1_and_what_does_not_fit_0(values: list[float]) -> None:
+    points = ranks.points(np.array(values)).tolist()
+    fitting = sorted(
+        (value, -score) for value, score in zip(values, points, strict=True) if not np.isnan(value)
+    )
+    assert all(score == 0 for value, score in zip(values, points, strict=True) if np.isnan(value))
+    assert [-score for _, score in fitting] == sorted((-score for _, score in fitting), reverse=True)
+    if fitting:
+        assert -fitting[0][1] == 10
+        assert -fitting[-1][1] in (1, 10)
+
+
+SAMPLES = st.lists(st.tuples(*[st.integers(0, 2**40)] * 5), min_size=1, max_size=150)
+
+
+@given(SAMPLES)
+def test_statistics_are_those_of_the_older_system(samples: list[tuple[int, ...]]) -> None:
+    found, mean, second = demands.NONE, np.zeros(5), np.zeros((5, 5))
+    for number, sample in enumerate(np.array(samples, float), 1):
+        found = demands.seen(found, sample)
+        weight = 1 / min(number, 100)
+        mean = (1 - weight) * mean + weight * sample
+        second = (1 - weight) * second + weight * np.outer(sample, sample)
+    sizes = np.sqrt(second.diagonal())
+    assert np.allclose(found.mean, mean, rtol=1e-9)
+    assert (abs(found.second_moments - second) <= 1e-9 * np.outer(sizes, sizes)).all()
+
+
+@given(SAMPLES, st.data())
+def test_what_two_replicas_keep_is_what_one_would(
+    samples: list[tuple[int, ...]], data: st.DataObject
+) -> None:
+    """Whoever is asked, and whether a write came through or not; the order is that of keeping."""
+    alone, replicas = Memory(), (Memory(), Memory())
+    kept: bytes | None = None
+    for number, sample in enumerate(samples):
+        who = replicas[data.draw(st.integers(0, 1))]
+        who.count(f"uid-{number}", np.array(sample, float))
+        who.count(f"uid-{number}", np.array(sample, float))
+        alone.count(f"uid-{number}", np.array(sample, float))
+        for _ in range(data.draw(st.integers(0, 2))):
+            who.keep(kept)  # and somebody else was faster
+        kept = who.keep(kept) or kept
+        if data.draw(st.booleans()):
+            assert kept is not None
+            who.recall(kept)
+    assert kept == alone.keep(None)
+
+
+LIMITS = ["", "0", "-1", "1e308", "-1e308", "1e999", "nan", "inf", "9" * 20, "9" * 600]
+FORMS = ["1000.0", " 5", "0x10", "1_0", "٣", "1.5Gi"]
+TEXTS = st.none() | st.text(max_size=20) | st.sampled_from(LIMITS + FORMS)
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+QUANTITIES = st.text(max_size=10) | NUMBERS | st.sampled_from([None, True, [], {}])
+RESOURCES = st.sampled_from(["cpu", "memory", "pods", "gpu", "ephemeral-storage"])
+ODD_NODES = st.builds(
+    node,
+    st.none() | st.dictionaries(RESOURCES, QUANTITIES),
+    st.none() | st.dictionaries(RESOURCES.map("requested-{}".format), TEXTS),
+)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "policy_objective": st.sampled_from(OBJECTIVES),
+        "num_resources": st.integers(1, 5),
+        "score_missing": st.none() | st.integers(0, 10),
+    }
+)
+
+
+@given(st.lists(ODD_NODES, max_size=5), OPTIONS, st.text(max_size=9))
+def test_whatever_nodes_and_pods_say_scores_are_scores(
+    odd: list[Any], options: dict[str, Any], asked: str
+) -> None:
+    given_nodes = {f"n{number}": one for number, one in enumerate(odd)}
+    cluster = Cluster(given_nodes, **options)
+    told = cluster.asked(asked, names=" ".join([*given_nodes, "stranger"]))
+    assert all(0 <= score <= 10 for score in told.scores)
+    assert told.scores[-1] == 0
+    assert not any(np.isinf(told.objectives))

@@ -1,0 +1,192 @@
+"""Nodes of which nobody says how much is requested there, and nodes and requests that are odd."""
+
+import numpy as np
+import pytest
+
+from nodewise.agent import Names, View
+from nodewise.agents.pigeon.agent import PigeonAgent
+from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, node, nodes, pod
+
+BALANCE = {"policy_objective": "LOAD_BALANCE"}
+CAPACITY = {"cpu": "4", "memory": "8Gi", "pods": "110"}
+
+
+def one(**annotations: str) -> Cluster:
+    """Beside a node that is half full, one with these annotations."""
+    named = {f"requested-{key}": text for key, text in annotations.items()}
+    return Cluster({"it": node(CAPACITY, named), **nodes("half(4,8Gi;2000,4Gi)")}, **BALANCE)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "share"),
+    [
+        pytest.param("1000", 0.25, id="a whole number"),
+        pytest.param("1000.0", 0.25, id="decimal"),
+        pytest.param("+1000", 0.25, id="a sign"),
+        pytest.param("1e3", 0.25, id="an exponent"),
+        pytest.param("999.9", 0.24975, id="what is left over of a unit does not count"),
+        pytest.param("-5", 0, id="below 0"),
+        pytest.param("", 0, id="empty"),
+        pytest.param("abc", 0, id="no number"),
+        pytest.param("nan", 0, id="not a number"),
+        pytest.param("1000m", 0, id="a suffix"),
+        pytest.param("9" * 400, 0, id="more digits than any number has"),
+        pytest.param(" 1000", 0, id="blanks"),
+    ],
+)
+def test_how_an_annotation_is_read(cpu: str, share: float) -> None:
+    """By the deviation of two shares, of which the other is 0.5: half of how far they are apart."""
+    told = one(cpu=cpu, memory="0").judged("40m,16Mi", names="it")
+    assert told.objectives == pytest.approx([abs(share + 0.01 - 0.5) / 2])
+
+
+@pytest.mark.parametrize("cpu", ["1e308", "99999999999999999999", "4001"])
+def test_a_node_of_which_more_is_requested_than_it_has_takes_no_pod(cpu: str) -> None:
+    told = one(cpu=cpu, memory="0").judged()
+    assert told.scores == [0, 10]
+    assert told.texts[0] == "does not fit: cpu"
+
+
+def test_memory_in_the_older_annotators_decimal_form() -> None:
+    given = Cluster({"it": node(CAPACITY, {"requested-cpu": "0", "requested-memory": "1610612736.0"})})
+    assert given.judged(",6656Mi").scores == [10]
+    assert given.judged(",6657Mi").scores == [0]
+
+
+def test_what_is_missing_is_named_and_counts_as_empty() -> None:
+    told = one(memory="abc").judged()
+    assert told.scores == [10, 1]
+    assert told.texts[0].endswith("; cpu, memory: no statistics")
+    assert "no statistics" not in told.texts[1]
+
+
+def test_a_resource_that_does_not_count_is_not_missed() -> None:
+    told = Cluster({"it": node(CAPACITY, {"requested-cpu": "0"})}, num_resources=1).judged()
+    assert "no statistics" not in told.texts[0]
+
+
+def test_a_resource_that_a_node_does_not_have_is_not_missed() -> None:
+    annotations = {f"requested-{one}": "0" for one in ("cpu", "memory", "pods")}
+    told = Cluster({"it": node(CAPACITY, annotations)}, num_resources=4).judged()
+    assert told.texts == ["A_BINPACK 0.000000"]
+
+
+def test_a_score_of_their_own_for_nodes_without_statistics() -> None:
+    given = {"none": node(CAPACITY, None), "small": node({"cpu": "100m", "memory": "8Gi"}, None), **nodes(N3)}
+    told = Cluster(given, **BALANCE, score_missing=7).judged()
+    assert told.scores[:2] == [7, 0]
+    assert sorted(told.scores[2:]) == [1, 5, 10] or max(told.scores[2:]) == 10
+
+
+def rejected(agent: PigeonAgent, view: View, names: str) -> list[str]:
+    verdict = agent.filter(pod(P1), view.nodes.named(names.split()), view)
+    assert verdict is not None
+    return [verdict.reasons[code - 1].text() if code else "" for code in verdict.codes.tolist()]
+
+
+def test_nobody_is_rejected_unless_asked_for() -> None:
+    cluster = Cluster({"none": node(CAPACITY, None)})
+    assert cluster.agent.filter(pod(P1), cluster.view.nodes.named(["none"]), cluster.view) is None
+    assert cluster.agent.preempt(pod(P1), cluster.view.nodes.named(["none"]), cluster.view, {}) is None
+
+
+def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
+    cluster = Cluster({"none": node(CAPACITY, None), **nodes(N3)}, when_missing="reject")
+    assert rejected(cluster.agent, cluster.view, "none n1") == ["pigeon: no fresh statistics", ""]
+
+
+def test_before_the_first_view_nothing_is_known() -> None:
+    cluster = Cluster(when_missing="reject")
+    empty = View(cluster.view.nodes, {}, 0.0)
+    assert all(rejected(cluster.agent, empty, "n1 n2 nX"))
+    assert cluster.agent.score(pod(P1), empty.nodes.named(["n1"]), empty) is None
+
+
+def test_a_node_that_nobody_knows_takes_no_pod() -> None:
+    told = Cluster(N3).judged(names="n1 nX")
+    assert told.scores == [10, 0]
+    assert told.texts[1] == "does not fit: cpu, memory; cpu, memory: no statistics"
+    assert told.objectives[1] != told.objectives[1]
+
+
+def test_a_node_that_nobody_knows_has_no_statistics() -> None:
+    cluster = Cluster(N3, when_missing="reject")
+    assert rejected(cluster.agent, cluster.view, "n1 nX") == ["", "pigeon: no fresh statistics"]
+
+
+@pytest.mark.parametrize("objective", ["A_BINPACK", "LOAD_BALANCE", "CONSOLIDATE"])
+@pytest.mark.parametrize("count", [0, 1, 5000])
+def test_equal_nodes_get_equal_scores(objective: str, count: int) -> None:
+    same = node(CAPACITY, {"requested-cpu": "700", "requested-memory": "1395864371"})
+    cluster = Cluster({f"n{number}": same for number in range(count)}, policy_objective=objective)
+    cluster.asked("100m,1Gi")
+    assert cluster.judged().scores == [10] * count
+
+
+def test_no_candidates() -> None:
+    cluster = Cluster(N3)
+    scores = cluster.agent.score(pod(P1), Names.of([]), cluster.view)
+    assert scores is not None
+    assert len(scores.points) == 0
+
+
+def test_only_some_of_the_nodes_are_asked_about_and_all_count() -> None:
+    whole, part = Cluster(N3).judged(), Cluster(N3).judged(names="n2 n3")
+    assert part.objectives == whole.objectives[1:]
+    assert part.scores == [10, 1]
+
+
+def test_a_pod_with_a_container_that_initialises() -> None:
+    """Row 164: only what runs together counts, and a pod that asks for no memory counts 16 MiB."""
+    told = Cluster(N3, **BALANCE).judged(pod("100m", init=["4"]))
+    assert np.allclose(told.objectives, [0.194007, 0.204464, 0.214411], atol=2e-6)
+    assert told.scores == [10, 5, 1]
+
+
+def test_cards_are_counted() -> None:
+    given = "a(4,8Gi,110,4;0,0,0,2) b(4,8Gi,110,4;0,0,0,4)"
+    told = Cluster(given, num_resources=4).judged("1,1Gi,,2")
+    assert told.scores == [10, 0]
+    assert told.texts[1] == "does not fit: gpu"
+
+
+def test_cards_by_another_name() -> None:
+    given = {"a": node({**CAPACITY, "nvidia.com/gpu": "1"}, None), "b": node(CAPACITY, None)}
+    asked = pod("1,1Gi")
+    container = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}
+    asked.spec.containers[0].resources.requests.update(container)  # type: ignore[index,union-attr]
+    told = Cluster(given, num_resources=4, pigeon_gpu_resource="nvidia.com/gpu").judged(asked)
+    assert told.scores == [10, 0]
+
+
+def test_storage_is_counted_in_the_units_of_what_nodes_have() -> None:
+    """Rows 169 and 170 of the older system's cases: 1Gi fitted nowhere and 4Gi everywhere."""
+    given = "a(4,8Gi,110,0,100Gi;0,0,0,0,0) b(4,8Gi,110,0,100Gi;0,0,0,0,98Gi)"
+    assert Cluster(given, num_resources=5).judged("1,1Gi,,,1Gi").scores == [10, 1]
+    assert Cluster(given, num_resources=5).judged("1,1Gi,,,4Gi").scores == [10, 0]
+
+
+def test_nodes_that_come_and_go() -> None:
+    """Row 172."""
+    cluster = Cluster(N3, **BALANCE)
+    assert cluster.asked().scores == [10, 5, 1]
+    first = cluster.view.slots["pigeon"]
+    cluster.has(N3.rsplit(" ", 1)[0])
+    assert cluster.asked().scores == [10, 1]
+    cluster.has(N3)
+    assert cluster.asked().scores == [10, 5, 1]
+    assert cluster.view.slots["pigeon"] is not first
+
+
+def test_nodes_that_do_not_change_are_not_laid_out_again() -> None:
+    given = nodes(N3)
+    cluster = Cluster(given)
+    first = cluster.view.slots["pigeon"]
+    cluster.has(given)
+    assert cluster.view.slots["pigeon"] is first
+    cluster.has({**given, "n2": nodes("n2(4,8Gi;0,0)")["n2"]})
+    assert cluster.view.slots["pigeon"] is not first
+    assert (
+        cluster.judged().scores
+        == Cluster("n1(4,8Gi;1000,2Gi) n2(4,8Gi;0,0) n3(4,8Gi;3000,6Gi)").judged().scores
+    )

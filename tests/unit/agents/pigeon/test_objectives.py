@@ -1,0 +1,107 @@
+"""Rows 126 to 140 and 173 to 174: the objectives of given shares, and the statistics of given pods."""
+
+import numpy as np
+import pytest
+
+from nodewise.agents.pigeon import demand as demands
+from nodewise.agents.pigeon import moments
+from nodewise.agents.pigeon.objectives import LAYOUTS, Objective, Table
+from tests.unit.agents.pigeon.clusters import close
+
+NOTHING = np.zeros(1)
+
+
+def measured(objective: Objective, shares: list[float]) -> float:
+    """Of the shares as they are: a pod that asks for nothing changes none."""
+    table = Table(np.full((1, len(shares)), 1000.0), 1000 * np.array([shares]))
+    return float(LAYOUTS[objective](table, 0).measured(np.array([0]), NOTHING)[0])
+
+
+@pytest.mark.parametrize(
+    ("shares", "balance", "consolidation"),
+    [
+        pytest.param([0.375, 0.5, 0.75], 0.155902, 0.679998, id="126"),
+        pytest.param([0.25, 0.625, 0.75], 0.212459, 0.579837, id="127"),
+        pytest.param([0.5, 0.5, 0.5], 0, 1, id="130"),
+        pytest.param([1, 1, 1], 0, 0, id="131 full"),
+        pytest.param([0, 0, 0], 0, 0, id="131 empty"),
+        pytest.param([0, 0.5, 1], 0.408248, 0.183503, id="132"),
+        pytest.param([1.2, 0.4], 0.4, -0.457738, id="133"),
+    ],
+)
+def test_shares_of_one_resource(shares: list[float], balance: float, consolidation: float) -> None:
+    assert close(measured("LOAD_BALANCE", shares), balance, 1e-5)
+    assert close(measured("CONSOLIDATE", shares), consolidation, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mean", "covariance", "variability"),
+    [
+        pytest.param(
+            [0.271, 0.198, 0.500],
+            [[0.032, 0.021, 0.073], [0.021, 0.016, 0.047], [0.073, 0.047, 0.167]],
+            0.760545,
+            id="135",
+        ),
+        pytest.param(
+            [0.300, 0.218, 0.566],
+            [[0.033, 0.022, 0.073], [0.022, 0.017, 0.049], [0.073, 0.049, 0.166]],
+            0.679205,
+            id="136",
+        ),
+        pytest.param(
+            [0.455, 0.390, 0.703],
+            [[0.090, 0.087, 0.122], [0.087, 0.094, 0.106], [0.122, 0.106, 0.191]],
+            0.635812,
+            id="140",
+        ),
+    ],
+)
+def test_variability_of_several_resources(
+    mean: list[float], covariance: list[list[float]], variability: float
+) -> None:
+    given = np.array(mean)
+    found = moments.variability(given[:, None], np.array([given @ np.array(covariance) @ given]))
+    assert close(found, [variability], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("samples", "mean", "second_moments"),
+    [
+        pytest.param(
+            [(100 + number, 200) for number in range(150)],
+            [179.9478, 200],
+            [[34386.537, 35989.560], [35989.560, 40000]],
+            id="173",
+        ),
+        pytest.param(
+            [(1000, 1000)] * 100 + [(2000, 1000)],
+            [1010, 1000],
+            [[1030000, 1010000], [1010000, 1000000]],
+            id="174",
+        ),
+    ],
+)
+def test_statistics_of_pods(
+    samples: list[tuple[int, int]], mean: list[float], second_moments: list[list[float]]
+) -> None:
+    found = demands.NONE
+    for sample in samples:
+        found = demands.seen(found, np.array([*sample, 0, 0, 0], float))
+    assert found.samples == 100
+    assert np.allclose(found.mean[:2], mean, rtol=1e-6)
+    assert np.allclose(found.second_moments[:2, :2], second_moments, rtol=1e-6)
+
+
+def test_equal_pods_have_no_variability_at_all() -> None:
+    found = demands.NONE
+    for _ in range(1000):
+        found = demands.seen(found, np.array([500, 1024, 1, 0, 0], float))
+    assert demands.variability(found, np.array([4000.0, 8192.0])) == 0
+
+
+def test_a_resource_that_no_node_has_does_not_count_for_demand() -> None:
+    found = demands.seen(demands.NONE, np.array([500, 1024, 1, 8, 0], float))
+    found = demands.seen(found, np.array([500, 1024, 1, 0, 0], float))
+    assert demands.variability(found, np.array([4000.0, 8192.0, 110.0, 0.0])) == 0
+    assert demands.variability(found, np.array([4000.0, 8192.0, 110.0, 8.0])) > 0
