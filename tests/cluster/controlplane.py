@@ -73,14 +73,16 @@ class ControlPlane:
         self._stack.callback(process.stop)
         return process
 
-    def start_scheduler(self, config: Mapping[str, Any] | str, verbosity: int = 2) -> Process:
+    def start_scheduler(
+        self, config: Mapping[str, Any] | str, verbosity: int = 2, user: User | None = None
+    ) -> Process:
         """Starts a kube-scheduler with a KubeSchedulerConfiguration, as values or YAML, extenders and all.
 
-        Who it is to the API server is filled in, and leader election is off unless the configuration names
-        it.
+        Who it is to the API server is filled in, the usual user unless one is named, and leader election is off unless
+        the configuration names it.
         """
         port = processes.free_port()
-        user = self.user("system:kube-scheduler")
+        user = user or self.user("system:kube-scheduler")
         given = yaml.safe_load(config) if isinstance(config, str) else dict(config)
         connection = given.get("clientConnection", {}) | {"kubeconfig": str(user.kubeconfig)}
         whole = (

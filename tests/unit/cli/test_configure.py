@@ -1,6 +1,7 @@
 """`nodewise configure render-scheduler`, from the command line to the YAML."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from nodewise.cli import configure
 from nodewise.errors import BadSettings
 
+ROOT = Path(__file__).parents[3]
 LOCAL = "--url=http://127.0.0.1:9001"
 
 
@@ -67,3 +69,19 @@ def test_a_file_of_the_extender_serves_here_too(tmp_path: Any) -> None:
 def test_weights_that_cannot_be_read_are_named(weights: str) -> None:
     with pytest.raises(BadSettings, match="--weights"):
         rendered(LOCAL, "--one-entry-per-agent", "--agents=safe", f"--weights={weights}")
+
+
+def test_what_ships_for_a_pod_of_scheduler_and_extender_is_what_is_printed(tmp_path: Any) -> None:
+    documents = yaml.safe_load_all((ROOT / "deploy/scoring.yaml").read_text())
+    data = next(one["data"] for one in documents if one["kind"] == "ConfigMap")
+    file = tmp_path / "nodewise.yaml"
+    file.write_text(data["nodewise.yaml"])
+    arguments = [
+        f"--config={file}",
+        LOCAL,
+        "--whole-nodes",
+        "--filter-all-pods",
+        "--scheduler-name=my-scheduler",
+    ]
+    done = CliRunner().invoke(configure.command, ["render-scheduler", *arguments], standalone_mode=False)
+    assert done.stdout == data["scheduler.yaml"]

@@ -1,0 +1,98 @@
+"""What ships for a scheduler of one's own that scores by load, and what `nodewise configure` prints, taken by the real
+kube-scheduler and API server.
+"""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import objects, processes, served
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import NODEWISE, ROOT, Papers
+
+MANIFESTS = ("scoring.yaml", "test-pod.yaml")
+LOCAL = "--url=http://127.0.0.1:1"
+
+
+def rendered(*arguments: str) -> str:
+    """What the command prints."""
+    command = [NODEWISE, "configure", "render-scheduler", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def shipped(kind: str) -> list[Object]:
+    return [one for one in served.manifest("scoring.yaml") if one["kind"] == kind]
+
+
+PRINTED: dict[str, list[str]] = {
+    "one entry for all": [LOCAL, "--agents=telemetry,gpu"],
+    "an entry for each": [LOCAL, "--agents=telemetry,gpu,safe,congestion", "--one-entry-per-agent"],
+    "all pods, whole nodes": [LOCAL, "--agents=safe,congestion", "--filter-all-pods", "--whole-nodes"],
+    "scores only, of a second scheduler": [
+        LOCAL,
+        "--agents=safe",
+        "--scheduler-name=mine",
+        "--weights=10000",
+    ],
+    "mutual TLS": ["--agents=telemetry", "--ca={ca}", "--cert={cert}", "--key={key}"],
+}
+
+
+@pytest.mark.parametrize("arguments", PRINTED.values(), ids=PRINTED)
+def test_kube_scheduler_takes_what_is_printed(
+    plane: ControlPlane, tmp_path: Path, arguments: list[str]
+) -> None:
+    papers = Papers(tmp_path)
+    names = {"ca": papers.authority.ca_file, "cert": papers.client.cert, "key": papers.client.key}
+    config = yaml.safe_load(rendered(*(one.format(**names) for one in arguments)))
+    scheduler = plane.start_scheduler(config | {"leaderElection": {"leaderElect": False}})
+    scheduler.stop()
+
+
+@pytest.mark.parametrize("file", MANIFESTS)
+def test_the_api_server_takes_the_manifests(plane: ControlPlane, file: str) -> None:
+    plane.kubectl("apply", "--dry-run=server", "--validate=strict", f"--filename={ROOT / 'deploy' / file}")
+
+
+def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
+    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+) -> None:
+    for one in served.manifest("scoring.yaml"):
+        if one["kind"] in {"ServiceAccount", "ClusterRoleBinding", "Role", "RoleBinding"}:
+            plane.api.ensure(one)
+    [config], [deployment] = shipped("ConfigMap"), shipped("Deployment")
+    nodes = [objects.node(name) for name in ("busy", "idle")]
+    for node, factor in zip(nodes, ("90", "10"), strict=True):
+        node["metadata"]["annotations"] = {"congestion-factor": factor}
+    corner.nodes(*nodes)
+    file = tmp_path / "nodewise.yaml"
+    file.write_text(config["data"]["nodewise.yaml"])
+    with served.started(tmp_path, _arguments(deployment, file), Papers(tmp_path)) as nodewise:
+        wait("it is ready", lambda: nodewise.is_ready() or None)
+        text = config["data"]["scheduler.yaml"].replace("http://127.0.0.1:9001", nodewise.url)
+        account = plane.service_account("my-scheduler", "kube-system")
+        scheduler = plane.start_scheduler(text, user=account)
+        try:
+            [pod] = served.manifest("test-pod.yaml")
+            corner.pods(pod)
+            assert corner.expect_bound("test-pod") == "idle"
+            assert "Successfully assigned" in corner.expect_event("test-pod", "Scheduled")
+        finally:
+            scheduler.stop()
+
+
+def _arguments(deployment: Object, file: Path) -> list[str]:
+    """Those of the container, with a folder and ports of this machine."""
+    spec: Any = deployment["spec"]["template"]["spec"]
+    command: list[str] = next(one for one in spec["containers"] if one["name"] == "nodewise")["command"]
+    assert command[:2] == ["nodewise", "extender"]
+    given = [one.replace("/etc/my-scheduler/nodewise.yaml", str(file)) for one in command[2:]]
+    local = [one for one in given if not one.startswith("--health-address")]
+    return [*local, f"--port={processes.free_port()}", "--health-port=0"]
