@@ -1,0 +1,276 @@
+"""What outlives the process: what is kept, what is read of it, and how much of it there is."""
+
+import msgspec
+import pytest
+
+from nodewise import clock
+from nodewise.agent import NodeIndex, Remembering
+from nodewise.agents.learned import memory as memories
+from nodewise.agents.learned.memory import Memory
+from nodewise.agents.learned.options import LearnedOptions
+from nodewise.agents.learned.rewards import Pair, Rule
+from nodewise.errors import BadInput
+from tests.unit.agents.learned.lives import NEVER_FADES, START, Life, end, pod, running, terminated, waiting
+
+
+def kept(types: dict[str, dict[str, list[float]]], until: float = START) -> bytes:
+    return msgspec.json.encode({"version": 1, "until": until, "types": types})
+
+
+def told(life: Life) -> list[tuple[float, int]]:
+    return [(life.reward(node), life.numbers(node)["tried"]) for node in range(len(life.index))]
+
+
+def restarted(life: Life, text: bytes | None) -> Life:
+    """Another process, for the same pods."""
+    other = Life(life.options, now=life.now)
+    other.pods = life.pods
+    if text is not None:
+        other.state.recall(text)
+    return other
+
+
+def stored(life: Life, before: bytes | None = None) -> bytes:
+    text = life.state.keep(before)
+    assert text is not None
+    life.state.recall(text)
+    return text
+
+
+def test_the_state_is_one_that_remembers() -> None:
+    life = Life()
+    assert isinstance(life.state, Remembering)
+    assert not life.state.each_replica_learns
+
+
+def test_scores_of_what_was_kept() -> None:
+    """Cases 178 and 179; what was never tried is not the worst any more."""
+    life = Life()
+    life.state.recall(kept({"d/D": {"n1": [1.0, 3, 3, START], "n2": [0.295, 9, 9, START]}}))
+    life.tell()
+    assert life.points() == [10, 2, 10]
+    assert life.points("E") == [10, 10, 10]
+
+
+class TestRestart:
+    def life(self) -> Life:
+        life = Life()
+        life.tell()
+        life.tell(pod("a", "n1", phase="Failed"), pod("b", "n2", running()))
+        return life
+
+    def test_nothing_is_lost(self) -> None:
+        life = self.life()
+        other = restarted(life, stored(life))
+        other.tell()
+        assert told(other) == told(life) == [(0.9, 1), (1.0, 1), (1.0, 0)]
+
+    def test_nothing_is_learned_twice(self) -> None:
+        life = self.life()
+        text = stored(life)
+        for _ in range(3):
+            life = restarted(life, text)
+            life.tell(after_s=10)
+            life.tell(after_s=10)
+        assert told(life) == [(0.9, 1), (1.0, 1), (1.0, 0)]
+
+    def test_what_happened_meanwhile_is_caught_up_on(self) -> None:
+        life = self.life()
+        text = stored(life)
+        other = restarted(life, text)
+        other.tell(
+            pod("b", "n2", running(1, end(0, 60), at_s=61)),
+            pod("c", "n3", terminated(10, 60), phase="Failed"),
+            pod("e", "n1", running(at_s=60)),
+            after_s=100,
+        )
+        assert told(other) == [(0.91, 2), (0.95, 2), (0.9, 1)]
+        other.tell(after_s=100)
+        assert told(other) == [(0.91, 2), (0.95, 2), (0.9, 1)]
+
+    def test_without_a_memory_the_pods_that_are_there_are_where_one_begins(self) -> None:
+        other = restarted(self.life(), None)
+        other.tell()
+        assert told(other) == [(1.0, 0)] * 3
+
+    def test_a_memory_that_comes_late_is_put_before_what_was_learned_since(self) -> None:
+        life = self.life()
+        text = stored(life)
+        late = restarted(life, None)
+        late.tell(pod("c", "n3", terminated(3, 4), phase="Failed"), pod("w", "n2", waiting()))
+        late.tell(pod("d", "n1", phase="Failed"))
+        assert told(late) == [(0.9, 1), (1.0, 0), (1.0, 0)]
+        late.state.recall(text)
+        late.tell()
+        assert told(late) == [(0.81, 2), (1.0, 1), (0.9, 1)]
+        assert late.state.keep(text) is not None
+
+
+class TestWhatIsKept:
+    def test_as_people_read_it(self) -> None:
+        life = Life()
+        life.tell()
+        life.tell(pod("a", "n1", terminated(), phase="Failed"), pod("b", "n1", running(at_s=1)))
+        assert msgspec.json.decode(stored(life)) == {
+            "version": 1,
+            "until": int(life.now),
+            "types": {"d/D": {"n1": [0.91, 2, 2.0, int(life.now)]}},
+        }
+
+    def test_no_news_are_none(self) -> None:
+        life = Life()
+        life.tell()
+        assert life.state.keep(None) is None
+        life.tell(pod("a", "n1", phase="Failed"))
+        text = stored(life)
+        assert life.state.keep(text) is None
+        life.tell()
+        assert life.state.keep(text) is None
+        life.tell(pod("b", "n1", phase="Failed"))
+        assert life.state.keep(text) is not None
+
+    def test_news_that_could_not_be_written_are_news_still(self) -> None:
+        life = Life()
+        life.tell()
+        life.tell(pod("a", "n1", phase="Failed"))
+        text = life.state.keep(None)
+        assert life.state.keep(None) == text
+
+    def test_what_was_deleted_is_written_again(self) -> None:
+        life = Life()
+        life.tell()
+        life.tell(pod("a", "n1", phase="Failed"))
+        text = stored(life)
+        assert life.state.keep(None) == text
+
+    def test_what_somebody_else_kept_is_not_lost(self) -> None:
+        life = Life()
+        life.tell()
+        life.tell(pod("a", "n1", phase="Failed"))
+        theirs = kept({"d/E": {"n2": [0.5, 9, 4.5, START]}, "d/D": {"n1": [0.81, 2, 2, START]}})
+        text = stored(life, theirs)
+        assert msgspec.json.decode(text)["types"] == {
+            "d/D": {"n1": [0.81, 2, 2.0, int(START)]},
+            "d/E": {"n2": [0.5, 9, 4.5, int(START)]},
+        }
+        assert life.state.keep(text) is None
+
+    def test_what_cannot_be_read_is_written_over_once_there_is_news(self) -> None:
+        life = Life()
+        life.tell()
+        assert life.state.keep(b"{}") is None
+        life.tell(pod("a", "n1", phase="Failed"))
+        assert life.state.keep(b"{}") is not None
+
+    def test_a_follower_that_comes_to_lead_goes_on(self) -> None:
+        lives = [Life(), Life()]
+        for life in lives:
+            life.tell()
+            life.tell(pod("a", "n1", phase="Failed"))
+        text = stored(lives[0])
+        stored(lives[1], text)
+        assert told(lives[1]) == told(lives[0])
+
+
+class TestBounds:
+    RULE = Rule(1.0, 0.0)
+
+    def test_types(self) -> None:
+        memory = Memory(self.RULE)
+        for number in range(3000):
+            memory.teach(f"d/t{number}", "n1", 0.0, 1, START)
+            memory.teach("d/used", "n1", 1.0, 1, START)
+        assert len(memory) == 1000
+        assert memory.pair("d/used", "n1") is not None
+        assert memory.pair("d/t2999", "n1") is not None
+        assert memory.pair("d/t0", "n1") is None
+
+    def test_pairs(self) -> None:
+        memory = Memory(self.RULE)
+        for type_ in range(14):
+            for node in range(5000):
+                memory.teach(f"d/t{type_}", f"n{node}", 0.0, 1, START)
+        assert len(memory) == 10
+        assert memory.pair("d/t4", "n0") is not None
+
+    def test_bytes(self) -> None:
+        memory = Memory(self.RULE)
+        for type_ in range(8):
+            for node in range(5000):
+                reward = 0.0 if node % 100 == 7 else 1.0
+                memory.teach(f"d/t{type_}", f"a-node-with-a-rather-long-name-{node:05d}", reward, 1, START)
+        text = memory.text(START)
+        assert 400_000 < len(text) < 2**19
+        found = memories.read(text)
+        assert list(found.types)[-1] == "d/t7"
+        partly = next(iter(found.types.values()))
+        assert len(partly) < 5000
+        assert {pair.reward for pair in list(partly.values())[:50]} == {0.9}
+
+    def test_what_is_laid_out_is_by_node_number(self) -> None:
+        memory = Memory(self.RULE)
+        for node, times in (("n3", 3), ("n1", 1), ("gone", 5)):
+            memory.teach("d/D", node, 0.0, times, START)
+        known = clock.result(memory.lay_out(NodeIndex(["n1", "n2", "n3"]), START))["d/D"]
+        assert known.nodes.tolist() == [0, 2]
+        assert known.tried.tolist() == [1, 3]
+        assert known.rewards.tolist() == pytest.approx([0.9, 0.729])
+
+    def test_times_at_once_are_the_same_as_one_after_another(self) -> None:
+        rule = Rule(0.5, 3600.0)
+        pair = None
+        for _ in range(4):
+            pair = rule.taught(pair, 0.0, 1, START)
+        assert rule.taught(None, 0.0, 4, START) == pytest.approx(pair)
+
+    def test_what_was_known_before_is_the_same_as_if_it_had_been_learned_before(self) -> None:
+        rule = Rule(0.6, 3600.0)
+        first = rule.taught(rule.taught(None, 0.0, 2, START), 1.0, 1, START + 50)
+        whole = rule.taught(rule.taught(first, 0.0, 1, START + 900), 0.5, 3, START + 2000)
+        later = rule.taught(rule.taught(None, 0.0, 1, START + 900), 0.5, 3, START + 2000)
+        assert rule.after(first, later) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "Input data was truncated"),
+        (b"{}", "missing required field"),
+        (b'{"version":2,"until":0,"types":{}}', "version: 2; wanted 1"),
+        (b'{"version":1,"until":"x","types":{}}', "Expected `float`"),
+        (kept({"d/D": {"n1": [1.5, 1, 1, 0]}}), "wanted a reward from 0 to 1"),
+        (kept({"d/D": {"n1": [0.5, 0, 0, 0]}}), "wanted a reward"),
+        (kept({"d/D": {"n1": [0.5, 1, 2, 0]}}), "wanted a reward"),
+        (kept({"d/D": {"n1": [0.5, 1, 1, 1e300]}}), "wanted a reward"),
+        (kept({"d" * 700: {"n1": [0.5, 1, 1, 0]}}), "wanted a reward"),
+        (b'{"version":1,"until":0,"types":{"a":{"n":[0.5,1,1,' + b"9" * 400 + b"]}}}", "."),
+        (b'{"version":1,"until":0,"types":{"a":{"n":[0.5,' + b"9" * 5000 + b",1,1]}}}", "."),
+        (b'{"version":1,"until":1e999,"types":{}}', "."),
+        (b"[" * 100_000, "."),
+        (b"\xff" * 10, "."),
+        (b'{"version":1,"until":0,"types":{' + b" " * 2**20 + b"}}", "wanted at most 1048576"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_and_changes_nothing(text: bytes, words: str) -> None:
+    life = Life(NEVER_FADES)
+    with pytest.raises(BadInput, match=words):
+        life.state.recall(text)
+    life.tell()
+    assert told(life) == [(1.0, 0)] * 3
+
+
+def test_a_time_to_come_is_as_good_as_now() -> None:
+    life = Life(LearnedOptions(learned_half_life_s=3600.0))
+    life.state.recall(kept({"d/D": {"n1": [0.5, 1, 1, START + 1e6]}}, START + 1e6))
+    life.tell(pod("a", "n2", running()))
+    assert told(life)[0] == (0.5, 1)
+    life.tell(pod("b", "n1", phase="Failed"))
+    assert life.reward() == 0.45
+
+
+def test_pairs_are_read_as_they_were_written() -> None:
+    memory = Memory(Rule(1.0, 0.0))
+    memory.teach("d/D", "n1", 0.0, 3, START)
+    found = memories.read(memory.text(START + 5))
+    assert found.until == START + 5
+    assert found.types == {"d/D": {"n1": Pair(pytest.approx(0.729), 3, 3.0, START)}}
