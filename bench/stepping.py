@@ -8,12 +8,15 @@ for the scheduler's connections. What uvloop does by itself between two of them 
 well; more than one read may hide in it, so it is an upper bound.
 
 A step's wall time holds other programs' time on a busy machine, its CPU time does not; both are written at once, one
-JSON line for each step of `LEAST_MS` and more.
+JSON line for each step of `LEAST_MS` and more. With them go the new pages of memory that it had from the kernel: what
+one costs is up to the machine, from half a microsecond to, in a virtual machine that has to get it from its host, a
+dozen.
 """
 
 import asyncio
 import gc
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +41,7 @@ class Steps:
         self.tell = tell
         self.count = 0
         self._ended_cpu_s = time.thread_time()
+        self._ended_pages = _pages()
         self._depth = 0
         self._gc_s = 0.0
         self._gc_began_s = 0.0
@@ -53,26 +57,30 @@ class Steps:
         """Call it as a step, unless it is called within one."""
         if self._depth:
             return callback(*arguments)
-        began_s, began_cpu_s = time.monotonic(), time.thread_time()
-        self._note(began_s, 0.0, began_cpu_s - self._ended_cpu_s, UNSEEN, None)
+        began_s, began_cpu_s, pages = time.monotonic(), time.thread_time(), _pages()
+        self._note(began_s, 0.0, began_cpu_s - self._ended_cpu_s, pages - self._ended_pages, UNSEEN)
         self._depth = 1
         try:
             return callback(*arguments)
         finally:
             self._depth = 0
             cpu_s, wall_s = time.thread_time() - began_cpu_s, time.monotonic() - began_s
-            self._note(began_s, wall_s, cpu_s, "", callback)
+            self._ended_pages = _pages()
+            self._note(began_s, wall_s, cpu_s, self._ended_pages - pages, callback)
             self._ended_cpu_s = time.thread_time()  # to note it is no step
 
     def _note(
-        self, at_s: float, wall_s: float, cpu_s: float, name: str, callback: Callable[..., Any] | None
+        self, at_s: float, wall_s: float, cpu_s: float, pages: int, ran: str | Callable[..., Any]
     ) -> None:
         self.count += 1
         if max(wall_s, cpu_s) * 1000 >= LEAST_MS:
-            named = name or name_of(callback)
             times = (round(spent_s * 1000, 3) for spent_s in (wall_s, cpu_s, self._gc_s))
-            self.tell(Step(at_s, *times, named))
+            self.tell(Step(at_s, *times, pages, ran if isinstance(ran, str) else name_of(ran)))
         self._gc_s = 0.0
+
+
+def _pages() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 def name_of(callback: Any) -> str:

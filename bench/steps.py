@@ -20,6 +20,8 @@ class Step(NamedTuple):
     cpu_ms: float
     gc_ms: float
     """Of its wall time, the garbage collector's."""
+    pages: int
+    """Of memory that the kernel gave it."""
     name: str
 
 
@@ -57,4 +59,5 @@ def _row(name: str, steps: Sequence[Step]) -> dict[str, Any]:
         "cpu_ms": worst.cpu_ms,
         "wall_ms": max(step.wall_ms for step in steps),
         "gc_ms": worst.gc_ms,
+        "pages": worst.pages,
     }

@@ -11,12 +11,12 @@ from bench.steps import Step
 
 def test_only_steps_of_the_time_are_read(tmp_path):
     path = tmp_path / "steps"
-    path.write_text("".join(json.dumps(Step(at, 1.0, 1.0, 0.0, "x")._asdict()) + "\n" for at in (1, 2, 3)))
+    path.write_text("".join(json.dumps(Step(at, 1.0, 1.0, 0.0, 0, "x")._asdict()) + "\n" for at in (1, 2, 3)))
     assert [step.at_s for step in steps.read(path, 2, 3)] == [2]
 
 
 def test_the_longest_is_by_processor_time():
-    found = [Step(1, 9.0, 1.0, 0.0, "waited"), Step(2, 3.0, 2.5, 0.1, "worked")]
+    found = [Step(1, 9.0, 1.0, 0.0, 0, "waited"), Step(2, 3.0, 2.5, 0.1, 0, "worked")]
     assert steps.figures(found) == {"loop_step_max_ms": 2.5, "loop_step_wall_max_ms": 9.0}
 
 
@@ -26,10 +26,10 @@ def test_nothing_measured_is_an_error():
 
 
 def test_steps_are_told_by_what_ran_the_worst_first():
-    found = [Step(1, 1.0, 0.6, 0.0, "a"), Step(2, 4.0, 3.0, 0.5, "b"), Step(3, 2.5, 2.1, 0.0, "b")]
+    found = [Step(1, 1.0, 0.6, 0.0, 0, "a"), Step(2, 4.0, 3.0, 0.5, 70, "b"), Step(3, 2.5, 2.1, 0.0, 0, "b")]
     assert steps.longest(found) == [
-        {"name": "b", "long": 2, "too_long": 2, "cpu_ms": 3.0, "wall_ms": 4.0, "gc_ms": 0.5},
-        {"name": "a", "long": 1, "too_long": 0, "cpu_ms": 0.6, "wall_ms": 1.0, "gc_ms": 0.0},
+        {"name": "b", "long": 2, "too_long": 2, "cpu_ms": 3.0, "wall_ms": 4.0, "gc_ms": 0.5, "pages": 70},
+        {"name": "a", "long": 1, "too_long": 0, "cpu_ms": 0.6, "wall_ms": 1.0, "gc_ms": 0.0, "pages": 0},
     ]
 
 
