@@ -1,15 +1,19 @@
 """Which agents a command knows: our own, and those of other packages that get on with its other settings."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from nodewise import agents
 from nodewise.agent import AgentKind
+from nodewise.cli import feeds
 from nodewise.cli.declared import settings
+from nodewise.cli.reading import PodPlace
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender.containing import ContainedKind
+from nodewise.extender.waking import WaitingFields
+from nodewise.kube.fields import merge
 
 Group = type[msgspec.Struct]
 
@@ -36,6 +40,11 @@ def clash(kind: Any, groups: Iterable[Group]) -> str:
     """What hinders an agent of another package; empty for nothing. Our own get on with everything."""
     if not isinstance(kind, ContainedKind):
         return ""
+    try:
+        feeds.node_type([cast("AgentKind", kind)])
+        merge("Pod", WaitingFields, PodPlace, kind.pod_fields)
+    except TypeError as error:
+        return str(error)
     taken = {one.field: one.flag for group in groups for one in settings(group)}
     shared = [taken[one.field] for one in settings(kind.options) if one.field in taken]
     return f"its option {shared[0]} is one of nodewise's own" if shared else ""

@@ -8,10 +8,9 @@ from typing import Final
 
 from nodewise import agents
 from nodewise.errors import BadSettings, Problem
+from nodewise.extender.shapes import LONGEST_NAME, NAME
 
 TEMPLATE: Final = Path(agents.__file__).parent / "template"
-_NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_LONGEST: Final = 40
 RESERVED: Final = frozenset(
     {"all", "agents", "bind", "extender", "none", "nodewise", "scheduler", "template", "test"}
 )
@@ -20,8 +19,8 @@ RESERVED: Final = frozenset(
 
 def check(name: str) -> None:
     """`BadSettings` for a name that an agent cannot have, or that one has already."""
-    wanted = f"small letters and digits with dashes between, at most {_LONGEST}, such as my-agent"
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+    wanted = f"small letters and digits with dashes between, at most {LONGEST_NAME}, such as my-agent"
+    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise BadSettings("agents new", [Problem("NAME", repr(name), wanted)])
     if name in RESERVED or keyword.iskeyword(name):
         raise BadSettings("agents new", [Problem("NAME", f"{name!r} is reserved", "another name")])

@@ -19,8 +19,6 @@ from nodewise.metrics.column import States
 _STATES: Final = np.array([state.name.lower() for state in ValueState], object)
 _NUMBERS: Final = {name: number for number, name in enumerate(_STATES.tolist())}
 _encode: Final = msgspec.json.encode
-_PART: Final = 100
-"""Texts at once."""
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -154,7 +152,7 @@ def _details(given: Details | None, size: int) -> Generator[None, None, _Details
         return None
     texts: list[str] = []
     for candidate in range(size):
-        if candidate % _PART == 0:
+        if candidate % numbers.PART == 0:
             yield
         texts.append(given.text(candidate))
     yield

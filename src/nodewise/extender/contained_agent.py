@@ -70,12 +70,9 @@ class ContainedAgent:
             found = shapes.verdict(given, size)
             return found and found._replace(details=self._details(given.details, size))
 
-        call = _Call(self._inner, self._warden, pod)
         try:
-            found: Verdict | None = call.answer("filter", ask, candidates, view, checked)
+            found: Verdict | None = self._call("filter", pod).answer(ask, candidates, view, checked)
         except Failed as failed:
-            if not call.is_concerned():
-                return None
             reason = OutsideFailed(self.name, self._warden.origin.package, failed.why)
             return Verdict(np.ones(size, np.int16), (reason,))
         return found
@@ -89,12 +86,13 @@ class ContainedAgent:
             return found and found._replace(details=self._details(given.details, size))
 
         try:
-            found: Scores | None = _Call(self._inner, self._warden, pod).answer(
-                "score", ask, candidates, view, checked
-            )
+            found: Scores | None = self._call("score", pod).answer(ask, candidates, view, checked)
         except Failed:
             return None
         return found
+
+    def _call(self, what: str, pod: Any) -> "_Call":
+        return _Call(self._inner, self._warden, what, pod)
 
     def _details(self, given: Any, size: int) -> "ContainedDetails | None":
         if given is None:
@@ -115,16 +113,15 @@ class NamedAgent(ContainedAgent):
 class _Call:
     """One question to the agent about one pod."""
 
-    def __init__(self, inner: Any, warden: Warden, pod: Any) -> None:
+    def __init__(self, inner: Any, warden: Warden, what: str, pod: Any) -> None:
         self._inner = inner
         self._warden = warden
+        self._what = what
         self._pod = pod
         self._steps: list[str] = []
         """How far it came: `question`, and `answer` once the agent said whether the pod concerns it."""
 
-    def answer(
-        self, what: str, ask: Ask, candidates: Names, view: View, checked: Callable[[Any], Any]
-    ) -> Any:
+    def answer(self, ask: Ask, candidates: Names, view: View, checked: Callable[[Any], Any]) -> Any:
         """What the agent says, checked; None where the pod is none of its business. `Failed` is told already."""
         name = self._warden.origin.agent
         slot = view.slots.get(name, _NOT_YET)
@@ -141,9 +138,16 @@ class _Call:
                 raise Failed("slot", slot.why)
             return checked(ask(self._pod, candidates, own))
 
-        return self._warden.asked(what, work)
+        try:
+            return self._warden.answers.do(work, self._warden.limits.answer_s)
+        except Failed as failed:
+            if not self._is_concerned():
+                return None
+            if failed.failure != "slot":  # that was told when it was computed
+                self._warden.tell(failed, self._what)
+            raise
 
-    def is_concerned(self) -> bool:
+    def _is_concerned(self) -> bool:
         """Whether the pod is the agent's business, after its answer failed; so it is where nobody can tell."""
         hangs_itself = not self._steps and self._warden.steps[-1:] == ["question"]
         if self._steps or hangs_itself:

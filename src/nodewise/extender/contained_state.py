@@ -45,13 +45,13 @@ class ContainedState:
     def wants(self, objects: Mapping[str, Any]) -> frozenset[Want]:
         """Those of the last time where it cannot say."""
         with contextlib.suppress(Failed):
-            self._wanted = self._warden.asked("wants", lambda: shapes.wants(self._inner.wants(objects)))
+            self._wanted = self._warden.told("wants", lambda: shapes.wants(self._inner.wants(objects)))
         return self._wanted
 
     def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         """None where it cannot say."""
         try:
-            return self._warden.asked("problems", lambda: shapes.problems(self._inner.problems(objects)))
+            return self._warden.told("problems", lambda: shapes.problems(self._inner.problems(objects)))
         except Failed:
             return {}
 
@@ -113,13 +113,13 @@ class RememberingState(ContainedState):
     def recall(self, kept: bytes) -> None:
         """As `agent.Remembering`; what it cannot read is begun anew."""
         try:
-            self._warden.asked("recall", lambda: self._inner.recall(kept))
+            self._warden.told("recall", lambda: self._inner.recall(kept))
         except Failed as failed:
             raise BadInput("memory", [Problem(self._warden.origin.agent, failed.why, "")]) from failed
 
     def keep(self, kept: bytes | None) -> bytes | None:
         """As `agent.Remembering`; nothing new where it fails."""
         try:
-            return self._warden.asked("keep", lambda: shapes.memory(self._inner.keep(kept)))
+            return self._warden.told("keep", lambda: shapes.memory(self._inner.keep(kept)))
         except Failed:
             return None

@@ -90,7 +90,7 @@ def encoded(given: Decision) -> Generator[None, None, bytes]:
         document["rejected"] = msgspec.Raw(reasons)
     if has_details(given):
         every = np.arange(len(given.names))
-        told = yield from _joined(b"{}", (details(given, some) for some in _parts(every)))
+        told = yield from _joined(b"{}", (details(given, some) for some in _parts(every, numbers.PART)))
         document["details"] = msgspec.Raw(told)
         document |= _where_any("numbers", (yield from _numbers_in_parts(given)))
     if given.told:

@@ -3,6 +3,7 @@
 Words of reasons are made here too, once, so that nothing of theirs runs while an answer is written.
 """
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -27,6 +28,9 @@ from nodewise.extender.arrays import Told
 from nodewise.extender.deadlines import Failed
 from nodewise.kube.fields import merge
 
+NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+LONGEST_NAME: Final = 40
+"""Of an agent: it stands in paths, flags, variables and log lines."""
 _MOST_REASONS: Final = 256
 _LONGEST: Final = 500
 """Characters of a reason."""
@@ -144,6 +148,9 @@ def agent(given: Any, name: str) -> Any:
 
 def kind(given: Any, name: str, others: Sequence[AgentKind]) -> Any:
     """An `AgentKind` of that name, which gets on with the others."""
+    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        wanted = f"small letters and digits with dashes between, at most {LONGEST_NAME}"
+        raise Failed("shape", f"the name {_shown(name)}; wanted {wanted}")
     structs = dict.fromkeys(("options", "pod_fields", "node_fields"), type)
     _has(given, "KIND", {"name": str, "summary": str, **structs}, ("watched", "state", "agent"))
     if given.name != name:

@@ -78,7 +78,15 @@ class Warden:
         try:
             return self.answers.do(work, self.limits.answer_s)
         except Failed as failed:
-            if failed.failure != "slot":
+            self.tell(failed, what)
+            raise
+
+    def told(self, what: str, work: Callable[[], T]) -> T:
+        """The same of the state, in the thread of its slots; while that computes one, `Failed` is no failure."""
+        try:
+            return self.slots.do(work, self.limits.answer_s)
+        except Failed as failed:
+            if failed.failure != "busy":
                 self.tell(failed, what)
             raise
 

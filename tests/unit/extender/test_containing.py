@@ -151,6 +151,7 @@ class TestDeadline:
         why(held.agent.filter(pod(), held.names, held.view))
         assert held.agent.filter(STRANGER, held.names, held.view) is None
         assert held.agent.score(STRANGER, held.names, held.view) is None
+        assert held.failures() == {"deadline": 1.0}
         hang.let_go()
 
     def test_all_pods_wait_while_its_question_hangs(self) -> None:

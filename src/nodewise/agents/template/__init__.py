@@ -29,7 +29,7 @@ class TemplateKind:
         return ()
 
     def state(self, options: TemplateOptions, sync_period_s: float) -> TemplateState:
-        return TemplateState(options)
+        return TemplateState()
 
     def agent(self, options: TemplateOptions) -> TemplateAgent:
         return TemplateAgent(options)

@@ -4,10 +4,7 @@ import msgspec
 
 
 class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the agent finds what it judges by."""
-
-    template_annotation: str = "template/value"
-    """The node annotation that holds a number."""
+    """Where the agent finds what a pod wants."""
 
     template_label: str = "template/limit"
     """The pod label that holds a number."""

@@ -8,11 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Inputs, Want, World
-from nodewise.agents.template.options import TemplateOptions
+
+
+class NodeAnnotations(msgspec.Struct, frozen=True, rename={"template_value": "template/value"}):
+    """The annotations that are read, one field each: agents share what is kept of a node."""
+
+    template_value: str | None = None
 
 
 class NodeMetadata(msgspec.Struct, frozen=True):
-    annotations: dict[str, str] | None = None
+    annotations: NodeAnnotations | None = None
 
 
 class NodeFields(msgspec.Struct, frozen=True):
@@ -33,9 +38,6 @@ class TemplateState:
 
     inputs = Inputs(objects=frozenset(), node_objects=True, metrics=False)
 
-    def __init__(self, options: TemplateOptions) -> None:
-        self._annotation = options.template_annotation
-
     def wants(self, objects: Mapping[str, Any]) -> frozenset[Want]:
         """Metrics to be fetched: none. With some, `inputs` says `metrics=True` and `world.metrics` has them."""
         return frozenset()
@@ -47,7 +49,8 @@ class TemplateState:
     def slot(self, world: World) -> Generator[None, None, Slot]:
         values = np.full(len(world.nodes) + 1, np.nan)
         for number, node in enumerate(world.node_objects.values()):
-            values[number] = read_number((node.metadata.annotations or {}).get(self._annotation))
+            annotations = node.metadata.annotations
+            values[number] = read_number(annotations.template_value if annotations else None)
             yield  # whoever waits for an answer goes first
         return Slot(values)
 

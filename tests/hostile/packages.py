@@ -1,0 +1,33 @@
+"""Packages with an agent, as pip would have installed them into a folder: made of the template, then spoilt."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodewise.cli import scaffold
+
+FILTER = "# Your own arithmetic, such as `rejected = ~(values <= limit)`, which rejects missing values too."
+SCORE = "# Your own arithmetic, such as `points = np.clip(10 - values, 0, 10)`, and what a missing value is worth."
+SLOT = "values = np.full(len(world.nodes) + 1, np.nan)"
+KIND = "KIND: Final = "
+EVERY_POD = ').get(self._label, "")'
+ONLY_WITH_LABEL = ").get(self._label)"
+
+
+def install(site: Path, name: str, instead: Mapping[str, str], version: str = "1.0") -> None:
+    """The agent `name` with other text in the place of some of its own; it judges pods with its label only."""
+    package = scaffold.package(name)
+    changes = {EVERY_POD: ONLY_WITH_LABEL, **instead}
+    for path, text in scaffold.files(name).items():
+        if not path.startswith("src/"):
+            continue
+        for old, new in changes.items():
+            text = text.replace(old, new)  # noqa: PLW2901 - one change after the other
+        file = site / path.removeprefix("src/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    code = "".join(path.read_text() for path in (site / package).glob("*.py"))
+    assert [new for new in changes.values() if new not in code] == []
+    told = site / f"{package}-{version}.dist-info"
+    told.mkdir()
+    told.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    told.joinpath("entry_points.txt").write_text(f"[nodewise.agents]\n{name} = {package}:KIND\n")

@@ -1,0 +1,177 @@
+"""Agents of other packages beside our own, in the real process: a good one, and all kinds of bad ones at once."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.sandbox import wait
+from tests.hostile import packages, world
+from tests.hostile.process import Target
+
+NODEWISE = Path(sys.executable).with_name("nodewise")
+PATIENCE_S = 60
+SECONDS = "__import__('time').sleep"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed packages."""
+    site = tmp_path_factory.mktemp("site")
+    packages.install(site, "good", {packages.SCORE: "return Scores(np.full(len(values), 7))"}, "2.1")
+    packages.install(site, "crashing", {packages.FILTER: "raise OSError('disk')", packages.SCORE: "1 / 0"})
+    packages.install(site, "hanging", {packages.FILTER: f"{SECONDS}(3600)"})
+    packages.install(site, "stuck", {packages.SLOT: f"{SECONDS}(3600); values = np.zeros(0)"})
+    packages.install(site, "odd", {packages.SCORE: "return Scores(values)"})
+    packages.install(site, "unimportable", {packages.KIND: "import nowhere\nKIND: Final = "})
+    packages.install(site, "leaving", {packages.KIND: "raise SystemExit(3)\nKIND: Final = "})
+    packages.install(site, "shapeless", {packages.KIND: "KIND: Final = 7 #"})
+    packages.install(site, "meddling", {"meddling_label": "sync_period_s"})
+    packages.install(site, "kube", {"kube_label": "kube_qps"})
+    return site
+
+
+def run(site: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "300"}
+    command = [NODEWISE, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+BROKEN = {
+    "unimportable": "ModuleNotFoundError: No module named 'nowhere'",
+    "leaving": "SystemExit: 3",
+    "shapeless": "KIND.name is missing, or no str",
+    "meddling": "the option 'sync_period_s'; wanted 'meddling_' before its name",
+    "kube": "its option --kube-qps is one of nodewise's own",
+}
+
+
+def test_broken_ones_are_listed_with_the_reason(site: Path) -> None:
+    done = run(site, "agents", "list", "-o", "json")
+    assert done.returncode == 0
+    rows = {row["name"]: row for row in json.loads(done.stdout)["agents"]}
+    assert {name: row["broken"] for name, row in rows.items() if row["broken"]} == BROKEN
+    assert (rows["good"]["package"], rows["good"]["version"]) == ("nodewise_good", "2.1")
+    assert rows["telemetry"]["package"] == "nodewise"
+    table = run(site, "agents", "list").stdout
+    assert "nodewise_good 2.1" in table
+    assert all(f"broken: {why}" in table for why in BROKEN.values())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["extender", "--help"], ["decide", "--help"], ["agents", "show", "good"]]
+)
+def test_broken_ones_stand_in_nobodys_way(site: Path, arguments: list[str]) -> None:
+    assert run(site, *arguments).returncode == 0
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_one_that_is_asked_for_is_a_bad_setting(site: Path, name: str) -> None:
+    done = run(site, "extender", "--agents", f"telemetry,{name}", "--no-cluster", "--unsafe", "--port", "0")
+    assert done.returncode == 2
+    assert name in done.stderr
+    assert BROKEN[name] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def target(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("packages")
+    names = "good,crashing,hanging,stuck,odd,telemetry"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(site))
+        # a good agent must not be late where the machine is busy
+        options = ["--objects-from", world.write(folder), "--agents", names, "--agent-deadline", "1s"]
+        with Target(folder, options) as made:
+            yield made
+            assert made.process.is_running
+            assert not made.events("request_failed")
+            assert not made.events("agent_failed")
+            assert not made.events("task_failed")
+
+
+def asked(target: Target, verb: str, *agents: str, policy: str | None = None) -> Any:
+    """What is said of all nodes to a pod that concerns these agents."""
+    labels = {f"{name}/limit": "5" for name in agents} | ({"telemetry-policy": policy} if policy else {})
+    pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": labels}}
+    body = json.dumps({"Pod": pod, "NodeNames": list(world.NODES)}).encode()
+    with target.line() as line:
+        answer = line.ask(f"/scheduler/{verb}", body)
+    assert answer.status == 200
+    return json.loads(answer.body)
+
+
+def rejected(target: Target, *agents: str, policy: str | None = None) -> dict[str, str]:
+    found: dict[str, str] = asked(target, "filter", *agents, policy=policy)["FailedNodes"] or {}
+    return found
+
+
+def all_for(why: str) -> dict[str, str]:
+    return dict.fromkeys(world.NODES, f"nodewise: agent {why}")
+
+
+def test_the_good_and_our_own_decide_whatever_the_others_do(target: Target) -> None:
+    assert rejected(target, "good", policy="demo") == {world.HOT: world.WHY}
+    assert [one["Score"] for one in asked(target, "prioritize", "good")] == [7, 7, 7]
+
+
+def test_a_crash_rejects_the_pods_that_it_concerns(target: Target) -> None:
+    assert rejected(target, "crashing", "good") == all_for("crashing failed: OSError")
+    assert [one["Score"] for one in asked(target, "prioritize", "crashing", "good")] == [7, 7, 7]
+    assert rejected(target, "good") == {}
+
+
+def test_a_hang_costs_one_deadline(target: Target) -> None:
+    assert rejected(target, "hanging") == all_for("hanging failed: no answer within 1 s")
+    for _ in range(100):
+        assert rejected(target, "hanging") == all_for(
+            "hanging failed: it has not come back from an earlier call"
+        )
+    assert rejected(target, "good", policy="demo") == {world.HOT: world.WHY}
+    with target.admin() as line:
+        text = line.ask("/metrics", b"", "GET", {}).body.decode()
+    assert 'nodewise_agent_failures_total{agent="hanging",kind="deadline"} 1.0' in text
+    assert 'nodewise_agent_failures_total{agent="hanging",kind="busy"} 100.0' in text
+    told = [line["failure"] for line in target.events("outside_agent_failed") if line["agent"] == "hanging"]
+    assert told == ["deadline", "busy"]
+
+
+def test_a_slot_that_never_comes_holds_up_its_own_pods_only(target: Target) -> None:
+    assert set(rejected(target, "stuck")) == set(world.NODES)
+    assert rejected(target, "good") == {}
+
+    def late() -> bool:
+        return rejected(target, "stuck") == all_for("stuck failed: no slot within 30 s")
+
+    wait("the slot is given up", late, PATIENCE_S)
+    assert rejected(target, "good", policy="demo") == {world.HOT: world.WHY}
+
+
+def test_scores_that_are_none_are_left_out(target: Target) -> None:
+    assert [one["Score"] for one in asked(target, "prioritize", "odd", "good")] == [7, 7, 7]
+    [told] = [line for line in target.events("outside_agent_failed") if line["agent"] == "odd"]
+    assert told["why"] == "scores of type float64; wanted whole numbers"
+    assert (told["package"], told["version"]) == ("nodewise_odd", "1.0")
+
+
+def test_decisions_tell_what_failed(target: Target) -> None:
+    rejected(target, "crashing")
+    with target.line() as line:
+        text = line.ask("/decisions", b"", "GET", {}).body.decode()
+    assert "nodewise: agent crashing failed: OSError" in text
+
+
+def test_decide_asks_it_by_name(site: Path, tmp_path: Path) -> None:
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"crashing/limit": "1"}}}
+    listed = {"apiVersion": "v1", "kind": "List", "items": [node, pod]}
+    (tmp_path / "objects.json").write_text(json.dumps(listed))
+    done = run(site, "decide", str(tmp_path), "--agents", "good,crashing")
+    assert done.returncode == 3
+    assert "agent crashing failed: OSError" in done.stdout
+    assert run(site, "decide", str(tmp_path), "--agents", "good").returncode == 0
