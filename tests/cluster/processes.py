@@ -54,7 +54,11 @@ class Process:
     """A program that runs until `stop`, or until the interpreter that started it is gone."""
 
     def __init__(
-        self, arguments: Sequence[str | Path], log: Path, environment: dict[str, str] | None = None
+        self,
+        arguments: Sequence[str | Path],
+        log: Path,
+        environment: dict[str, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.name = Path(arguments[0]).name
         self.log = log
@@ -65,6 +69,7 @@ class Process:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                cwd=folder,
             )
 
     @property

@@ -1,0 +1,70 @@
+"""The tables of this folder, read: one struct for the rows of each."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+FOLDER = Path(__file__).parent
+Strings = dict[str, str]
+Amounts = dict[str, str | int | float]
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    number: int
+    differs: str = ""
+    """How nodewise departs from the older system, and why; empty: it does not."""
+    environment: Strings = {}
+    warned: str = ""
+    """The variable of which the log warns."""
+
+    @property
+    def id(self) -> str:
+        return str(self.number)
+
+
+class RiskRow(Row, frozen=True, kw_only=True):
+    """A share of use and its deviation, and what follows."""
+
+    mean: float
+    deviation: float
+    risk: float
+    passes: bool
+    overload: int
+    balance: int | None = None
+    threshold: int = 90
+    percentile: int = 30
+
+
+class NodeRow(Row, frozen=True, kw_only=True):
+    """Annotations of one node, and what is said of it."""
+
+    allocatable: Amounts = msgspec.field(default_factory=lambda: {"cpu": 4, "memory": "8Gi"})
+    cpu: list[str] = []
+    memory: list[str] = []
+    forecast: str | None = None
+    request: Amounts = {}
+    requests: list[Amounts] = []
+    passes: bool
+    overload: int
+    balance: int | None = None
+    means: dict[str, float] = {}
+    risks: dict[str, float] = {}
+    missing: list[str] = []
+
+
+class CongestionRow(Row, frozen=True, kw_only=True):
+    """Factors, and the scores that follow, one node each."""
+
+    factors: list[str | None]
+    scores: list[int]
+
+
+T = TypeVar("T", bound=Row)
+
+
+def read(name: str, kind: type[T]) -> list[T]:
+    """A table's rows, in order."""
+    given: Any = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    return msgspec.convert(given, list[kind])  # type: ignore[valid-type]

@@ -1,0 +1,80 @@
+"""Risk, the predicate and both priorities of `safe`, asked of a real process."""
+
+import pytest
+
+from tests.conformance.safe import rows
+from tests.conformance.safe import stage as staging
+from tests.conformance.safe.rows import CongestionRow, NodeRow, RiskRow, Row
+from tests.conformance.safe.stage import Asked, Object, Stage
+
+RISKS = rows.read("risk", RiskRow)
+NODES = rows.read("endtoend", NodeRow)
+CONGESTION = rows.read("congestion", CongestionRow)
+PREDICATE = "/scheduler/predicates/safe-overload"
+
+
+def process(stage: Stage, row: Row, **more: str) -> Asked:
+    """The one with the row's environment, which has warned of what the row says."""
+    asked = stage.with_(row.environment | more)
+    warned = {one["variable"] for one in asked.events("variable_ignored")}
+    assert warned == ({row.warned} if row.warned else set())
+    return asked
+
+
+def passes(asked: Asked, body: Object) -> bool:
+    answer = asked.ask(PREDICATE, body)
+    passed = [one["metadata"]["name"] for one in answer["Nodes"]["items"]]
+    assert (not passed) == bool(answer["FailedNodes"])
+    return bool(passed)
+
+
+@pytest.mark.parametrize("row", RISKS, ids=lambda row: row.id)
+def test_risk(stage: Stage, row: RiskRow) -> None:
+    given = {"SAFEUTILIZATION": str(row.threshold), "SAFEPERCENTILE": str(row.percentile)}
+    asked = process(stage, row, **given)
+    free, deviation = 4000 * (1 - row.mean), 4000 * row.deviation
+    annotations = {"mean-free-cpu": f"{free:.12g}", "std-free-cpu": f"{deviation:.12g}"}
+    pod = staging.pod({})
+    body = staging.request(pod, [staging.node("n1", {"cpu": 4, "memory": "8Gi"}, annotations)])
+    assert passes(asked, body) == row.passes
+    assert asked.scores("safe-overload", body) == {"n1": row.overload}
+    assert asked.numbers("safe", pod["metadata"]["name"])["n1"]["cpu"]["risk"] == pytest.approx(
+        row.risk, abs=1e-5
+    )
+    if row.balance is not None:
+        assert asked.scores("safe-balance", body) == {"n1": row.balance}
+
+
+@pytest.mark.parametrize("row", NODES, ids=lambda row: row.id)
+def test_node(stage: Stage, row: NodeRow) -> None:
+    asked = process(stage, row)
+    annotations = {"forcasted-free-cpu": row.forecast}
+    for resource, given in (("cpu", row.cpu), ("memory", row.memory)):
+        annotations |= dict(zip((f"mean-free-{resource}", f"std-free-{resource}"), given, strict=False))
+    pod = staging.pod(*(row.requests or [row.request]))
+    body = staging.request(pod, [staging.node("n1", row.allocatable, annotations)])
+    assert passes(asked, body) == row.passes
+    assert asked.scores("safe-overload", body) == {"n1": row.overload}
+    if row.balance is not None:
+        assert asked.scores("safe-balance", body) == {"n1": row.balance}
+    numbers = asked.numbers("safe", pod["metadata"]["name"])["n1"]
+    found = {
+        "means": {name: numbers[name]["mean_share"] for name in row.means},
+        "risks": {name: numbers[name]["risk"] for name in row.risks},
+    }
+    assert found["means"] == pytest.approx(row.means, abs=1e-9)
+    assert found["risks"] == pytest.approx(row.risks, abs=1e-5)
+    if row.missing:
+        assert [name for name in numbers if numbers[name].get("missing")] == row.missing
+
+
+@pytest.mark.parametrize("row", CONGESTION, ids=lambda row: row.id)
+def test_congestion(stage: Stage, row: CongestionRow) -> None:
+    asked = process(stage, row)
+    names = [f"n{number}" for number in range(len(row.factors))]
+    nodes = [
+        staging.node(name, {"cpu": 4}, {"congestion-factor": factor})
+        for name, factor in zip(names, row.factors, strict=True)
+    ]
+    scores = asked.scores("congestion", {"pod": staging.pod({}), "nodes": {"items": nodes}})
+    assert scores == dict(zip(names, row.scores, strict=True))
