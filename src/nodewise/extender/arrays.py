@@ -121,13 +121,13 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
     for agent, verdict in decision.verdicts:
         reasons = [Told(one.text(), one.is_failure, one.remedy()) for one in verdict.reasons]
         rules = yield from _rules(verdict.evidence)
-        details = yield from _details(verdict.details, len(verdict.codes))
+        details = yield from _details(verdict.details, len(verdict.codes), rejects=True)
         codes = _raw(verdict.codes.tolist())
         verdicts.append(_Verdict(agent, verdict.joined, codes, reasons, rules, details))
     scores = []
     for agent, given in decision.scores:
         rules = yield from _rules(given.evidence)
-        details = yield from _details(given.details, len(given.points))
+        details = yield from _details(given.details, len(given.points), rejects=False)
         points = _raw(given.points.tolist())
         scores.append(_Scores(agent, points, rules, details, given.label, given.weight))
     pod = decision.pod
@@ -147,7 +147,8 @@ def encoded(decision: Decision) -> Generator[None, None, bytes]:
     )
 
 
-def _details(given: Details | None, size: int) -> Generator[None, None, _Details | None]:
+def _details(given: Details | None, size: int, *, rejects: bool) -> Generator[None, None, _Details | None]:
+    """Nobody is far from passing who was only scored."""
     if given is None:
         return None
     texts: list[str] = []
@@ -156,9 +157,9 @@ def _details(given: Details | None, size: int) -> Generator[None, None, _Details
             yield
         texts.append(given.text(candidate))
     yield
-    distances = _raw(given.distances().tolist())
-    told = yield from numbers.listed(given, size)
-    return _Details(_raw(texts), distances, _raw(told))
+    distances = _raw(given.distances().tolist() if rejects else [0.0] * size)
+    told = yield from numbers.encoded(given, size)
+    return _Details(_raw(texts), distances, msgspec.Raw(told))
 
 
 def _rules(evidence: Sequence[Evidence]) -> Generator[None, None, list[Rule]]:

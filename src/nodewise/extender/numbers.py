@@ -4,6 +4,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from nodewise.agent import Details, Numbered
@@ -12,23 +13,25 @@ from nodewise.extender.decision import Decision
 PART: Final = 2
 """Candidates at once, where others wait: the words or numbers of one may take 0.2 ms."""
 
-
-def of(given: Decision, position: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each agent's numbers of one candidate, where there are any."""
-    for agent, one in given.details():
-        if isinstance(one, Numbered) and (found := one.numbers(position)):
-            yield agent, plain(found)
+_NOTHING: Final = b"{}"
 
 
-def listed(given: Details, size: int) -> Generator[None, None, list[dict[str, Any]]]:
-    """One agent's numbers by candidate, made in parts; empty where there are none."""
-    found: list[dict[str, Any]] = []
+def of(given: Decision, position: int, agent: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each agent's numbers of one candidate, or one agent's, where there are any."""
+    for name, one in given.details():
+        if agent in {"", name} and isinstance(one, Numbered) and (found := one.numbers(position)):
+            yield name, plain(found)
+
+
+def encoded(given: Details, size: int) -> Generator[None, None, bytes]:
+    """One agent's numbers as a JSON list by candidate, made in parts; empty where there are none."""
+    found: list[bytes] = []
     if isinstance(given, Numbered):
         for candidate in range(size):
             if candidate % PART == 0:
                 yield
-            found.append(plain(given.numbers(candidate)))
-    return found if any(found) else []
+            found.append(msgspec.json.encode(plain(given.numbers(candidate))))
+    return b"[" + b",".join(found) + b"]" if any(one != _NOTHING for one in found) else b"[]"
 
 
 def plain(given: Mapping[str, Any]) -> dict[str, Any]:

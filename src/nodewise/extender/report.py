@@ -181,9 +181,8 @@ def numbered(given: Decision, positions: Positions | None = None, agent: str = "
     every = np.arange(len(given.names)) if positions is None else positions
     found: Numbers = {}
     for position in every.tolist():
-        for name, one in numbers.of(given, position):
-            if agent in {"", name}:
-                found.setdefault(name, {}).setdefault(given.names[position], {}).update(one)
+        for name, one in numbers.of(given, position, agent):
+            found.setdefault(name, {}).setdefault(given.names[position], {}).update(one)
     return found
 
 
