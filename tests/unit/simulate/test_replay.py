@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nodewise.agent import NodeIndex, World
+from nodewise.agents.telemetry import reasons
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import POLICIES, TelemetryState
 from nodewise.errors import BadInput
@@ -160,14 +161,16 @@ class TestHoles:
 class TestDefects:
     """A defect of an agent is recorded as an answer, and met again."""
 
-    def test_a_world_that_no_view_can_be_made_of(self, monkeypatch: Any) -> None:
+    def test_a_world_that_an_agent_fails_on(self, monkeypatch: Any) -> None:
         def broken(*_: Any) -> Any:
             raise ZeroDivisionError("by zero")
 
         whole = recorded("filter")
         monkeypatch.setattr(TelemetryState, "slot", broken)
-        tally = played(whole).player.tally
-        assert (tally.failed, tally.unanswered) == (["ZeroDivisionError: by zero"], 1)
+        replayed = played(whole)
+        assert replayed.player.tally.failed == ["ZeroDivisionError: by zero"]
+        [found] = replayed.differences
+        assert {one.replayed for one in found.nodes} == {reasons.NotReady().text()}
 
     def test_an_error_where_there_was_an_answer(self) -> None:
         whole = recorded("filter")
