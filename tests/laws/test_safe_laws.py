@@ -122,7 +122,10 @@ def test_a_node_gets_the_same_answer_whoever_stands_beside_it(loads, data, perce
     )
 
 
-@given(st.integers(0, 4000), st.integers(0, 4000), st.integers(0, 8 * GIB), st.integers(0, 8 * GIB))
+MIB = GIB // 1024
+
+
+@given(*[st.integers(0, 4000)] * 2, *[st.integers(0, 8192).map(lambda count: count * MIB)] * 2)
 def test_metrics_and_annotations_that_say_the_same_get_the_same_answer(cpu, cpu_std, memory, memory_std):
     annotated = node(cpu=4000 - cpu, cpu_std=cpu_std, memory=8 * GIB - memory, memory_std=memory_std)
     milli, nano = 10**6, 10**9
