@@ -67,7 +67,7 @@ def option(groups: Sequence[type[msgspec.Struct]], kinds: Sequence[AgentKind]) -
 
 def read(path: str, groups: Sequence[type[msgspec.Struct]], kinds: Sequence[AgentKind]) -> File:
     """The settings of a file. `BadSettings` for all that is wrong with it, with the nearest key for an unknown one."""
-    known = {one.field: one for one in declared.together([*groups, *(kind.options for kind in kinds)])}
+    known = {one.field: one for one in declared.together(groups, kinds)}
     agents = {kind.name: kind for kind in kinds}
     problems: list[Problem] = []
     values: dict[str, Any] = {}

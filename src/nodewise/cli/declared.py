@@ -7,7 +7,7 @@ the file, a line of `--help` and a row of the reference page. A struct may inher
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
@@ -16,6 +16,7 @@ import click
 import msgspec
 
 from nodewise import clock, quantity
+from nodewise.agent import AgentKind
 from nodewise.errors import BadSettings, Problem
 
 _SAME: Final = {"accept": "pass", "pass": "accept"}
@@ -131,18 +132,30 @@ def _docstrings(group: type) -> dict[str, str]:
     }
 
 
-def together(groups: Iterable[type[msgspec.Struct]]) -> list[Setting]:
-    """The settings of several groups, each once. `BadSettings` where two of one name mean different things."""
+def together(groups: Iterable[type[msgspec.Struct]], kinds: Iterable[AgentKind] = ()) -> list[Setting]:
+    """The settings of several groups and agents, each once. `BadSettings` where two mean different things by one name.
+
+    What agents say of the same setting in different words is told with their names.
+    """
     found: dict[str, Setting] = {}
-    for group in groups:
+    said: dict[str, dict[str, list[str]]] = {}
+    owned = [*(("nodewise", group) for group in groups), *((kind.name, kind.options) for kind in kinds)]
+    for owner, group in owned:
         for one in settings(group):
             before = found.get(one.field)
-            found[one.field] = one if before is None else _merged(before, one)
-    return list(found.values())
+            found[one.field] = one if before is None else _wider(before, one)
+            said.setdefault(one.field, {}).setdefault(one.help, []).append(owner)
+    return [one._replace(help=_helps(said[one.field])) for one in found.values()]
 
 
-def _merged(one: Setting, other: Setting) -> Setting:
-    """Of two that take words, the one that takes more of them, with what both say about it."""
+def _helps(said: Mapping[str, Sequence[str]]) -> str:
+    if len(said) == 1:
+        return next(iter(said))
+    return " ".join(f"[{', '.join(owners)}] {text}" for text, owners in said.items())
+
+
+def _wider(one: Setting, other: Setting) -> Setting:
+    """Of two that take words, the one that takes more of them."""
     if one[:3] == other[:3]:
         return one
     narrow, wide = sorted((one, other), key=lambda setting: len(setting.words))
@@ -150,7 +163,7 @@ def _merged(one: Setting, other: Setting) -> Setting:
     if not narrow.words or set(narrow.words) - set(wide.words) or default != narrow.default:
         seen = "two agents declare it, with other values or another default"
         raise BadSettings("settings", [Problem(one.flag, seen, "another name in one of them")])
-    return wide._replace(help=f"{wide.help} {narrow.help}")
+    return wide
 
 
 def parameter_type(setting: Setting) -> Any:

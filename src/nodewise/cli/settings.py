@@ -32,9 +32,8 @@ def options(
     A setting that several have is one option. The file may hold settings of `known` groups as well, of which the
     command takes what it has options for.
     """
-    own = [*groups, *(kind.options for kind in kinds)]
     every: list[click.Parameter] = [configfile.option([*groups, *known], kinds)]
-    return every + [_option(setting) for setting in declared.together(own)]
+    return every + [_option(setting) for setting in declared.together(groups, kinds)]
 
 
 def build(group: type[T], given: Mapping[str, Any]) -> T:

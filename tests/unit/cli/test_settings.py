@@ -156,7 +156,9 @@ def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
     assert isinstance(option, click.Option)
     assert isinstance(option.type, click.Choice)
     assert option.type.choices == ("accept", "pass", "reject")
-    assert option.help == "Of a node without statistics. Of a node without a value. [default: accept]"
+    assert option.help == (
+        "[first, second] Of a node without statistics. [old] Of a node without a value. [default: accept]"
+    )
     found = told_agents("--when-missing", "reject", "--score-missing", "3", tmp_path=tmp_path)
     assert [one.when_missing for one in found.values()] == ["reject"] * 3
     assert (found["first"].score_missing, found["second"].score_missing) == (3, 3)
