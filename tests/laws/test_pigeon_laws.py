@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from nodewise.agents.pigeon import demand as demands
 from nodewise.agents.pigeon import ranks
+from nodewise.agents.pigeon.holding import HeldPod, Holdings
 from nodewise.agents.pigeon.memory import Memory
 from nodewise.agents.pigeon.objectives import LAYOUTS, OBJECTIVES, Objective, Table
 from tests.unit.agents.pigeon.clusters import Cluster, node
+from tests.unit.agents.pigeon.test_holding import followed, held, kept
 
 Floats = NDArray[np.float64]
 CAPACITY = st.sampled_from([0, 1, 10, 4000, 8192]) | st.integers(1, 10**6)
@@ -120,6 +122,26 @@ def test_what_two_replicas_keep_is_what_one_would(
             assert kept is not None
             who.recall(kept)
     assert kept == alone.keep(None)
+
+
+HELD = st.builds(
+    held,
+    st.sampled_from("abcdefgh"),
+    st.sampled_from(["", "n1", "n2"]),
+    st.dictionaries(
+        st.sampled_from(["cpu", "memory", "gpu"]), st.integers(0, 2**60) | st.just("1500m"), max_size=3
+    ),
+    st.sampled_from(["Pending", "Running", "Failed"]),
+)
+
+
+@given(st.lists(st.lists(HELD, max_size=8), min_size=1, max_size=5))
+def test_what_is_held_is_the_sum_of_what_is_there_now(worlds: list[list[HeldPod]]) -> None:
+    holdings = Holdings("gpu")
+    for pods in worlds:
+        followed(holdings, kept(pods))
+    anew = followed(Holdings("gpu"), kept(worlds[-1]))
+    assert [holdings.of(name) for name in ("n1", "n2")] == [anew.of(name) for name in ("n1", "n2")]
 
 
 LIMITS = ["", "0", "-1", "1e308", "-1e308", "1e999", "nan", "inf", "9" * 20, "9" * 600]

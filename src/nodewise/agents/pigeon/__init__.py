@@ -5,6 +5,7 @@
 | `options.py` | settings |
 | `config.py` | the older system's file, and what follows from both |
 | `resources.py` | what pods ask for, what nodes have and what is requested of them, in the same units |
+| `holding.py` | how much is requested of each node, from its pods |
 | `moments.py` | mean and covariance over nodes, and what they become with one more pod |
 | `objectives.py` | the three objectives |
 | `demand.py` | mean and covariance of what pods ask for |
@@ -20,11 +21,14 @@ Takes over from the agent `pigeon` of kube-safe-scheduler 0.0.1.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import Hands, Watched
-from nodewise.agents.pigeon import config
+from nodewise.agent import Hands, Resource, Watched
+from nodewise.agents.pigeon import config, holding
 from nodewise.agents.pigeon.agent import PigeonAgent
+from nodewise.agents.pigeon.holding import HeldPod
 from nodewise.agents.pigeon.options import PigeonOptions
-from nodewise.agents.pigeon.state import PigeonNode, PigeonPod, PigeonState
+from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonState
+
+_PODS: Final = Resource("", "v1", "pods", "Pod")
 
 
 class PigeonKind:
@@ -36,8 +40,12 @@ class PigeonKind:
     pod_fields = PigeonPod
     node_fields = PigeonNode
 
-    def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:  # noqa: ARG002
-        return ()
+    def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:
+        """The pods that are on a node, where these say how much is requested there."""
+        if options.pigeon_usage == "annotations":
+            return ()
+        keep = holding.keeper(options.pigeon_gpu_resource)
+        return (Watched(PODS, _PODS, HeldPod, keep=keep, selectors=holding.SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node says how much is requested there (`agent.Concerned`)."""
@@ -45,7 +53,8 @@ class PigeonKind:
         return any(one.requested_cpu is not None for one in given if one is not None)
 
     def state(self, options: PigeonOptions, sync_period_s: float) -> PigeonState:  # noqa: ARG002
-        return PigeonState(config.aim(options), options.pigeon_gpu_resource)
+        from_pods = options.pigeon_usage == "pods"
+        return PigeonState(config.aim(options), options.pigeon_gpu_resource, from_pods=from_pods)
 
     def agent(self, options: PigeonOptions) -> PigeonAgent:
         return PigeonAgent(options, config.aim(options))

@@ -28,5 +28,10 @@ class PigeonOptions(MissingOptions, frozen=True, kw_only=True):
     """The older system's file, with lines such as `policyObjective=CONSOLIDATE` and `policyResourceIndex=1`. Not given:
     pigeon.cfg in the working folder, if it is there."""
 
+    pigeon_usage: Literal["annotations", "pods"] = "annotations"
+    """Where it comes from how much is requested of a node. `annotations`: its annotations `requested-cpu` and so on,
+    which `nodewise annotate` writes once a minute. `pods`: the API server's pods, so that a pod counts as soon as it is
+    bound, and many that come together do not all see the same best node."""
+
     pigeon_gpu_resource: str = GPU
     """What the fourth resource is called on nodes and in pods' requests, such as nvidia.com/gpu."""

@@ -19,7 +19,7 @@ NAMES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 """Also of the annotations `requested-<name>`, whatever the resource is called that counts as `gpu`."""
 GPU: Final = "gpu"
 
-UNITS: Final = np.array([1.0, 2.0**20, 1.0, 1.0, 2.0**30])
+UNITS: Final = (1, 2**20, 1, 1, 2**30)
 """How much of what annotations and quantities say makes one of ours."""
 
 LEAST_CPU: Final = 10
@@ -35,19 +35,18 @@ NOTHING: Final[Amounts] = (np.nan,) * len(NAMES)
 _decode: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
-def demand(pod: RequestingPod, gpu: str = GPU) -> Row:
+def taken(pod: RequestingPod, gpu: str = GPU) -> Amounts:
     """What the containers of a pod ask for, without those that initialise, and without overhead."""
-    memory, storage = (requests.together(pod, name) for name in ("memory", "ephemeral-storage"))
-    return np.array(
-        [
-            requests.together(pod, "cpu") or LEAST_CPU,
-            memory // 2**20 or LEAST_MEMORY,
-            1,
-            requests.together(pod, gpu),
-            storage // 2**30,
-        ],
-        np.float64,
+    cpu, memory, cards, storage = (requests.together(pod, name) for name in ("cpu", "memory", gpu, NAMES[-1]))
+    return (cpu, memory, 1, cards, storage)
+
+
+def demand(pod: RequestingPod, gpu: str = GPU) -> Row:
+    """The same in our units, and never without CPU and memory."""
+    cpu, memory, pods, cards, storage = (
+        amount // unit for amount, unit in zip(taken(pod, gpu), UNITS, strict=True)
     )
+    return np.array([cpu or LEAST_CPU, memory or LEAST_MEMORY, pods, cards, storage], np.float64)
 
 
 def allocatable(given: msgspec.Raw, gpu: str = GPU) -> Amounts:
@@ -84,5 +83,5 @@ def requested(given: AllocationAnnotations | None) -> Amounts:
 
 def counted(given: NDArray[np.float64]) -> NDArray[np.float64]:
     """Amounts (5, n) in our units: what is below 0 is 0, and what is beyond all quantities is the largest of them."""
-    found: NDArray[np.float64] = np.floor(np.clip(given, 0, MOST) / UNITS[:, None])
+    found: NDArray[np.float64] = np.floor(np.clip(given, 0, MOST) / np.array(UNITS)[:, None])
     return found

@@ -12,6 +12,7 @@ from nodewise.agent import Inputs, NodeIndex, ObjectKey, Want, World
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.config import DEFAULT, Aim
 from nodewise.agents.pigeon.details import Bits, bits
+from nodewise.agents.pigeon.holding import Holdings
 from nodewise.agents.pigeon.memory import Memory
 from nodewise.agents.pigeon.moments import Floats
 from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, Layout, Table
@@ -20,6 +21,8 @@ from nodewise.statistics.annotations import AllocationAnnotations
 from nodewise.statistics.capacity import NodeStatus
 from nodewise.statistics.requests import RequestingPod
 
+PODS: Final = "pigeon_pods"
+"""The key of the pods in `World.objects`."""
 _STRIDE: Final = 128
 """Nodes between two pauses."""
 
@@ -62,25 +65,29 @@ class Slot(NamedTuple):
     """Grows as pods are asked about, while the slot stands."""
 
 
-class _Read(NamedTuple):
-    """A node, and what it says."""
+class _Read(msgspec.Struct, frozen=True, gc=False):
+    """A node, and what it says. There are thousands, and the garbage collector is not to look at each."""
 
     node: Any
     capacity: Amounts
     requested: Amounts
 
 
+_NEVER: Final = _Read(None, (), ())
+
+
 class PigeonState:
     """Remembers what was read of nodes, and of the pods that came (`agent.Counting`, `agent.Remembering`)."""
 
-    inputs = Inputs(frozenset(), node_objects=True, metrics=False)
     each_replica_learns = True
 
-    def __init__(self, aim: Aim, gpu: str) -> None:
+    def __init__(self, aim: Aim, gpu: str = resources.GPU, *, from_pods: bool = False) -> None:
         self._aim = aim
         self._gpu = gpu
         self._memory = Memory()
         self._read: dict[str, _Read] = {}
+        self._holdings = Holdings(gpu) if from_pods else None
+        self.inputs = Inputs(frozenset({PODS} if from_pods else ()), node_objects=True, metrics=False)
         self._made: tuple[NodeIndex, Sequence[_Read], Slot] | None = None
 
     def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
@@ -104,10 +111,11 @@ class PigeonState:
 
     def slot(self, world: World) -> Generator[None, None, Slot]:
         """Lay the nodes out; the same slot where none of them changed."""
+        if self._holdings is not None:
+            yield from self._holdings.follow(world.objects.get(PODS, {}))
         read: dict[str, _Read] = {}
         for number, name in enumerate(world.nodes.known):
-            node, before = world.node_objects.get(("", name), _NOBODY), self._read.get(name)
-            read[name] = before if before is not None and before.node is node else self._of(node)
+            read[name] = self._of(name, world.node_objects.get(("", name), _NOBODY))
             if not number % _STRIDE:
                 yield
         self._read, found = read, tuple(read.values())
@@ -118,9 +126,17 @@ class PigeonState:
         self._made = world.nodes, found, slot
         return slot
 
-    def _of(self, node: Any) -> _Read:
-        capacity = resources.allocatable(node.status.allocatable, self._gpu)
-        return _Read(node, capacity, resources.requested(node.metadata.annotations))
+    def _of(self, name: str, node: Any) -> _Read:
+        """The same as before where nothing is different."""
+        before = self._read.get(name, _NEVER)
+        is_same = before.node is node
+        if self._holdings is not None:
+            requested = self._holdings.of(name)
+        else:
+            requested = before.requested if is_same else resources.requested(node.metadata.annotations)
+        if is_same and requested == before.requested:
+            return before
+        return _Read(node, resources.allocatable(node.status.allocatable, self._gpu), requested)
 
     def _laid_out(self, found: Sequence[_Read]) -> Generator[None, None, Slot]:
         count = self._aim.resources

@@ -1,7 +1,7 @@
 """Nodes and pods as the specification writes them: `n1(4,8Gi;1000,2Gi)` has 4 CPUs, of which 1000m are requested."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,8 +11,9 @@ from nodewise import clock, quantity
 from nodewise.agent import NodeIndex, View, World
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon.agent import PigeonAgent
+from nodewise.agents.pigeon.holding import HeldPod
 from nodewise.agents.pigeon.options import PigeonOptions
-from nodewise.agents.pigeon.state import PigeonNode, PigeonPod, PigeonState
+from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonState
 from nodewise.metrics.snapshot import Snapshot
 
 RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
@@ -72,11 +73,11 @@ class Cluster:
         self.view = View(NodeIndex(()), {}, 0.0)
         self.has(given)
 
-    def has(self, given: str | dict[str, PigeonNode]) -> None:
-        """The nodes that there are now."""
+    def has(self, given: str | dict[str, PigeonNode], pods: Mapping[Any, HeldPod] = {}) -> None:
+        """The nodes that there are now, and the pods on them."""
         found = nodes(given) if isinstance(given, str) else given
         index = self.view.nodes if tuple(found) == self.view.nodes.known else NodeIndex(found)
-        world = World(index, {}, Snapshot(), 0.0, {("", name): one for name, one in found.items()})
+        world = World(index, {PODS: pods}, Snapshot(), 0.0, {("", name): one for name, one in found.items()})
         self.view = View(index, {"pigeon": clock.result(self.state.slot(world))}, 0.0)
 
     def asked(self, given: PigeonPod | str = P1, names: str = "") -> Told:

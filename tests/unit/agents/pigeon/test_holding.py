@@ -1,0 +1,118 @@
+"""How much is requested of nodes, from the pods that are there."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from nodewise import clock
+from nodewise.agents import pigeon
+from nodewise.agents.pigeon import holding
+from nodewise.agents.pigeon.holding import HeldPod, Holdings
+from nodewise.agents.pigeon.options import PigeonOptions
+from tests.unit.agents.pigeon.clusters import Cluster, node
+
+
+def held(
+    name: str, on: str, requests: dict[str, Any] | None = None, phase: str = "Running", **more: Any
+) -> HeldPod:
+    spec = {"nodeName": on, "containers": [{"resources": {"requests": requests}}], **more}
+    given = {
+        "metadata": {"name": name, "namespace": "d", "uid": name},
+        "spec": spec,
+        "status": {"phase": phase},
+    }
+    return msgspec.json.decode(msgspec.json.encode(given), type=HeldPod)
+
+
+def kept(pods: Iterable[HeldPod], gpu: str = "gpu") -> dict[tuple[str, str], HeldPod]:
+    """What a store holds of these."""
+    keep = holding.keeper(gpu)
+    found = ((one, keep(one)) for one in pods)
+    return {("d", one.metadata.name): rest for one, rest in found if rest is not None}
+
+
+def followed(holdings: Holdings, pods: dict[tuple[str, str], HeldPod]) -> Holdings:
+    clock.result(holdings.follow(pods))
+    return holdings
+
+
+ONE = {"cpu": "1500m", "memory": "1Gi", "ephemeral-storage": "2Gi", "gpu": 2, "hugepages-2Mi": "4Mi"}
+
+
+def test_what_pods_of_a_node_take_together() -> None:
+    pods = kept([held("a", "n1", ONE), held("b", "n1", {"cpu": "0.5"}), held("c", "n2", ONE)])
+    holdings = followed(Holdings("gpu"), pods)
+    assert holdings.of("n1") == (2000, 2**30, 2, 2, 2**31)
+    assert holdings.of("n2") == (1500, 2**30, 1, 2, 2**31)
+    assert holdings.of("n3") == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_pods_that_ended_take_nothing(phase: str) -> None:
+    assert kept([held("a", "n1", ONE, phase)]) == {}
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
+def test_pods_take_what_they_ask_for_from_the_bind_on(phase: str) -> None:
+    assert len(kept([held("a", "n1", ONE, phase)])) == 1
+
+
+def test_pods_on_no_node_take_nothing() -> None:
+    assert kept([held("a", "", ONE)]) == {}
+
+
+def test_of_what_is_kept_no_more_is_read_than_it_takes() -> None:
+    one = held("a", "n1", ONE, initContainers=[{"resources": {"requests": {"cpu": "64"}}}])
+    (rest,) = kept([one]).values()
+    assert msgspec.json.decode(msgspec.json.encode(rest), type=HeldPod) == rest
+    assert kept([rest]) == {("d", "a"): rest}
+    assert followed(Holdings("gpu"), kept([one])).of("n1") == followed(Holdings("gpu"), kept([rest])).of("n1")
+
+
+def test_what_goes_is_taken_away_again() -> None:
+    holdings = followed(Holdings("gpu"), kept([held("a", "n1", ONE), held("b", "n1", {"cpu": "0.5"})]))
+    assert followed(holdings, kept([held("b", "n2", {"cpu": "0.5"})])).of("n1") == (0, 0, 0, 0, 0)
+    assert holdings.of("n2") == (500, 0, 1, 0, 0)
+
+
+def test_what_was_given_up_half_way_is_summed_up_again() -> None:
+    pods = kept([held(f"p{number}", "n1", ONE) for number in range(1000)])
+    holdings = followed(Holdings("gpu"), pods)
+    others = kept([held(f"q{number}", "n1", ONE) for number in range(1000)])
+    steps = holdings.follow(others)
+    for _ in range(4):
+        next(steps)
+    steps.close()
+    assert followed(holdings, pods).of("n1")[2] == 1000
+
+
+@pytest.mark.parametrize("requests", [None, {}, {"cpu": "abc", "memory": None}, {"cpu": "-1"}])
+def test_odd_requests_are_none(requests: dict[str, Any] | None) -> None:
+    assert followed(Holdings("gpu"), kept([held("a", "n1", requests)])).of("n1") == (0, 0, 1, 0, 0)
+
+
+def test_a_pod_that_was_just_bound_counts_at_once() -> None:
+    same = {"n1": node({"cpu": "4", "memory": "8Gi"}, None), "n2": node({"cpu": "4", "memory": "8Gi"}, None)}
+    cluster = Cluster(same, policy_objective="LOAD_BALANCE", pigeon_usage="pods")
+    assert cluster.judged().scores == [10, 10]
+    assert "no statistics" not in cluster.judged().texts[0]
+    cluster.has(same, kept([held("a", "n1", {"cpu": "1"})]))
+    assert cluster.judged().scores == [1, 10]
+    cluster.has(same, kept([held("a", "n1", {"cpu": "4"})]))
+    assert cluster.judged().scores == [0, 10]
+    cluster.has(same, {})
+    assert cluster.judged().scores == [10, 10]
+
+
+def test_annotations_are_not_looked_at_then() -> None:
+    full = {"n1": node({"cpu": "4", "memory": "8Gi"}, {"requested-cpu": "4000"})}
+    assert Cluster(full, pigeon_usage="pods").judged().scores == [10]
+
+
+def test_pods_are_watched_only_then() -> None:
+    assert pigeon.KIND.watched(PigeonOptions()) == ()
+    (one,) = pigeon.KIND.watched(PigeonOptions(pigeon_usage="pods"))
+    assert one.selectors == {"fieldSelector": "spec.nodeName!=,status.phase!=Failed,status.phase!=Succeeded"}
+    assert one.name in pigeon.KIND.state(PigeonOptions(pigeon_usage="pods"), 5.0).inputs.objects
