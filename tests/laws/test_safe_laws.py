@@ -11,6 +11,7 @@ from nodewise.statistics.queries import StatisticsOptions
 from tests.unit.agents.safe.nodes import GIB, KEYS, NOW, Asked, loaded, node, pod
 
 NOTHING = pod()
+MIB = GIB // 1024
 SHARES = st.floats(0, 1) | st.sampled_from([0.0, 1e-9, 0.3, 0.5, 0.9, 1 - 1e-9, 1.0])
 DEVIATIONS = st.floats(0, 1) | st.floats(0, 1e-5) | st.sampled_from([0.0, 0.005, 0.1, 0.5])
 PERCENTS = st.integers(0, 100) | st.sampled_from([0, 30, 90, 100])
@@ -120,9 +121,6 @@ def test_a_node_gets_the_same_answer_whoever_stands_beside_it(loads, data, perce
     assert (
         list(zip(accepted, asked.overload(wanted, names), asked.balance(wanted, names), strict=True)) == alone
     )
-
-
-MIB = GIB // 1024
 
 
 @given(*[st.integers(0, 4000)] * 2, *[st.integers(0, 8192).map(lambda count: count * MIB)] * 2)

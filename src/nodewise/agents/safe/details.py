@@ -54,17 +54,29 @@ class RiskDetails(NamedTuple):
     def _numbers(self, number: int, candidate: int) -> dict[str, Any]:
         mean = float(self.shares.mean[number, candidate])
         deviation = float(self.shares.deviation[number, candidate])
-        alpha, beta_ = beta.fit(mean, deviation if deviation >= beta.STEADY else 0.0)
+        shapes = beta.fit(mean, deviation if deviation >= beta.STEADY else 0.0)
         found: dict[str, Any] = {
             "mean_share": mean,
             "std_share": deviation,
-            "alpha": float(alpha),
-            "beta": float(beta_),
+            "alpha": float(shapes.alpha),
+            "beta": float(shapes.beta),
             "risk": float(beta.risk(mean, deviation, self.threshold)),
             "threshold": self.threshold,
         }
         missing = Missing(int(self.shares.missing[number, candidate]))
-        return {**found, "missing": missing.words} if missing else found
+        if missing:
+            found["missing"] = missing.words
+        elif self.prints_table and beta.valid(*shapes):
+            found["table"] = _table(shapes)
+        return found
+
+
+def _table(shapes: beta.Shapes) -> list[dict[str, float]]:
+    """The distribution at every twentieth: its density, what is below, and how far above it lies what is above."""
+    x = np.linspace(0, 1, 21)
+    columns = (x, beta.pdf(x, *shapes), beta.cdf(x, *shapes), beta.mean_residual_life(x, *shapes))
+    rows = np.transpose(columns).tolist()
+    return [dict(zip(("x", "pdf", "cdf", "residual"), row, strict=True)) for row in rows]
 
 
 def _percent(share: float) -> str:
