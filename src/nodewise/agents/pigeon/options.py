@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from nodewise.agents.pigeon.resources import GPU, NAMES
-from nodewise.statistics.missing import MissingOptions
+from nodewise.statistics.missing import MissingRules, Score, When
 
 
-class PigeonOptions(MissingOptions, frozen=True, kw_only=True):
+class PigeonOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     """What the cluster is to be like, and by which resources."""
 
     num_resources: Annotated[int, msgspec.Meta(ge=1, le=len(NAMES))] = 2
@@ -35,3 +35,10 @@ class PigeonOptions(MissingOptions, frozen=True, kw_only=True):
 
     pigeon_gpu_resource: str = GPU
     """What the fourth resource is called on nodes and in pods' requests, such as nvidia.com/gpu."""
+
+    when_missing: When = "accept"
+    """Of a resource that counts nobody says how much is requested on the node: `accept` lets the node pass, `reject`
+    does not."""
+
+    score_missing: Score = None
+    """The score of such a node, from 0 to 10, where the pod fits; not given: that which it has if none is requested."""
