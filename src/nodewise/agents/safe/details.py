@@ -71,12 +71,11 @@ class RiskDetails(NamedTuple):
         return found
 
 
-def _table(shapes: beta.Shapes) -> list[dict[str, float]]:
+def _table(shapes: beta.Shapes) -> dict[str, list[float]]:
     """The distribution at every twentieth: its density, what is below, and how far above it lies what is above."""
-    x = np.linspace(0, 1, 21)
-    columns = (x, beta.pdf(x, *shapes), beta.cdf(x, *shapes), beta.mean_residual_life(x, *shapes))
-    rows = np.transpose(columns).tolist()
-    return [dict(zip(("x", "pdf", "cdf", "residual"), row, strict=True)) for row in rows]
+    x = np.arange(21) / 20
+    functions = {"pdf": beta.pdf, "cdf": beta.cdf, "residual": beta.mean_residual_life}
+    return {"x": x.tolist(), **{name: function(x, *shapes).tolist() for name, function in functions.items()}}
 
 
 def _percent(share: float) -> str:
