@@ -49,6 +49,14 @@ CARDS = {
 """What each pod of `gpu-cards` gets on the one node where it fits."""
 
 
+SIZES = {
+    "demo/small-1": {"empty": 10, "quarter": 7, "half": 4, "most": 1},
+    "demo/large": {"empty": 1, "quarter": 10, "half": 0, "most": 0},
+    "demo/small-2": {"empty": 1, "quarter": 4, "half": 7, "most": 10},
+}
+"""How the nodes of `mixed-sizes` score for each pod, in the order in which they come."""
+
+
 def decide(*given: str) -> list[dict[str, Any]]:
     """The decisions of `nodewise decide`, which has to find a node for every pod."""
     command = [NODEWISE, "decide", *given, "-o", "json"]
@@ -59,7 +67,11 @@ def decide(*given: str) -> list[dict[str, Any]]:
 
 
 def test_every_example_is_here() -> None:
-    assert {folder.name for folder in EXAMPLES.iterdir() if folder.is_dir()} == {*EXPECTED, "gpu-cards"}
+    assert {folder.name for folder in EXAMPLES.iterdir() if folder.is_dir()} == {
+        *EXPECTED,
+        "gpu-cards",
+        "mixed-sizes",
+    }
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -85,6 +97,17 @@ def test_the_example_of_cards_is_decided_as_its_readme_says() -> None:
     short = "card0 has 3G gpu.intel.com/memory.max left, 5G wanted: 2G too little"
     assert decisions[0]["details"]["two-cards"] == {"gpu": short}
     assert short in readme
+
+
+def test_the_example_of_mixed_sizes_is_decided_as_its_readme_says() -> None:
+    decisions = decide("examples/mixed-sizes")
+    readme = (EXAMPLES / "mixed-sizes" / "README.md").read_text()
+    assert {one["pod"]: one["scores"] for one in decisions} == SIZES
+    for one in decisions:
+        best = max(SIZES[one["pod"]], key=SIZES[one["pod"]].__getitem__)
+        assert (one["agents"], one["error"]) == (["pigeon"], None)
+        assert f"  {best} " in readme
+        assert f"A_BINPACK {one['numbers']['pigeon'][best]['objective']:.6f}" in readme
 
 
 def test_running_pods_stay_on_the_cards_that_they_hold() -> None:

@@ -40,11 +40,17 @@ class PigeonDetails(NamedTuple):
         return np.ones(len(self.measured))
 
     def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """`objective`, null where the pod does not fit, and the variabilities that it is made of if it is A_BINPACK.
+
+        `missing` names the resources of which nobody says how much is requested there; else it is left out.
+        """
         found: dict[str, Any] = {"objective": self._value(candidate)}
+        if missing := list(_names(self.missing, candidate)):
+            found["missing"] = missing
         if self.variability is not None:
             found["demand_variability"] = self.variability
             found["system_variability"] = float(self.measured[candidate])
-        return {**found, "missing": list(_names(self.missing, candidate))}
+        return found
 
     def values(self) -> Floats:
         """The objective by candidate, the lower the better; NaN where the pod does not fit."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nodewise.agent import Names, View
+from nodewise.agent import Names, Numbered, View
 from nodewise.agents.pigeon.agent import PigeonAgent
 from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, node, nodes, pod
 
@@ -58,6 +58,20 @@ def test_what_is_missing_is_named_and_counts_as_empty() -> None:
     assert told.scores == [10, 1]
     assert told.texts[0].endswith("; cpu, memory: no statistics")
     assert "no statistics" not in told.texts[1]
+
+
+def test_the_numbers_of_a_node() -> None:
+    cluster = Cluster({"it": node(CAPACITY, {"requested-cpu": "1000"}), **nodes("full(4,8Gi;4000,0)")})
+    scores = cluster.agent.score(pod(P1), cluster.view.nodes.named(["it", "full"]), cluster.view)
+    assert scores is not None
+    assert isinstance(scores.details, Numbered)
+    given, full = (scores.details.numbers(at) for at in (0, 1))
+    assert given["missing"] == ["memory"]
+    assert given["objective"] == abs(given["system_variability"] - given["demand_variability"]) > 0
+    assert np.isnan(full["objective"])
+    assert "missing" not in full
+    assert scores.details.nbytes > 0
+    assert scores.details.distances().tolist() == [1, 1]
 
 
 def test_a_resource_that_does_not_count_is_not_missed() -> None:
