@@ -20,7 +20,9 @@ def between(old: Mapping[Key, Any], new: Mapping[Key, Any]) -> Generator[None, N
     """
     if old is new:
         return []
-    before, after = _Side(list(old), list(old.values())), _Side(list(new), list(new.values()))
+    before = _Side(list(old), list(old.values()))
+    yield
+    after = _Side(list(new), list(new.values()))
     yield
     found: list[Key] = []
     i = j = 0

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Generator, Iterator, Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 import msgspec
@@ -61,8 +62,8 @@ class _Type:
         numbers = index.numbers(names)
         there = np.flatnonzero(numbers < len(index))
         order = there[np.argsort(numbers[there])]
-        table = np.array(list(self.pairs.values()), np.float64).reshape(-1, len(Pair._fields))[order]
-        rewards, tried, recent, at = table.T
+        every = np.fromiter(chain.from_iterable(self.pairs.values()), np.float64)
+        rewards, tried, recent, at = every.reshape(-1, len(Pair._fields))[order].T
         self.known = Known(numbers[order], rewards, tried.astype(np.int64), recent, at)
         return self.known
 
@@ -116,12 +117,14 @@ class Memory:
         is_new = index is not self._index
         self._index = index
         found: dict[str, Known] = {}
-        for number, (name, one) in enumerate(list(self._types.items())):
+        for name, one in list(self._types.items()):
             if is_new:
                 self._forget_gone(one, now)
-            found[name] = one.lay_out(index) if is_new or one.known is None else one.known
-            if is_new or not number % 64:
+            if is_new or one.known is None:
+                found[name] = one.lay_out(index)
                 yield
+            else:
+                found[name] = one.known
         return found
 
     def _forget_gone(self, one: _Type, now: float) -> None:
@@ -140,12 +143,10 @@ class Memory:
         for type_, pairs in kept.types.items():
             for node, given in pairs.items():
                 own = self.pair(type_, node)
-                if own is None:
+                if own is None or (given.tried > own.tried and not as_earlier):
                     self._put(type_, node, given)
                 elif as_earlier:
                     self._put(type_, node, self._rule.after(given, own))
-                elif given.tried > own.tried:
-                    self._put(type_, node, given)
         self._trim()
 
     def text(self, until: float) -> bytes:
@@ -157,7 +158,7 @@ class Memory:
         parts: list[bytes] = []
         for name, one in reversed(self._types.items()):
             if not one.text:
-                one.text = msgspec.json.encode(_told(one.pairs))
+                one.text = msgspec.json.encode(one.pairs)
             key = msgspec.json.encode(name) + b":"
             text = one.text if len(one.text) + len(key) < room else self._fitting(one, room - len(key))
             if not text:
@@ -171,16 +172,9 @@ class Memory:
     def _fitting(self, one: _Type, room: int) -> bytes:
         """As many nodes as there is room for; none if there is none for any."""
         telling = sorted(one.pairs.items(), key=lambda item: -abs(item[1].reward - self._rule.prior))
-        longest = max(len(msgspec.json.encode(_told({node: pair}))) for node, pair in telling)
-        count = room // longest
-        return msgspec.json.encode(_told(dict(telling[:count]))) if count > 0 else b""
-
-
-def _told(pairs: Mapping[str, Pair]) -> dict[str, tuple[float, int, float, int]]:
-    return {
-        node: (round(pair.reward, 6), pair.tried, round(pair.recent, 3), int(pair.at))
-        for node, pair in pairs.items()
-    }
+        texts = [msgspec.json.encode({node: pair})[1:-1] for node, pair in telling]
+        count = int(np.searchsorted(np.cumsum([len(text) + 1 for text in texts]), room, "right"))
+        return b"{" + b",".join(texts[:count]) + b"}" if count else b""
 
 
 class _Wire(msgspec.Struct, frozen=True):

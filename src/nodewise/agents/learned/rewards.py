@@ -48,25 +48,23 @@ class Rule(NamedTuple):
         left = float(self.left(now - before.at))
         weight = (1 - RATE) ** times
         faded = self.prior + (before.reward - self.prior) * left
-        return Pair(
-            weight * faded + (1 - weight) * reward,
-            before.tried + times,
-            before.recent * left + times,
-            max(now, before.at),
-        )
+        taught = weight * faded + (1 - weight) * reward
+        return _rounded(taught, before.tried + times, before.recent * left + times, max(now, before.at))
 
     def after(self, earlier: Pair, later: Pair) -> Pair:
         """What would be known if `later`, which began with nothing, had begun with `earlier`."""
         left = float(self.left(later.at - earlier.at))
         lasting = left * (1 - RATE) ** later.tried
-        return Pair(
-            later.reward + (earlier.reward - self.prior) * lasting,
-            earlier.tried + later.tried,
-            earlier.recent * left + later.recent,
-            later.at,
-        )
+        taught = later.reward + (earlier.reward - self.prior) * lasting
+        tried = earlier.tried + later.tried
+        return _rounded(min(max(taught, 0.0), 1.0), tried, earlier.recent * left + later.recent, later.at)
 
     def bonus(self, recent: Floats, total: float) -> Floats:
         """What a node gains that was tried so often, of so many tries on all nodes."""
         found: Floats = self.exploration * np.sqrt(np.log1p(total) / (1 + recent))
         return found
+
+
+def _rounded(reward: float, tried: int, recent: float, at: float) -> Pair:
+    """With as many digits as are worth keeping."""
+    return Pair(round(reward, 6), tried, round(recent, 3), round(at, 1))

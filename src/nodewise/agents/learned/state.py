@@ -5,8 +5,9 @@ its pods came to before is known if it was kept, or else not counted; a restart 
 was kept, what happened since then is caught up on, as far as pods still show it.
 """
 
+import heapq
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from math import inf, isnan
 from typing import Final, NamedTuple
 
@@ -25,6 +26,8 @@ PODS: Final = "learned_pods"
 """The key of the pods in `World.objects`."""
 _STRIDE: Final = 64
 """Pods that are looked at between two pauses."""
+_SORTED: Final = 512
+"""News that are put in order at once."""
 _PATIENCE_S: Final = 300.0
 """So long after the first world it may still be told what was kept."""
 
@@ -126,8 +129,9 @@ class LearnedState:
                 found += _news(after, outcomes.between(before if is_same else None, after, self._mttf_s))
             if not number % _STRIDE:
                 yield
+        ordered = yield from _in_order(found)
         self._pods = new
-        self._news.extend(_in_order(found))
+        self._news.extend(ordered)
 
     def _catch_up(self, pods: Pods, since_s: float) -> Generator[None, None, None]:
         found: list[_News] = []
@@ -135,8 +139,9 @@ class LearnedState:
             found += _news(pod, outcomes.since(pod, since_s, self._mttf_s))
             if not number % _STRIDE:
                 yield
+        ordered = yield from _in_order(found)
         self._first = self._caught_up_from = None
-        self._news.extendleft(reversed(_in_order(found)))
+        self._news.extendleft(reversed(ordered))
 
     def recall(self, kept: bytes) -> None:
         """Go on from what was kept. `BadInput` if it cannot be read."""
@@ -175,6 +180,19 @@ def _news(pod: LivingPod, outcome: Outcome | None) -> list[_News]:
     return [_News(key(pod.metadata.namespace, living_type(pod)), pod.spec.nodeName, outcome)]
 
 
-def _in_order(news: Iterable[_News]) -> list[_News]:
+def _in_order(news: Sequence[_News]) -> Generator[None, None, list[_News]]:
     """The order in which it happened, as the newest counts most; what has no time comes last."""
-    return sorted(news, key=lambda one: inf if isnan(one.outcome.at) else one.outcome.at)
+    parts = []
+    for start in range(0, len(news), _SORTED):
+        parts.append(sorted(news[start : start + _SORTED], key=_happened))
+        yield
+    found: list[_News] = []
+    for one in heapq.merge(*parts, key=_happened):
+        found.append(one)
+        if not len(found) % _STRIDE:
+            yield
+    return found
+
+
+def _happened(one: _News) -> float:
+    return inf if isnan(one.outcome.at) else one.outcome.at
