@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from nodewise.annotator.options import AnnotatorOptions
 from nodewise.cli import kinds, legacy, memory, settings, wiring
 from nodewise.cli.options import ExtenderOptions
-from nodewise.cli.wiring import Given, Tools
+from nodewise.cli.running import Given, Tools
 from nodewise.clock import SystemClock
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.options import KubeOptions
@@ -19,6 +20,7 @@ from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 from nodewise.serve.options import AdminOptions, ServeOptions
+from nodewise.statistics.queries import WindowOptions
 
 GROUPS = (
     ExtenderOptions,
@@ -28,6 +30,8 @@ GROUPS = (
     KubeOptions,
     RefreshOptions,
     PrometheusOptions,
+    AnnotatorOptions,
+    WindowOptions,
 )
 
 

@@ -45,6 +45,10 @@ class Needs(NamedTuple):
     watched: Sequence[Watched]
     """Besides nodes, each once."""
 
+    def with_(self, node_fields: type[msgspec.Struct], more: Sequence[Watched]) -> "Needs":
+        """What somebody besides needs too."""
+        return Needs(merge("Node", self.node_type, node_fields), [*self.watched, *more])
+
 
 def needs(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> Needs:
     """As agents have it with these options, which are by name."""

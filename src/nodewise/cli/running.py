@@ -1,0 +1,107 @@
+"""What a running extender is made of, whatever it answers from: settings, ports, readiness, memories."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from nodewise.agent import AgentKind, AgentState, Remembering
+from nodewise.clock import Clock
+from nodewise.extender.answering import ALL_AGENTS
+from nodewise.extender.app import Extender, refused_bind
+from nodewise.extender.remembering import InConfigMap, InFile, Memory
+from nodewise.kube.client import HttpApi
+from nodewise.metrics.refresher import RefreshOptions
+from nodewise.observe.meters import Meters
+from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.application import Application, Route
+from nodewise.serve.options import AdminOptions, ServeOptions, is_loopback
+from nodewise.serve.server import Server
+
+Task = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Given(NamedTuple):
+    """What the command line said: the settings by group, the agents that are on, and their options by name."""
+
+    settings: Mapping[type, Any]
+    agents: Sequence[AgentKind]
+    agent_options: Mapping[str, Any]
+
+
+class Running(NamedTuple):
+    """A wired extender, ready to be started: the port for kube-scheduler first, then the admin port."""
+
+    servers: Sequence[Server]
+    tasks: Sequence[Task]
+    closing: Sequence[Callable[[], Awaitable[None]]]
+    readiness: "Readiness"
+
+    def leave(self) -> None:
+        """Not ready any more, and each connection for kube-scheduler ends with its next answer."""
+        self.readiness.leave()
+        self.servers[0].drain()
+
+    async def close(self) -> None:
+        for close in self.closing:
+            await close()
+
+
+class Readiness:
+    """What /readyz says: what is missing at the start, and at the end that we are going."""
+
+    def __init__(self, waiting_for: Callable[[], Sequence[str]], meters: Meters) -> None:
+        self._waiting_for = waiting_for
+        self._meters = meters
+        self._leaving = False
+
+    def leave(self) -> None:
+        """Not ready from now on."""
+        self._leaving = True
+        self._meters.set("ready", 0.0)
+
+    def waiting_for(self) -> Sequence[str]:
+        """What is missing; empty when ready."""
+        return ("nothing: it is shutting down",) if self._leaving else self._waiting_for()
+
+
+class Tools(NamedTuple):
+    """What everybody needs."""
+
+    clock: Clock
+    meters: Meters
+
+
+def states(given: Given) -> dict[str, AgentState]:
+    period_s = given.settings[RefreshOptions].sync_period_s
+    return {kind.name: kind.state(given.agent_options[kind.name], period_s) for kind in given.agents}
+
+
+def memory(
+    path: str, api: HttpApi | None, states: Mapping[str, AgentState], leads: Callable[[], bool], tools: Tools
+) -> list[Memory]:
+    """What keeps what agents learn; nothing where none learns, or where there is no place to keep it."""
+    learning = {name: one for name, one in states.items() if isinstance(one, Remembering)}
+    if not learning or not (path or api):
+        return []
+    keeping = InFile(path) if path else InConfigMap(cast("HttpApi", api), cast("HttpApi", api).namespace)
+    return [Memory(learning, keeping, leads, tools.clock)]
+
+
+def no_binds() -> list[Route]:
+    """The bind verb where no agent binds."""
+    return [Route("POST", f"{ALL_AGENTS}/bind", refused_bind)]
+
+
+def servers(
+    given: Given, extender: Extender, binds: Sequence[Route], readiness: Readiness, tools: Tools
+) -> tuple[Server, Server]:
+    """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
+    serve: ServeOptions = given.settings[ServeOptions]
+    admin: AdminOptions = given.settings[AdminOptions]
+    private = extender.private_routes()
+    main_routes: list[Route] = [*extender.routes(), *binds, *([] if serve.unsafe else private)]
+    admin_shows = admin_routes(readiness.waiting_for, tools.meters)
+    if is_loopback(admin.health_address):
+        admin_shows += private
+    app = Application(main_routes, tools.meters, max_body_bytes=serve.max_body_bytes)
+    admin_app = Application(admin_shows, tools.meters, max_body_bytes=2**16)
+    return Server(app, serve, tools.meters), admin_server(admin_app, admin, tools.meters)
