@@ -6,19 +6,23 @@ from typing import Any
 
 import msgspec
 
+from nodewise.extender import shapes
 from nodewise.extender.answering import Answering
+from nodewise.extender.containing import contained
 from nodewise.extender.lone import LoneViews
+from nodewise.extender.warden import Origin
 
 
 class Trial:
-    """One agent that reads nothing but nodes and pods, served as `nodewise extender --no-cluster` does."""
+    """One agent that reads nothing but nodes and pods, served as `nodewise extender --no-cluster` does: contained."""
 
     def __init__(self, kind: Any, options: Any = None) -> None:
-        """`kind` is an `AgentKind`; without options it has its defaults."""
-        given = {kind.name: kind.options() if options is None else options}
-        states = {kind.name: kind.state(given[kind.name], 5.0)}
-        self._views = LoneViews([kind], states)
-        self._answering = Answering([kind], given, states)
+        """`kind` is an `AgentKind`; without options it has its defaults. `Failed` for one of the wrong shape."""
+        held: Any = contained(shapes.kind(kind, kind.name, ()), Origin(kind.name, "under test", ""))
+        given = {held.name: held.options() if options is None else options}
+        states = {held.name: held.state(given[held.name], 5.0)}
+        self._views = LoneViews([held], states)
+        self._answering = Answering([held], given, states)
 
     def ask(
         self, path: str, pod: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], now: float = 0
