@@ -24,7 +24,7 @@ ENDED: Final = ("Failed", "Succeeded")
 SELECTORS: Final = {
     "fieldSelector": ",".join(["spec.nodeName!=", *(f"status.phase!={phase}" for phase in ENDED)])
 }
-_STRIDE: Final = 256
+_STRIDE: Final = 64
 """Pods that are taken in between two pauses."""
 
 
