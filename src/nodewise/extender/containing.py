@@ -8,12 +8,12 @@ it judges waits when it fails, with the reason on the pod, because no answer mus
 What cannot be held is code that ends the process, or that keeps Python's lock for ever.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from nodewise.agent import Concerned, Named, Watched
+from nodewise.agent import Concerned, Named, Requested, Watched
 from nodewise.clock import Clock
 from nodewise.extender import shapes
 from nodewise.extender.contained_agent import ContainedAgent, NamedAgent
@@ -39,6 +39,12 @@ class ContainedKind:
 
     def watched(self, options: Any) -> Sequence[Watched]:
         return self.warden.begun("watched", lambda: shapes.watched(self._kind.watched(options), self.name))
+
+    def resources(self, options: Any) -> Mapping[str, bool]:
+        """As `agent.Requested`; none of an agent that names none."""
+        if not isinstance(self._kind, Requested):
+            return {}
+        return self.warden.begun("resources", lambda: shapes.resources(self._kind.resources(options)))
 
     def state(self, options: Any, sync_period_s: float) -> ContainedState:
         more = {Counting: CountingState, Remembering: RememberingState}

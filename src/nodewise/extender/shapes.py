@@ -26,6 +26,7 @@ from nodewise.agent import (
 )
 from nodewise.extender.arrays import Told
 from nodewise.extender.deadlines import Failed
+from nodewise.extender.numbers import plain as as_json
 from nodewise.kube.fields import merge
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -89,7 +90,8 @@ def hashable(given: Any) -> Hashable:
 
 def plain(given: Any) -> Mapping[str, Any]:
     """What JSON can hold."""
-    found: Mapping[str, Any] = msgspec.json.decode(msgspec.json.encode(given), type=dict[str, Any])
+    simple = as_json(given)
+    found: Mapping[str, Any] = msgspec.json.decode(msgspec.json.encode(simple), type=dict[str, Any])
     return found
 
 
@@ -125,6 +127,12 @@ def watched(given: Any, agent: str) -> tuple[Watched, ...]:
         if one.keep is not None:
             raise Failed("shape", "`keep` of watched objects, which is for nodewise's own agents")
     return found
+
+
+def resources(given: Any) -> Mapping[str, bool]:
+    """The names of resources, and which of them no node need have."""
+    _of_type(given, dict, "resources")
+    return {text(name): bool(is_mark) for name, is_mark in given.items()}
 
 
 def state(given: Any) -> Any:

@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 from nodewise import clock
 from nodewise.agent import Evidence, Named, NodeIndex, Scores, ValueState, Verdict
 from nodewise.errors import BadSettings
-from nodewise.extender import shapes
+from nodewise.extender import containing, shapes
 from nodewise.extender.chain import Chain
 from nodewise.extender.contained_agent import OutsideFailed
 from nodewise.extender.deadlines import Failed
 from nodewise.extender.warden import NoSlot
 from tests.unit.extender import outsiders
-from tests.unit.extender.outsiders import STRANGER, Hang, Held, No, OddKind, pod
+from tests.unit.extender.outsiders import ORIGIN, STRANGER, Hang, Held, No, OddKind, pod
 
 SOON_S = 0.05
 """A deadline that is meant to pass."""
@@ -268,7 +268,7 @@ class TestDetails:
             return np.zeros(2)
 
         def numbers(self, candidate: int) -> Any:
-            return {"value": np.nan if candidate else 1.5}
+            return {"value": np.nan if candidate else np.float64(1.5)}
 
     def test_whatever_is_wrong_with_them_is_left_out(self) -> None:
         held = Held(filter=gives(Verdict(np.zeros(3, np.int16), (), details=self.Details())))
@@ -358,6 +358,18 @@ class TestStart:
     def test_what_cannot_begin_is_a_bad_setting(self, part: str, does: Callable[[], Any], words: str) -> None:
         with pytest.raises(BadSettings, match=f"--agents: 'odd', {part}: {words}"):
             Held(**{part: does}).kind.watched(outsiders.Options())
+
+    def test_its_pods_are_known_by_the_resources_that_it_names(self) -> None:
+        class Marked(OddKind):
+            def resources(self, _options: Any) -> Any:
+                return self.does("resources", {"odd.example/pods": 1})
+
+        known = containing.contained(Marked(), ORIGIN)
+        assert known.resources(outsiders.Options()) == {"odd.example/pods": True}
+        assert Held().kind.resources(outsiders.Options()) == {}
+        bad = containing.contained(Marked(resources=gives(["odd.example/pods"])), ORIGIN)
+        with pytest.raises(BadSettings, match="resources: resources of type list; wanted dict"):
+            bad.resources(outsiders.Options())
 
     def test_no_controller_runs(self) -> None:
         assert Held().kind.controller(outsiders.Options(), None) is None  # type: ignore[func-returns-value]
