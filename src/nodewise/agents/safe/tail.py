@@ -257,9 +257,8 @@ def _cells(pieces: Floats, margins: Floats) -> NDArray[np.int8]:
         crossed = (rows >= lowest[level]) & (rows <= highest[level])
         crossings += crossed
         crossing[crossed] = -1 - level
-    simple = (crossings == 1) & (
-        bands == -1 - crossing
-    )  # not so where the slack of one curve is over all others
+    # Where the slack of one curve is over others as well, being beside it does not say which band it is.
+    simple = (crossings == 1) & (bands == -1 - crossing)
     return np.where(crossings == 0, bands, np.where(simple, crossing, _COMPUTED)).astype(np.int8).ravel()
 
 
