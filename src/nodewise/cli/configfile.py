@@ -87,7 +87,8 @@ def read(path: str, groups: Sequence[type[msgspec.Struct]], kinds: Sequence[Agen
 def _mapping(path: str) -> dict[Any, Any]:
     try:
         given = yaml.safe_load(Path(path).read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, RecursionError, ValueError, yaml.YAMLError) as error:
+        # a ValueError is no UTF-8, or a date that there is not
         raise BadSettings("settings", [Problem("--config", str(error), "a readable YAML file")]) from error
     if not isinstance(given, dict):
         raise BadSettings("settings", [Problem(path, shown(given), "a mapping of settings")])

@@ -74,7 +74,9 @@ def test_a_value_that_cannot_be_read_is_a_usage_error(arguments: list[str]) -> N
         told(*arguments)
 
 
-@pytest.mark.parametrize("text", ["- a list\n", "{", "nowhere: 1\n"])
+@pytest.mark.parametrize(
+    "text", ["- a list\n", "{", "nowhere: 1\n", "wait: 2026-13-45\n", "[" * 5000, "? [a]\n: 1\n", "1: 2\n"]
+)
 def test_a_file_that_cannot_be_used_says_why(text: str, tmp_path: Path) -> None:
     file = tmp_path / "f.yaml"
     file.write_text(text)
