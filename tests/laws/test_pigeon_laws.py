@@ -76,7 +76,7 @@ def test_incremental_moments_are_the_direct_ones(
 
 @given(st.lists(st.floats(0, 1e6) | st.just(np.nan), max_size=8))
 def test_the_best_that_fits_has_10_the_worst_1_and_what_does_not_fit_0(values: list[float]) -> None:
-    points = ranks.points(np.array(values)).tolist()
+    points = ranks.stretched(np.array(values)).tolist()
     fitting = sorted(
         (value, -score) for value, score in zip(values, points, strict=True) if not np.isnan(value)
     )

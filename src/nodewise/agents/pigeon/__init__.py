@@ -11,7 +11,9 @@
 | `demand.py` | mean and covariance of what pods ask for |
 | `memory.py` | which pods have counted for that, and how it is kept |
 | `ranks.py` | from values to scores |
+| `reasons.py` | why a node is rejected, in words |
 | `details.py` | what the objective comes to on each node, in numbers and words |
+| `showing.py` | what the agent goes by, as `/state/pigeon` shows it |
 | `state.py` | nodes in, the slot of the View out |
 | `agent.py` | answers a request |
 

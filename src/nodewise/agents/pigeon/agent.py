@@ -1,12 +1,13 @@
 """Answers requests: what the cluster would be like with the pod on each candidate, all other nodes counted in."""
 
+from collections.abc import Generator, Mapping
 from typing import Final
 
 import numpy as np
 
-from nodewise.agent import Names, Scores, Verdict, Victims, View
+from nodewise.agent import Judge, Names, Rank, Scores, Verdict, Victims, View
 from nodewise.agents.pigeon import demand as demands
-from nodewise.agents.pigeon import ranks, resources
+from nodewise.agents.pigeon import ranks, reasons, resources, showing
 from nodewise.agents.pigeon.config import Aim
 from nodewise.agents.pigeon.details import PigeonDetails, bits
 from nodewise.agents.pigeon.options import PigeonOptions
@@ -26,18 +27,21 @@ class PigeonAgent:
     def __init__(self, options: PigeonOptions, aim: Aim) -> None:
         self._options = options
         self._aim = aim
-        self.predicates: dict[str, object] = {}
-        self.priorities = {PRIORITY: self.score}
+        self._rank = ranks.RANKS[options.pigeon_scaling]
+        self.predicates: dict[str, Judge] = {}
+        self.priorities: dict[str, Rank] = {PRIORITY: self.score}
 
     def question(self, pod: PigeonPod) -> None:
         """Which nodes are rejected is the same for all pods."""
 
     def filter(self, pod: PigeonPod, candidates: Names, view: View) -> Verdict | None:  # noqa: ARG002
         """With --when-missing reject, nodes of which nobody says how much is requested there."""
-        slot: Slot | None = view.slots.get(self.name)
         if not self._options.rejects_missing:
             return None
-        missing = np.ones(len(candidates), bool) if slot is None else slot.missing[candidates.numbers] > 0
+        slot: Slot | None = view.slots.get(self.name)
+        if slot is None:
+            return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
+        missing = slot.missing[candidates.numbers] > 0
         return Verdict(missing.astype(np.int16), (NoStatistics(self.name),))
 
     def preempt(self, pod: PigeonPod, candidates: Names, view: View, victims: Victims) -> Verdict | None:  # noqa: ARG002
@@ -79,6 +83,10 @@ class PigeonAgent:
         values = details.values()
         given, missing = self._options.score_missing, details.missing
         if given is None or missing is None:
-            return ranks.points(values)
+            return self._rank(values)
         unknown = (missing > 0) & ~np.isnan(values)
-        return np.where(unknown, given, ranks.points(np.where(unknown, np.nan, values)))
+        return np.where(unknown, given, self._rank(np.where(unknown, np.nan, values)))
+
+    def show(self, slot: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
+        """What pods ask for and what nodes have (`agent.Showing`)."""
+        return showing.state(slot, self._aim)

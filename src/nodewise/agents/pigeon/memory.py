@@ -50,6 +50,11 @@ class Memory:
         """What is not known to be kept."""
         self._nameless = 0
 
+    @property
+    def statistics(self) -> Statistics:
+        """Of all pods that have counted."""
+        return self._statistics
+
     def with_pod(self, uid: str, wanted: Row) -> Statistics:
         """The statistics with this pod, counted if it has not been yet. A pod without a uid is always a new one."""
         return self._statistics if uid and _mark(uid) in self._pods else demand.seen(self._statistics, wanted)

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodewise.agents.pigeon.ranks import Scaling
 from nodewise.agents.pigeon.resources import GPU, NAMES
 from nodewise.statistics.missing import MissingRules, Score, When
 
@@ -32,6 +33,11 @@ class PigeonOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     """Where it comes from how much is requested of a node. `annotations`: its annotations `requested-cpu` and so on,
     which `nodewise annotate` writes once a minute. `pods`: the API server's pods, so that a pod counts as soon as it is
     bound, and many that come together do not all see the same best node."""
+
+    pigeon_scaling: Scaling = "stretch"
+    """How values of the objective become scores. `stretch`: the best of the nodes that are asked about gets 10, the
+    worst that the pod fits 1, however little they differ. `absolute`: 10 for a value of 0, 0 for one of 1 or more; in
+    clusters of more than some tens of nodes one pod makes little difference, and nodes score alike."""
 
     pigeon_gpu_resource: str = GPU
     """What the fourth resource is called on nodes and in pods' requests, such as nvidia.com/gpu."""

@@ -22,6 +22,8 @@ GPU: Final = "gpu"
 UNITS: Final = (1, 2**20, 1, 1, 2**30)
 """How much of what annotations and quantities say makes one of ours."""
 
+UNIT_NAMES: Final = ("milli", "MiB", "pods", "cards", "GiB")
+
 LEAST_CPU: Final = 10
 LEAST_MEMORY: Final = 16
 """What a pod counts for that asks for none."""

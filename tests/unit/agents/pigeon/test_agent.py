@@ -1,10 +1,15 @@
 """Rows 141 to 172 and 244 to 247 of the older system's cases: objectives of each node, and scores."""
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, close
+from nodewise import clock
+from nodewise.agent import Named, Showing
+from nodewise.agents.pigeon import ranks
+from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, close, pod
 
 NAN = float("nan")
 H3 = "h1(4,8Gi,10;1000,2Gi,2) h2(8,64Gi,20;2000,4Gi,10) h3(16,16Gi,110;3000,6Gi,0)"
@@ -100,3 +105,48 @@ def test_pods_one_after_another(name: str) -> None:
         assert close(told.demand_variability, variability, 5e-6)
         assert close(told.objectives, objectives, 5e-4 if variability == 0 else 2e-6)
         assert told.scores == scores
+
+
+@pytest.mark.parametrize(
+    ("values", "stretched", "absolute"),
+    [
+        pytest.param([0.0, 0.5, 1.0], [10, 6, 1], [10, 5, 0], id="far apart; halves are rounded up"),
+        pytest.param([0.30, 0.301], [10, 1], [7, 7], id="hardly different"),
+        pytest.param([0.3, 0.3 + 1e-12], [10, 10], [7, 7], id="the same but for rounding"),
+        pytest.param([NAN, 0.2], [0, 10], [0, 8], id="one that fits"),
+        pytest.param([NAN, NAN], [0, 0], [0, 0], id="none that fits"),
+        pytest.param([-0.457738, 7.0], [10, 1], [10, 0], id="values below 0 and above 1"),
+        pytest.param([1e15, 1e15 + 1], [10, 10], [0, 0], id="large ones, the same but for rounding"),
+        pytest.param([], [], [], id="no candidates"),
+    ],
+)
+def test_values_become_scores(values: list[float], stretched: list[int], absolute: list[int]) -> None:
+    given = np.array(values, float)
+    assert ranks.stretched(given).tolist() == stretched
+    assert ranks.absolute(given).tolist() == absolute
+
+
+def test_absolute_scores_where_asked_for() -> None:
+    cluster = Cluster(N3, policy_objective="LOAD_BALANCE", pigeon_scaling="absolute")
+    assert cluster.judged().scores == [8, 8, 7]
+
+
+def test_what_the_agent_goes_by_is_shown() -> None:
+    cluster = Cluster(N3)
+    for uid, requests in enumerate([P1, "1500m,3Gi"]):
+        cluster.asked(pod(requests, uid=f"u{uid}"))
+    found = json.loads(clock.result(cluster.agent.show(cluster.view.slots["pigeon"], {})))
+    assert found["resources"] == {
+        "cpu": {"unit": "milli", "node_mean": 4000, "pod_mean": 1000, "pod_deviation": 500},
+        "memory": {"unit": "MiB", "node_mean": 8192, "pod_mean": 2048, "pod_deviation": 1024},
+    }
+    assert (found["objective"], found["pods"]) == ("A_BINPACK", 2)
+    assert found["demand_variability"] == pytest.approx(0.5)
+
+
+def test_the_older_systems_name_of_the_scores() -> None:
+    agent = Cluster(N3).agent
+    assert isinstance(agent, Named)
+    assert isinstance(agent, Showing)
+    assert agent.predicates == {}
+    assert list(agent.priorities) == ["pigeon-holing"]

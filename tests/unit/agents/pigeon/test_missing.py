@@ -112,7 +112,7 @@ def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
 def test_before_the_first_view_nothing_is_known() -> None:
     cluster = Cluster(when_missing="reject")
     empty = View(cluster.view.nodes, {}, 0.0)
-    assert all(rejected(cluster.agent, empty, "n1 n2 nX"))
+    assert set(rejected(cluster.agent, empty, "n1 n2 nX")) == {"pigeon: starting, the nodes are not read yet"}
     assert cluster.agent.score(pod(P1), empty.nodes.named(["n1"]), empty) is None
 
 
