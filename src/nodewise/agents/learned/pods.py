@@ -6,10 +6,13 @@ no other's.
 """
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from sys import intern
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 _FOLLOWED: Final = frozenset({"Running", "Failed", "Unknown"})
 """Phases that can teach something; a pod's first look is its last in the others."""
@@ -40,6 +43,9 @@ class TypeLabels(msgspec.Struct, frozen=True, gc=False):
     podtype: str | None = None
     app: str | None = None
     name: str | None = None
+
+
+_NONE: Final = TypeLabels()
 
 
 class LivingMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -110,15 +116,28 @@ def keeper(namespaces: Iterable[str]) -> Callable[[LivingPod], LivingPod | None]
 
 
 def _shared(pod: LivingPod, controller: Owner | None) -> LivingPod:
-    """The same pod with texts that thousands have in common held once."""
-    about = pod.metadata
+    """The same pod with what thousands have in common held once, and its owner only if that is its type."""
+    about, phase = pod.metadata, pod.status.phase
     metadata = msgspec.structs.replace(
         about,
         namespace=intern(about.namespace),
-        ownerReferences=(controller,) if controller else None,
+        labels=_once(about.labels),
+        ownerReferences=_once((controller,)) if controller and not _labelled(about) else None,
     )
-    status = msgspec.structs.replace(pod.status, phase=intern(pod.status.phase))
-    return LivingPod(metadata=metadata, spec=LivingSpec(intern(pod.spec.nodeName)), status=status)
+    containers = tuple(map(_slim, pod.status.containerStatuses or ()))
+    spec = LivingSpec(intern(pod.spec.nodeName))
+    return LivingPod(metadata=metadata, spec=spec, status=LivingStatus(intern(phase), containers))
+
+
+def _slim(container: Container) -> Container:
+    last = container.lastState if container.lastState and container.lastState.terminated else None
+    return msgspec.structs.replace(container, name=intern(container.name), lastState=last)
+
+
+@lru_cache(4096)
+def _once(value: T) -> T:
+    """The value, or an equal one from before."""
+    return value
 
 
 def asking_type(pod: AskingPod) -> str:
@@ -131,9 +150,12 @@ def asking_type(pod: AskingPod) -> str:
 
 def living_type(pod: LivingPod) -> str:
     """Of a pod that is on a node; the same rule."""
-    about = pod.metadata
-    labels = about.labels or TypeLabels()
-    return labels.podtype or labels.app or labels.name or _unlabelled(about)
+    return _labelled(pod.metadata) or _unlabelled(pod.metadata)
+
+
+def _labelled(about: LivingMetadata) -> str:
+    labels = about.labels or _NONE
+    return labels.podtype or labels.app or labels.name or ""
 
 
 def _unlabelled(about: AskingMetadata | LivingMetadata) -> str:
