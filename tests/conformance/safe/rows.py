@@ -10,6 +10,9 @@ FOLDER = Path(__file__).parent
 Strings = dict[str, str]
 Amounts = dict[str, str | int | float]
 
+PARTS = ("beta", "objectives", "learned", "annotator")
+"""Tables of functions."""
+
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     number: int
@@ -59,6 +62,17 @@ class CongestionRow(Row, frozen=True, kw_only=True):
 
     factors: list[str | None]
     scores: list[int]
+
+
+class PartRow(Row, frozen=True, kw_only=True):
+    """What a part is given, and what it gives."""
+
+    part: str
+    given: Any
+    gives: Any
+    """Of a mapping what is named here."""
+    within: float = 1e-6
+    relative: float = 0.0
 
 
 T = TypeVar("T", bound=Row)

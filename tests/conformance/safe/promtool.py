@@ -1,0 +1,55 @@
+"""Asks Prometheus's own engine of a query what it makes of series that are told."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodewise.statistics import queries
+from nodewise.statistics.queries import WindowOptions
+from tests.cluster import packages
+from tests.cluster.toolchain import MissingError
+
+_NOBODYS: str = "-1"
+"""A value that no query has, so that the tool says what it has."""
+
+
+def deviation(given: Mapping[str, float]) -> float:
+    """Of the cores in use, as we ask for it, where one CPU is idle for that share of each second."""
+    window_s = 300
+    asked = queries.wants(WindowOptions(statistics_window_s=window_s)).cpu_deviation.query
+    scrape_s = int(given["scrape_s"])
+    scrapes = 4 * window_s // scrape_s
+    counter = {
+        "series": 'node_cpu_seconds_total{instance="a", cpu="0", mode="idle"}',
+        "values": f"0+{given['idle_share'] * scrape_s}x{scrapes}",
+    }
+    return _value(asked, counter, scrape_s, scrapes * scrape_s)
+
+
+def _value(asked: str, series: Mapping[str, str], interval_s: int, at_s: int) -> float:
+    expected = [{"labels": '{instance="a"}', "value": float(_NOBODYS)}]
+    sought = {"expr": asked, "eval_time": f"{at_s}s", "exp_samples": expected}
+    told = {"interval": f"{interval_s}s", "input_series": [dict(series)], "promql_expr_test": [sought]}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "test.yaml")
+        file.write_text(yaml.safe_dump({"tests": [told]}))
+        done = subprocess.run(
+            [_promtool(), "test", "rules", file], capture_output=True, text=True, check=False
+        )
+    found = re.search(
+        r'got:\[?\s*(?:Labels:)?\{instance="a"\}\s+(?:Value:)?(\S+?)\]?$', done.stderr + done.stdout, re.M
+    )
+    assert found, done.stdout + done.stderr
+    return float(found[1])
+
+
+def _promtool() -> Path:
+    try:
+        return packages.get().prometheus.parent / "promtool"
+    except MissingError as missing:
+        pytest.skip(str(missing))

@@ -1,0 +1,29 @@
+"""The numbered cases that are about a part of the whole: functions, with the tolerance that the cases have."""
+
+from math import isclose
+from typing import Any
+
+import pytest
+
+from tests.conformance.safe import parts, rows
+from tests.conformance.safe.rows import PARTS, PartRow
+
+ROWS = [row for table in PARTS for row in rows.read(table, PartRow)]
+
+
+def is_close(found: Any, wanted: Any, row: PartRow) -> bool:
+    """Whether all numbers are as close as they must be, and all else is the same."""
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(is_close(found[key], wanted[key], row) for key in wanted)
+    if isinstance(wanted, list):
+        pairs = zip(found, wanted, strict=True)
+        return len(found) == len(wanted) and all(is_close(one, other, row) for one, other in pairs)
+    if isinstance(wanted, int | float) and not isinstance(wanted, bool):
+        return isclose(found, wanted, rel_tol=row.relative, abs_tol=row.within)
+    return bool(found == wanted)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_parts(row: PartRow) -> None:
+    found = parts.asked(row)
+    assert is_close(found, row.gives, row), found
