@@ -161,9 +161,11 @@ def test_scores_that_are_none_are_left_out(target: Target) -> None:
 
 def test_decisions_tell_what_failed(target: Target) -> None:
     rejected(target, "crashing")
+    asked(target, "prioritize", "odd")
     with target.line() as line:
         text = line.ask("/decisions", b"", "GET", {}).body.decode()
     assert "nodewise: agent crashing failed: OSError" in text
+    assert "no scores of odd: scores of type float64; wanted whole numbers" in text
 
 
 def test_decide_asks_it_by_name(site: Path, tmp_path: Path) -> None:

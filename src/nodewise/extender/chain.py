@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nodewise.agent import Agent, Counting, Judge, Named, Names, Rank, Scores, Verdict, Victims, View
 from nodewise.extender import weights
+from nodewise.extender.deadlines import Failed
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.extender.weights import Priority, Weights
 from nodewise.observe import logs
@@ -109,9 +110,10 @@ class Chain:
     def prioritize(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
         """How much the named nodes are liked. A node that is named twice counts once."""
         candidates = _distinct(view.nodes.named(names))
-        scores = self._scores(lambda one: one.ask(pod, candidates, view))
+        scores, lacking = self._scores(lambda one: one.ask(pod, candidates, view))
         self._count(pod)
-        return _decision("prioritize", pod, candidates, view, now, scores=scores)
+        made = _decision("prioritize", pod, candidates, view, now, scores=scores)
+        return msgspec.structs.replace(made, told="; ".join(lacking)) if lacking else made
 
     def _verdicts(
         self, candidates: Names, ask: Callable[[Judging], Verdict | None]
@@ -128,19 +130,27 @@ class Chain:
                 verdicts.append((name, verdict))
         return tuple(verdicts)
 
-    def _scores(self, ask: Callable[[Ranking], Scores | None]) -> tuple[tuple[str, Scores], ...]:
+    def _scores(
+        self, ask: Callable[[Ranking], Scores | None]
+    ) -> tuple[tuple[tuple[str, Scores], ...], list[str]]:
+        """What was given, and why something was not."""
         scores: list[tuple[str, Scores]] = []
+        lacking: list[str] = []
         for one in self._rankings:
             name = one.agent.name
             try:
                 given = ask(one)
+            except Failed as failed:
+                lacking.append(f"no scores of {one.label or name}: {failed.why}")
+                continue
             except Exception as error:  # noqa: BLE001 - without its score the pod is placed all the same
                 logs.emit("agent_failed", agent=name, exc_info=error)
+                lacking.append(f"no scores of {one.label or name}: see the log of nodewise")
                 continue
             if given is not None:
                 weight = self._weights.get(Priority(name, one.label), 1.0)
                 scores.append((name, given._replace(label=one.label, weight=weight)))
-        return tuple(scores)
+        return tuple(scores), lacking
 
     def _count(self, pod: Any) -> None:
         for one in self._counting:

@@ -78,17 +78,14 @@ class ContainedAgent:
         return found
 
     def scored(self, ask: Ask, pod: Any, candidates: Names, view: View) -> Scores | None:
-        """Its scores. Where it fails, the pod is placed without them."""
+        """Its scores. `Failed`, which is told already, where there are none: the pod is placed without them."""
         size = len(candidates)
 
         def checked(given: Any) -> Scores | None:
             found = shapes.scores(given, size)
             return found and found._replace(details=self._details(given.details, size))
 
-        try:
-            found: Scores | None = self._call("score", pod).answer(ask, candidates, view, checked)
-        except Failed:
-            return None
+        found: Scores | None = self._call("score", pod).answer(ask, candidates, view, checked)
         return found
 
     def _call(self, what: str, pod: Any) -> "_Call":

@@ -39,7 +39,7 @@ class Decision(msgspec.Struct, frozen=True):
     """By agent, those that had something to say."""
     scores: tuple[tuple[str, Scores], ...] = ()
     told: str = ""
-    """What a bind came to, in words: what the pod holds, or why it is not on the node."""
+    """What a bind came to, in words: what the pod holds, or why it is not on the node. What scores lack, and why."""
 
     def kept(self) -> NDArray[np.bool_]:
         """Which candidates no agent rejects."""

@@ -36,6 +36,14 @@ def gives(answer: Any) -> Callable[[], Any]:
     return lambda: answer
 
 
+def unscored(held: Held, view: Any = None) -> str:
+    """Why there are no scores; the pod is placed without them."""
+    decision = Chain([held.agent]).prioritize(pod(), outsiders.NAMES, view or held.view, 1.0)
+    assert decision.scores == ()
+    assert decision.points().tolist() == [0, 0, 0]
+    return decision.told.removeprefix("no scores of odd-score: ")
+
+
 def why(verdict: Verdict | None) -> str:
     """The one reason for which all are rejected."""
     assert verdict is not None
@@ -96,7 +104,7 @@ class TestCrashes:
         held = Held(filter=fails(error), score=fails(error))
         assert why(held.agent.filter(pod(), held.names, held.view)) == type(error).__name__
         assert why(held.agent.preempt(pod(), held.names, held.view, {})) == type(error).__name__
-        assert held.agent.score(pod(), held.names, held.view) is None
+        assert unscored(held) == type(error).__name__
         assert held.failures() == {"exception": 3.0}
 
     def test_a_pod_whose_question_crashes_waits(self) -> None:
@@ -127,11 +135,11 @@ class TestDeadline:
                 why(held.agent.filter(pod(), held.names, held.view))
                 == "it has not come back from an earlier call"
             )
-            assert held.agent.score(pod(), held.names, held.view) is None
+            assert unscored(held) == "it has not come back from an earlier call"
         assert (hang.times, held.failures()) == (1, {"deadline": 1.0, "busy": 40.0})
         hang.let_go()
         held.odd.instead.clear()
-        self.until(lambda: held.agent.score(pod(), held.names, held.view) is not None)
+        self.until(lambda: not Chain([held.agent]).prioritize(pod(), outsiders.NAMES, held.view, 1.0).told)
         assert held.agent.filter(pod(), held.names, held.view).codes.tolist() == [0, 0, 0]
 
     def test_no_call_waits_while_it_hangs(self) -> None:
@@ -227,7 +235,7 @@ class TestShapes:
     def test_of_scores(self, points: Any, words: str) -> None:
         held = Held(score=gives(Scores(points)))
         with capture_logs() as lines:
-            assert held.agent.score(pod(), held.names, held.view) is None
+            assert words in unscored(held)
         assert words in lines[0]["why"]
         assert held.failures() == {"shape": 1.0}
 
@@ -295,7 +303,7 @@ class TestSlots:
         assert slot == NoSlot("ZeroDivisionError")
         view = msgspec.structs.replace(held.view, slots={"odd": slot})
         assert why(held.agent.filter(pod(), held.names, view)) == "ZeroDivisionError"
-        assert held.agent.score(pod(), held.names, view) is None
+        assert unscored(held, view) == "ZeroDivisionError"
         assert held.agent.filter(STRANGER, held.names, view) is None
         assert held.failures() == {"exception": 1.0}
         held.odd.instead.clear()
@@ -416,7 +424,7 @@ class TestTold:
         with capture_logs() as lines:
             for _ in range(5):
                 held.agent.filter(pod(), held.names, held.view)
-                held.agent.score(pod(), held.names, held.view)
+                unscored(held)
         assert [(line["failure"], line["what"], line["why"]) for line in lines] == [
             ("exception", "filter", "ZeroDivisionError"),
             ("shape", "score", "an answer of type int; wanted Scores"),
