@@ -104,7 +104,9 @@ class SafeAgent:
 
     def _details(self, found: Shares) -> RiskDetails:
         tail = self._tail
-        return RiskDetails(found, tail.threshold, tail.percentile, self._options.safe_print_table)
+        return RiskDetails(
+            found, tail.threshold, tail.percentile, prints_table=self._options.safe_print_table
+        )
 
 
 def _unready(candidates: Names) -> Verdict:
