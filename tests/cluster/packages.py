@@ -6,6 +6,7 @@ Debian has. The list of packages is fetched into the cache as well, so that the 
 """
 
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -27,6 +28,8 @@ class Unpacked(NamedTuple):
     keeps: str
     proof: str
     remedy: str
+    needs: str = ""
+    """A pattern of names: packages that these need and this machine lacks are fetched too."""
 
     def home(self) -> Path:
         """Named after the release, since a program of one may want a newer C library than another has."""
@@ -67,16 +70,25 @@ class Unpacked(NamedTuple):
         own |= {"APT::Sandbox::User": "root"}  # its own user may not write into our cache
         options = [word for key, value in own.items() for word in ("-o", f"{key}={value}")]
         subprocess.run(["apt-get", "-qq", *options, "update"], capture_output=True, check=False)
-        self._run(["apt-get", "-qq", *options, "download", *self.packages], part)
+        self._run(["apt-get", "-qq", *options, "download", *self._whole(options)], part)
         return sorted(part.glob("*.deb"))
 
-    def _run(self, command: list[str], folder: Path | None = None) -> None:
+    def _whole(self, options: list[str]) -> list[str]:
+        """The packages, with those that they need."""
+        if not self.needs:
+            return list(self.packages)
+        said = self._run(["apt-get", *options, "-s", "install", "--no-install-recommends", *self.packages])
+        found = re.findall(r"^Inst (\S+)", said, re.MULTILINE)
+        return list(dict.fromkeys([*self.packages, *(one for one in found if re.match(self.needs, one))]))
+
+    def _run(self, command: list[str], folder: Path | None = None) -> str:
         said = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if said.returncode:
             last = (said.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise MissingError(
                 f"{command[0]} could not get {' and '.join(self.packages)}: {last}", self.remedy
             )
+        return said.stdout
 
 
 PROMETHEUS = Unpacked(
@@ -93,6 +105,15 @@ CONTAINERS = Unpacked(
     keeps=".",
     proof="usr/bin/containerd",
     remedy="run this on Debian or Ubuntu, with a mirror that apt-get can reach",
+)
+
+MACHINE = Unpacked(
+    name="machine",
+    packages=("qemu-system-x86", "seabios", "linux-image-cloud-amd64", "busybox-static"),
+    keeps=".",
+    proof="usr/bin/qemu-system-x86_64",
+    remedy="run this on Debian for amd64, with a mirror that apt-get can reach",
+    needs="lib|qemu-system-|linux-image-",
 )
 
 

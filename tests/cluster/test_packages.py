@@ -10,6 +10,7 @@ from tests.cluster.toolchain import MissingError
 APT_GET = """#!/bin/sh
 echo "$@" >> {asked}
 case "$*" in
+  *"-s install"*) printf 'Inst libexample (1.0)\nConf libexample (1.0)\nInst manual (1.0)\n' ;;
   *update) exit 100 ;;
   *download*)
     {fails}while [ "$1" != download ]; do shift; done
@@ -72,6 +73,16 @@ def test_what_runs_containers_is_fetched_once_and_whole(machine: Machine) -> Non
     assert root == packages.CONTAINERS.get()
     assert all((root / "usr/bin" / name).exists() for name in packages.CONTAINERS.packages)
     assert machine.asked == ["update", f"download {' '.join(packages.CONTAINERS.packages)}"]
+
+
+def test_what_packages_need_is_fetched_with_them(machine: Machine) -> None:
+    machine.install_apt()
+    for name in (*packages.MACHINE.packages, "libexample"):
+        machine.install(name)
+    with pytest.raises(StopIteration):
+        next((packages.MACHINE.get() / "boot").glob("vmlinuz-*"))
+    *_, download = machine.asked
+    assert download == f"download {' '.join(packages.MACHINE.packages)} libexample"
 
 
 @pytest.mark.parametrize("exporter", ["prometheus-node-exporter", "node_exporter"])
