@@ -1,0 +1,290 @@
+"""Bursts against an API server in memory: what is written, what is left alone, and what is survived."""
+
+from typing import Any
+
+import pytest
+
+from nodewise import quantity
+from nodewise.annotator import measuring, patches, writing
+from nodewise.annotator.loop import Annotator
+from nodewise.annotator.options import Task
+from nodewise.clock import ManualClock, format_rfc3339, parse_rfc3339
+from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
+from nodewise.kube.api import NONE, Params, Patch
+from nodewise.kube.resources import NODES
+from nodewise.metrics.asking import Asker, Limits
+from nodewise.metrics.series import Sample, Series
+from nodewise.metrics.source import Want
+from nodewise.observe.meters import Meters
+from nodewise.simulate.api import FakeApi
+from nodewise.statistics.annotations import ANNOTATED_AT
+from nodewise.statistics.queries import WindowOptions
+from tests.unit.annotator.objects import Object, node, pod, read_node, read_pods
+
+pytestmark = pytest.mark.anyio
+START = 1_800_000_000.0
+GIB = 2**30
+EVERYTHING = Task(usage=True, allocation=True)
+"""By name, what is used: cores and bytes."""
+Uses = dict[str, tuple[float, float]]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Meter:
+    """A source that says what nodes use, as metrics-server does: nothing of a node that it does not know."""
+
+    name = "resource"
+
+    def __init__(self, clock: ManualClock, **uses: tuple[float, float]) -> None:
+        self._clock = clock
+        self.uses: Uses = uses
+        self.error: NodewiseError | None = None
+
+    def takes(self, want: Want) -> bool:
+        return True
+
+    async def fetch(self, want: Want, now: float) -> Series:
+        if self.error:
+            raise self.error
+        place = 0 if want.metric == measuring.CPU else 1
+        samples = {
+            name: Sample(round(used[place] * quantity.NANO), self._clock.now())
+            for name, used in self.uses.items()
+        }
+        return Series(want.metric, self.name, now, samples)
+
+
+class RefusingApi(FakeApi):
+    """One that fails to patch some nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[str, NodewiseError] = {}
+        self.bodies: list[tuple[str, Any, Patch, Params]] = []
+
+    async def patch(
+        self, path: str, body: object, kind: Patch, params: Params = NONE, *, timeout_s: float = 10.0
+    ) -> bytes:
+        self.bodies.append((path, body, kind, params))
+        if error := self.errors.get(path.rpartition("/")[2]):
+            raise error
+        return await super().patch(path, body, kind, params, timeout_s=timeout_s)
+
+
+class Cluster:
+    """Nodes and pods in memory, what they use, and an annotator that looks once a minute."""
+
+    def __init__(self, task: Task = EVERYTHING, *nodes: Object, window_s: float = 900) -> None:
+        self.clock = ManualClock(START)
+        self.api = RefusingApi()
+        self.meter = Meter(self.clock)
+        self.meters = Meters()
+        self.pods: list[Object] = []
+        for one in nodes or (node("a"), node("b")):
+            self.api.put(NODES, one)
+        window = WindowOptions(statistics_window_s=window_s)
+        asker = Asker([self.meter], Limits(5, 8), self.clock, self.meters)
+        measure = measuring.measure([self.meter], task, window, asker, self.clock)
+        self.annotator = Annotator(task, patches.Rules(window.max_age_s), measure, self.clock, self.meters)
+
+    def nodes(self) -> list[Any]:
+        return [read_node(one) for one in self.api.objects(NODES).values()]
+
+    def annotations(self, name: str) -> dict[str, str]:
+        found: dict[str, str] = self.api.objects(NODES)["", name]["metadata"].get("annotations", {})
+        return found
+
+    async def minute(self, count: int = 1) -> writing.Written:
+        """Time goes by, samples are taken, and at the end there is a burst."""
+        for _ in range(count * 2):
+            self.clock.advance(30)
+            await self.annotator.sample()
+        return await self.annotator.burst(self.api, self.nodes(), read_pods(*self.pods))
+
+
+async def test_what_is_written_is_what_is_free_and_what_is_requested() -> None:
+    cluster = Cluster()
+    cluster.meter.uses = {"a": (1.0, 4 * GIB), "b": (0.25, GIB)}
+    cluster.pods = [pod("p", "a", {"cpu": "500m", "memory": "1.5Gi"}, phase="Pending")]
+    assert await cluster.minute(2) == (2, 0, 0, "")
+    found = cluster.annotations("a")
+    assert (found["mean-free-cpu"], found["std-free-cpu"]) == ("3000", "0")
+    assert (found["mean-free-memory"], found["std-free-memory"]) == (str(12 * GIB), "0")
+    assert (found["requested-cpu"], found["requested-memory"]) == ("500", "1610612736")
+    assert found[ANNOTATED_AT] == format_rfc3339(cluster.clock.now())
+    assert (found["allocatable_memory"], found["reqested_memory"]) == (str(16 * GIB), "1610612736")
+    assert cluster.annotations("b")["mean-free-cpu"] == "3750"
+    assert "forcasted-free-cpu" not in found
+
+
+async def test_each_write_names_its_manager_and_insists_on_the_uid() -> None:
+    cluster = Cluster()
+    cluster.meter.uses = {"a": (1.0, GIB)}
+    await cluster.minute()
+    path, body, kind, params = cluster.api.bodies[0]
+    assert (path, kind, params) == ("/api/v1/nodes/a", "merge", {"fieldManager": "nodewise-annotator"})
+    assert body["metadata"]["uid"] == cluster.api.objects(NODES)["", "a"]["metadata"]["uid"]
+
+
+async def test_a_node_that_was_made_anew_is_not_written() -> None:
+    cluster = Cluster()
+    cluster.meter.uses = {"a": (1.0, GIB), "b": (1.0, GIB)}
+    read = cluster.nodes()
+    cluster.api.remove(NODES, "a")
+    cluster.api.put(NODES, node("a"))
+    cluster.api.remove(NODES, "b")
+    await cluster.annotator.sample()
+    assert await cluster.annotator.burst(cluster.api, read, []) == (0, 0, 2, "")
+    assert cluster.annotations("a") == {}
+    assert list(cluster.api.objects(NODES)) == [("", "a")], "no ghost of what was deleted"
+
+
+async def test_nothing_is_written_while_nothing_moves_until_the_time_grows_old() -> None:
+    cluster = Cluster()
+    cluster.meter.uses = {"a": (1.0, 4 * GIB), "b": (0.25, GIB)}
+    await cluster.minute(20)
+    written = [(await cluster.minute()).done for _ in range(60)]
+    assert written[:28] == [0] * 28
+    assert sum(written) == 4, "each node twice an hour: the time"
+    age_s = cluster.clock.now() - parse_rfc3339(cluster.annotations("a")[ANNOTATED_AT])
+    assert age_s <= 1860
+
+
+async def test_only_the_node_that_moved_is_written() -> None:
+    cluster = Cluster()
+    cluster.meter.uses = {"a": (1.0, 4 * GIB), "b": (0.25, GIB)}
+    await cluster.minute(20)
+    cluster.api.bodies.clear()
+    cluster.meter.uses["b"] = (3.0, GIB)
+    await cluster.minute(2)
+    [(path, body, *_)] = cluster.api.bodies
+    assert path.endswith("/b")
+    assert set(body["metadata"]["annotations"]) == {"mean-free-cpu", "std-free-cpu", ANNOTATED_AT}
+
+
+async def test_a_node_that_is_not_ready_keeps_what_it_has() -> None:
+    stood = {"mean-free-cpu": "1", ANNOTATED_AT: "2026-01-01T00:00:00Z"}
+    cluster = Cluster(EVERYTHING, node("a", stood, ready="False"), node("b", ready="Unknown"), node("c"))
+    cluster.meter.uses = dict.fromkeys("abc", (1.0, GIB))
+    assert (await cluster.minute()).done == 1
+    assert cluster.annotations("a") == stood
+    assert cluster.annotations("b") == {}
+    assert b'lacking{why="not_ready"} 2' in cluster.meters.exposition()
+
+
+async def test_a_node_that_nobody_measures_keeps_its_statistics_with_their_time() -> None:
+    cluster = Cluster()
+    cluster.meter.uses = {"a": (1.0, GIB), "b": (1.0, GIB)}
+    await cluster.minute(16)
+    stood = cluster.annotations("a")
+    del cluster.meter.uses["a"]
+    await cluster.minute(20)
+    assert cluster.annotations("a") == stood
+    cluster.pods = [pod("p", "a", {"cpu": "1"})]
+    await cluster.minute()
+    found = cluster.annotations("a")
+    assert found["requested-cpu"] == "1000"
+    assert found[ANNOTATED_AT] == stood[ANNOTATED_AT]
+    await cluster.minute(60)
+    found = cluster.annotations("a")
+    assert "mean-free-cpu" not in found
+    assert parse_rfc3339(found[ANNOTATED_AT]) > parse_rfc3339(stood[ANNOTATED_AT])
+
+
+async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
+    whole = {
+        "mean-free-cpu": "3000",
+        "std-free-cpu": "500",
+        "mean-free-memory": str(12 * GIB),
+        "std-free-memory": "1000",
+        ANNOTATED_AT: format_rfc3339(START - 60),
+    }
+    cluster = Cluster(Task(usage=True, allocation=False), node("a", whole), node("new"))
+    cluster.meter.uses = {"a": (3.0, GIB), "new": (3.0, GIB)}
+    await cluster.minute()
+    assert cluster.annotations("a") == whole
+    assert cluster.annotations("new")["mean-free-cpu"] == "1000"
+    await cluster.minute(9)
+    assert cluster.annotations("a")["mean-free-cpu"] == "1000"
+
+
+async def test_statistics_are_of_the_window() -> None:
+    cluster = Cluster(window_s=300)
+    for cores in (0, 1, 2, 3, 4):
+        cluster.meter.uses = {"a": (cores, GIB)}
+        await cluster.minute()
+    cluster.meter.uses = {"a": (2.0, GIB)}
+    await cluster.minute(6)
+    found = cluster.annotations("a")
+    assert (found["mean-free-cpu"], found["std-free-cpu"]) == ("2000", "0")
+
+
+@pytest.mark.parametrize("error", [Refused("no right"), Conflict("newer"), Unavailable("busy")])
+async def test_what_goes_wrong_with_one_node_stops_no_other(error: NodewiseError) -> None:
+    nodes = [node(f"n-{number}") for number in range(30)]
+    cluster = Cluster(EVERYTHING, *nodes)
+    cluster.meter.uses = {f"n-{number}": (1.0, GIB) for number in range(30)}
+    cluster.api.errors = {"n-3": error}
+    written = await cluster.minute()
+    assert written.done == 29
+    assert written.failed + written.gone == 1
+    cluster.api.errors = {}
+    assert (await cluster.minute()).done == 1, "the next burst tries again"
+
+
+async def test_a_server_that_answers_nobody_is_left_alone() -> None:
+    nodes = [node(f"n-{number}") for number in range(100)]
+    cluster = Cluster(EVERYTHING, *nodes)
+    cluster.api.errors = {f"n-{number}": Unavailable("down") for number in range(100)}
+    written = await cluster.minute()
+    assert (written.done, written.failed) == (0, 100)
+    assert len(cluster.api.bodies) < 20
+    assert "down" in written.error
+
+
+async def test_without_measuring_only_allocation_is_written() -> None:
+    cluster = Cluster(Task(usage=False, allocation=True))
+    assert cluster.annotator.is_sampled is False
+    assert (await cluster.minute()).done == 2
+    assert set(cluster.annotations("a")) == {
+        *(f"{what}-{resource}" for what in ("free", "requested") for resource in RESOURCES),
+        "reqested_memory",
+        ANNOTATED_AT,
+    }
+
+
+RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
+
+
+async def test_a_source_that_fails_is_told_and_allocation_goes_on() -> None:
+    cluster = Cluster()
+    cluster.meter.error = Unavailable("metrics-server is away")
+    assert (await cluster.minute()).done == 2
+    looked = await cluster.annotator.look(cluster.nodes(), [], holds=True)
+    assert looked.plans.unmeasured == ("a", "b")
+    assert [text.partition(":")[0] for text in looked.failures] == ["cpu_usage", "memory_usage"]
+
+
+async def test_a_burst_is_due_once_a_period() -> None:
+    cluster = Cluster()
+    assert cluster.annotator.is_due()
+    await cluster.minute()
+    assert not cluster.annotator.is_due()
+    cluster.clock.advance(59)
+    assert not cluster.annotator.is_due()
+    cluster.clock.advance(1)
+    assert cluster.annotator.is_due()
+
+
+async def test_what_comes_next_is_written_where_it_is_asked_for() -> None:
+    cluster = Cluster(Task(usage=True, allocation=False, forecast=True))
+    for step in range(30):
+        cluster.meter.uses = {"a": (step / 10, GIB)}
+        await cluster.minute()
+    found = cluster.annotations("a")
+    assert float(found["forcasted-free-cpu"]) < float(found["mean-free-cpu"])
+    assert float(found["forcasted-free-memory"]) == 15 * GIB
