@@ -41,8 +41,8 @@ class SafeKind:
         return ()
 
     def concerns(self, options: SafeOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any node has statistics (`agent.Concerned`)."""
-        return any(_has_statistics(node) for node in nodes)
+        """Whether any node has statistics, or they are asked of metrics (`agent.Concerned`)."""
+        return options.statistics == "metrics" or any(_has_statistics(node) for node in nodes)
 
     def state(self, options: SafeOptions, sync_period_s: float) -> SafeState:  # noqa: ARG002
         return SafeState(options)

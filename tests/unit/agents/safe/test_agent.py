@@ -242,6 +242,7 @@ def test_before_nodes_are_read_no_node_is_accepted():
 def test_it_is_concerned_where_a_node_has_statistics():
     assert not KIND.concerns(SafeOptions(), [node(), node(at="2026-11-21T00:00:00Z")], [NOTHING])
     assert KIND.concerns(SafeOptions(), [node(), node(memory=1)], [])
+    assert KIND.concerns(SafeOptions(statistics="metrics"), [node()], [])
 
 
 def test_metrics_are_wanted_where_they_are_to_be_used():
