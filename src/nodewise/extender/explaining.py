@@ -142,14 +142,21 @@ def _findings(attempt: Attempt) -> Iterator[Finding]:
         measured = [_measured(rule, position) for rule in filtering]
         if name in scored:
             measured += [_measured(rule, scored[name]) for rule in ranking]
-        said, counted = dict(report.said(judged, position)), dict(numbers.of(judged, position))
-        parts: tuple[Part, ...] = ()
+        asked = [(judged, position)]
         if attempt.scored is not None and name in scored:
-            said |= dict(report.said(attempt.scored, scored[name]))
-            counted |= dict(numbers.of(attempt.scored, scored[name]))
-            parts = tuple(_parts(attempt.scored, scored[name]))
+            asked.append((attempt.scored, scored[name]))
+        said = {agent: text for one in asked for agent, text in report.said(*one)}
+        parts = tuple(part for one in asked[1:] for part in _parts(*one))
         reasons = tuple(_reasons(judged, position))
-        yield Finding(name, reasons, tuple(measured), points.get(name), tuple(said.items()), parts, counted)
+        yield Finding(
+            name,
+            reasons,
+            tuple(measured),
+            points.get(name),
+            tuple(said.items()),
+            parts,
+            numbers.together(*asked),
+        )
 
 
 def _order(judged: Decision, points: Mapping[str, int]) -> list[int]:

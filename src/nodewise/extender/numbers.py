@@ -23,6 +23,15 @@ def of(given: Decision, position: int, agent: str = "") -> Iterator[tuple[str, d
             yield name, plain(found)
 
 
+def together(*given: tuple[Decision, int]) -> dict[str, dict[str, Any]]:
+    """By agent, the numbers of one node in several decisions, where it stands at these positions."""
+    found: dict[str, dict[str, Any]] = {}
+    for decision, position in given:
+        for agent, one in of(decision, position):
+            found.setdefault(agent, {}).update(one)
+    return found
+
+
 def encoded(given: Details, size: int) -> Generator[None, None, bytes]:
     """One agent's numbers as a JSON list by candidate, made in parts; empty where there are none."""
     found: list[bytes] = []
