@@ -42,7 +42,9 @@ def _value(asked: str, series: Mapping[str, str], interval_s: int, at_s: int) ->
             [_promtool(), "test", "rules", file], capture_output=True, text=True, check=False
         )
     found = re.search(
-        r'got:\[?\s*(?:Labels:)?\{instance="a"\}\s+(?:Value:)?(\S+?)\]?$', done.stderr + done.stdout, re.M
+        r'got:\[?\s*(?:Labels:)?\{instance="a"\}\s+(?:Value:)?(\S+?)\]?$',
+        done.stderr + done.stdout,
+        re.MULTILINE,
     )
     assert found, done.stdout + done.stderr
     return float(found[1])

@@ -75,6 +75,43 @@ class PartRow(Row, frozen=True, kw_only=True):
     relative: float = 0.0
 
 
+class Ask(Row, frozen=True, kw_only=True):
+    """A pod that is asked about, and what is said of all nodes."""
+
+    pod: str
+    init: str = ""
+    """What an init container of it asks for."""
+    uid: str = ""
+    """By default one that no other pod has."""
+    nodes: str | None = None
+    """By default those of the story."""
+    demand: float | None = None
+    objectives: list[float | None]
+    within: float = 2e-6
+    scores: list[int]
+
+
+class Story(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Pods that one process is asked about, one after the other."""
+
+    environment: Strings = {}
+    config: str = ""
+    """The text of pigeon.cfg."""
+    warned: str = ""
+    nodes: str
+    asks: list[Ask]
+
+    @property
+    def id(self) -> str:
+        return ",".join(sorted({ask.id for ask in self.asks}))
+
+
+def stories() -> list[Story]:
+    """Those of `pigeon.yaml`."""
+    given: Any = yaml.safe_load((FOLDER / "pigeon.yaml").read_text())
+    return msgspec.convert(given["stories"], list[Story])
+
+
 T = TypeVar("T", bound=Row)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,13 @@ def running(folder: Path, environment: Mapping[str, str], *arguments: str) -> It
     finally:
         asked.http.close()
         process.stop()
+
+
+@contextlib.contextmanager
+def starting(folder: Path) -> Iterator[Callable[[Mapping[str, str]], Asked]]:
+    """Starts processes in a folder, with the environment that each is given; they end with us."""
+    with contextlib.ExitStack() as stack:
+        yield lambda environment: stack.enter_context(running(folder, environment))
 
 
 class Stage:

@@ -1,0 +1,93 @@
+"""The objectives and scores of `pigeon`, asked of real processes."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.safe import notation, rows
+from tests.conformance.safe import stage as staging
+from tests.conformance.safe.rows import Ask, Story
+from tests.conformance.safe.stage import Asked, Object
+
+Start = Callable[[Story], Asked]
+CLIENTS, TIMES = 6, 60
+LOG_BYTES = 2**16
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the process of a story."""
+    with staging.starting(tmp_path) as begin:
+
+        def started(story: Story) -> Asked:
+            if story.config:
+                (tmp_path / "pigeon.cfg").write_text(story.config + "\n")
+            asked = begin(story.environment)
+            warned = {one["variable"] for one in asked.events("variable_ignored")}
+            assert warned == ({story.warned} if story.warned else set())
+            return asked
+
+        yield started
+
+
+def pod(ask: Ask) -> Object:
+    init = [{"name": "i", "resources": {"requests": notation.amounts(ask.init)}}] if ask.init else []
+    metadata = {"uid": ask.uid} if ask.uid else {}
+    return staging.pod(notation.amounts(ask.pod), metadata=metadata, initContainers=init)
+
+
+def told(asked: Asked, given: Object, nodes: list[Object]) -> list[Object]:
+    """By node: its numbers and its score."""
+    scores = asked.scores("pigeon-holing", staging.request(given, nodes))
+    numbers = asked.numbers("pigeon", given["metadata"]["name"]) if nodes else {}
+    assert list(scores) == [one["metadata"]["name"] for one in nodes]
+    return [{**numbers[name], "score": score} for name, score in scores.items()]
+
+
+def near(value: float | None, within: float) -> Any:
+    return value if value is None else pytest.approx(value, abs=within, rel=0)
+
+
+@pytest.mark.parametrize("story", rows.stories(), ids=lambda story: story.id)
+def test_pods_one_after_another(start: Start, story: Story) -> None:
+    asked = start(story)
+    for ask in story.asks:
+        nodes = notation.nodes(story.nodes if ask.nodes is None else ask.nodes)
+        found = told(asked, pod(ask), nodes)
+        assert [one["score"] for one in found] == ask.scores, (ask.number, found)
+        close = [near(one, ask.within) for one in ask.objectives]
+        assert [one["objective"] for one in found] == close, (ask.number, found)
+        if ask.demand is not None:
+            differing = [one["demand_variability"] for one in found]
+            assert differing == [near(ask.demand, 5e-6)] * len(found), ask.number
+
+
+PLAIN = Story(nodes="n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)", asks=[])
+
+
+def test_248_many_clients_at_once_have_whole_answers(start: Start) -> None:
+    asked = start(PLAIN)
+    nodes = notation.nodes(PLAIN.nodes)
+
+    def client(number: int) -> list[int]:
+        pods = [staging.pod({"cpu": f"{100 + number}m", "memory": "1Gi"}) for _ in range(TIMES)]
+        answers = [
+            asked.ask("/scheduler/priorities/pigeon-holing", staging.request(one, nodes)) for one in pods
+        ]
+        return [len({one["Host"] for one in answer if 0 <= one["Score"] <= 10}) for answer in answers]
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answered = list(pool.map(client, range(CLIENTS)))
+    assert answered == [[3] * TIMES] * CLIENTS
+    assert asked.process.is_running
+
+
+def test_249_a_pod_among_400_nodes_is_logged_in_few_words(start: Start) -> None:
+    asked = start(PLAIN)
+    nodes = notation.nodes(" ".join(f"n{number}(4,8Gi;{number},{number}Mi)" for number in range(400)))
+    before = asked.process.log.stat().st_size
+    asked.ask("/scheduler/priorities/pigeon-holing", staging.request(staging.pod({"cpu": "1"}), nodes))
+    assert asked.process.log.stat().st_size - before < LOG_BYTES
