@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,10 @@ class Prometheus:
         """Writes samples into its data; before it starts."""
         now = time.time()
         aged = {text: given if isinstance(given, tuple) else (given, 0.0) for text, given in series.items()}
-        lines = [f"{text} {value} {now - age_s:.3f}" for text, (value, age_s) in aged.items()]
+        self.hold_samples(f"{text} {value} {now - age_s:.3f}" for text, (value, age_s) in aged.items())
+
+    def hold_samples(self, lines: Iterable[str]) -> None:
+        """The same, of samples as OpenMetrics has them: `series value time`, those of one series in order of time."""
         file = self.folder / "samples"
         file.write_text("\n".join([*lines, "# EOF\n"]))
         promtool = self._programs.prometheus.parent / "promtool"

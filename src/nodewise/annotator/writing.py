@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from nodewise.annotator.planning import NodePlan
-from nodewise.errors import Conflict, NodewiseError, Unavailable
+from nodewise.errors import BadInput, Conflict, NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.bulk import every
 from nodewise.kube.resources import NODES
@@ -56,4 +56,8 @@ async def _written(api: Api, plan: NodePlan) -> str:
         await api.patch(NODES.path(name=plan.name), body, "merge", {"fieldManager": FIELD_MANAGER})
     except (NotFound, Conflict):
         return "gone"
+    except BadInput as error:
+        if any(problem.field == "metadata.uid" for problem in error.problems):
+            return "gone"  # this node is another one; the API server calls the uid immutable
+        raise
     return "done"

@@ -66,7 +66,7 @@ MEMORY_DEVIATION: Final = "memory_used_deviation"
 
 _FLEETING: Final = "pod, kubernetes_pod_name, controller_revision_hash, pod_template_generation"
 """Labels that change when an exporter is rolled out anew: the node would have two series, each of a part of the
-window."""
+window. While both count, the parts of a rate add up to the whole."""
 _LONGEST_RATE_S: Final = 120.0
 """Two minutes hold four scrapes at the usual intervals; a rate over longer would smooth the bursts away."""
 
@@ -75,13 +75,13 @@ def cpu_used(rate_s: float, matchers: str = "") -> str:
     """Cores in use on each node, at one time: an average over `rate_s`."""
     chosen = ", ".join(filter(None, ('mode="idle"', matchers)))
     idle = f"rate(node_cpu_seconds_total{{{chosen}}}[{span(rate_s)}])"
-    return f"sum without (cpu, mode, {_FLEETING}) (1 - {idle})"
+    return f"sum without (cpu, mode) (1 - sum without ({_FLEETING}) ({idle}))"
 
 
 def memory_used(matchers: str = "") -> str:
     """Bytes in use on each node, at one time."""
     of = f"{{{matchers}}}" if matchers else ""
-    return f"sum without ({_FLEETING}) (node_memory_MemTotal_bytes{of} - node_memory_MemAvailable_bytes{of})"
+    return f"max without ({_FLEETING}) (node_memory_MemTotal_bytes{of} - node_memory_MemAvailable_bytes{of})"
 
 
 def wants(options: WindowOptions) -> UsageWants:

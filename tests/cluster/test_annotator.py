@@ -1,0 +1,267 @@
+"""`nodewise annotate` with a real Prometheus, and against a real API server with the rights that ship."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import numpy as np
+import pytest
+
+from nodewise.annotator import writing
+from nodewise.annotator.planning import NodePlan
+from nodewise.annotator.writing import Written
+from nodewise.kube.connect import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.resources import NODES, PODS
+from nodewise.observe.meters import Meters
+from nodewise.simulate import api_server
+from nodewise.simulate.api import FakeApi
+from tests.cluster import (
+    controlplane,
+    looking,
+    objects,
+    packages,
+    prometheus,
+    resource_metrics,
+    rights,
+    sandbox,
+    served,
+)
+from tests.cluster.audit import AuditLog
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.processes import Process
+from tests.cluster.prometheus import Prometheus
+from tests.cluster.sandbox import Sandbox, wait
+from tests.unit.annotator.objects import node, pod
+
+STEP_S = 15
+SPAN_S = 3600
+GIB = 2**30
+WHOLE_CPU, WHOLE_MEMORY = 4000, 16 * GIB
+
+
+def wave(seconds: float) -> float:
+    """The share of a CPU in use: five minutes of a quarter, five of three quarters."""
+    return 0.25 if seconds // 300 % 2 else 0.75
+
+
+def steady(_: float) -> float:
+    return 0.5
+
+
+def rising(seconds: float) -> float:
+    return 0.9 * seconds / SPAN_S
+
+
+def samples(now: float) -> Iterator[str]:
+    """An hour of what node exporters say, of 4 CPUs and 16 GiB each."""
+    for name, used in (("wave", wave), ("steady", steady), ("rising", rising)):
+        yield from _exporter(f'node="{name}",job="node"', used, now, (0, SPAN_S))
+    # rolled out anew ten minutes ago: another pod, the counters go on
+    for pod_, part in (("exporter-1", (0, 3000)), ("exporter-2", (3000, SPAN_S))):
+        yield from _exporter(f'node="rolled",job="node",pod="{pod_}"', steady, now, part)
+    # scraped twice
+    for job, used in (("node", steady), ("other", wave)):
+        yield from _exporter(f'node="twice",job="{job}"', used, now, (0, SPAN_S))
+
+
+def _exporter(
+    labels: str, used: Callable[[float], float], now: float, part: tuple[int, int]
+) -> Iterator[str]:
+    began = now - SPAN_S
+    times = [second for second in range(0, SPAN_S + 1, STEP_S) if part[0] <= second <= part[1]]
+    idle = np.cumsum([STEP_S * (1 - used(second)) for second in range(0, SPAN_S + 1, STEP_S)])
+    for cpu in range(4):
+        for second in times:
+            value = idle[second // STEP_S]
+            yield f'node_cpu_seconds_total{{cpu="{cpu}",mode="idle",{labels}}} {value} {began + second:.3f}'
+    for second in times:
+        yield f"node_memory_MemTotal_bytes{{{labels}}} {WHOLE_MEMORY} {began + second:.3f}"
+    for second in times:
+        available = WHOLE_MEMORY * (1 - used(second))
+        yield f"node_memory_MemAvailable_bytes{{{labels}}} {available} {began + second:.3f}"
+
+
+@pytest.fixture(scope="module")
+def server(
+    prometheus_programs: packages.Programs, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    running = Prometheus(prometheus_programs, tmp_path_factory.mktemp("annotator") / "prometheus", {})
+    try:
+        running.hold_samples(samples(time.time()))
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+class Cluster:
+    """Nodes in memory, served over HTTP to the real command."""
+
+    def __init__(self, prometheus_url: str, folder: Path) -> None:
+        self._url = prometheus_url
+        self._folder = folder
+        self.api = FakeApi()
+        for name in ("wave", "steady", "rising", "rolled", "twice"):
+            self.api.put(NODES, node(name))
+
+    def annotate(self, *arguments: str) -> tuple[Any, dict[str, dict[str, str]]]:
+        """What the command says, and what the nodes have then."""
+        with api_server.serving(self.api) as server:
+            given = [f"--kubeconfig={server.kubeconfig(self._folder)}", f"--prometheus-url={self._url}"]
+            done = looking.run("annotate", "--once", "-o", "json", *given, *arguments)
+            assert done.stdout, done.stderr
+            found = server.call(lambda api: api.objects(NODES))
+        return msgspec.json.decode(done.stdout), {
+            name: one["metadata"].get("annotations", {}) for (_, name), one in found.items()
+        }
+
+
+@pytest.fixture
+def cluster(server: Prometheus, tmp_path: Path) -> Cluster:
+    return Cluster(server.url, tmp_path)
+
+
+def free(annotations: Mapping[str, str], what: str) -> float:
+    """An annotation as a share of the whole."""
+    return float(annotations[what]) / (WHOLE_CPU if what.endswith("cpu") else WHOLE_MEMORY)
+
+
+def test_statistics_are_those_of_the_window(cluster: Cluster) -> None:
+    _, found = cluster.annotate("--exporter-matchers", 'job="node"', "--statistics-window=10m")
+    for resource in ("cpu", "memory"):
+        assert free(found["wave"], f"mean-free-{resource}") == pytest.approx(0.5, abs=0.03)
+        assert free(found["wave"], f"std-free-{resource}") == pytest.approx(0.25, abs=0.04)
+        assert free(found["steady"], f"mean-free-{resource}") == pytest.approx(0.5)
+        assert free(found["steady"], f"std-free-{resource}") == pytest.approx(0, abs=1e-6)
+
+
+def test_an_exporter_that_was_rolled_out_anew_is_still_one_of_its_node(cluster: Cluster) -> None:
+    said, found = cluster.annotate("--exporter-matchers", 'job="node"')
+    assert "rolled" not in said["unmeasured"]
+    for resource in ("cpu", "memory"):
+        assert free(found["rolled"], f"mean-free-{resource}") == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_node_that_two_exporters_measure_is_not_measured_until_one_is_chosen(cluster: Cluster) -> None:
+    said, found = cluster.annotate("--what=usage")
+    assert said["unmeasured"] == ["twice"]
+    assert found["twice"] == {}
+    assert "mean-free-cpu" in found["steady"], "the others are"
+    said, found = cluster.annotate("--exporter-matchers", 'job="node"')
+    assert said["unmeasured"] == []
+    assert free(found["twice"], "mean-free-cpu") == pytest.approx(0.5)
+
+
+def test_a_forecast_goes_on_as_it_was_going(cluster: Cluster) -> None:
+    arguments = ("--annotate-forecast", "--annotate-forecast-window=50m", "--exporter-matchers", 'job="node"')
+    _, found = cluster.annotate(*arguments)
+    for resource in ("cpu", "memory"):
+        now = free(found["rising"], f"mean-free-{resource}")
+        ahead = free(found["rising"], f"forcasted-free-{resource}")
+        assert ahead == pytest.approx(0.1, abs=0.04)
+        assert ahead < now - 0.05
+        assert free(found["steady"], f"forcasted-free-{resource}") == pytest.approx(0.5, abs=0.01)
+
+
+def test_use_beyond_requests_can_be_left_out(cluster: Cluster) -> None:
+    cluster.api.put(PODS, pod("p", "steady", {"memory": "4Gi"}))
+    _, found = cluster.annotate("--annotate-use-requests", "--exporter-matchers", 'job="node"')
+    assert free(found["steady"], "mean-free-memory") == pytest.approx(0.75)
+    assert free(found["wave"], "mean-free-memory") == 1, "nothing is requested there"
+    assert free(found["steady"], "mean-free-cpu") == pytest.approx(0.5)
+
+
+def test_a_query_of_ones_own_is_asked_with_the_window(cluster: Cluster) -> None:
+    query = 'avg_over_time((sum by (node) (rate(node_cpu_seconds_total{job="node"}[2m])))[{window}:1m])'
+    _, found = cluster.annotate("--cpu-mean-query", query, "--exporter-matchers", 'job="node"')
+    assert free(found["steady"], "mean-free-cpu") == pytest.approx(0.5, abs=0.01)
+
+
+def test_prometheus_that_does_not_answer_leaves_statistics_as_they_are(cluster: Cluster) -> None:
+    cluster.annotate("--what=usage", "--exporter-matchers", 'job="node"')
+    before = cluster.annotate("--what=usage", "--exporter-matchers", 'job="node"')[1]
+    cluster._url = "http://127.0.0.1:1"
+    said, found = cluster.annotate("--what=usage", "--exporter-matchers", 'job="node"')
+    assert found == before
+    assert len(said["failures"]) == 4
+    assert len(said["unmeasured"]) == 5
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_a_write_insists_on_the_uid_and_makes_no_ghost(plane: ControlPlane, corner: Sandbox) -> None:
+    """Of a real API server; so does the one in memory."""
+    corner.nodes(objects.node("anew"), objects.node("there"))
+    uid = plane.api.get("/api/v1/nodes/there")["metadata"]["uid"]
+    api = connect(KubeOptions(kubeconfig=str(plane.admin.kubeconfig)), Meters())
+    plans = [
+        NodePlan("anew", "0-not-its-uid", {}, {}, {"mean-free-cpu": "1"}),
+        NodePlan("gone", "0-no-uid", {}, {}, {"mean-free-cpu": "1"}),
+        NodePlan("there", uid, {}, {}, {"mean-free-cpu": "1", "std-free-cpu": None}),
+    ]
+    try:
+        assert await writing.write(api, plans) == Written(done=1, failed=0, gone=2)
+    finally:
+        await api.close()
+    assert "annotations" not in plane.api.get("/api/v1/nodes/anew")["metadata"]
+    assert plane.api.find("/api/v1/nodes/gone") is None
+    metadata = plane.api.get("/api/v1/nodes/there")["metadata"]
+    assert metadata["annotations"] == {"mean-free-cpu": "1"}
+    assert "nodewise-annotator" in {one["manager"] for one in metadata["managedFields"]}
+
+
+NAMESPACE = "nodewise"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:nodewise-annotator"
+
+
+def test_the_rights_that_ship_are_those_that_were_needed(
+    control_plane_programs: Path, tmp_path: Path
+) -> None:
+    """Neither more nor less: a run of the command as it ships, and the API server's audit log."""
+    log = AuditLog(tmp_path)
+    with contextlib.ExitStack() as stack:
+        plane = stack.enter_context(controlplane.running(control_plane_programs, tmp_path, log.flags))
+        for name in ("rbac.yaml", "annotator.yaml"):
+            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+        corners = [stack.enter_context(sandbox.sandbox(plane)) for _ in range(2)]
+        measured = stack.enter_context(resource_metrics.behind(plane.api, tmp_path))
+        measured.cpu = {"a": "1", "b": "500m"}
+        corners[0].nodes(*objects.nodes("a b"))
+        for corner, name in zip(corners, "ab", strict=True):
+            corner.pods(objects.running_on(name, objects.pod("web", cpu="250m")))
+        account = plane.service_account("nodewise-annotator", NAMESPACE)
+        command = ["annotate", f"--kubeconfig={account.kubeconfig}", "--health-port=0", "--log-format=json"]
+        process = stack.enter_context(Process([served.NODEWISE, *command], tmp_path / "annotate.log"))
+
+        def annotated(name: str) -> dict[str, str] | None:
+            found = plane.api.get(f"/api/v1/nodes/{name}")["metadata"].get("annotations", {})
+            return found if "mean-free-cpu" in found else None
+
+        a, b = (
+            wait(f"{name} is annotated", lambda name=name: annotated(name), show=process.tail)
+            for name in "ab"
+        )
+        assert (a["mean-free-cpu"], b["mean-free-cpu"]) == ("3000", "3500")
+        assert (a["requested-cpu"], a["requested-pods"]) == ("250", "1")
+        health = next(
+            line["health"]
+            for line in map(msgspec.json.decode, process.log.read_bytes().splitlines())
+            if line["event"] == "started"
+        )
+        with httpx2.Client(trust_env=False) as client:
+            assert prometheus.answers(f"{health}/readyz", client)
+            assert (
+                'nodewise_node_annotations_total{outcome="done"} 2.0' in client.get(f"{health}/metrics").text
+            )
+    requests = [one for one in log.requests(ACCOUNT) if one.resource]
+    assert [one for one in requests if one.code in {401, 403}] == []
+    assert [one for one in requests if "nodewise-annotator" not in one.allowed_by] == []
+    assert rights.needed(requests) == rights.granted(served.manifest("annotator.yaml"))
