@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from nodewise.agents.learned import outcomes
 from nodewise.agents.learned.options import LearnedOptions
+from nodewise.agents.learned.pods import LivingPod
 from nodewise.agents.learned.rewards import Pair, Rule
-from tests.unit.agents.learned.lives import START, Life, end, pod, running, terminated, waiting
+from nodewise.agents.learned.state import LearnedState
+from tests.unit.agents.learned.lives import START, Life, end, pod, running, stamp, terminated, waiting
 
 PODS = 400
 PERIOD_S = 60.0
@@ -142,3 +144,54 @@ def test_every_end_of_a_container_counts_once_however_many_steps_are_seen(
             counted += found.times if found else 0
             before = after
     assert counted == ends
+
+
+TIMES = st.none() | st.text(max_size=30) | st.integers(0, 10**6).map(stamp)
+ENDS = st.fixed_dictionaries({}, optional={"startedAt": TIMES, "finishedAt": TIMES})
+STATES = st.fixed_dictionaries(
+    {}, optional={"running": st.just({}) | st.none(), "terminated": ENDS | st.none()}
+)
+CONTAINERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "state": STATES | st.none(),
+        "lastState": STATES | st.none(),
+        "restartCount": st.integers(-(2**31), 2**31),
+    },
+)
+ODD_PODS = st.builds(
+    lambda phase, containers: pod("p", "n1", *containers, phase=phase),
+    st.sampled_from(["Running", "Failed", "Unknown", "Pending", "Succeeded", "", "?"]),
+    st.lists(CONTAINERS, max_size=3),
+)
+
+
+@given(st.none() | ODD_PODS, ODD_PODS, st.floats(0, 1e9))
+def test_whatever_a_status_says_there_is_a_reward_or_none(
+    before: LivingPod | None, after: LivingPod, until_s: float
+) -> None:
+    for found in (outcomes.between(before, after, 600.0), outcomes.since(after, START + until_s, 600.0)):
+        assert found is None or (found.reward in {0.0, 0.5, 1.0} and 1 <= found.times <= 10)
+    assert outcomes.between(after, after, 600.0) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=25), st.integers(0, 25))
+def test_a_restart_loses_nothing_and_counts_nothing_twice(steps: list[tuple[int, bool]], stop: int) -> None:
+    """Pods start or fail on four nodes; one process watches to the end, the other is started anew on the way."""
+    whole, life = Life(nodes=4), Life(nodes=4)
+    whole.tell()
+    life.tell()
+    for number, (node, fails) in enumerate(steps):
+        at_s = whole.now + 1 - START
+        one = terminated(at_s, at_s) if fails else running(at_s=at_s)
+        told = pod(f"p{number}", f"n{node + 1}", one, phase="Failed" if fails else "Running")
+        if number == stop:  # what was kept before this one, which it hears of by its first look only
+            text = life.state.keep(None)
+            life.state = LearnedState(life.options)
+            if text is not None:
+                life.state.recall(text)
+            else:
+                life.tell()
+        whole.tell(told, after_s=2)
+        life.tell(told, after_s=2)
+    assert [life.numbers(node) for node in range(4)] == [whole.numbers(node) for node in range(4)]
