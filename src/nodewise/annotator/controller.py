@@ -67,6 +67,6 @@ class AnnotatorController:
         await self._annotator.sample()
         pods = self._hands.objects.get(BOUND)
         if self._annotator.is_due() and (pods is None or pods.synced):
-            await self._annotator.burst(
-                self._hands.api, self._hands.nodes.values(), pods.values() if pods is not None else ()
-            )
+            held = pods.values() if pods is not None else ()
+            written = await self._annotator.burst(self._hands.api, self._hands.nodes.values(), held)
+            self._hands.node_writes.count += written.done

@@ -1,0 +1,112 @@
+"""The annotator in the extender's leader."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nodewise.agent import NodeIndex, View
+from nodewise.annotator import controller, measuring
+from nodewise.annotator.controller import BOUND, AnnotatorController
+from nodewise.annotator.options import AnnotatorOptions
+from nodewise.clock import ManualClock
+from nodewise.kube.resources import NODES
+from nodewise.kube.store import Writer
+from nodewise.simulate.api import FakeApi
+from nodewise.statistics.queries import WindowOptions
+from tests.unit.agents.hands import hands
+from tests.unit.annotator.objects import node, pod, read_node, read_pods
+from tests.unit.annotator.test_loop import GIB, START, Meter
+
+pytestmark = pytest.mark.anyio
+VIEW = View(NodeIndex(), {}, START)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Leader:
+    """A controller, the stores that it looks at, and the API server that it writes to."""
+
+    def __init__(self, options: AnnotatorOptions) -> None:
+        self.clock = ManualClock(START)
+        self.api = FakeApi()
+        self.nodes: Writer[Any] = Writer()
+        self.pods: Writer[Any] = Writer()
+        self.meter = Meter(self.clock, a=(1.0, GIB))
+        self.nodes.replace([read_node(self.api.put(NODES, node("a")))])
+        objects = {BOUND: self.pods.store} if controller.watched(options) else {}
+        self.hands = hands(self.api, objects, self.nodes.store, self.clock)
+        self.controller = AnnotatorController(options, WindowOptions(), [self.meter], self.hands)
+
+    async def step(self) -> int:
+        """A new View; how many writes there were since the start."""
+        await self.controller.step(VIEW)
+        await self.controller.settle()
+        return len([verb for verb, _ in self.api.calls if verb == "patch"])
+
+    def annotations(self) -> dict[str, str]:
+        found: dict[str, str] = self.api.objects(NODES)["", "a"]["metadata"]["annotations"]
+        return found
+
+
+async def test_it_writes_once_a_period_however_often_the_view_changes() -> None:
+    leader = Leader(AnnotatorOptions(annotate="usage"))
+    leader.controller.begin()
+    assert [await leader.step() for _ in range(3)] == [1, 1, 1]
+    assert leader.annotations()["mean-free-cpu"] == "3000"
+    assert leader.hands.node_writes.count == 1
+    leader.clock.advance(60)
+    leader.meter.uses["a"] = (3.0, GIB)
+    assert await leader.step() == 2
+
+
+async def test_it_waits_for_the_pods_where_these_count() -> None:
+    leader = Leader(AnnotatorOptions(annotate="all"))
+    assert await leader.step() == 0
+    leader.pods.replace(read_pods(pod("p", "a", {"cpu": "1"})))
+    assert await leader.step() == 1
+    assert leader.annotations()["requested-cpu"] == "1000"
+
+
+async def test_a_step_does_not_wait_for_what_takes_long() -> None:
+    leader = Leader(AnnotatorOptions(annotate="usage"))
+    done = asyncio.Event()
+    fetch = leader.meter.fetch
+
+    async def slowly(*given: Any) -> Any:
+        await done.wait()
+        return await fetch(*given)
+
+    leader.meter.fetch = slowly  # type: ignore[method-assign]
+    await leader.controller.step(VIEW)
+    await leader.controller.step(VIEW)
+    done.set()
+    assert await leader.step() == 1
+
+
+async def test_a_defect_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader(AnnotatorOptions(annotate="usage"))
+    with monkeypatch.context() as patched:
+        patched.setattr(measuring.Samples, "look", lambda _: 1 // 0)
+        await leader.step()
+        with pytest.raises(ZeroDivisionError):
+            await leader.controller.step(VIEW)
+    assert await leader.step() == 1
+
+
+def test_pods_are_watched_only_where_they_count() -> None:
+    assert controller.watched(AnnotatorOptions()) == ()
+    assert controller.watched(AnnotatorOptions(annotate="usage")) == ()
+    [watched] = controller.watched(AnnotatorOptions(annotate="allocation"))
+    assert watched.selectors == {
+        "fieldSelector": "spec.nodeName!=,status.phase!=Failed,status.phase!=Succeeded"
+    }
+    assert controller.watched(AnnotatorOptions(annotate="usage", annotate_use_requests=True))
+
+
+def test_it_is_off_unless_told() -> None:
+    with pytest.raises(TypeError):
+        Leader(AnnotatorOptions())
