@@ -13,6 +13,7 @@ from nodewise.cli.decided import Outcome
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.reading import Measuring, Read, Wish
 from nodewise.errors import BadInput, BadSettings, Problem
+from nodewise.extender import slots
 from nodewise.extender.chain import Chain, weighed
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.api import Api
@@ -102,7 +103,7 @@ async def _seen(wish: Wish, given: dict[str, Any], api: Api | None) -> Situation
 
 def _view(states: dict[str, AgentState], found: Read, snapshot: Snapshot, at: float) -> View:
     world = World(NodeIndex(found.node_names), found.objects, snapshot, at, found.nodes)
-    return View(world.nodes, {name: clock.result(state.slot(world)) for name, state in states.items()}, at, 1)
+    return View(world.nodes, slots.computed(states, world), at, 1)
 
 
 def _now(text: str, given: Snapshot | None) -> float:

@@ -7,10 +7,9 @@ request to request it keeps. Agents that need other objects than nodes cannot be
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nodewise import clock
 from nodewise.agent import AgentKind, AgentState, NodeIndex, View, World
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import wire
+from nodewise.extender import slots, wire
 from nodewise.kube.fields import merge
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.observe import logs
@@ -45,5 +44,4 @@ class LoneViews:
             logs.emit("nodes_unknown")
         world = World(NodeIndex(name for _, name in nodes), {}, Snapshot(), now, nodes)
         self._number += 1
-        slots = {name: clock.result(state.slot(world)) for name, state in self._states.items()}
-        return View(world.nodes, slots, now, self._number)
+        return View(world.nodes, slots.computed(self._states, world), now, self._number)

@@ -24,6 +24,8 @@ from nodewise.agent import (
     Want,
     Watched,
 )
+from nodewise.errors import UNREADABLE
+from nodewise.extender import samples
 from nodewise.extender.arrays import Told
 from nodewise.extender.deadlines import Failed
 from nodewise.extender.numbers import plain as as_json
@@ -107,9 +109,14 @@ def memory(given: Any) -> bytes | None:
 def wants(given: Any) -> frozenset[Want]:
     """The metrics to be fetched."""
     _of_type(given, frozenset, "wants")
-    for one in given:
-        _of_type(one, Want, "a want")
-    return given  # type: ignore[no-any-return]
+    return frozenset(map(_want, given))
+
+
+def _want(given: Any) -> Want:
+    _of_type(given, Want, "a want")
+    if not given.metric or not float(given.max_age_s) >= 0:
+        raise Failed("shape", f"{_shown(given)}; wanted a metric's name, and a max age from 0")
+    return Want(text(given.metric), text(given.query), float(given.max_age_s))
 
 
 def problems(given: Any) -> Mapping[str, tuple[str, ...]]:
@@ -138,6 +145,9 @@ def resources(given: Any) -> Mapping[str, bool]:
 def state(given: Any) -> Any:
     """An `AgentState`."""
     _has(given, "state", {"inputs": Inputs}, ("wants", "problems", "slot"))
+    _of_type(given.inputs.objects, frozenset, "inputs.objects")
+    for name in given.inputs.objects:
+        _of_type(name, str, "a name in inputs.objects")
     return given
 
 
@@ -170,9 +180,10 @@ def kind(given: Any, name: str, others: Sequence[AgentKind]) -> Any:
     watched(given.watched(given.options()), name)
     for what, fields in (("Pod", "pod_fields"), ("Node", "node_fields")):
         try:
-            merge(what, *(getattr(one, fields) for one in others), getattr(given, fields))
-        except TypeError as error:
-            raise Failed("shape", str(error)) from error
+            merged = merge(what, *(getattr(one, fields) for one in others), getattr(given, fields))
+            samples.check(what, merged)
+        except (TypeError, *UNREADABLE) as error:
+            raise Failed("shape", f"KIND.{fields}: {error}") from error
     return given
 
 

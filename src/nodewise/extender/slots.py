@@ -5,7 +5,9 @@ replay: a change of 20,000 pods, 80 times a second, is nothing to an agent that 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from nodewise import clock
 from nodewise.agent import AgentState, Inputs, World
+from nodewise.observe import logs
 
 _LOST: Final = object()
 
@@ -47,6 +49,17 @@ class Slots:
     def newest(self) -> dict[str, Any]:
         """By agent; a mapping of the caller's own."""
         return {name: made.slot for name, made in self._made.items() if made.slot is not _LOST}
+
+
+def computed(states: Mapping[str, AgentState], world: World) -> dict[str, Any]:
+    """All slots of a world, at once. An agent that fails has none."""
+    found: dict[str, Any] = {}
+    for name, state in states.items():
+        try:
+            found[name] = clock.result(state.slot(world))
+        except Exception as error:  # noqa: BLE001 - a defect of one agent must not stop the others
+            logs.emit("agent_failed", agent=name, exc_info=error)
+    return found
 
 
 def _of(world: World, inputs: Inputs) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """Agents of other packages crash, hang and answer nonsense; nobody else is harmed, and no pod is placed by it."""
 
+import re
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodewise import clock
-from nodewise.agent import Evidence, Named, NodeIndex, Scores, ValueState, Verdict
+from nodewise.agent import Evidence, Inputs, Named, NodeIndex, Scores, ValueState, Verdict
 from nodewise.errors import BadSettings
 from nodewise.extender import containing, shapes
 from nodewise.extender.chain import Chain
@@ -353,6 +354,12 @@ class TestSlots:
             assert time.monotonic() < ends
 
 
+class WithInputs(outsiders.OddState):
+    def __init__(self, objects: Any) -> None:
+        super().__init__(OddKind())
+        self.inputs = Inputs(objects)
+
+
 class TestStart:
     @pytest.mark.parametrize(
         ("part", "does", "words"),
@@ -360,6 +367,7 @@ class TestStart:
             ("agent", fails(ZeroDivisionError("by zero")), "ZeroDivisionError"),
             ("agent", gives(object()), "agent.name is missing"),
             ("state", gives(7), "state.inputs is missing"),
+            ("state", gives(WithInputs(None)), "inputs.objects of type NoneType"),
             ("watched", gives(["pods"]), "watched of type str"),
         ],
     )
@@ -401,9 +409,25 @@ class Disagreeing(OddKind):
         metadata: str = ""
 
 
+class Needing(OddKind):
+    class pod_fields(msgspec.Struct, frozen=True):  # noqa: N801
+        spec: str
+
+
+class Dated(msgspec.Struct, frozen=True):
+    creationTimestamp: float = 0.0  # noqa: N815
+
+
+class Mistaken(OddKind):
+    class node_fields(msgspec.Struct, frozen=True):  # noqa: N801
+        metadata: Dated = Dated()
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
+        (Needing(), "KIND.pod_fields: Expected `str`, got `object` - at `$.spec`"),
+        (Mistaken(), "KIND.node_fields: Expected `float`, got `str` - at `$.metadata.creationTimestamp`"),
         (7, "KIND.name is missing"),
         (None, "KIND.name is missing"),
         (SimpleNamespace(name="odd"), "KIND.summary is missing"),
@@ -414,7 +438,7 @@ class Disagreeing(OddKind):
     ],
 )
 def test_a_kind_of_the_wrong_shape(kind: Any, words: str) -> None:
-    with pytest.raises(Failed, match=words.replace("(", r"\(")):
+    with pytest.raises(Failed, match=re.escape(words)):
         shapes.kind(kind, "odd", [OddKind()])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from nodewise.agent import Inputs, Resource, Watched, World
 from nodewise.errors import BadInput, BadSettings
@@ -55,7 +56,20 @@ def body(*nodes: str) -> bytes:
 NODE = '{"metadata":{"name":"%s","annotations":{"heat":"%s","other":"x"}}}'
 
 
+class Broken(Heats):
+    def slot(self, world: World) -> Generator[None, None, dict[str, str | None]]:
+        yield
+        raise ZeroDivisionError
+
+
 class TestView:
+    def test_an_agent_that_fails_has_no_slot_and_others_have(self) -> None:
+        states: Any = {"broken": Broken(), "heats": Heats()}
+        with capture_logs() as lines:
+            view = LoneViews([kind()], states).view(body(NODE % ("a", 1)), 5.0)
+        assert view.slots == {"heats": {"a": "1"}}
+        assert [(line["event"], line["agent"]) for line in lines] == [("agent_failed", "broken")]
+
     def test_it_is_made_of_the_request_s_own_nodes(self) -> None:
         view = views().view(body(NODE % ("b", 1), '{"metadata":{"name":"a"}}'), 5.0)
         assert (view.nodes.known, view.slots, view.at) == (("b", "a"), {"heats": {"b": "1", "a": None}}, 5.0)
