@@ -207,21 +207,26 @@ class Samples:
                 self._failures[metric] = outcome
 
     def _keep(self, series: Series, kept: dict[str, deque[tuple[float, float]]]) -> None:
-        """Each sample once, for the source may give the same one several times; no longer than the window."""
+        """Each sample once, for the source may give the same one several times."""
         now = self._clock.now()
-        oldest = now - self._window_s
         for node, sample in series.samples.items():
             own = kept.setdefault(node, deque())
             at = min(sample.at if sample.at is not None else now, now)
-            if at > oldest and (not own or at > own[-1][0]):
+            if not own or at > own[-1][0]:
                 own.append((at, sample.value / NANO))
-        for node, own in list(kept.items()):
-            while own and own[0][0] <= oldest:
-                own.popleft()
-            if not own:
-                del kept[node]
+
+    def _forget(self) -> None:
+        """Let go of what is older than the window, be it that the source says nothing any more."""
+        oldest = self._clock.now() - self._window_s
+        for kept in self._kept.values():
+            for node, own in list(kept.items()):
+                while own and own[0][0] <= oldest:
+                    own.popleft()
+                if not own:
+                    del kept[node]
 
     async def measured(self, lefts: Mapping[str, Left]) -> Measured:  # noqa: ARG002 - Prometheus only
+        self._forget()
         cpu, memory = self._kept[CPU], self._kept[MEMORY]
         failures = tuple(f"{metric}: {why}" for metric, why in self._failures.items())
         found = {}

@@ -43,7 +43,8 @@ class Known(NamedTuple):
     allocation: Mapping[str, Allocation]
     now: float
     holds: bool = True
-    """Whether statistics that stand and count are kept while there are samples of less than half a window."""
+    """Whether whole statistics that stand and count are kept where only a part is known now, or samples of less than
+    half a window: a query that timed out once must not turn a node that varies into one that never does."""
 
 
 def plan(nodes: Iterable[Any], known: Known, task: Task, rules: Rules) -> Generator[None, None, Plans]:
@@ -68,7 +69,7 @@ def _use(node: Any, known: Known, rules: Rules) -> Usage | None:
     if known.usage is None:
         return None
     use = known.usage.get(node.metadata.name, Usage())
-    if known.holds and use.is_brief and patches.are_whole(fields.standing(node), known.now, rules):
+    if known.holds and not use.is_whole and patches.are_whole(fields.standing(node), known.now, rules):
         return Usage()
     return use
 

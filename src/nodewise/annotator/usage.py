@@ -26,6 +26,12 @@ class Usage(NamedTuple):
     """Whether the samples span less than half of the window."""
 
     @property
+    def is_whole(self) -> bool:
+        """Whether nothing is lacking but perhaps a forecast, and the samples span enough of the window."""
+        known = (self.cpu.mean, self.cpu.deviation, self.memory.mean, self.memory.deviation)
+        return not self.is_brief and not any(map(isnan, known))
+
+    @property
     def is_known(self) -> bool:
         """Whether anything is."""
         return not (isnan(self.cpu.mean) and isnan(self.memory.mean))

@@ -43,6 +43,7 @@ class Meter:
         self._clock = clock
         self.uses: Uses = uses
         self.error: NodewiseError | None = None
+        self.silent: set[str] = set()
 
     def takes(self, want: Want) -> bool:
         return True
@@ -50,6 +51,8 @@ class Meter:
     async def fetch(self, want: Want, now: float) -> Series:
         if self.error:
             raise self.error
+        if want.metric in self.silent:
+            raise Unavailable(f"{want.metric} is away")
         place = 0 if want.metric == measuring.CPU else 1
         samples = {
             name: Sample(round(used[place] * quantity.NANO), self._clock.now())
@@ -210,6 +213,21 @@ async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
     assert cluster.annotations("new")["mean-free-cpu"] == "1000"
     await cluster.minute(9)
     assert cluster.annotations("a")["mean-free-cpu"] == "1000"
+
+
+async def test_a_part_of_the_statistics_does_not_replace_the_whole() -> None:
+    cluster = Cluster(Task(usage=True, allocation=False), window_s=300)
+    cluster.meter.uses = {"a": (1.0, GIB)}
+    await cluster.minute(6)
+    stood = cluster.annotations("a")
+    cluster.meter.uses = {"a": (3.0, GIB)}
+    cluster.meter.silent = {measuring.MEMORY}
+    await cluster.minute(10)
+    assert cluster.annotations("a") == stood
+    await cluster.minute(60)
+    found = cluster.annotations("a")
+    assert found["mean-free-cpu"] == "1000", "what stood is too old to count: better the part than nothing"
+    assert "mean-free-memory" not in found
 
 
 async def test_statistics_are_of_the_window() -> None:
