@@ -112,6 +112,38 @@ def stories() -> list[Story]:
     return msgspec.convert(given["stories"], list[Story])
 
 
+class KeptRow(Row, frozen=True, kw_only=True):
+    """What was learned, and the scores that follow."""
+
+    rewards: dict[str, float]
+    scores: list[int]
+
+
+class HttpRow(Row, frozen=True, kw_only=True):
+    """A request and its answer."""
+
+    name: str
+    method: str = "POST"
+    path: str
+    body: str = ""
+    status: int = 200
+    content_type: str = "application/json"
+    answer: Any = None
+    text: str = ""
+    field: str = ""
+    to: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.number} {self.name}"
+
+
+def http() -> list[HttpRow]:
+    """Those of `http.yaml`."""
+    given: Any = yaml.safe_load((FOLDER / "http.yaml").read_text())
+    return msgspec.convert(given["rows"], list[HttpRow])
+
+
 T = TypeVar("T", bound=Row)
 
 

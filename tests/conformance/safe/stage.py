@@ -62,16 +62,10 @@ class Asked:
 @contextlib.contextmanager
 def running(folder: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[Asked]:
     """A process of its own, in a folder of its own."""
-    command = [
-        str(NODEWISE),
-        "extender",
-        *("--no-cluster", "--unsafe", "--port=0", "--health-port=0", "--log-format=json"),
-        *(
-            arguments
-            if any(one.startswith("--agents") for one in arguments)
-            else (f"--agents={AGENTS}", *arguments)
-        ),
-    ]
+    given = [f"--agents={AGENTS}", *arguments]  # what comes last counts
+    lone = [] if any(one.startswith("--objects-from") for one in arguments) else ["--no-cluster"]
+    ports = ["--unsafe", "--port=0", "--health-port=0", "--log-format=json"]
+    command = [str(NODEWISE), "extender", *lone, *ports, *given]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("NODEWISE_")}
     process = Process(command, folder / "log", {**clean, **environment}, folder)
     asked = Asked(process)

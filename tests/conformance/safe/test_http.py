@@ -1,0 +1,82 @@
+"""Requests and answers, agents of other packages, and what is logged; asked of real processes."""
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+import nodewise
+from tests.cluster import processes
+from tests.cluster.processes import Process
+from tests.cluster.served import NODEWISE
+from tests.conformance.safe import rows
+from tests.conformance.safe import stage as staging
+from tests.conformance.safe.rows import HttpRow
+from tests.conformance.safe.stage import Asked
+
+ENTRY = "[nodewise.agents]\nfoo = nodewise_foo:KIND\n"
+METADATA = "Metadata-Version: 2.1\nName: nodewise-foo\nVersion: 1.0\n"
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """A process with an agent foo beside congestion."""
+    folder = tmp_path_factory.mktemp("http")
+    subprocess.run(
+        [NODEWISE, "agents", "new", "foo", "--folder", folder / "foo"], check=True, capture_output=True
+    )
+    site = folder / "foo" / "src"
+    told = site / "nodewise_foo-1.0.dist-info"  # as pip would have it
+    told.mkdir()
+    (told / "METADATA").write_text(METADATA)
+    (told / "entry_points.txt").write_text(ENTRY)
+    with staging.running(folder, {"PYTHONPATH": str(site)}, "--agents=foo,congestion") as made:
+        yield made
+        assert made.process.is_running
+        assert not made.events("request_failed")
+        assert not made.events("outside_agent_failed")
+
+
+@pytest.mark.parametrize("row", rows.http(), ids=lambda row: row.id)
+def test_requests(asked: Asked, row: HttpRow) -> None:
+    answer = asked.send(row.path, row.body.encode(), row.method)
+    assert answer.status_code == row.status, answer.text
+    assert answer.headers["content-type"] == row.content_type
+    assert answer.headers.get("location", "") == row.to
+    if row.text:
+        assert answer.text == row.text.replace("VERSION", nodewise.__version__)
+    elif row.field:
+        assert [one["field"] for one in answer.json()["problems"]] == [row.field]
+    else:
+        assert answer.json() == row.answer
+
+
+def test_203_a_level_of_the_log_that_there_is_not_is_told_and_means_info(tmp_path: Path) -> None:
+    with staging.running(tmp_path, {"LOG_LEVEL": "bogus"}, "--agents=congestion") as asked:
+        [told] = asked.events("variable_ignored")
+        assert (told["variable"], told["seen"], told["level"]) == ("LOG_LEVEL", "bogus", "warning")
+        assert asked.events("started")[0]["level"] == "info"
+
+
+def test_250_at_level_error_the_start_tells_the_level_and_nothing_else(tmp_path: Path) -> None:
+    port = processes.free_port()
+    command = [NODEWISE, "extender", "--no-cluster", "--unsafe", "--health-port=0", "--agents=congestion"]
+    environment = {**os.environ, "LOG_LEVEL": "ERROR", "HTTP_PORT": str(port)}
+    process = Process([*command, "--log-format=json"], tmp_path / "log", environment, tmp_path)
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx2.TransportError):
+            return httpx2.get(f"http://127.0.0.1:{port}/version", trust_env=False).is_success
+        return False
+
+    try:
+        process.wait_ready(answers)
+        lines = [json.loads(line) for line in process.log.read_text().splitlines()]
+        assert [(line["event"], line["value"]) for line in lines] == [("log_level_set", "ERROR")]
+    finally:
+        process.stop()

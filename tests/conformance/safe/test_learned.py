@@ -1,0 +1,45 @@
+"""What `learned` makes of rewards that were kept, asked of real processes with a cluster in files."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.sandbox import wait
+from tests.conformance.safe import rows
+from tests.conformance.safe import stage as staging
+from tests.conformance.safe.rows import KeptRow
+from tests.conformance.safe.stage import Asked
+
+NODES = ["n1", "n2", "n3"]
+PATIENCE_S = 60
+
+
+def write(folder: Path, row: KeptRow) -> None:
+    """A cluster of three nodes, and what was kept of pods of type D."""
+    nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in NODES]
+    (folder / "cluster.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
+    now = int(time.time())
+    pairs = {name: [reward, 1, 1, now] for name, reward in row.rewards.items()}
+    kept = {"version": 1, "until": now, "types": {"d/D": pairs} if pairs else {}}
+    (folder / "memory.json").write_text(json.dumps({"learned": kept}))
+
+
+@pytest.mark.parametrize("row", rows.read("kept", KeptRow), ids=lambda row: row.id)
+def test_rewards_that_were_kept(tmp_path: Path, row: KeptRow) -> None:
+    write(tmp_path, row)
+    flags = [
+        "--agents=learned",
+        "--objects-from=cluster.json",
+        "--state=memory.json",
+        "--learned-half-life=0s",
+    ]
+    with staging.running(tmp_path, {}, *flags) as asked:
+        wait("scores", lambda: scores(asked) == row.scores, PATIENCE_S)
+
+
+def scores(asked: Asked) -> list[int]:
+    body = {"pod": staging.pod({}, metadata={"labels": {"podtype": "D"}}), "nodenames": NODES}
+    found = asked.scores("rl-priority", body)
+    return [found[name] for name in NODES]
