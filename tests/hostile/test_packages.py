@@ -168,6 +168,29 @@ def test_decisions_tell_what_failed(target: Target) -> None:
     assert "no scores of odd: scores of type float64; wanted whole numbers" in text
 
 
+def test_without_a_cluster_each_request_is_answered(site: Path, tmp_path: Path) -> None:
+    """Slots are computed while kube-scheduler waits; one that hangs costs one deadline, and its own pods."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(site))
+        options = ["--no-cluster", "--agents", "good,stuck,crashing", "--agent-deadline", "1s"]
+        with Target(tmp_path, options) as alone:
+            for _ in range(20):
+                assert whole(alone, "stuck") == all_for("stuck failed: its slot is not computed yet")
+                assert whole(alone, "good") == {}
+            assert whole(alone, "crashing") == all_for("crashing failed: OSError")
+            assert not alone.events("request_failed")
+
+
+def whole(target: Target, agent: str) -> dict[str, str]:
+    """The nodes that a pod may not go to, asked with whole nodes."""
+    pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {f"{agent}/limit": "5"}}}
+    nodes = {"items": [{"metadata": {"name": name}} for name in world.NODES]}
+    with target.line() as line:
+        answer = line.ask("/scheduler/filter", json.dumps({"Pod": pod, "Nodes": nodes}).encode())
+    assert answer.status == 200
+    return json.loads(answer.body)["FailedNodes"] or {}
+
+
 def test_decide_asks_it_by_name(site: Path, tmp_path: Path) -> None:
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "labels": {"crashing/limit": "1"}}}

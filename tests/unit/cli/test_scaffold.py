@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hatchling.builders.wheel import WheelBuilder
 
 from nodewise.cli import scaffold
 from nodewise.cli.agents import command
@@ -47,6 +48,14 @@ def test_a_new_package_passes_its_own_tests(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
+
+
+def test_all_files_of_the_template_are_in_the_wheel() -> None:
+    wheel = WheelBuilder(str(Path(__file__).parents[3]))
+    packed = {Path(file.path) for file in wheel.recurse_included_files()}
+    there = {path for path in scaffold.TEMPLATE.rglob("*") if path.suffix in {".py", ".toml", ".md"}}
+    assert len(there) == 7
+    assert there - packed == set()
 
 
 def test_nothing_is_left_of_the_templates_name(tmp_path: Path) -> None:
