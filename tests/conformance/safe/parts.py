@@ -23,6 +23,7 @@ from tests.conformance.safe import promtool
 from tests.conformance.safe.rows import PartRow
 from tests.unit.agents.learned import lives
 from tests.unit.annotator import objects
+from tests.unit.annotator.objects import Object
 
 
 def asked(row: PartRow) -> Any:
@@ -151,17 +152,22 @@ def _phases(given: list[str]) -> list[float]:
 
 def _allocation(given: Mapping[str, Any]) -> Mapping[str, str | None] | None:
     """What of the node is to be written where nothing stands yet, but the time; None for nothing."""
-    amounts = {key.replace("-", "_"): text for key, text in given["node"].items()}
-    node = objects.node("n1", ready=str(given.get("ready", True)), **amounts)
-    node["status"]["allocatable"] = given["node"]
-    pods = objects.read_pods(*(_pod(number, one) for number, one in enumerate(given["pods"])))
+    pods = objects.read_pods(*(pod(number, one) for number, one in enumerate(given["pods"])))
     known = Known(None, result(by_node(pods)), now=0.0)
     task, rules = Task(usage=False, allocation=True), Rules(max_age_s=3600)
-    plans = result(planning.plan([objects.read_node(node)], known, task, rules))
+    plans = result(planning.plan([objects.read_node(node(given))], known, task, rules))
     return plans.nodes[0].wanted if plans.nodes else None
 
 
-def _pod(number: int, given: Mapping[str, Any]) -> dict[str, Any]:
+def node(given: Mapping[str, Any]) -> Object:
+    """The node n1 of a row."""
+    made = objects.node("n1", ready=str(given.get("ready", True)))
+    made["status"]["allocatable"] = given["node"]
+    return made
+
+
+def pod(number: int, given: Mapping[str, Any]) -> Object:
+    """One of its pods."""
     init = ({"name": "i", "resources": {"requests": given["init"]}},) if "init" in given else ()
     on = "n1" if given.get("bound", True) else ""
     return objects.pod(f"p{number}", on, *given["requests"], phase=given.get("phase", "Running"), init=init)

@@ -47,6 +47,7 @@ class NodeRow(Row, frozen=True, kw_only=True):
     cpu: list[str] = []
     memory: list[str] = []
     forecast: str | None = None
+    memory_forecast: str | None = None
     request: Amounts = {}
     requests: list[Amounts] = []
     passes: bool

@@ -48,7 +48,7 @@ def test_risk(stage: Stage, row: RiskRow) -> None:
 @pytest.mark.parametrize("row", NODES, ids=lambda row: row.id)
 def test_node(stage: Stage, row: NodeRow) -> None:
     asked = process(stage, row)
-    annotations = {"forcasted-free-cpu": row.forecast}
+    annotations = {"forcasted-free-cpu": row.forecast, "forcasted-free-memory": row.memory_forecast}
     for resource, given in (("cpu", row.cpu), ("memory", row.memory)):
         annotations |= dict(zip((f"mean-free-{resource}", f"std-free-{resource}"), given, strict=False))
     pod = staging.pod(*(row.requests or [row.request]))

@@ -1,0 +1,63 @@
+"""What `nodewise annotate` writes on nodes, in one run over the cases of allocation, on an API server in memory."""
+
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.cluster.api import Api, Object
+from tests.cluster.served import NODEWISE
+from tests.conformance.gas import stage as gas
+from tests.conformance.safe import parts, rows
+from tests.conformance.safe.rows import PartRow
+
+NODES = "/api/v1/nodes"
+ANNOTATED_AT = "nodewise.io/annotated-at"
+MEMORY_ROW = {"node": {"memory": "8Gi"}, "pods": [{"requests": [{"memory": "1.5Gi"}]}]}
+CASES = {
+    f"n{at}-{row.number}": row
+    for at, row in enumerate(rows.read("annotator", PartRow))
+    if row.part in {"allocation", "memory"}
+}
+
+
+def given(row: PartRow) -> Mapping[str, Any]:
+    """A node and its pods."""
+    return row.given if row.part == "allocation" else MEMORY_ROW
+
+
+def lay(api: Api, name: str, row: PartRow) -> None:
+    node = parts.node(given(row))
+    node["metadata"] = {"name": name}
+    api.create({"apiVersion": "v1", "kind": "Node", **node})
+    for number, one in enumerate(given(row)["pods"]):
+        pod = parts.pod(number, one)
+        pod["metadata"] = {"name": f"{name}-{number}", "namespace": "default"}
+        pod["spec"]["nodeName"] = name if pod["spec"]["nodeName"] else ""
+        api.create({"apiVersion": "v1", "kind": "Pod", **pod})
+
+
+@pytest.fixture(scope="module")
+def annotated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Object]:
+    """By node: its annotations after the run."""
+    folder = tmp_path_factory.mktemp("annotate")
+    with gas.in_memory(folder) as ground:
+        for name, row in CASES.items():
+            lay(ground.api, name, row)
+        command = [NODEWISE, "annotate", "--what=allocation", "--once", "--kubeconfig", ground.kubeconfig]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+        found = ground.api.get(NODES)["items"]
+        return {one["metadata"]["name"]: one["metadata"].get("annotations", {}) for one in found}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_written(annotated: Mapping[str, Object], name: str) -> None:
+    row, written = CASES[name], annotated[name]
+    if row.part == "memory":
+        assert written["requested-memory"] == row.gives[0]
+    elif row.gives is None:
+        assert written == {}
+    else:
+        assert {key: written[key] for key in row.gives} == row.gives
+        assert ANNOTATED_AT in written
