@@ -152,6 +152,7 @@ class Reader(Generic[PodT]):
 
 class _NodesOnly(msgspec.Struct, rename="pascal"):
     nodes: NodeList | None = None
+    node_names: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _read_nodes: Final = msgspec.json.Decoder(_NodesOnly)
@@ -164,11 +165,11 @@ class NodeReader(Generic[PodT]):
         self._decode = msgspec.json.Decoder(node_type).decode
 
     def nodes(self, body: bytes) -> list[PodT] | None:
-        """In the order of the request; None where it has none. `BadInput` names the one that is wrong."""
+        """In the order of the request; None where it has names alone. `BadInput` names the one that is wrong."""
         bounds.check_candidates(body)
         args: _NodesOnly = _decode(_read_nodes, body, lambda args: args.nodes is None)
         if args.nodes is None:
-            return None
+            return None if args.node_names != _NULL else []
         raw = args.nodes.items or []
         bounds.check_nodes(len(raw))
         again = len(body) <= _SECOND_READING_BYTES
