@@ -14,7 +14,8 @@ NOTHING = pod()
 MIB = GIB // 1024
 SHARES = st.floats(0, 1) | st.sampled_from([0.0, 1e-9, 0.3, 0.5, 0.9, 1 - 1e-9, 1.0])
 DEVIATIONS = st.floats(0, 1) | st.floats(0, 1e-5) | st.sampled_from([0.0, 0.005, 0.1, 0.5])
-PERCENTS = st.integers(0, 100) | st.sampled_from([0, 30, 90, 100])
+PERCENTS = st.sampled_from([0, 1, 30, 50, 90, 99, 100])
+"""Few, as an agent takes its time to begin."""
 TEXTS = st.one_of(
     st.none(),
     st.text(max_size=8),

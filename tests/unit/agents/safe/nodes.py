@@ -1,6 +1,7 @@
 """Nodes with statistics, and the safe agent asked about them."""
 
 import json
+from functools import cache
 
 import msgspec
 
@@ -46,12 +47,18 @@ def pod(uid="", **requests):
     return msgspec.convert({"metadata": {"name": "p", "uid": uid}, "spec": {"containers": [container]}}, POD)
 
 
+@cache
+def agent(options):
+    """It works out its curves once."""
+    return KIND.agent(options)
+
+
 class Asked:
     """The agent with a View of these nodes."""
 
     def __init__(self, *nodes, snapshot=None, now=NOW, **options):
         self.options = SafeOptions(**options)
-        self.agent = KIND.agent(self.options)
+        self.agent = agent(self.options)
         self.state = KIND.state(self.options, 5.0)
         index = NodeIndex([one.metadata.name for one in nodes])
         objects = {("", one.metadata.name): one for one in nodes}
