@@ -135,6 +135,8 @@ def _amid(given: Given, tools: Tools) -> Running:
         elector, lead_tasks, lead_closing = _leader(given, api, heart, binding, sources, tools)
         tasks += lead_tasks
     memory = running.memory(own.state, api, states, lambda: elector is None or elector.leading, tools)
+    for one in memory:
+        one.subscribe(recorder.recalled)
     tasks += [one.run for one in memory]
     closing += [one.close for one in memory]
     if api is not None:

@@ -22,7 +22,7 @@ from nodewise.agent import AgentKind, World
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import deltas, tape
-from nodewise.extender.tape import AgentHeader, Exchange, Gap, Header, Record
+from nodewise.extender.tape import AgentHeader, Exchange, Gap, Header, Recalled, Record
 from nodewise.extender.weights import ChainOptions
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
@@ -46,6 +46,10 @@ class Recorder(Protocol):
         """A world, before slots are computed of it for the View of this number."""
         ...
 
+    def recalled(self, agent: str, kept: bytes) -> None:
+        """What an agent was told that was kept."""
+        ...
+
     def exchange(self, exchange: Exchange, body: bytes, answer: Sequence[bytes]) -> None:
         """A request and its answer in parts, or the words of the error that it was answered with."""
         ...
@@ -55,6 +59,8 @@ class Silent:
     """Records nothing."""
 
     def world(self, world: World, generation: int) -> None: ...
+
+    def recalled(self, agent: str, kept: bytes) -> None: ...
 
     def exchange(self, exchange: Exchange, body: bytes, answer: Sequence[bytes]) -> None: ...
 
@@ -98,7 +104,7 @@ class _Backlog:
 
 
 class Recording:
-    """The recorder that writes: `world` and `exchange` are the server's, everything else is the writing thread's."""
+    """The recorder that writes. What `Recorder` has is the server's, everything else is the writing thread's."""
 
     def __init__(self, file: BinaryIO, header: Header, max_bytes: int, clock: Clock, meters: Meters) -> None:
         self._backlog = _Backlog()
@@ -130,6 +136,11 @@ class Recording:
         elif not self._ended:
             self._lost = Gap(requests=self._lost.requests + 1, worlds=self._lost.worlds)
             self._meters.count("recording_lost_total", what="request")
+
+    def recalled(self, agent: str, kept: bytes) -> None:
+        """Without a bound: without it whatever the agent answers from then on is another answer."""
+        if not self._ended:
+            self._backlog.put(tape.record(Recalled(agent=agent), kept), _ITEM_BYTES + len(kept))
 
     def _admits(self) -> bool:
         """Whether there is room; what was lost while there was none is told first."""

@@ -131,6 +131,11 @@ class Memory:
         """By agent: what was kept when we looked last."""
         self._recalled = False
         self._failure = ""
+        self._told: list[Callable[[str, bytes], None]] = []
+
+    def subscribe(self, told: Callable[[str, bytes], None]) -> None:
+        """Have it told, by the agent's name, what agents recall that they may not know from what they saw."""
+        self._told.append(told)
 
     async def run(self) -> None:
         """Recall at once, keep once a period, until cancelled."""
@@ -168,10 +173,14 @@ class Memory:
     def _take_over(self, agent: str, text: bytes) -> None:
         """What an agent cannot read is not asked for again, and is written over with what it learns."""
         self._known[agent] = text
-        if agent not in self._states:
+        state = self._states.get(agent)
+        if state is None:
             return
+        if state.each_replica_learns or not self._recalled:
+            for told in self._told:
+                told(agent, text)
         try:
-            self._states[agent].recall(text)
+            state.recall(text)
         except BadInput as error:
             logs.emit("memory_unreadable", agent=agent, error=str(error))
 

@@ -115,6 +115,12 @@ class Moment(Entry, frozen=True, tag="world"):
     """`World.versions`."""
 
 
+class Recalled(Entry, frozen=True, tag="recalled"):
+    """An agent was told what was kept (`agent.Remembering`). Blob: that."""
+
+    agent: str
+
+
 class Exchange(Entry, frozen=True, tag="request"):
     """A request and its answer. Blobs: the two bodies; or, with `error`, the request's and the error's words."""
 
@@ -139,7 +145,9 @@ class End(Entry, frozen=True, tag="end"):
     why: Literal["stopped", "full"]
 
 
-AnyEntry = Header | Nodes | Object | Objects | SeriesEntry | Metrics | Moment | Exchange | Gap | End
+AnyEntry = (
+    Header | Nodes | Object | Objects | SeriesEntry | Metrics | Moment | Recalled | Exchange | Gap | End
+)
 
 
 class Record(NamedTuple):

@@ -4,13 +4,15 @@ An agent's state may carry memory from world to world, so each world is given to
 `extender.world` did; a request meets the View that it met then. Nothing here opens anything or looks at a clock.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from nodewise import clock
-from nodewise.agent import AgentKind, NodeIndex, ObjectKey, View, World
+from nodewise.agent import AgentKind, NodeIndex, ObjectKey, Remembering, View, World
+from nodewise.errors import BadInput
 from nodewise.extender import deltas, tape
 from nodewise.extender.answering import Answering
 from nodewise.extender.deltas import Rebuilding
@@ -126,6 +128,8 @@ class Player:
         match entry:
             case Exchange():
                 return self._exchange(entry, *record.blobs)
+            case tape.Recalled():
+                self._recall(entry.agent, *record.blobs)
             case tape.Gap():
                 lost = self.tally.lost
                 self.tally.lost = tape.Gap(
@@ -142,6 +146,12 @@ class Player:
     def unrecorded(self) -> list[str]:
         """Metrics that policies name and that the recording never asked for: of another policy than the recorded."""
         return sorted(self._wanted - self._asked)
+
+    def _recall(self, agent: str, kept: bytes) -> None:
+        state: object = self._states.get(agent)
+        if isinstance(state, Remembering):
+            with contextlib.suppress(BadInput):  # then as now: it begins anew
+                state.recall(kept)
 
     def _see(self, recorded: World, generation: int) -> None:
         """Make the View of a world, in the steps of `WorldKeeper.publish`."""

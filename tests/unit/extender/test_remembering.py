@@ -129,6 +129,24 @@ class TestMemory:
         done(steps(memory(place, later)))
         assert later.known == 0
 
+    @pytest.mark.parametrize(("each", "recalled"), [(True, [b"3", b"5"]), (False, [b"3"])])
+    def test_what_cannot_be_known_from_what_was_seen_is_told(
+        self, place: Place, *, each: bool, recalled: list[bytes]
+    ) -> None:
+        place.spoil("3")
+        state, told = Sum(each=each), list[tuple[str, bytes]]()
+        one = memory(place, state)
+        one.subscribe(lambda agent, text: told.append((agent, text)))
+
+        async def live() -> None:
+            await one.step()
+            state.news = 2
+            await one.step()
+            await one.step()
+
+        done(live())
+        assert told == [("sum", text) for text in recalled]
+
     @pytest.mark.parametrize("text", ['"a"', "[]", "{}", "1e400"])
     def test_what_cannot_be_read_is_begun_anew(self, place: Place, text: str) -> None:
         place.spoil(text)

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from nodewise import agents
 from nodewise.agent import NodeIndex, World
+from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.telemetry import reasons
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import POLICIES, TelemetryState
@@ -15,7 +17,7 @@ from nodewise.extender.tape import Exchange, Gap, Moment, Record
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.simulate import differences
 from nodewise.simulate.differences import NodeChange, Outcome
-from nodewise.simulate.replay import PodChange
+from nodewise.simulate.replay import Cast, Player, PodChange
 from tests.unit.agents.telemetry.worlds import NOW, policy, rule, series, snapshot, world
 from tests.unit.extender.recordings import Recorded, body, played, records
 
@@ -112,6 +114,40 @@ class TestMemory:
         found = played(whole)
         assert found.player.tally.lost.worlds == 1
         assert [change.node for change in found.differences[0].nodes] == ["n2", "n3"]
+
+
+class TestRecalling:
+    """What an agent recalled, it recalls again."""
+
+    LEARNED = agents.load("learned")
+
+    def player(self) -> Player:
+        return Player(Cast([self.LEARNED], {"learned": LearnedOptions()}, 5.0))
+
+    @staticmethod
+    def exchange(score: int) -> Record:
+        asked = {
+            "Pod": {"metadata": {"name": "p", "namespace": "d", "labels": {"app": "web"}}},
+            "NodeNames": ["n1"],
+        }
+        answer = f'[{{"Host":"n1"   ,"Score":{score}}} ]\n'.encode()
+        request = Exchange(path="/scheduler/prioritize", at=NOW, generation=1)
+        return tape.record(request, json.dumps(asked).encode(), answer)
+
+    def test_scores_are_those_of_what_was_kept(self) -> None:
+        kept = b'{"version":1,"until":0,"types":{"d/web":{"n1":[0.5,9,9,1000]}}}'
+        player = self.player()
+        player.play(tape.record(tape.Recalled(agent="learned"), kept))
+        player.play(Record(tape.Nodes(added=("n1",))))
+        player.play(Record(Moment(generation=1, now=NOW)))
+        found = player.play(self.exchange(7))
+        assert found is not None
+        assert [(one.recorded, one.replayed) for one in found.nodes] == [(7, 5)]
+
+    @pytest.mark.parametrize(("agent", "kept"), [("learned", b"{}"), ("pigeon", b"{}"), ("nobody", b"")])
+    def test_what_cannot_be_recalled_is_left_out(self, agent: str, kept: bytes) -> None:
+        player = self.player()
+        assert player.play(tape.record(tape.Recalled(agent=agent), kept)) is None
 
 
 def _answers(given: list[Record]) -> list[bytes]:
