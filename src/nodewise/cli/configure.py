@@ -51,7 +51,7 @@ def render_scheduler(output: str, **given: Any) -> None:
     """
     logs.configure("warning")
     names = [name.strip() for name in given["agents"].split(",") if name.strip()]
-    roles = [_role(kind, settings.of_agent(kind, given)) for kind in kinds.chosen(names, *_OTHERS)]
+    roles = [role(kind, settings.of_agent(kind, given)) for kind in kinds.chosen(names, *_OTHERS)]
     wish = Wish(
         given["extender_url"],
         Papers(given["ca_file"], given["cert_file"], given["key_file"]),
@@ -73,8 +73,8 @@ def render_scheduler(output: str, **given: Any) -> None:
     click.echo(yaml.safe_dump(found, sort_keys=False), nl=False)
 
 
-def _role(kind: AgentKind, options: Any) -> Role:
-    """What the agent itself says."""
+def role(kind: AgentKind, options: Any) -> Role:
+    """What an agent has to be asked, as it says itself."""
     agent = kind.agent(options)
     return Role(
         kind.name,

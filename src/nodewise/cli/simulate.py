@@ -1,4 +1,4 @@
-"""`nodewise simulate`: what would have been: recordings answered once more, and traces placed anew."""
+"""`nodewise simulate`: what would have been: recordings answered once more, traces and bursty pods placed."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agent import AgentKind, ObjectKey, Watched
-from nodewise.cli import exits, feeds, kinds, replayed, settings, trace
+from nodewise.cli import bursts, exits, feeds, kinds, replayed, settings, trace
 from nodewise.cli.replayed import Replayed
 from nodewise.errors import BadInput, Problem
 from nodewise.extender import tape
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @click.group()
 def command() -> None:
-    """What would have been: recordings answered once more, and traces placed anew."""
+    """What would have been: recordings answered once more, traces and bursty pods placed."""
 
 
 def replay(file: str, policy: Sequence[str], output: str, limit: int, **given: Any) -> None:
@@ -157,6 +157,7 @@ def _parameters() -> list[click.Parameter]:
 
 
 command.add_command(trace.command)
+command.add_command(bursts.command)
 command.add_command(
     click.Command(
         "replay",

@@ -212,13 +212,21 @@ def _extenders_scores(
     totals: dict[str, int] = {}
     if not asked:
         return totals
-    with ThreadPoolExecutor(len(asked)) as pool:
-        answers = list(pool.map(lambda extender: _scores(pod, feasible, extender), asked))
-    for extender, answer in zip(asked, answers, strict=True):
+    for extender, answer in zip(asked, _answers(pod, feasible, asked), strict=True):
         for name, score in answer:
             added = score * extender.entry.weight * _EXTENDER_SCALE
             totals[name] = totals.get(name, 0) + added
     return totals
+
+
+def _answers(
+    pod: Pod, feasible: Sequence[NodeInfo], asked: Sequence[Extender]
+) -> list[list[tuple[str, int]]]:
+    """One that is alone needs no thread of its own."""
+    if len(asked) == 1:
+        return [_scores(pod, feasible, asked[0])]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(lambda extender: _scores(pod, feasible, extender), asked))
 
 
 def _scores(pod: Pod, feasible: Sequence[NodeInfo], extender: Extender) -> list[tuple[str, int]]:

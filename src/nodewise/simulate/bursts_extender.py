@@ -1,0 +1,110 @@
+"""The extender's own chain, answering the stand-in scheduler within the process: real bytes, no socket.
+
+Views are made in the steps of `extender.world`, as those of a replay are.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import httpx2
+import msgspec
+
+from nodewise import clock as clocks
+from nodewise.agent import AgentKind, AgentState, NodeIndex, ObjectKey, View, Watched, World
+from nodewise.clock import Clock
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender.answering import Answering
+from nodewise.extender.slots import Slots
+from nodewise.extender.weights import ChainOptions
+from nodewise.kube.fields import merge
+from nodewise.kube.resources import PODS
+from nodewise.metrics.snapshot import Snapshot
+
+URL = "http://127.0.0.1:9001"
+"""Where the scheduler believes it to be."""
+
+Object = dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """Who is asked about each pod, and how."""
+
+    name: str
+    """In tables."""
+    kinds: Sequence[AgentKind]
+    options: Mapping[str, Any]
+    """By the agent's name."""
+    chain: ChainOptions = ChainOptions()
+    entries: Sequence[Mapping[str, Any]] = ()
+    """Extenders of the scheduler's configuration, at `URL`."""
+
+
+class InProcess(httpx2.BaseTransport):
+    """Answers each call from the newest View. `BadSettings` for agents that read what is not simulated."""
+
+    def __init__(self, asked: Asked, nodes: Sequence[str], clock: Clock, period_s: float) -> None:
+        self._clock = clock
+        self._states = {kind.name: kind.state(asked.options[kind.name], period_s) for kind in asked.kinds}
+        _check(self._states)
+        self._slots = Slots(self._states, period_s)
+        self._answering = Answering(asked.kinds, asked.options, self._states, asked.chain)
+        self._index = NodeIndex(nodes)
+        self._node_type = merge("Node", *(kind.node_fields for kind in asked.kinds))
+        self._watched = [one for kind in asked.kinds for one in _watched(kind, asked.options[kind.name])]
+        self._nodes: Mapping[ObjectKey, Any] = {}
+        self._objects: dict[str, Mapping[ObjectKey, Any]] = {one.name: {} for one in self._watched}
+        self._generation = 0
+        self.view = View(self._index, {}, clock.now())
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """The transport's contract."""
+        answer = self._answering.answer(request.url.path, request.read(), self.view, self._clock.now())
+        return httpx2.Response(200, content=answer.body)
+
+    def publish(self, nodes: Mapping[str, Object], pods: Mapping[ObjectKey, Object | None]) -> None:
+        """A new View: of nodes that changed, by name, and pods that changed or went (None)."""
+        if nodes:
+            changed = {("", name): _decoded(obj, self._node_type) for name, obj in nodes.items()}
+            self._nodes = {**self._nodes, **changed}
+        if pods:
+            self._objects = {one.name: _followed(one, self._objects[one.name], pods) for one in self._watched}
+        world = World(self._index, self._objects, Snapshot(), self._clock.now(), self._nodes)
+        for name in self._slots.due(world):
+            self._slots.put(name, world, clocks.result(self._states[name].slot(world)))
+        self._generation += 1
+        self.view = View(self._index, self._slots.newest(), world.now, self._generation)
+
+
+def _check(states: Mapping[str, AgentState]) -> None:
+    metered = [name for name, state in states.items() if state.inputs.metrics]
+    if metered:
+        seen = f"{', '.join(metered)} from metrics"
+        raise BadSettings("bursts", [Problem("--statistics", seen, "annotations: there are no metrics here")])
+
+
+def _watched(kind: AgentKind, options: Any) -> Sequence[Watched]:
+    watched = kind.watched(options)
+    strange = [one.resource.plural for one in watched if one.resource.kind != PODS.kind]
+    if strange:
+        wanted = "agents that read nodes and pods only"
+        raise BadSettings("bursts", [Problem("--agents", f"{kind.name} reads {', '.join(strange)}", wanted)])
+    return watched
+
+
+def _followed(
+    watched: Watched, before: Mapping[ObjectKey, Any], pods: Mapping[ObjectKey, Object | None]
+) -> Mapping[ObjectKey, Any]:
+    after = dict(before)
+    for key, obj in pods.items():
+        item = _decoded(obj, watched.type) if obj is not None else None
+        if item is not None and watched.keep is not None:
+            item = watched.keep(item)
+        if item is None:
+            after.pop(key, None)
+        else:
+            after[key] = item
+    return after
+
+
+def _decoded(obj: Object, kind: type[Any]) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(obj), type=kind)

@@ -1,0 +1,139 @@
+"""A few nodes with bursty pods, placed by the real agents."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nodewise.cli import bursts as command
+from nodewise.errors import BadSettings
+from nodewise.simulate import bursts, bursts_workload
+from nodewise.simulate.bursts_extender import Asked
+from nodewise.simulate.bursts_workload import CPU_MILLI, FILL_MINUTES, Scenario
+
+SMALL = Scenario(nodes=8, hours=0.5)
+NOBODY = Asked("none", (), {})
+
+
+def found(*arguments: str) -> dict:
+    result = CliRunner().invoke(command.command, [*arguments, "-o", "json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+@pytest.fixture(scope="module")
+def pods() -> list[bursts_workload.BurstyPod]:
+    return bursts_workload.pods(Scenario(nodes=50, hours=4), seed=3)
+
+
+def test_pods_come_in_order_and_go_on_coming(pods) -> None:
+    times = [pod.at_s for pod in pods]
+    assert times == sorted(times)
+    assert times[-1] > (FILL_MINUTES + 3.5 * 60) * 60
+
+
+def test_pods_that_are_there_request_the_share(pods) -> None:
+    """At any minute after the first ones, were all of them placed at once."""
+    scenario = Scenario(nodes=50, hours=4)
+    for minute in (60, 150, 240):
+        there = [pod for pod in pods if pod.at_s / 60 <= minute < pod.at_s / 60 + pod.minutes]
+        share = sum(pod.app.cpu_milli for pod in there) / (scenario.nodes * CPU_MILLI)
+        assert share == pytest.approx(scenario.requested_share, rel=0.15)
+
+
+def test_most_pods_use_less_than_they_request_and_some_a_multiple(pods) -> None:
+    most = {
+        habit: np.array([pod.use[0].max() / pod.app.cpu_milli for pod in pods if pod.app.habit == habit])
+        for habit in ("modest", "hungry", "leaky")
+    }
+    assert most["modest"].max() < 1
+    assert np.median(most["hungry"]) > 2
+    assert len(most["modest"]) > 2 * len(most["hungry"])
+
+
+def test_use_comes_in_bursts(pods) -> None:
+    long = next(pod for pod in pods if pod.app.habit == "hungry" and pod.minutes > 100)
+    high = long.use[0] > long.app.cpu_milli
+    changes = np.count_nonzero(np.diff(high))
+    assert 2 <= changes <= len(high) / 3
+
+
+def test_leaky_pods_take_more_memory_than_they_request(pods) -> None:
+    leaky = [pod for pod in pods if pod.app.habit == "leaky" and pod.minutes > 240]
+    assert leaky
+    assert all(pod.use[1][-1] > pod.app.memory_bytes > pod.use[1][0] for pod in leaky)
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    one, other = (bursts_workload.pods(SMALL, 5) for _ in range(2))
+    assert [(pod.name, pod.app, pod.at_s) for pod in one] == [(pod.name, pod.app, pod.at_s) for pod in other]
+    assert all(np.array_equal(a.use, b.use) for a, b in zip(one, other, strict=True))
+    assert [pod.at_s for pod in bursts_workload.pods(SMALL, 6)] != [pod.at_s for pod in one]
+
+
+def test_a_run_counts_nodes_minute_by_minute() -> None:
+    run = bursts.run(SMALL, NOBODY, seed=2)
+    assert len(run.nodes_by_minute) == 30
+    assert sum(run.nodes_by_minute) == run.node_minutes <= run.cpu_node_minutes + run.memory_node_minutes
+    assert run.all_node_minutes == 240
+    assert 40 < run.requested_pct < 90
+    assert 5 < run.used_pct < run.requested_pct
+
+
+def test_full_nodes_leave_pods_waiting() -> None:
+    crowded = bursts.run(Scenario(nodes=4, hours=0.2, requested_share=1.5), NOBODY, seed=2)
+    assert crowded.unplaced_pods > 0
+    assert crowded.waited_minutes > crowded.unplaced_pods
+
+
+@pytest.mark.parametrize("agents", [name for name in command.ASKED if name != "none"])
+def test_every_agent_places_pods_the_same_way_each_time(agents) -> None:
+    arguments = ("--nodes", "6", "--hours", "0.1", "--seed", "4", "--agents", agents)
+    one, other = found(*arguments), found(*arguments)
+    assert one == other
+    (run,) = one["runs"]
+    assert run["agents"] == agents
+    assert run["unplaced_pods"] == 0
+
+
+def test_agents_change_where_pods_go() -> None:
+    told = found("--nodes", "12", "--hours", "0.5", "--agents", "none", "--agents", "safe,congestion")
+    none, agents = told["runs"]
+    assert none["pods"] == agents["pods"], "the pods are the same"
+    assert none["nodes_by_minute"] != agents["nodes_by_minute"]
+    assert told["mean"].keys() == {"none", "safe,congestion"}
+
+
+def test_the_table_and_the_lines_have_the_runs() -> None:
+    arguments = ["--nodes", "4", "--hours", "0.1", "--agents", "none", "--runs", "2"]
+    table = CliRunner().invoke(command.command, arguments, catch_exceptions=False).output
+    assert table.splitlines()[1].split()[0] == "none"
+    lines = CliRunner().invoke(command.command, [*arguments, "-o", "csv"]).output.splitlines()
+    assert lines[0] == "agents,seed,minute,nodes"
+    assert [line.rpartition(",")[0] for line in lines[1:]] == [
+        f"none,{seed},{minute}" for seed in (1, 2) for minute in range(6)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--agents", "gpu"], "--agents: gpu; wanted"),
+        (["--agents", "safe", "--statistics", "metrics"], "there are no metrics here"),
+        (["--agents", "nobody"], "nobody"),
+        (["--agents", "safe", "--weights", "congestion=2"], "congestion=2"),
+    ],
+)
+def test_what_cannot_be_simulated_is_told(arguments, words) -> None:
+    with pytest.raises(BadSettings, match=words):
+        CliRunner().invoke(
+            command.command, ["--nodes", "2", "--hours", "0.1", *arguments], catch_exceptions=False
+        )
+
+
+def test_a_plot_is_drawn(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    svg = tmp_path / "out.svg"
+    found("--nodes", "4", "--hours", "0.1", "--agents", "none", "--svg", str(svg))
+    assert "node-minutes so far" in svg.read_text()
