@@ -221,7 +221,10 @@ class WorldKeeper:
         read = tuple(objects[one] for one in sorted(state.inputs.objects) if one in objects)
         before, wants = self._wants.get(name, (None, frozenset()))
         if before is None or any(a is not b for a, b in zip(before, read, strict=True)):
-            wants = state.wants(objects)
+            try:
+                wants = state.wants(objects)
+            except Exception as error:  # noqa: BLE001 - then it gets what it wanted before
+                logs.emit("agent_failed", agent=name, exc_info=error)
             self._wants[name] = (read, wants)
         return wants
 

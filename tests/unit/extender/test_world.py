@@ -230,6 +230,20 @@ class TestWhatIsComputedAgain:
 
 
 class TestDefects:
+    def test_one_that_cannot_say_what_it_wants_gets_what_it_had(
+        self, parts: Parts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asyncio.run(parts.full("heat"))
+
+        def fail(_: Any) -> frozenset[Want]:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(parts.counting, "wants", fail)
+        parts.things.replace(named("cold"))
+        asyncio.run(parts.keeper.publish())
+        assert parts.keeper.view.generation == 2
+        assert parts.keeper.waiting_for() == ["a first answer about metric heat"]
+
     def test_an_agent_that_fails_has_no_slot_and_the_others_have(self, parts: Parts) -> None:
         def fail() -> None:
             raise ZeroDivisionError
