@@ -191,7 +191,17 @@ class TestDetails:
     def test_they_have_numbers_and_a_size(self):
         details = Asked(loaded(0.85, 0.1)).filter(NOTHING).details
         assert isinstance(details, Numbered)
-        assert details.nbytes == 2 * (8 + 8 + 1)
+        assert details.nbytes == 2 * (8 + 8 + 8 + 1)
+
+    def test_numbers_of_many_candidates_are_those_of_each(self):
+        """They are worked out in blocks."""
+        loads = [(number % 97 / 97, number % 31 / 62) for number in range(150)]
+        details = (
+            Asked(*(loaded(*one, f"n{place}") for place, one in enumerate(loads))).filter(NOTHING).details
+        )
+        for place in (0, 63, 64, 100, 149):
+            assert repr(details.numbers(place)) == repr(Asked(loaded(*loads[place])).numbers(NOTHING))
+        assert len(details.distances()) == 150
 
     def test_words(self):
         details = Asked(loaded(0.625, 0.1)).filter(NOTHING).details
