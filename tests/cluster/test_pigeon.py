@@ -56,16 +56,6 @@ def test_one_node_after_another_is_filled(plane: ControlPlane, corner: Sandbox, 
 
 
 KEPT = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-memory"
-MEMORY = [
-    {
-        "apiGroups": [""],
-        "resources": ["configmaps"],
-        "resourceNames": ["nodewise-memory"],
-        "verbs": ["get", "update"],
-    },
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
-]
-"""What a replica needs to keep what agents learn."""
 
 
 @pytest.fixture
@@ -82,9 +72,10 @@ def forget(plane: ControlPlane) -> None:
 
 
 def keeper(plane: ControlPlane) -> User:
-    """Somebody with the rights that ship, and those."""
+    """Somebody with the rights that ship, those to remember among them."""
+    memory = next(one for one in served.manifest("memory.yaml") if one["kind"] == "Role")["rules"]
     made = plane.user(f"nodewise-{processes.number()}", served.rules())
-    access.grant(plane.api, made.name, [*served.rules("Role"), *MEMORY], OWN_NAMESPACE)
+    access.grant(plane.api, made.name, [*served.rules("Role"), *memory], OWN_NAMESPACE)
     return made
 
 
