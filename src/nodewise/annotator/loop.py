@@ -82,7 +82,7 @@ class Annotator:
         assert self._measure is not None
         lefts = {}
         if self.task.use_requests:
-            for node in filter(fields.is_ready, nodes):
+            async for node in clocks.paced(filter(fields.is_ready, nodes)):
                 asked = allocated.get(node.metadata.name, Allocation()).memory_bytes
                 lefts[node.metadata.name] = Left(capacity.read(node.status.allocatable).memory_bytes, asked)
         return await self._measure.measured(lefts)

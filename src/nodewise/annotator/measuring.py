@@ -83,13 +83,21 @@ class Averages:
     """Statistics that the source makes: the same that agents ask for with `--statistics metrics`."""
 
     def __init__(
-        self, asker: Asker, options: WindowOptions, task: Task, sources: Sequence[PrometheusMetrics] = ()
+        self,
+        asker: Asker,
+        options: WindowOptions,
+        task: Task,
+        sources: Sequence[PrometheusMetrics],
+        clock: clocks.Clock,
     ) -> None:
         self._asker = asker
         self._wants = queries.wants(options)
         self._options = options
         self._task = task
         self._sources = sources
+        self._clock = clock
+        self._foreseen: tuple[Numbers, Numbers] = ({}, {})
+        self._foreseen_s = float("-inf")
 
     async def look(self) -> None:
         """Prometheus keeps the samples."""
@@ -102,20 +110,15 @@ class Averages:
         if self._task.use_requests:
             window_s = self._options.statistics_window_s
             points = await self._points(self._memory(window_s / _OF_WINDOW), window_s, failures)
-            summaries = {node: _curated(one, lefts[node]) for node, one in points.items() if node in lefts}
-            memory_mean = {node: one.mean for node, one in summaries.items()}
-            memory_deviation = {node: one.deviation for node, one in summaries.items()}
+            memory_mean, memory_deviation = await _curated(points, lefts)
         cpu_next, memory_next = await self._forecasts(failures)
-        return Measured(
-            {
-                node: Usage(
-                    _used(node, (cpu_mean, cpu_deviation, cpu_next), MILLI),
-                    _used(node, (memory_mean, memory_deviation, memory_next), 1.0),
-                )
-                for node in cpu_mean.keys() | memory_mean.keys()
-            },
-            tuple(failures),
-        )
+        found = {}
+        async for node in clocks.paced(cpu_mean.keys() | memory_mean.keys()):
+            found[node] = Usage(
+                _used(node, (cpu_mean, cpu_deviation, cpu_next), MILLI),
+                _used(node, (memory_mean, memory_deviation, memory_next), 1.0),
+            )
+        return Measured(found, tuple(failures))
 
     async def _numbers(self, want: Want, failures: list[str]) -> Numbers:
         outcome = await self._asker.ask(want)
@@ -125,18 +128,23 @@ class Averages:
         return {}
 
     async def _forecasts(self, failures: list[str]) -> tuple[Numbers, Numbers]:
-        if not self._task.forecast:
-            return {}, {}
+        """Of CPU and memory; worked out once a sample, which is the least that makes a difference."""
         window_s = self._task.forecast_window_s
         step_s = window_s / (_A_CHUNK * forecast.CHUNKS)
-        found = []
-        for expression in (self._cpu(step_s), self._memory(step_s)):
-            points = await self._points(expression, window_s, failures)
-            ahead = {}
-            async for node, one in clocks.paced(points.items()):
-                ahead[node] = forecast.forecast(one[:, 1])
-            found.append(ahead)
-        return found[0], found[1]
+        if self._task.forecast and self._clock.monotonic() - self._foreseen_s >= step_s:
+            cpu = await self._ahead(self._cpu(step_s), window_s, failures)
+            memory = await self._ahead(self._memory(step_s), window_s, failures)
+            self._foreseen = cpu, memory
+            if cpu and memory:
+                self._foreseen_s = self._clock.monotonic()
+        return self._foreseen
+
+    async def _ahead(self, expression: Expression, window_s: float, failures: list[str]) -> Numbers:
+        ahead = {}
+        points = await self._points(expression, window_s, failures)
+        async for node, one in clocks.paced(points.items()):
+            ahead[node] = forecast.forecast(one[:, 1])
+        return ahead
 
     def _cpu(self, step_s: float) -> Expression:
         own = queries.cpu_used(max(step_s, _LEAST_RATE_S), self._options.exporter_matchers)
@@ -165,11 +173,14 @@ class Averages:
         return {}
 
 
-def _curated(points: Points, left: Left) -> samples.Summary:
-    """Of memory in use, taken from what is free, as the requests allow."""
-    free = samples.curated(left.allocatable_bytes - points[:, 1], *left)
-    found = samples.summary(free)
-    return found._replace(mean=left.allocatable_bytes - found.mean)
+async def _curated(points: Mapping[str, Points], lefts: Mapping[str, Left]) -> tuple[Numbers, Numbers]:
+    """Mean and deviation of memory in use, as the requests allow: that is a matter of what is free."""
+    means, deviations = {}, {}
+    async for node, one in clocks.paced(points.items()):
+        if left := lefts.get(node):
+            found = samples.summary(samples.curated(left.allocatable_bytes - one[:, 1], *left))
+            means[node], deviations[node] = left.allocatable_bytes - found.mean, found.deviation
+    return means, deviations
 
 
 def _used(node: str, by_statistic: tuple[Numbers, Numbers, Numbers], scale: float) -> Used:
@@ -202,31 +213,31 @@ class Samples:
             outcome = await self._asker.ask(Want(metric))
             if isinstance(outcome, Series):
                 self._failures.pop(metric, None)
-                self._keep(outcome, kept)
+                await self._keep(outcome, kept)
             else:
                 self._failures[metric] = outcome
 
-    def _keep(self, series: Series, kept: dict[str, deque[tuple[float, float]]]) -> None:
+    async def _keep(self, series: Series, kept: dict[str, deque[tuple[float, float]]]) -> None:
         """Each sample once, for the source may give the same one several times."""
         now = self._clock.now()
-        for node, sample in series.samples.items():
+        async for node, sample in clocks.paced(series.samples.items()):
             own = kept.setdefault(node, deque())
             at = min(sample.at if sample.at is not None else now, now)
             if not own or at > own[-1][0]:
                 own.append((at, sample.value / NANO))
 
-    def _forget(self) -> None:
+    async def _forget(self) -> None:
         """Let go of what is older than the window, be it that the source says nothing any more."""
         oldest = self._clock.now() - self._window_s
         for kept in self._kept.values():
-            for node, own in list(kept.items()):
+            async for node, own in clocks.paced(list(kept.items())):
                 while own and own[0][0] <= oldest:
                     own.popleft()
                 if not own:
                     del kept[node]
 
     async def measured(self, lefts: Mapping[str, Left]) -> Measured:  # noqa: ARG002 - Prometheus only
-        self._forget()
+        await self._forget()
         cpu, memory = self._kept[CPU], self._kept[MEMORY]
         failures = tuple(f"{metric}: {why}" for metric, why in self._failures.items())
         found = {}
@@ -258,4 +269,4 @@ def measure(
     if not task.usage:
         return None
     servers = [source for source in sources if isinstance(source, PrometheusMetrics)]
-    return Averages(asker, options, task, servers) if servers else Samples(asker, options, task, clock)
+    return Averages(asker, options, task, servers, clock) if servers else Samples(asker, options, task, clock)
