@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.conformance.tas import cases, singles, stories
 
-PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
+PAGE = (Path(__file__).parents[2] / "docs" / "differences.md").read_text().partition("\n## GPU")[0]
+"""The part about TAS, which comes first; others have letters and numbers of their own."""
 
 NUMBERED = {
     "H": (1, 2, *range(4, 15), *range(18, 22), 23, 24, 25, 26),
@@ -41,7 +42,7 @@ def rows_of_tables() -> list[tuple[str, str]]:
 def rows_of_page() -> list[str]:
     """The numbers in the first column of the page's tables of rows."""
     found: list[str] = []
-    for line in PAGE.read_text().splitlines():
+    for line in PAGE.splitlines():
         cell = re.match(rf"\| ({NUMBER}(?:, {NUMBER})*) \|", line)
         found += cell[1].split(", ") if cell else []
     return found
@@ -60,5 +61,5 @@ def test_the_page_names_each_row_once():
 
 
 def test_every_row_that_the_page_mentions_exists():
-    mentioned = re.findall(rf"\b{NUMBER}\b", PAGE.read_text())
+    mentioned = re.findall(rf"\b{NUMBER}\b", PAGE)
     assert set(mentioned) <= NUMBERS
