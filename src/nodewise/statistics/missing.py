@@ -48,6 +48,8 @@ class Missing(IntEnum):
     """It is older than --statistics-max-age."""
     NO_CAPACITY = 3
     """The node does not say how much of the resource pods can have."""
+    NO_DEVIATION = 4
+    """There is a mean, and nobody said how much it varies, or what was said is no number."""
 
     @property
     def words(self) -> str:
@@ -59,6 +61,7 @@ _WORDS: Final = {
     Missing.ABSENT: "no statistics",
     Missing.STALE: "statistics are too old",
     Missing.NO_CAPACITY: "nothing is allocatable",
+    Missing.NO_DEVIATION: "no deviation",
 }
 
 

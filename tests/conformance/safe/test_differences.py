@@ -1,7 +1,7 @@
 """`docs/differences.md` and the tables say the same, and the tables have every row there is.
 
-The numbers are those of the cases that were written down when kube-safe-scheduler was observed. They have gaps. Of 137,
-138 and 139, three more of the deck's coefficients of variation, only results were written down, and nothing can be asked.
+The numbers are those of the cases that were written down when kube-safe-scheduler was observed. They have gaps. Of 137
+to 139, three more coefficients of variation, only results were written down, and nothing can be asked.
 """
 
 import re

@@ -96,7 +96,7 @@ class SafeAgent:
         cpu, memory = self._tail.rejects(found.mean, found.deviation)
         codes = np.where(cpu, np.int16(1), np.where(memory, np.int16(2), np.int16(0)))
         if self._options.rejects_missing:
-            codes[(found.missing > 0).all(axis=0)] = 3
+            codes[np.isnan(found.mean).all(axis=0)] = 3
         return Verdict(codes, self._reasons, details=self._details(found))
 
     def _scores(self, points: NDArray[np.int64], found: Shares) -> Scores:

@@ -41,12 +41,12 @@ class RiskDetails:
 
     def _words(self, resource: str, number: int, candidate: int) -> str:
         missing = Missing(int(self.shares.missing[number, candidate]))
-        if missing:
+        if missing not in (Missing.PRESENT, Missing.NO_DEVIATION):
             return f"{resource}: {missing.words}"
         mean = self.shares.mean[number, candidate]
-        deviation = self.shares.deviation[number, candidate]
-        risk = self._risk(number, candidate)
-        return f"{resource} {_percent(mean)} ± {_percent(deviation)}, risk {_percent(risk)}"
+        spread = missing.words and f", {missing.words}"
+        deviation = spread or f" ± {_percent(self.shares.deviation[number, candidate])}"
+        return f"{resource} {_percent(mean)}{deviation}, risk {_percent(self._risk(number, candidate))}"
 
     def _risk(self, number: int, candidate: int) -> float:
         block, place = divmod(candidate, _BLOCK)
@@ -91,7 +91,7 @@ class RiskDetails:
         missing = Missing(int(self.shares.missing[number, candidate]))
         if missing:
             found["missing"] = missing.words
-        elif self.prints_table and beta.valid(*shapes):
+        if self.prints_table and beta.valid(*shapes):
             found["table"] = _table(shapes)
         return found
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.statistics.load import Load, Table
+from nodewise.statistics.missing import Missing
 from nodewise.statistics.requests import Request
 
 
@@ -44,8 +45,10 @@ def base(load: Load, forecast_weight: float) -> Base:
     with np.errstate(over="ignore"):
         expected = (1 - forecast_weight) * load.used + forecast_weight * load.forecast
         used = np.maximum(np.where(np.isnan(load.forecast), load.used, expected), 0.0)
+        steady = np.isnan(load.deviation) & ~absent
         spread = np.clip(np.nan_to_num(load.deviation, nan=0.0) / capacity, 0.0, 1.0)
-    return Base(used, capacity, spread, load.missing)
+    missing = np.where(steady, np.uint8(Missing.NO_DEVIATION), load.missing)
+    return Base(used, capacity, spread, missing)
 
 
 def with_pod(before: Base, numbers: NDArray[np.intp], request: Request) -> Shares:

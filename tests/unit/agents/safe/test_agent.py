@@ -117,11 +117,22 @@ class TestWithoutStatistics:
         assert asked.all(pod(cpu="500m", memory="1Gi")) == (True, 9, 5)
 
     def test_the_decision_names_what_is_missing(self):
-        details = Asked(node(memory=3 * GIB)).filter(NOTHING).details
+        details = Asked(node(memory=3 * GIB, memory_std=0)).filter(NOTHING).details
         assert details.text(0) == "cpu: no statistics; memory 62.5 % ± 0 %, risk 0 %"
         assert details.numbers(0)["cpu"]["missing"] == "no statistics"
         assert np.isnan(details.numbers(0)["cpu"]["mean_share"])
         assert "missing" not in details.numbers(0)["memory"]
+
+    @pytest.mark.parametrize("given", [{}, {"cpu_std": ""}, {"cpu_std": "nan"}, {"cpu_std": "1e400"}])
+    def test_the_decision_tells_a_deviation_that_is_missing_from_one_of_0(self, given):
+        asked = Asked(node(cpu=1000, memory=3 * GIB, memory_std=0, **given), when_missing="reject")
+        assert asked.accepts(NOTHING) == [True]
+        details = asked.filter(NOTHING).details
+        assert details.text(0) == "cpu 75 %, no deviation, risk 0 %; memory 62.5 % ± 0 %, risk 0 %"
+        told = details.numbers(0)
+        assert told["cpu"]["missing"] == "no deviation"
+        assert (told["cpu"]["std_share"], told["cpu"]["risk"]) == (0, 0)
+        assert "missing" not in told["memory"]
 
     def test_old_ones_are_none(self):
         old = node(cpu=2000, at=clock.format_rfc3339(NOW - 4000))
