@@ -28,6 +28,8 @@ _STRIDE: Final = 64
 """Pods that are looked at between two pauses."""
 _SORTED: Final = 512
 """News that are put in order at once."""
+_PAUSE_S: Final = 1.0
+"""Between two looks: to compare 50,000 pods takes some milliseconds, and pods change many times a second."""
 _PATIENCE_S: Final = 300.0
 """So long after the first world it may still be told what was kept."""
 
@@ -85,6 +87,8 @@ class LearnedState:
         """What happened since then is still to be caught up on."""
         self._news: deque[_News] = deque()
         """Seen, and not yet learned from."""
+        self._slot: Slot | None = None
+        """The newest."""
         self._kept: _Offer | None = None
         self._offered: _Offer | None = None
 
@@ -97,10 +101,12 @@ class LearnedState:
         return {}
 
     def slot(self, world: World) -> Generator[None, None, Slot]:
-        """Learn from what happened since the world before.
+        """Learn from what happened since the last look.
 
         If it is given up half-way nothing is lost or counted twice.
         """
+        if self._slot is not None and self._is_early(self._slot, world):
+            return self._slot
         pods: Pods = world.objects.get(PODS, {})
         if self._pods is None:
             self._pods, self._first = pods, _First(pods, world.now)
@@ -117,7 +123,13 @@ class LearnedState:
                 yield
         self._until = world.now
         types = yield from self._memory.lay_out(world.nodes, world.now)
-        return Slot(world.nodes, types, world.now)
+        self._slot = Slot(world.nodes, types, world.now)
+        return self._slot
+
+    def _is_early(self, before: Slot, world: World) -> bool:
+        """Whether another look can wait for the next change, or the next refresh."""
+        is_waited_for = bool(self._news) or self._caught_up_from is not None
+        return world.nodes is before.nodes and 0 <= world.now - before.now < _PAUSE_S and not is_waited_for
 
     def _compare(self, old: Pods, new: Pods) -> Generator[None, None, None]:
         found: list[_News] = []
@@ -151,7 +163,8 @@ class LearnedState:
         found = memories.read(kept)
         news = self._memory.changes
         self._memory.take(found, as_earlier=True)
-        self._caught_up_from = found.until
+        if self._pods is None or self._first is not None:
+            self._caught_up_from = found.until
         self._kept = _Offer(kept, -1 if news else self._memory.changes)
 
     def keep(self, kept: bytes | None) -> bytes | None:

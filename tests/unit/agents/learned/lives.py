@@ -83,10 +83,10 @@ class Life:
             kept = self._keep(one)
             told.pop(key, None) if kept is None else told.update({key: kept})
         self.pods = told
-        self.now += after_s
-        return self.look()
+        return self.look(after_s)
 
-    def look(self) -> Slot:
+    def look(self, after_s: float = 1.0) -> Slot:
+        self.now += after_s
         self.slot = clock.result(self.state.slot(World(self.index, {PODS: self.pods}, Snapshot(), self.now)))
         return self.slot
 

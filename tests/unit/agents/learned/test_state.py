@@ -179,12 +179,24 @@ def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twic
     for stops in range(1, 14):
         life = began()
         life.pods = dict(pods)
-        work = life.state.slot(World(life.index, {PODS: life.pods}, Snapshot(), life.now))
+        work = life.state.slot(World(life.index, {PODS: life.pods}, Snapshot(), life.now + 1))
         for _ in range(stops):
             next(work)
         work.close()
         life.look()
         assert [life.numbers(node) for node in range(3)] == [whole.numbers(node) for node in range(3)]
+
+
+def test_looks_within_a_second_are_one() -> None:
+    life = began()
+    life.tell(pod("a", "n1", phase="Failed"), after_s=0.5)
+    assert life.numbers()["tried"] == 0
+    life.tell(pod("b", "n1", phase="Failed"), after_s=0.5)
+    assert life.numbers()["tried"] == 2
+    life.tell(pod("c", "n1", phase="Failed"), after_s=0.5)
+    life.index = type(life.index)(["n1"])
+    life.look(after_s=0.1)
+    assert life.numbers()["tried"] == 3
 
 
 def test_a_node_that_is_gone_is_forgotten_after_a_day() -> None:
