@@ -5,7 +5,9 @@ again, by whichever replica: what is kept says which pods it has. So news are ne
 replicas add up.
 """
 
+import contextlib
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Annotated, Final
 
@@ -40,12 +42,30 @@ class _Kept(msgspec.Struct, kw_only=True):
     """Those that have counted, the oldest first, as hashes of their uids."""
 
 
+class _Counted:
+    """The pods that have counted, and what they come to."""
+
+    def __init__(self, statistics: Statistics = demand.NONE, pods: Iterable[str] = ()) -> None:
+        self.statistics = statistics
+        self.pods = OrderedDict[str, None].fromkeys(pods)
+
+    def add(self, mark: str, wanted: Row) -> None:
+        self.statistics = demand.seen(self.statistics, wanted)
+        self.pods[mark] = None
+        while len(self.pods) > MOST_PODS:
+            self.pods.popitem(last=False)
+
+    def encoded(self) -> bytes:
+        samples, mean, covariance = self.statistics
+        pods = list(self.pods)
+        return _encode(_Kept(samples=samples, mean=mean.tolist(), covariance=covariance.tolist(), pods=pods))
+
+
 class Memory:
     """Changes when a pod was asked about, and when something is recalled; never while an answer is made."""
 
     def __init__(self) -> None:
-        self._statistics = demand.NONE
-        self._pods: OrderedDict[str, None] = OrderedDict()
+        self._counted = _Counted()
         self._news: deque[tuple[str, Row]] = deque(maxlen=MOST_NEWS)
         """What is not known to be kept."""
         self._nameless = 0
@@ -53,61 +73,58 @@ class Memory:
     @property
     def statistics(self) -> Statistics:
         """Of all pods that have counted."""
-        return self._statistics
+        return self._counted.statistics
 
     def with_pod(self, uid: str, wanted: Row) -> Statistics:
         """The statistics with this pod, counted if it has not been yet. A pod without a uid is always a new one."""
-        return self._statistics if uid and _mark(uid) in self._pods else demand.seen(self._statistics, wanted)
+        has_counted = uid and _mark(uid) in self._counted.pods
+        return self.statistics if has_counted else demand.seen(self.statistics, wanted)
 
     def count(self, uid: str, wanted: Row) -> None:
         """Count a pod, unless it has been."""
         mark = _mark(uid) if uid else self._number()
-        if mark in self._pods:
-            self._pods.move_to_end(mark)
+        if mark in self._counted.pods:
+            self._counted.pods.move_to_end(mark)
             return
-        self._add(mark, wanted)
+        self._counted.add(mark, wanted)
         self._news.append((mark, wanted))
 
     def _number(self) -> str:
         """A mark that no pod has."""
-        while f"#{self._nameless}" in self._pods:
+        while f"#{self._nameless}" in self._counted.pods:
             self._nameless += 1
         return f"#{self._nameless}"
 
     def recall(self, kept: bytes) -> None:
         """Go on from what was kept, with the news that it does not have. `BadInput` names what is wrong with it."""
-        self._statistics, self._pods = _decoded(kept)
-        news = [(mark, wanted) for mark, wanted in self._news if mark not in self._pods]
-        for mark, wanted in news:
-            self._add(mark, wanted)
+        self._counted, news = self._following(kept)
         self._news = deque(news, MOST_NEWS)
 
     def keep(self, kept: bytes | None) -> bytes | None:
-        """What is to be kept; None where all is. What cannot be read is written over."""
+        """What is to be kept; None where all is. What cannot be read is written over.
+
+        Nothing changes until it is recalled: only then it is known to be kept.
+        """
         if kept is not None:
-            try:
-                self.recall(kept)
-            except BadInput:
-                kept = None
-        return self._encoded() if self._news or (kept is None and self._pods) else None
+            with contextlib.suppress(BadInput):
+                counted, news = self._following(kept)
+                return counted.encoded() if news else None
+        return self._counted.encoded() if self._counted.pods else None
 
-    def _add(self, mark: str, wanted: Row) -> None:
-        self._statistics = demand.seen(self._statistics, wanted)
-        self._pods[mark] = None
-        while len(self._pods) > MOST_PODS:
-            self._pods.popitem(last=False)
-
-    def _encoded(self) -> bytes:
-        samples, mean, covariance = self._statistics
-        pods = list(self._pods)
-        return _encode(_Kept(samples=samples, mean=mean.tolist(), covariance=covariance.tolist(), pods=pods))
+    def _following(self, kept: bytes) -> tuple[_Counted, list[tuple[str, Row]]]:
+        """What was kept and the news together, and the news."""
+        counted = _decoded(kept)
+        news = [(mark, wanted) for mark, wanted in self._news if mark not in counted.pods]
+        for mark, wanted in news:
+            counted.add(mark, wanted)
+        return counted, news
 
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(_Kept).decode
 
 
-def _decoded(kept: bytes) -> tuple[Statistics, OrderedDict[str, None]]:
+def _decoded(kept: bytes) -> _Counted:
     if len(kept) > MOST_BYTES:
         raise _unreadable(f"{len(kept)} bytes", f"at most {MOST_BYTES}")
     try:
@@ -115,7 +132,7 @@ def _decoded(kept: bytes) -> tuple[Statistics, OrderedDict[str, None]]:
     except UNREADABLE as error:
         raise _unreadable(str(error), "JSON as the agent keeps it") from error
     statistics = Statistics(found.samples, np.array(found.mean), np.array(found.covariance))
-    return statistics, OrderedDict.fromkeys(found.pods)
+    return _Counted(statistics, found.pods)
 
 
 def _unreadable(seen: str, wanted: str) -> BadInput:

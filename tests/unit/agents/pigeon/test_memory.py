@@ -72,6 +72,19 @@ def test_a_write_that_did_not_come_through_is_made_again() -> None:
     assert len(json.loads(kept)["pods"]) == 2
 
 
+def test_what_is_not_known_to_be_kept_changes_no_answer() -> None:
+    """A replay knows of what was recalled, and of nothing else."""
+    one, other = Memory(), Memory()
+    one.count("a", SMALL)
+    other.count("b", LARGE)
+    before = one.statistics
+    kept = one.keep(other.keep(None))
+    assert one.statistics is before
+    assert kept is not None
+    one.recall(kept)
+    assert one.statistics.samples == 2
+
+
 def test_what_cannot_be_read_is_written_over() -> None:
     memory = Memory()
     memory.count("a", SMALL)
