@@ -265,3 +265,23 @@ def test_the_rights_that_ship_are_those_that_were_needed(
     assert [one for one in requests if one.code in {401, 403}] == []
     assert [one for one in requests if "nodewise-annotator" not in one.allowed_by] == []
     assert rights.needed(requests) == rights.granted(served.manifest("annotator.yaml"))
+
+
+def test_the_extenders_leader_annotates_with_the_rights_of_the_extender(
+    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+) -> None:
+    corner.nodes(*objects.nodes("a b"))
+    corner.pods(objects.running_on("a", objects.pod("web", cpu="250m")))
+    with resource_metrics.behind(plane.api, tmp_path) as measured:
+        measured.cpu = {"a": "1", "b": "500m"}
+        with served.extender(plane, tmp_path, "--annotate=all") as running:
+            running.wait_leading()
+
+            def free(name: str) -> str | None:
+                found = plane.api.get(f"/api/v1/nodes/{name}")["metadata"].get("annotations", {})
+                return found.get("mean-free-cpu")
+
+            assert wait("a is annotated", lambda: free("a"), show=running.process.tail) == "3000"
+            assert wait("b is annotated", lambda: free("b")) == "3500"
+            annotations = plane.api.get("/api/v1/nodes/a")["metadata"]["annotations"]
+            assert (annotations["requested-cpu"], annotations["free-pods"]) == ("250", "109")

@@ -6,7 +6,7 @@ from typing import Final
 
 from nodewise.agent import Hands, View, Watched
 from nodewise.annotator import fields, measuring, options
-from nodewise.annotator.fields import AnnotatedNode, BoundPod
+from nodewise.annotator.fields import AnnotatedNode
 from nodewise.annotator.loop import Annotator
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.annotator.patches import Rules
@@ -27,7 +27,7 @@ def watched(given: AnnotatorOptions) -> tuple[Watched, ...]:
     task = options.task(given)
     if task is None or not task.needs_pods:
         return ()
-    return (Watched(BOUND, PODS, BoundPod, selectors=fields.HOLDING),)
+    return (Watched(BOUND, PODS, fields.POD, selectors=fields.HOLDING),)
 
 
 class AnnotatorController:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from nodewise.kube.fields import merge
 from nodewise.statistics import annotations
 from nodewise.statistics.annotations import UsageAnnotations
 from nodewise.statistics.requests import RequestingPod, RequestingSpec
@@ -72,6 +73,8 @@ class BoundPod(RequestingPod, frozen=True, gc=False):
     status: PodStatus = PodStatus()
 
 
+POD: Final[Any] = merge("Pod", BoundPod)
+"""The same, as a store holds it."""
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of pods that hold nothing any more."""
 HOLDING: Final[Mapping[str, str]] = {

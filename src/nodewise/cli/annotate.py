@@ -11,7 +11,7 @@ import click
 
 from nodewise.annotator import measuring, writing
 from nodewise.annotator import options as annotator_options
-from nodewise.annotator.fields import HOLDING, AnnotatedNode, BoundPod
+from nodewise.annotator.fields import HOLDING, POD, AnnotatedNode
 from nodewise.annotator.loop import Annotator, Looked
 from nodewise.annotator.options import (
     LEAST_PERIOD_S,
@@ -49,7 +49,6 @@ from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.statistics.queries import WindowOptions
 
-_POD: Final[Any] = merge("Pod", BoundPod)
 _NODE: Final[Any] = merge("Node", NodeFields, AnnotatedNode)
 _TICK_S: Final = 1.0
 _CALLS: Final = 8
@@ -167,12 +166,12 @@ def _told(looked: Looked, written: Written | None, output: str, *, is_sampled: b
         click.echo(annotated.summary(looked, written))
     if written is not None and written.error:
         annotated.tell(written.error)
-    failed = looked.failures or (written is not None and written.failed)
+    failed = looked.failures or looked.plans.unmeasured or (written is not None and written.failed)
     return exits.FAILED if failed else exits.DONE
 
 
 def _targets(task: Task) -> list[Target[Any]]:
-    pods = [Target(PODS, _POD, selectors=HOLDING)] if task.needs_pods else []
+    pods = [Target(PODS, POD, selectors=HOLDING)] if task.needs_pods else []
     return [Target(NODES, _NODE), *pods]
 
 

@@ -4,12 +4,11 @@ from typing import Any
 
 import msgspec
 
-from nodewise.annotator.fields import AnnotatedNode, BoundPod
+from nodewise.annotator.fields import POD, AnnotatedNode
 from nodewise.kube.fields import merge
 from nodewise.metrics.nodes import NodeFields
 
 NODE: Any = merge("Node", NodeFields, AnnotatedNode)
-POD: Any = merge("Pod", BoundPod)
 Object = dict[str, Any]
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from nodewise.agent import NodeIndex, View
@@ -101,6 +102,7 @@ def test_pods_are_watched_only_where_they_count() -> None:
     assert controller.watched(AnnotatorOptions()) == ()
     assert controller.watched(AnnotatorOptions(annotate="usage")) == ()
     [watched] = controller.watched(AnnotatorOptions(annotate="allocation"))
+    assert msgspec.json.decode(b'{"metadata": {"name": "p"}}', type=watched.type).metadata.name == "p"
     assert watched.selectors == {
         "fieldSelector": "spec.nodeName!=,status.phase!=Failed,status.phase!=Succeeded"
     }
