@@ -242,7 +242,7 @@ class TestDefects:
         parts.things.replace(named("cold"))
         asyncio.run(parts.keeper.publish())
         assert parts.keeper.view.generation == 2
-        assert parts.keeper.waiting_for() == ["a first answer about metric heat"]
+        assert parts.refresher._wants == {Want("heat")}
 
     def test_an_agent_that_fails_has_no_slot_and_the_others_have(self, parts: Parts) -> None:
         def fail() -> None:
