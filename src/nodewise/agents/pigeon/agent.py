@@ -28,7 +28,7 @@ class PigeonAgent:
         self._options = options
         self._aim = aim
         self._rank = ranks.RANKS[options.pigeon_scaling]
-        self.predicates: dict[str, Judge] = {}
+        self.predicates: dict[str, Judge] = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities: dict[str, Rank] = {PRIORITY: self.score}
 
     def question(self, pod: PigeonPod) -> None:

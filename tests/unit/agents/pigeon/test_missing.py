@@ -5,6 +5,7 @@ import pytest
 
 from nodewise.agent import Names, Numbered, View
 from nodewise.agents.pigeon.agent import PigeonAgent
+from nodewise.extender.chain import Chain
 from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, node, nodes, pod
 
 BALANCE = {"policy_objective": "LOAD_BALANCE"}
@@ -107,6 +108,13 @@ def test_nobody_is_rejected_unless_asked_for() -> None:
 def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
     cluster = Cluster({"none": node(CAPACITY, None), **nodes(N3)}, when_missing="reject")
     assert rejected(cluster.agent, cluster.view, "none n1") == ["pigeon: no fresh statistics", ""]
+
+
+@pytest.mark.parametrize(("when_missing", "kept"), [("reject", [False, True]), ("accept", [True, True])])
+def test_all_agents_together_ask_it_as_well(when_missing: str, kept: list[bool]) -> None:
+    cluster = Cluster({"none": node(CAPACITY, None), **nodes(N3)}, when_missing=when_missing)
+    candidates = cluster.view.nodes.named(["none", "n1"])
+    assert Chain([cluster.agent]).kept(pod(P1), candidates, cluster.view).tolist() == kept
 
 
 def test_before_the_first_view_nothing_is_known() -> None:
