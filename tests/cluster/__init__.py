@@ -15,6 +15,7 @@ What one room of this folder is for:
     custom_metrics           a metrics server behind the real aggregation layer
     resource_metrics         the same in metrics-server's place
     monitoring, prometheus   node exporters fed by text files, and the Prometheus that scrapes them
+    machine                  a virtual machine with a node exporter and a load of its own
     pipeline, aggregation    from there through prometheus-adapter to the API server's custom metrics
     descheduling             one pass of the descheduler
     example                  the health example's files, as objects

@@ -113,6 +113,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: prometheus_adapter().parent,
     lambda: kubelet().parent,
     containers_folder,
+    packages.MACHINE.get,
 )
 """Everything that is got ready, what most tests wait for first."""
 
