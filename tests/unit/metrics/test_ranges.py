@@ -1,0 +1,72 @@
+"""All samples of a range, by node: odd series stand in nobody's way."""
+
+import json
+from typing import Any
+
+import pytest
+
+from nodewise.clock import result
+from nodewise.metrics.nodes import Nodes
+from nodewise.metrics.prometheus import answers, ranges
+
+NODES = Nodes({}, {"a": "a", "b": "b", "10.0.0.1": "a"})
+
+
+def read(*series: tuple[dict[str, Any], Any]) -> dict[str, list[list[float]]]:
+    listed = [{"metric": labels, "values": values} for labels, values in series]
+    body = {"status": "success", "data": {"resultType": "matrix", "result": listed}}
+    found = ranges.by_node(answers.read(json.dumps(body).encode()), ["node", "instance"], NODES)
+    return {name: points.tolist() for name, points in result(found).items()}
+
+
+def test_samples_are_of_the_node_that_a_label_names() -> None:
+    found = read(
+        ({"node": "a"}, [[1, "2"], [3, "4.5e3"]]),
+        ({"node": "stranger"}, [[1, "2"]]),
+        ({}, [[1, "2"]]),
+    )
+    assert found == {"a": [[1, 2], [3, 4500]]}
+
+
+def test_an_address_will_do() -> None:
+    assert read(({"instance": "10.0.0.1:9100"}, [[1, "2"]])) == {"a": [[1, 2]]}
+
+
+def test_several_series_of_a_node_are_one_in_order_of_time() -> None:
+    found = read(
+        ({"node": "a", "pod": "new"}, [[4, "40"], [5, "50"]]),
+        ({"node": "a", "pod": "old"}, [[3, "30"], [4, "41"]]),
+    )
+    assert found == {"a": [[3, 30], [4, 41], [5, 50]]}
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    found = read(
+        ({"node": "a"}, [[1, "NaN"], [2, "2"], [3, "+Inf"], [4, "-Inf"]]), ({"node": "b"}, [[1, "NaN"]])
+    )
+    assert found == {"a": [[2, 2]]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        None,
+        "text",
+        [[1]],
+        [[1, 2]],
+        [["1", "2"]],
+        [[1, "much"]],
+        [[1, "2", 3]],
+        {"1": "2"},
+        [[None, None]],
+    ],
+)
+def test_a_series_that_cannot_be_read_stands_in_nobodys_way(values: Any) -> None:
+    assert read(({"node": "a"}, values), ({"node": "b"}, [[1, "2"]])) == {"b": [[1, 2]]}
+
+
+def test_a_histogram_has_no_values() -> None:
+    assert read(({"node": "b"}, [[1, "2"]])) == {"b": [[1, 2]]}
+    body = {"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {"node": "a"}}]}}
+    assert result(ranges.by_node(answers.read(json.dumps(body).encode()), ["node"], NODES)) == {}
