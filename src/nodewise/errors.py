@@ -12,12 +12,22 @@ A node that an agent rejects is no error, it is a verdict (`nodewise.agent`).
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
+if TYPE_CHECKING:
+    import msgspec
 
-UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, ValueError)
-"""All that msgspec raises on bytes that it cannot decode: of a wrong form, nested too deep, no UTF-8."""
+    UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, ValueError)
+    """All that msgspec raises on bytes that it cannot decode: of a wrong form, nested too deep, no UTF-8."""
+else:
+
+    def __getattr__(name: str) -> object:
+        """`UNREADABLE`, made when somebody asks: what starts in a workload's container does without msgspec."""
+        if name != "UNREADABLE":
+            raise AttributeError(name)
+        import msgspec
+
+        return (msgspec.MsgspecError, RecursionError, ValueError)
 
 
 class Problem(NamedTuple):

@@ -1,0 +1,141 @@
+"""Texts that name CPUs: lists such as `0-2,8-10`, masks such as `0000,00000007`, `isolcpus=` of a kernel.
+
+Standard library only.
+
+A list is read as the kernel reads its own (Documentation/core-api/printk-formats and lib/bitmap-str.c): numbers,
+ranges `first-last`, ranges with strides `first-last:used/group`, `all`, and `N` for the last CPU where that is
+known. What the kernel passes over in silence (nothing between two commas) and what CMK did (`3-1`, `1-2-3`) is an
+error here. Order is kept, because CMK's shared lists are not sorted; a CPU named twice counts once.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from nodewise.errors import BadInput, Problem, shown
+
+LAST_CPU: Final = 65_535
+"""The highest number that is read as a CPU: eight times the most that a kernel is built for."""
+
+_GRAMMAR: Final = "numbers and ranges separated by commas, such as 0-3,8 or 1-8:1/2"
+_REGION: Final = re.compile(
+    r"(?P<first>\d+|N)(?:-(?P<last>\d+|N)(?::(?P<used>\d+)/(?P<group>\d+))?)?", re.ASCII
+)
+_FLAGS: Final = frozenset({"nohz", "domain", "managed_irq"})
+_WORD_BITS: Final = 32
+
+
+def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> tuple[int, ...]:
+    """The CPUs of a list, in its order. `last` is the number of the last CPU, for `all` and `N`.
+
+    An empty list names no CPU. BadInput names `field` and every piece that cannot be read.
+    """
+    cpus: dict[int, None] = {}
+    problems = []
+    for piece in text.strip().split(",") if text.strip() else ():
+        try:
+            cpus.update(dict.fromkeys(_region(piece.strip(), last)))
+        except ValueError as error:
+            problems.append(Problem(field, shown(piece), str(error)))
+    if problems:
+        raise BadInput(f"cannot read {shown(text)} as a list of CPUs", problems)
+    return tuple(cpus)
+
+
+def _region(piece: str, last: int | None) -> Iterable[int]:
+    """The CPUs of one number or range; ValueError says what was wanted."""
+    if piece == "all" and last is not None:
+        return range(last + 1)
+    found = _REGION.fullmatch(piece)
+    if not found:
+        raise ValueError(_GRAMMAR)
+    begin = _number(found["first"], last)
+    end = begin if found["last"] is None else _number(found["last"], last)
+    if begin > end:
+        raise ValueError("a range whose first number is not above its last")
+    if found["group"] is None:
+        return range(begin, end + 1)
+    used, group = _number(found["used"], None), _number(found["group"], None)
+    if not 0 < used <= group:
+        raise ValueError("a stride used/group with 0 < used <= group")
+    return (cpu for cpu in range(begin, end + 1) if (cpu - begin) % group < used)
+
+
+def _number(digits: str, last: int | None) -> int:
+    if digits == "N":
+        if last is None:
+            raise ValueError(_GRAMMAR)
+        return last
+    # the length first: Python refuses to convert some thousand digits with a text of its own
+    if len(digits) > len(str(LAST_CPU)) + 8 or int(digits) > LAST_CPU:
+        raise ValueError(f"numbers up to {LAST_CPU}")
+    return int(digits)
+
+
+def format_ranges(cpus: Iterable[int]) -> str:
+    """The kernel's shortest form, sorted: `0-2,8-10`. No CPU at all is an empty text."""
+    ordered = sorted(set(cpus))
+    begins = [cpu for at, cpu in enumerate(ordered) if at == 0 or ordered[at - 1] != cpu - 1]
+    ends = [cpu for at, cpu in enumerate(ordered) if at + 1 == len(ordered) or ordered[at + 1] != cpu + 1]
+    return ",".join(
+        str(begin) if begin == end else f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True)
+    )
+
+
+def format_list(cpus: Iterable[int]) -> str:
+    """CMK's form, which has no ranges and keeps the order it is given: `2,6,3,7`."""
+    return ",".join(map(str, cpus))
+
+
+def parse_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
+    """The CPUs of a mask: hexadecimal digits, in groups of 32 bits with commas between, or in one piece.
+
+    BadInput names `field` if it is none.
+    """
+    digits = text.strip().removeprefix("0x").replace(",", "")
+    if not re.fullmatch(r"[0-9a-fA-F]+", digits, re.ASCII) or 4 * len(digits) > 2 * LAST_CPU:
+        raise BadInput(
+            "cannot read a mask of CPUs", [Problem(field, shown(text), "hexadecimal digits, such as 00ff")]
+        )
+    bits = int(digits, 16)
+    return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+
+
+def format_mask(cpus: Iterable[int]) -> str:
+    """As `CMK_CPUS_ASSIGNED_MASK` has it: upper-case hexadecimal digits in one piece, `0` for no CPU."""
+    return f"{_bits(cpus):X}"
+
+
+def format_kernel_mask(cpus: Iterable[int]) -> str:
+    """As the kernel takes it: groups of 32 bits, the first one without leading zeros: `1,00000001`."""
+    bits = _bits(cpus)
+    words = [bits >> at & 0xFFFF_FFFF for at in range(0, max(bits.bit_length(), 1), _WORD_BITS)]
+    return ",".join([f"{words[-1]:x}", *(f"{word:08x}" for word in reversed(words[:-1]))])
+
+
+def _bits(cpus: Iterable[int]) -> int:
+    bits = 0
+    for cpu in cpus:
+        bits |= 1 << cpu
+    return bits
+
+
+def parse_isolcpus(command_line: str, last: int | None = None) -> tuple[frozenset[int], Sequence[Problem]]:
+    """The CPUs that a kernel's command line isolates, and what of it cannot be read.
+
+    Of each `isolcpus=` the leading words (`nohz`, `domain`, `managed_irq`) are flags, and several fields add up. A
+    kernel that cannot read a field isolates nothing for it, so it is no error here either, but it should be told.
+    """
+    cpus: frozenset[int] = frozenset()
+    problems: list[Problem] = []
+    for name, _, value in (word.partition("=") for word in command_line.split()):
+        if name != "isolcpus":
+            continue
+        pieces = value.split(",")
+        while pieces and pieces[0] in _FLAGS:
+            del pieces[0]
+        try:
+            cpus |= frozenset(parse_list(",".join(pieces), "isolcpus", last))
+        except BadInput as error:
+            problems += error.problems
+    return cpus, tuple(problems)

@@ -1,0 +1,40 @@
+"""What starts in workloads' containers imports the standard library and little of nodewise."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nodewise.cpu
+
+FOLDER = Path(nodewise.cpu.__file__).parent
+LEAN = sorted(
+    path.stem
+    for path in FOLDER.glob("*.py")
+    if re.search(r"^Standard library only", path.read_text(), re.MULTILINE)
+)
+ALLOWED = {"nodewise", "nodewise.errors", "nodewise.cpu"}
+PROGRAM = """
+import json, sys
+before = set(sys.modules)
+import nodewise.cpu.{module}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def test_there_are_such_files() -> None:
+    assert "cpulist" in LEAN
+
+
+@pytest.mark.parametrize("module", LEAN)
+def test_they_import_the_standard_library_only(module: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(module=module)], capture_output=True, text=True, check=True
+    )
+    loaded = json.loads(ran.stdout)
+    foreign = {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert foreign - ALLOWED == {f"nodewise.cpu.{one}" for one in LEAN} & foreign
+    assert "asyncio" not in loaded
