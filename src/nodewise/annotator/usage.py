@@ -1,7 +1,7 @@
 """What is free of each node by what it really uses, as annotations."""
 
 from collections.abc import Mapping
-from math import isnan, nan
+from math import isfinite, nan
 from typing import Final, NamedTuple
 
 from nodewise.annotator.fields import ALLOCATABLE_MEMORY
@@ -29,12 +29,12 @@ class Usage(NamedTuple):
     def is_whole(self) -> bool:
         """Whether nothing is lacking but perhaps a forecast, and the samples span enough of the window."""
         known = (self.cpu.mean, self.cpu.deviation, self.memory.mean, self.memory.deviation)
-        return not self.is_brief and not any(map(isnan, known))
+        return not self.is_brief and all(map(isfinite, known))
 
     @property
     def is_known(self) -> bool:
         """Whether anything is."""
-        return not (isnan(self.cpu.mean) and isnan(self.memory.mean))
+        return isfinite(self.cpu.mean) or isfinite(self.memory.mean)
 
 
 _CPU: Final = (annotations.MEAN_FREE_CPU, annotations.STD_FREE_CPU, annotations.FORECAST_FREE_CPU)
@@ -63,12 +63,14 @@ def riding(capacity: Capacity) -> Mapping[str, str]:
 
 def _free(keys: tuple[str, str, str], used: Used, whole: int, digits: int) -> Mapping[str, str | None]:
     mean, deviation, forecast = keys
-    if isnan(used.mean) or not whole:
+    if not isfinite(used.mean) or not whole:
         return dict.fromkeys(keys)
     return {
         mean: text(min(max(whole - used.mean, 0.0), whole), digits),
-        deviation: None if isnan(used.deviation) else text(used.deviation, digits),
-        forecast: None if isnan(used.forecast) else text(min(max(whole - used.forecast, 0.0), whole), digits),
+        deviation: None if not isfinite(used.deviation) else text(used.deviation, digits),
+        forecast: None
+        if not isfinite(used.forecast)
+        else text(min(max(whole - used.forecast, 0.0), whole), digits),
     }
 
 
