@@ -17,7 +17,8 @@ DEVIATIONS = st.floats(0, 1) | st.floats(0, 1e-5) | st.sampled_from([0.0, 0.005,
 PERCENTS = st.sampled_from([0, 1, 30, 50, 90, 99, 100])
 """Few, as an agent takes its time to begin."""
 TEXTS = st.one_of(
-    st.none(),
+    st.integers(0, 5000).map(str),
+    st.integers(0, 9 * GIB).map(str),
     st.text(max_size=8),
     st.floats().map(repr),
     st.integers(-(10**20), 10**20).map(str),
@@ -76,8 +77,8 @@ def test_balance_never_rises_with_what_the_pod_asks_for(mean, deviation, one, ot
 
 
 @given(
-    st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, TEXTS.filter(bool))), max_size=4),
-    st.fixed_dictionaries({}, optional={"cpu": QUANTITIES, "memory": QUANTITIES}),
+    st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, TEXTS)), max_size=4),
+    st.none() | st.fixed_dictionaries({}, optional={"cpu": QUANTITIES, "memory": QUANTITIES}),
     st.fixed_dictionaries({}, optional={"cpu": QUANTITIES, "memory": QUANTITIES}),
     PERCENTS,
     PERCENTS,
@@ -100,10 +101,13 @@ def test_whatever_annotations_say_scores_are_0_to_10_and_what_is_missing_is_name
     assert all(0 <= score <= 10 for score in (*points, *balance))
     for number in range(len(nodes)):
         numbers = verdict.details.numbers(number)
-        known = [one for one in numbers.values() if "missing" not in one]
+        known = [one for one in numbers.values() if not np.isnan(one["risk"])]
         for one in numbers.values():
-            assert ("missing" in one) == bool(np.isnan(one["risk"]))
-            assert "missing" in one or 0 <= one["risk"] <= 1
+            assert one in known or one["missing"] not in ("", "no deviation")
+        for one in known:
+            assert 0 <= one["risk"] <= 1
+            assert one.get("missing", "no deviation") == "no deviation"
+            assert one["std_share"] == 0 or "missing" not in one
         risky = any(one["risk"] > percentile / 100 for one in known)
         assert bool(verdict.codes[number]) == (risky or (not known and when_missing == "reject"))
         assert verdict.details.text(number)
