@@ -3,9 +3,9 @@
 {"version": 1, "until": 1763720000, "types": {"default/web": {"n1": [reward, tried, recent, at], ...}, ...}}
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,9 +22,8 @@ _PAIRS: Final = 50_000
 _MOST_BYTES: Final = 500_000
 """So much is kept."""
 _MOST_READ_BYTES: Final = 2**20
-_LONGEST: Final = 600
-"""Characters of a name that is read: a namespace and a pod's name."""
-_MOST_TRIED: Final = 2**53
+_Name = Annotated[str, msgspec.Meta(max_length=400)]
+"""A namespace and a pod's name have less."""
 _GONE_S: Final = 86400.0
 """What is known of a node that is gone is held for a day, or a half-life: it may come back."""
 
@@ -44,8 +43,8 @@ class Known(NamedTuple):
 class _Type:
     """What is known of a type, by node name; the rest is made of it when it is needed."""
 
-    def __init__(self) -> None:
-        self.pairs: dict[str, Pair] = {}
+    def __init__(self, pairs: Mapping[str, Pair]) -> None:
+        self.pairs = dict(pairs)
         self.known: Known | None = None
         self.text = b""
 
@@ -69,11 +68,12 @@ class _Type:
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What was kept, checked."""
+    """What was kept."""
 
+    version: int
     until: float
     """What happened until then is in it, seconds since 1970."""
-    types: Mapping[str, Mapping[str, Pair]]
+    types: dict[_Name, dict[_Name, Pair]]
 
 
 class Memory:
@@ -101,7 +101,7 @@ class Memory:
         self._trim()
 
     def _put(self, type_: str, node: str, pair: Pair) -> None:
-        one = self._types.pop(type_, None) or _Type()
+        one = self._types.pop(type_, None) or _Type({})
         self._types[type_] = one  # at the end: it was heard of last
         self._pairs += node not in one.pairs
         one.put(node, pair)
@@ -141,6 +141,11 @@ class Memory:
         whoever saw more of a pair is right.
         """
         for type_, pairs in kept.types.items():
+            if type_ not in self._types:
+                self._types[type_] = _Type(pairs)
+                self._pairs += len(pairs)
+                self.changes += len(pairs)
+                continue
             for node, given in pairs.items():
                 own = self.pair(type_, node)
                 if own is None or (given.tried > own.tried and not as_earlier):
@@ -177,33 +182,17 @@ class Memory:
         return b"{" + b",".join(texts[:count]) + b"}" if count else b""
 
 
-class _Wire(msgspec.Struct, frozen=True):
-    version: int
-    until: float
-    types: dict[str, dict[str, tuple[float, int, float, float]]]
-
-
 def read(kept: bytes) -> Kept:
     """What was kept. `BadInput` names what is wrong with it."""
     if len(kept) > _MOST_READ_BYTES:
         raise _unreadable("", f"{len(kept)} bytes", f"at most {_MOST_READ_BYTES}")
     try:
-        found = msgspec.json.decode(kept, type=_Wire)
+        found = msgspec.json.decode(kept, type=Kept)
     except UNREADABLE as error:
         raise _unreadable("", str(error), "what nodewise wrote") from error
     if found.version != VERSION:
         raise _unreadable("version", shown(found.version), str(VERSION))
-    return Kept(found.until, {type_: dict(_pairs(type_, pairs)) for type_, pairs in found.types.items()})
-
-
-def _pairs(type_: str, pairs: Mapping[str, tuple[float, int, float, float]]) -> Iterator[tuple[str, Pair]]:
-    for node, given in pairs.items():
-        pair = Pair(*given)
-        sound = 0 <= pair.reward <= 1 and 1 <= pair.tried <= _MOST_TRIED and 0 <= pair.recent <= pair.tried
-        if not sound or abs(pair.at) > _MOST_TRIED or len(type_) + len(node) > _LONGEST:
-            wanted = "a reward from 0 to 1, tries from 1 on, of them recent ones, and a time"
-            raise _unreadable(f"types.{shown(type_)}.{shown(node)}", shown(given), wanted)
-        yield node, pair
+    return found
 
 
 def _unreadable(field: str, seen: str, wanted: str) -> BadInput:

@@ -5,8 +5,9 @@ never be tried again, and so never be seen to have healed. Tries fade as well, f
 discounted UCB (Garivier and Moulines, 2011).
 """
 
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -16,16 +17,20 @@ RATE: Final = 0.1
 Floats = NDArray[np.float64]
 
 
+_MOST: Final = 2**53
+"""Whole numbers to which a double is exact."""
+
+
 class Pair(NamedTuple):
     """What is known of a pod type on a node."""
 
-    reward: float
+    reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
     """At that time."""
-    tried: int
+    tried: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
     """Rewards, ever."""
-    recent: float
+    recent: Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
     """Rewards, each counted by how little it has faded."""
-    at: float
+    at: Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
     """Of the newest reward, seconds since 1970."""
 
 
