@@ -7,7 +7,7 @@ replicas add up.
 
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Annotated, Final
 
@@ -49,9 +49,9 @@ class _Counted:
         self.statistics = statistics
         self.pods = OrderedDict[str, None].fromkeys(pods)
 
-    def add(self, mark: str, wanted: Row) -> None:
-        self.statistics = demand.seen(self.statistics, wanted)
-        self.pods[mark] = None
+    def add(self, news: Sequence[tuple[str, Row]]) -> None:
+        self.statistics = demand.all_seen(self.statistics, [wanted for _, wanted in news])
+        self.pods.update((mark, None) for mark, _ in news)
         while len(self.pods) > MOST_PODS:
             self.pods.popitem(last=False)
 
@@ -86,7 +86,7 @@ class Memory:
         if mark in self._counted.pods:
             self._counted.pods.move_to_end(mark)
             return
-        self._counted.add(mark, wanted)
+        self._counted.add([(mark, wanted)])
         self._news.append((mark, wanted))
 
     def _number(self) -> str:
@@ -115,8 +115,7 @@ class Memory:
         """What was kept and the news together, and the news."""
         counted = _decoded(kept)
         news = [(mark, wanted) for mark, wanted in self._news if mark not in counted.pods]
-        for mark, wanted in news:
-            counted.add(mark, wanted)
+        counted.add(news)
         return counted, news
 
 

@@ -97,7 +97,21 @@ def test_equal_pods_have_no_variability_at_all() -> None:
     found = demands.NONE
     for _ in range(1000):
         found = demands.seen(found, np.array([500, 1024, 1, 0, 0], float))
+    found = demands.all_seen(found, [np.array([500, 1024, 1, 0, 0], float)] * 1000)
     assert demands.variability(found, np.array([4000.0, 8192.0])) == 0
+
+
+@pytest.mark.parametrize("known", [0, 1, 60, 500])
+@pytest.mark.parametrize("count", [0, 1, 2, 99, 100, 1024])
+def test_many_pods_at_once_come_to_what_they_do_one_by_one(known: int, count: int) -> None:
+    samples = list(np.random.default_rng(count).integers(0, 10_000, (known + count, 5)).astype(float))
+    one_by_one = demands.NONE
+    for sample in samples:
+        one_by_one = demands.seen(one_by_one, sample)
+    at_once = demands.all_seen(demands.all_seen(demands.NONE, samples[:known]), samples[known:])
+    assert at_once.samples == one_by_one.samples
+    assert np.allclose(at_once.mean, one_by_one.mean, rtol=1e-12)
+    assert np.allclose(at_once.covariance, one_by_one.covariance, rtol=1e-9)
 
 
 def test_a_resource_that_no_node_has_does_not_count_for_demand() -> None:
