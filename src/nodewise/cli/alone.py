@@ -29,6 +29,7 @@ def wired(given: Given, tools: Tools) -> Running:
         raise BadSettings("settings", problems)
     lone.check(given.agents, given.agent_options)
     states = running.states(given)
+    lone.check_metrics(states)
     answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
     nothing = View(NodeIndex(), {}, tools.clock.now())
     ring = DecisionRing(own.decisions_bytes)

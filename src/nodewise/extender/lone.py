@@ -26,6 +26,17 @@ def check(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
         raise BadSettings("settings", problems)
 
 
+def check_metrics(states: Mapping[str, AgentState]) -> None:
+    """`BadSettings` names the agents that go by metrics: a request brings none, so all would be missing for ever."""
+    problems = []
+    for name, state in states.items():
+        if wanted := sorted(want.metric for want in state.wants({})):
+            needed = f"a cluster: a request brings no metrics, such as {wanted[0]}"
+            problems.append(Problem("--no-cluster", f"agent {name}", needed))
+    if problems:
+        raise BadSettings("settings", problems)
+
+
 class LoneViews:
     """Makes a View of each request's own nodes."""
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.agent import Inputs, Resource, Watched, World
+from nodewise.agent import Inputs, Resource, Want, Watched, World
 from nodewise.errors import BadInput, BadSettings
 from nodewise.extender import lone
 from nodewise.extender.lone import LoneViews
@@ -95,3 +95,14 @@ def test_agents_that_need_a_cluster_are_named() -> None:
     lone.check([kind()], {"heats": None})
     with pytest.raises(BadSettings, match="agent heats; wanted a cluster: it reads things"):
         lone.check([kind(Watched("things", THINGS, NodeFields))], {"heats": None})
+
+
+def test_agents_that_go_by_metrics_are_named() -> None:
+    def state(*wanted: Want) -> Any:
+        return SimpleNamespace(wants=lambda _: frozenset(wanted))
+
+    lone.check_metrics({"heats": state()})
+    with pytest.raises(
+        BadSettings, match="agent heats; wanted a cluster: a request brings no metrics, such as heat"
+    ):
+        lone.check_metrics({"heats": state(Want("heat"))})
