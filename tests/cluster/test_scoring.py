@@ -5,6 +5,7 @@ where kube-scheduler puts pods. The nodes are virtual machines, so that each has
 import contextlib
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -105,6 +106,7 @@ class Annotator:
         """Annotate again and again, until a node has so much of its CPUs free."""
 
         def is_so() -> bool | None:
+            time.sleep(1)  # what it asks is scraped every other second
             with contextlib.suppress(KeyError):
                 self.once()
                 return low <= self.free_share(node) <= high or None
@@ -141,6 +143,8 @@ def test_pods_avoid_the_node_that_is_really_loaded(
         names = [f"web-{number}" for number in range(6)]
         corner.pods(*(objects.pod(name, memory="4Mi") for name in names))
         assert {corner.expect_bound(name) for name in names} == {"calm"}
+        rejected = nodewise.decisions("web-0")[-1]["rejected"]
+        assert {name: [one["agent"] for one in why] for name, why in rejected.items()} == {"busy": ["safe"]}
         corner.pods(pinned(objects.pod("pinned", memory="4Mi"), "busy"))
         assert "safe: risk of cpu" in corner.expect_rejected("pinned")
 
