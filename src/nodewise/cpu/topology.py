@@ -1,0 +1,271 @@
+"""A machine's sockets, NUMA nodes, cores and CPUs, from the texts of its `/sys` and `/proc`.
+
+Standard library only.
+
+A core is the set of its online threads as the kernel tells it, because core ids repeat from socket to socket and,
+on some machines, within one. `core` and `socket` are numbered as `lscpu -p` numbers them, in the order of their
+first CPU: that is what the older CPU manager wrote into its state. The kernel's own numbers are `core_id` and
+`package_id`; it says -1, or nothing, where the firmware does not know: such a socket is the set of CPUs that the
+kernel shows together, and without that there is one socket.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from nodewise.cpu import cpulist
+from nodewise.errors import BadInput, Problem, shown
+
+CPUS: Final = "sys/devices/system/cpu"
+NODES: Final = "sys/devices/system/node"
+COMMAND_LINE: Final = "proc/cmdline"
+
+_FOLDER: Final = re.compile(rf"{CPUS}/cpu(\d+)", re.ASCII)
+_NODE: Final = re.compile(rf"({NODES}/node(\d+))/cpu(?:list|map)", re.ASCII)
+_UNIT: Final = re.compile(r"sys/devices/cpu_(\w+)/cpus", re.ASCII)
+_UNITS: Final = {"core": "performance", "atom": "efficiency", "lowpower": "low-power"}
+"""What the kernel calls a hybrid processor's event counters (`/sys/devices/cpu_core`), and what we call its cores."""
+
+
+class Cpu(NamedTuple):
+    """One logical CPU; an offline one has no place. None where the kernel does not say."""
+
+    cpu: int
+    core: int | None = None
+    core_id: int | None = None
+    socket: int | None = None
+    package_id: int | None = None
+    die: int | None = None
+    numa: int | None = None
+    kind: str | None = None
+    """Of a machine with cores of several kinds: `performance`, `middle`, `efficiency`, `low-power`."""
+    online: bool = True
+    isolated: bool = False
+    siblings: tuple[int, ...] = ()
+    """The online CPUs of its core, itself among them, ascending."""
+
+
+class Core(NamedTuple):
+    """One physical core: its online CPUs, ascending."""
+
+    core: int
+    core_id: int | None
+    socket: int
+    cpus: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        return cpulist.format_list(self.cpus)
+
+
+class Topology(NamedTuple):
+    """All CPUs that are present, ascending; the cores, by number; what could not be read and does no harm."""
+
+    cpus: tuple[Cpu, ...]
+    cores: tuple[Core, ...]
+    unread: tuple[Problem, ...] = ()
+
+    @property
+    def sockets(self) -> tuple[int, ...]:
+        return tuple(sorted({core.socket for core in self.cores}))
+
+    @property
+    def online(self) -> frozenset[int]:
+        return frozenset(cpu.cpu for cpu in self.cpus if cpu.online)
+
+    @property
+    def isolated(self) -> frozenset[int]:
+        return frozenset(cpu.cpu for cpu in self.cpus if cpu.isolated)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `nodewise cpu topology -o json` prints it."""
+        cpus = [{**cpu._asdict(), "siblings": list(cpu.siblings)} for cpu in self.cpus]
+        return {"sockets": len(self.sockets), "cores": len(self.cores), "cpus": cpus}
+
+
+class _Place(NamedTuple):
+    """Where the kernel says that an online CPU is; `package` tells sockets apart, a number or a set of CPUs."""
+
+    core_id: int | None
+    die: int | None
+    package_id: int | None
+    package: int | frozenset[int]
+    threads: frozenset[int]
+
+
+class _Files:
+    """The texts, read as numbers and sets; what cannot be read is gathered in `problems`, by file."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        self.problems: list[Problem] = []
+
+    def number(self, path: str) -> int | None:
+        """None if there is none, or a negative one: the kernel's way to say that it does not know."""
+        text = self.texts.get(path, "-1").strip()
+        if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+            self.problems.append(Problem(path, shown(text), "a whole number"))
+            return None
+        return int(text) if int(text) >= 0 else None
+
+    def cpus(self, *paths: str) -> frozenset[int] | None:
+        """Of the first of these files that there is; names that end in `list` are lists, the others masks."""
+        for path in paths:
+            text = self.texts.get(path)
+            if text is None:
+                continue
+            try:
+                return frozenset(_lists(path, text))
+            except BadInput as error:
+                self.problems += error.problems
+        return None
+
+
+def _lists(path: str, text: str) -> Iterable[int]:
+    is_mask = not path.endswith(("list", "present", "online", "isolated", "/cpus"))
+    return cpulist.parse_mask(text, path) if is_mask else cpulist.parse_list(text, path)
+
+
+def parse(texts: Mapping[str, str]) -> Topology:
+    """The machine whose files these are: path below its root to text (`sysfs.read`).
+
+    BadInput names every file that is not as the kernel writes it, or says that no CPU is there.
+    """
+    files = _Files(texts)
+    folders = {int(found[1]) for path in texts if (found := _FOLDER.match(path))}
+    present = files.cpus(f"{CPUS}/present") or folders
+    online = _online(files, present)
+    places = {cpu: _place(files, cpu) for cpu in sorted(online)}
+    nodes = _numa_nodes(files)
+    kinds = _kinds(files, online)
+    isolated, unread = _isolated(files, max(present, default=None))
+    if not online:
+        files.problems.append(
+            Problem(CPUS, "no CPU that is online", "the folders `sys` and `proc` of a machine")
+        )
+    if files.problems:
+        raise BadInput("cannot read the machine's topology", files.problems)
+    cores, core_of = _cores(places)
+    cpus = tuple(
+        _cpu(cpu, places[cpu], cores[core_of[cpu]]) if cpu in online else Cpu(cpu, online=False)
+        for cpu in sorted(present | online)
+    )
+    whole = tuple(
+        one._replace(numa=nodes.get(one.cpu), kind=kinds.get(one.cpu), isolated=one.cpu in isolated)
+        for one in cpus
+    )
+    return Topology(whole, tuple(cores), tuple(unread))
+
+
+def _online(files: _Files, present: Iterable[int]) -> frozenset[int]:
+    """By the kernel's list; older ones have a file in each CPU's folder, cpu0 none, and no topology if offline."""
+    listed = files.cpus(f"{CPUS}/online")
+    if listed is not None:
+        return listed
+    placed = {
+        int(found[1]) for path in files.texts if "/topology/" in path and (found := _FOLDER.match(path))
+    }
+    told = {cpu: files.number(f"{CPUS}/cpu{cpu}/online") for cpu in present}
+    return frozenset(
+        cpu for cpu in present if told[cpu] != 0 and (told[cpu] is not None or cpu in placed or not placed)
+    )
+
+
+def _place(files: _Files, cpu: int) -> _Place:
+    folder = f"{CPUS}/cpu{cpu}/topology"
+    package_id = files.number(f"{folder}/physical_package_id")
+    together = files.cpus(f"{folder}/core_siblings_list", f"{folder}/core_siblings")
+    threads = files.cpus(f"{folder}/thread_siblings_list", f"{folder}/thread_siblings")
+    return _Place(
+        core_id=files.number(f"{folder}/core_id"),
+        die=files.number(f"{folder}/die_id"),
+        package_id=package_id,
+        package=package_id if package_id is not None else together or 0,
+        threads=threads or frozenset({cpu}),
+    )
+
+
+def _cores(places: Mapping[int, _Place]) -> tuple[list[Core], Mapping[int, int]]:
+    """The cores, and of each CPU the core. Every CPU is in one, even where the kernel's sets contradict."""
+    cores: list[Core] = []
+    core_of: dict[int, int] = {}
+    sockets: dict[int | frozenset[int], int] = {}
+    for cpu, place in places.items():
+        socket = sockets.setdefault(place.package, len(sockets))
+        if cpu in core_of:
+            continue
+        members = {one for one in place.threads & places.keys() if one not in core_of} | {cpu}
+        core_of.update(dict.fromkeys(members, len(cores)))
+        cores.append(Core(len(cores), place.core_id, socket, tuple(sorted(members))))
+    return cores, core_of
+
+
+def _cpu(cpu: int, place: _Place, core: Core) -> Cpu:
+    return Cpu(
+        cpu=cpu,
+        core=core.core,
+        core_id=place.core_id,
+        socket=core.socket,
+        package_id=place.package_id,
+        die=place.die,
+        siblings=core.cpus,
+    )
+
+
+def _numa_nodes(files: _Files) -> Mapping[int, int]:
+    """Of each CPU the NUMA node."""
+    nodes: dict[int, int] = {}
+    for folder, node in {found.groups() for path in files.texts if (found := _NODE.fullmatch(path))}:
+        cpus = files.cpus(f"{folder}/cpulist", f"{folder}/cpumap") or ()
+        nodes.update(dict.fromkeys(cpus, int(node)))
+    return nodes
+
+
+def _isolated(files: _Files, last: int | None) -> tuple[frozenset[int], Sequence[Problem]]:
+    """What the kernel says it isolates; an older one only has its command line."""
+    told = files.cpus(f"{CPUS}/isolated")
+    if told is not None:
+        return told, ()
+    return cpulist.parse_isolcpus(files.texts.get(COMMAND_LINE, ""), last)
+
+
+def _kinds(files: _Files, online: frozenset[int]) -> Mapping[int, str]:
+    """Of each CPU the kind of its core, where there are several.
+
+    The kernel names them for its event counters (x86), or gives each CPU a capacity (ARM, RISC-V). Without either
+    the firmware's figures tell: kinds whose highest performance does not overlap. Base frequencies alone would not
+    do, Speed Select makes some cores of one kind faster than others.
+    """
+    units = {path: _UNITS.get(found[1], found[1]) for path in files.texts if (found := _UNIT.fullmatch(path))}
+    if units:
+        return {cpu: kind for path, kind in units.items() for cpu in files.cpus(path) or ()}
+    capacities = _figures(files, online, "cpu_capacity")
+    if capacities:
+        return _ranked(capacities)
+    nominal = _figures(files, online, "acpi_cppc/nominal_perf")
+    highest = _figures(files, online, "acpi_cppc/highest_perf")
+    if not nominal or nominal.keys() != highest.keys():
+        return {}
+    reach = {
+        level: sorted(highest[cpu] for cpu in nominal if nominal[cpu] == level)
+        for level in set(nominal.values())
+    }
+    ordered = [reach[level] for level in sorted(reach)]
+    apart = all(low[-1] < high[0] for low, high in pairwise(ordered))
+    return _ranked(nominal) if apart else {}
+
+
+def _figures(files: _Files, online: frozenset[int], name: str) -> Mapping[int, int]:
+    """A figure of each CPU, if all have it."""
+    figures = {cpu: files.number(f"{CPUS}/cpu{cpu}/{name}") for cpu in online}
+    known = {cpu: figure for cpu, figure in figures.items() if figure is not None}
+    return known if len(known) == len(figures) else {}
+
+
+def _ranked(figures: Mapping[int, int]) -> Mapping[int, str]:
+    lowest, highest = min(figures.values()), max(figures.values())
+    if lowest == highest:
+        return {}
+    names = {lowest: "efficiency", highest: "performance"}
+    return {cpu: names.get(figure, "middle") for cpu, figure in figures.items()}

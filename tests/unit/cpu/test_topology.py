@@ -1,0 +1,182 @@
+"""Machines as their files show them: real ones, and small ones with what real ones may have."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from nodewise.cpu import sysfs, topology
+from nodewise.errors import BadInput
+from tests.unit.cpu import machines
+
+CPUS = topology.CPUS
+
+
+def files(cpus: int, **more: str) -> dict[str, str]:
+    """A machine of one socket, a core a CPU; `more` names files below the folder of CPUs, `__` for a slash."""
+    texts = {f"{CPUS}/present": f"0-{cpus - 1}", f"{CPUS}/online": f"0-{cpus - 1}"}
+    for cpu in range(cpus):
+        place = {"physical_package_id": "0", "core_id": str(cpu), "thread_siblings_list": str(cpu)}
+        texts |= {f"{CPUS}/cpu{cpu}/topology/{name}": text for name, text in place.items()}
+    return texts | {f"{CPUS}/{name.replace('__', '/')}": text for name, text in more.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "sockets", "cores", "present", "offline", "threads", "numa"),
+    [
+        ("16amd64-8n2c", 8, 16, 16, set(), {1}, set(range(8))),
+        ("16em64t-4s2c2t-offlines", 4, 7, 16, {2, 5, 13, 14}, {1, 2}, {0}),
+        ("20em64t-hybrid-1p6c2t+2ca4co1t", 1, 14, 20, set(), {1, 2}, {0}),
+        ("256ppc-8n8s4t", 64, 64, 256, set(), {4}, {0, 1, 4, 5, 8, 9, 12, 13}),
+        ("2i386-2c-nohugepage", 1, 2, 2, set(), {1}, {None}),
+        ("64amd64-4s2n4ca2co", 4, 32, 64, set(), {2}, set(range(8))),
+        ("arm-A510-A710-A715-X3", 3, 8, 8, set(), {1}, {None}),
+        ("rv64-visionfive2", 1, 4, 4, set(), {1}, {0}),
+        ("s390-lpar", 7, 17, 20, {0, 6, 7}, {1}, {None}),
+        ("vmware_fpe", 2, 8, 16, set(), {2}, {0, 1, 2, 3}),
+        ("x86_64-64cpu", 4, 32, 64, set(), {2}, {0, 2, 3}),
+        ("x86_64-dell_e4310", 1, 2, 4, set(), {2}, {0}),
+    ],
+)
+def test_real_machines(
+    name: str,
+    sockets: int,
+    cores: int,
+    present: int,
+    offline: set[int],
+    threads: set[int],
+    numa: set[int | None],
+) -> None:
+    machine = machines.machine(name)
+    assert (len(machine.sockets), len(machine.cores), len(machine.cpus)) == (sockets, cores, present)
+    assert {cpu.cpu for cpu in machine.cpus if not cpu.online} == offline
+    assert {len(core.cpus) for core in machine.cores} == threads
+    assert {cpu.numa for cpu in machine.cpus} == numa
+    assert machine.isolated == set()
+
+
+def test_every_machine_there_is_has_a_row() -> None:
+    rows = test_real_machines.pytestmark[0].args[1]
+    assert [row[0] for row in rows] == machines.NAMES
+
+
+@pytest.mark.parametrize("name", sorted(set(machines.LSCPU) - {"arm-A510-A710-A715-X3"}))
+def test_numbers_are_those_of_lscpu(name: str) -> None:
+    ours = [(cpu.cpu, cpu.core, cpu.socket, cpu.numa) for cpu in machines.machine(name).cpus if cpu.online]
+    assert ours == machines.lscpu(name)
+
+
+def test_lscpu_numbers_the_cores_of_each_kind_anew_and_we_do_not() -> None:
+    name = "arm-A510-A710-A715-X3"
+    assert Counter(core for _, core, _, _ in machines.lscpu(name)) == {0: 4, 1: 3, 2: 1}
+    assert [cpu.core for cpu in machines.machine(name).cpus] == list(range(8))
+
+
+@pytest.mark.parametrize("name", ["x86_64-64cpu", "16em64t-4s2c2t-offlines", "s390-lpar"])
+def test_the_reader_finds_the_files(name: str, tmp_path: Path) -> None:
+    assert sysfs.read(machines.unpack(name, tmp_path)) == machines.texts(name)
+
+
+def test_kinds_of_hybrid_machines() -> None:
+    hybrid = machines.machine("20em64t-hybrid-1p6c2t+2ca4co1t")
+    assert Counter(cpu.kind for cpu in hybrid.cpus) == {"performance": 12, "efficiency": 8}
+    arm = machines.machine("arm-A510-A710-A715-X3")
+    assert Counter(cpu.kind for cpu in arm.cpus) == {"efficiency": 3, "middle": 4, "performance": 1}
+
+
+def test_the_kernel_names_kinds_itself() -> None:
+    texts = files(3) | {"sys/devices/cpu_core/cpus": "0-1\n", "sys/devices/cpu_atom/cpus": "2\n"}
+    assert [cpu.kind for cpu in topology.parse(texts).cpus] == ["performance", "performance", "efficiency"]
+
+
+@pytest.mark.parametrize(
+    ("highest", "kinds"),
+    [(("40", "40"), {None}), (("41", "40"), {"performance", "efficiency"}), (("40", "41"), {None})],
+)
+def test_cores_of_one_kind_may_differ_in_base_frequency(
+    highest: tuple[str, str], kinds: set[str | None]
+) -> None:
+    texts = files(2, cpu0__acpi_cppc__nominal_perf="27", cpu1__acpi_cppc__nominal_perf="21")
+    texts |= {f"{CPUS}/cpu{cpu}/acpi_cppc/highest_perf": text for cpu, text in enumerate(highest)}
+    assert {cpu.kind for cpu in topology.parse(texts).cpus} == kinds
+
+
+@pytest.mark.parametrize(
+    ("more", "line", "isolated"),
+    [
+        ({"isolated": "1-2\n"}, "isolcpus=3", {1, 2}),
+        ({"isolated": "\n"}, "isolcpus=3", set()),
+        ({}, "quiet isolcpus=nohz,2-3", {2, 3}),
+        ({}, "isolcpus=2-N", {2, 3}),
+        ({}, "quiet", set()),
+    ],
+)
+def test_the_command_line_is_read_where_the_kernel_has_no_file(
+    more: Mapping[str, str], line: str, isolated: set[int]
+) -> None:
+    assert topology.parse(files(4, **more) | {topology.COMMAND_LINE: line}).isolated == isolated
+
+
+def test_a_command_line_that_the_kernel_could_not_read_is_told() -> None:
+    machine = topology.parse(files(4) | {topology.COMMAND_LINE: "isolcpus=1,x"})
+    assert (machine.isolated, [problem.seen for problem in machine.unread]) == (set(), ["'x'"])
+
+
+def test_a_machine_that_does_not_say_its_sockets_has_one() -> None:
+    texts = {path: text for path, text in files(2).items() if "package" not in path}
+    assert topology.parse(texts).sockets == (0,)
+    assert topology.parse(texts | {f"{CPUS}/cpu1/topology/physical_package_id": "-1"}).sockets == (0,)
+
+
+def test_an_offline_cpu_is_listed_and_has_no_place() -> None:
+    texts = files(4, online="0-1,3", cpu1__topology__thread_siblings_list="1-2")
+    machine = topology.parse(texts)
+    assert machine.cpus[2] == topology.Cpu(2, online=False)
+    assert [core.cpus for core in machine.cores] == [(0,), (1,), (3,)]
+
+
+def test_a_cpu_that_is_only_possible_is_not_listed() -> None:
+    assert [cpu.cpu for cpu in topology.parse(files(2) | {f"{CPUS}/possible": "0-7"}).cpus] == [0, 1]
+
+
+def test_every_cpu_is_in_one_core_where_the_kernel_contradicts_itself() -> None:
+    texts = files(3, cpu0__topology__thread_siblings_list="0-1", cpu2__topology__thread_siblings_list="1-2")
+    assert [core.cpus for core in topology.parse(texts).cores] == [(0, 1), (2,)]
+
+
+def test_what_a_kernel_does_not_write_is_named_by_its_file() -> None:
+    texts = files(2, online="0-x", cpu0__topology__core_id="one", cpu1__topology__thread_siblings_list="1-")
+    with pytest.raises(BadInput) as caught:
+        topology.parse(texts | {f"{CPUS}/cpu0/online": "1", f"{CPUS}/cpu1/online": "1"})
+    assert {problem.field.removeprefix(f"{CPUS}/") for problem in caught.value.problems} == {
+        "online",
+        "cpu0/topology/core_id",
+        "cpu1/topology/thread_siblings_list",
+    }
+
+
+def test_a_folder_without_cpus_is_no_machine(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no CPU that is online"):
+        topology.parse(sysfs.read(tmp_path))
+
+
+def test_the_register_of_the_base_frequency(tmp_path: Path) -> None:
+    assert sysfs.read_base_mhz(tmp_path) is None
+    device = tmp_path / "dev/cpu/0/msr"
+    device.parent.mkdir(parents=True)
+    device.write_bytes(bytes(0xCE) + bytes([0, 23, 0, 0, 0, 0, 0, 0]))
+    assert sysfs.read_base_mhz(tmp_path) == 2300
+
+
+def test_what_is_printed() -> None:
+    machine = topology.parse(files(2, online="0") | {f"{topology.NODES}/node3/cpulist": "0"})
+    told = machine.as_dict()
+    assert (told["sockets"], told["cores"]) == (1, 1)
+    wanted = {"cpu": 0, "core": 0, "socket": 0, "numa": 3, "online": True, "isolated": False, "siblings": [0]}
+    assert wanted.items() <= told["cpus"][0].items()
+    assert (told["cpus"][1]["online"], told["cpus"][1]["core"], told["cpus"][1]["siblings"]) == (
+        False,
+        None,
+        [],
+    )
