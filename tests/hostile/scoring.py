@@ -1,0 +1,122 @@
+"""Nodes with hostile statistics, and pods with hostile requests, for the agents that score."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from tests.hostile.shapes import QUANTITIES
+
+AGENTS: Final = "safe,congestion,pigeon"
+PRIORITIES: Final = tuple(
+    f"/scheduler/priorities/{name}"
+    for name in ("safe-overload", "safe-balance", "congestion", "pigeon-holing")
+)
+FILTERS: Final = (
+    "/scheduler/filter",
+    "/scheduler/predicates/safe-overload",
+    *(f"/agents/{name}/filter" for name in AGENTS.split(",")),
+)
+SCORES: Final = (
+    "/scheduler/prioritize",
+    *PRIORITIES,
+    *(f"/agents/{name}/prioritize" for name in AGENTS.split(",")),
+)
+PREEMPTS: Final = ("/scheduler/preempt", *(f"/agents/{name}/preempt" for name in AGENTS.split(",")))
+VERBS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(FILTERS, "filter"),
+    **dict.fromkeys(SCORES, "prioritize"),
+    **dict.fromkeys(PREEMPTS, "preempt"),
+}
+"""All paths that lead to an agent's arithmetic, and which form their answers have."""
+
+RESOURCES: Final = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
+STATISTICS: Final = (
+    *(f"{kind}-free-{resource}" for kind in ("mean", "std", "forcasted") for resource in ("cpu", "memory")),
+    "congestion-factor",
+    *(f"requested-{resource}" for resource in RESOURCES),
+)
+"""All annotations that are read, but the time."""
+AGE: Final = "nodewise.io/annotated-at"
+ROOM: Final = {"cpu": "4", "memory": "8Gi", "pods": "110", "gpu": "2", "ephemeral-storage": "100Gi"}
+
+
+class Text(NamedTuple):
+    """What stands in an annotation, and as what it can be read."""
+
+    text: str
+    is_number: bool = False
+    is_whole: bool = False
+
+
+TEXTS: Final[Mapping[str, Text]] = {
+    "one": Text("1000", is_number=True, is_whole=True),
+    "signed": Text("+50", is_number=True, is_whole=True),
+    "negative": Text("-1", is_number=True, is_whole=True),
+    "minus zero": Text("-0", is_number=True, is_whole=True),
+    "fraction": Text("50.5", is_number=True),
+    "as pythons wrote it": Text("1610612736.0", is_number=True),
+    "exponent": Text("1e1", is_number=True),
+    "huge": Text("1e308", is_number=True),
+    "hugely negative": Text("-1e308", is_number=True),
+    "least": Text("5e-324", is_number=True),
+    "beyond 64 bits": Text("99999999999999999999", is_number=True),
+    "300 digits": Text("9" * 300, is_number=True),
+    "beyond doubles": Text("1e400"),
+    "400 digits": Text("9" * 400),
+    "empty": Text(""),
+    "a blank": Text(" "),
+    "blanks around it": Text(" 2000 "),
+    "a line's end": Text("2000\n"),
+    "words": Text("abc"),
+    "not available": Text("N/A"),
+    "none": Text("None"),
+    "null": Text("null"),
+    "no number": Text("nan"),
+    "no number, capital": Text("NaN"),
+    "infinite": Text("inf"),
+    "minus infinite": Text("-Infinity"),
+    "a unit": Text("2000m"),
+    "a binary unit": Text("2Gi"),
+    "hexadecimal": Text("0x10"),
+    "underscores": Text("1_000"),
+    "a comma": Text("1,5"),
+    "another script": Text("٣"),
+    "wide digits": Text("\uff11\uff12"),
+    "a zero byte": Text("1\x00"),
+    "an object": Text('{"a": 1}'),
+    "with a time, as another system has it": Text("0.63012,2023-10-17T15:04:32Z"),
+    "100 kB of digits": Text("9" * 100_000),
+    "100 kB of words": Text("x" * 100_000),
+    "100 kB of signs": Text("-" * 100_000),
+    "100 kB of exponents": Text("1e" + "0" * 100_000),
+}
+
+AMOUNTS: Final = (
+    *QUANTITIES, "", " ", "0", "-1", "-9Ei", "1Ei", "9" * 400, "1e308", "5e-324", "0.0000000001", "1" * 5000,
+    "x" * 100_000, "true", "4 cores", "1e", "e1", ".", "+", "Ki", 0, -1, 10**30, 1.5, 1e308, -0.0, True, None,
+    [], [1], {}, {"a": 1},
+)  # fmt: skip
+"""Quantities, or not."""
+
+
+def node(name: str, annotations: Mapping[str, Any] | None = None, allocatable: Any = ROOM) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "annotations": annotations},
+        "status": {"allocatable": dict(allocatable) if allocatable is ROOM else allocatable},
+    }
+
+
+def pod(name: str = "p", **requests: Any) -> dict[str, Any]:
+    """A pod of namespace d with one container."""
+    container = {
+        "name": "c",
+        "resources": {"requests": {key.replace("_", "-"): one for key, one in requests.items()}},
+    }
+    return {"metadata": {"name": name, "namespace": "d", "uid": name}, "spec": {"containers": [container]}}
+
+
+def body(asked: Mapping[str, Any], nodes: Iterable[Any], verb: str = "prioritize") -> dict[str, Any]:
+    """A request with whole nodes; a preemption is by names, as kube-scheduler's."""
+    if verb == "preempt":
+        victims = {one["metadata"]["name"]: {"Pods": [{"UID": "u"}], "NumPDBViolations": 0} for one in nodes}
+        return {"Pod": asked, "NodeNameToMetaVictims": victims}
+    return {"Pod": asked, "Nodes": {"items": list(nodes)}}

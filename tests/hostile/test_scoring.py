@@ -1,0 +1,452 @@
+"""Bad statistics, bad requests and odd clusters against the agents that score, in real processes.
+
+Whatever comes, an answer is regular or a refusal, scores are whole numbers from 0 to 10, and a statistic that is
+missing is named in the decision.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.hostile import answers, scoring, shapes
+from tests.hostile.process import Line, Target
+from tests.hostile.scoring import (
+    AGE,
+    AMOUNTS,
+    RESOURCES,
+    ROOM,
+    SCORES,
+    STATISTICS,
+    TEXTS,
+    VERBS,
+    Text,
+    body,
+    node,
+    pod,
+)
+from tests.hostile.shapes import anything, encoded, mostly
+
+BODIES = 2_000
+A_TIME = 20
+ASKED = settings(
+    max_examples=BODIES // A_TIME,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.generate),  # as of test_bodies
+)
+GOOD = {
+    "mean-free-cpu": "3000", "std-free-cpu": "100", "mean-free-memory": str(6 * 2**30), "std-free-memory": "1000",
+    "congestion-factor": "20", **{f"requested-{resource}": "1" for resource in RESOURCES},
+}  # fmt: skip
+LONE = ("--no-cluster", "--agents", scoring.AGENTS, "--num-resources", "5")
+
+
+def served(folder: Path, *options: str) -> Iterator[Target]:
+    with Target(folder, options) as made:
+        yield made
+        assert made.process.is_running
+        for event in ("request_failed", "agent_failed", "task_failed"):
+            assert not made.events(event)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    yield from served(tmp_path_factory.mktemp("scoring"), *LONE)
+
+
+@pytest.fixture(scope="module")
+def line(target: Target) -> Iterator[Line]:
+    """The one connection over which all bodies go: no answer may cost it."""
+    with target.line() as opened:
+        yield opened
+        good = [node("n1", GOOD), node("n2", {**GOOD, "congestion-factor": "55"})]
+        assert scores(opened, "/scheduler/priorities/congestion", pod(), good) == [8, 5]
+
+
+def scores(line: Line, path: str, asked: Any, nodes: Sequence[Any]) -> list[int]:
+    """The scores of nodes, in order; the answer must be regular."""
+    answer = line.ask(path, encoded(body(asked, nodes)))
+    assert answer.status == 200, answer.body[:300]
+    names = [one["metadata"]["name"] for one in nodes]
+    answers.check_scored(answer, names)
+    found = json.loads(answer.body)
+    assert [one["Host"] for one in found] == names
+    return [one["Score"] for one in found]
+
+
+def ask_everything(line: Line, asked: Any, nodes: Sequence[Any], *, refused: bool = False) -> None:
+    """All paths answer as they must, and with `refused` may refuse."""
+    names = [one["metadata"]["name"] for one in nodes]
+    for path, verb in VERBS.items():
+        answer = line.ask(path, encoded(body(asked, nodes, verb)))
+        assert refused or answer.status == 200, (path, answer.body[:300])
+        answers.check(verb, answer, names if answer.status == 200 else None)
+
+
+def numbers(line: Line, name: str) -> dict[str, Any]:
+    """By agent and node: on what the newest answer about the pod rested."""
+    answer = line.ask(f"/decisions?pod={name}&limit=1", b"", "GET", {})
+    found: dict[str, Any] = answers.document(answer)["decisions"][0]["numbers"]
+    return found
+
+
+def missing(line: Line, name: str, of: str) -> dict[str, Any]:
+    """By agent: what the newest answer about the pod says is missing on a node."""
+    told = numbers(line, name)
+    safe = {resource: told["safe"][of][resource].get("missing") for resource in ("cpu", "memory")}
+    return {
+        "safe": safe,
+        "congestion": told["congestion"][of].get("missing"),
+        "pigeon": told["pigeon"][of].get("missing", []),
+    }
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+def test_annotations(line: Line, text: Text) -> None:
+    nodes = [node("odd", dict.fromkeys(STATISTICS, text.text)), node("good", GOOD)]
+    asked = pod("annotations", cpu="100m", memory="64Mi")
+    ask_everything(line, asked, nodes)
+    scores(line, "/scheduler/prioritize", asked, nodes)
+    told = missing(line, "annotations", "odd")
+    nothing = None if text.is_number else "no statistics"
+    assert told["safe"] == {"cpu": nothing, "memory": nothing}
+    assert bool(told["congestion"]) is not text.is_whole
+    assert told["pigeon"] == ([] if text.is_number else list(RESOURCES))
+    good = missing(line, "annotations", "good")
+    assert good == {"safe": {"cpu": None, "memory": None}, "congestion": None, "pigeon": []}
+
+
+@pytest.mark.parametrize("text", [one for one in TEXTS.values() if not one.is_number])
+def test_a_missing_deviation_is_told(line: Line, text: Text) -> None:
+    odd = node("odd", {**GOOD, "std-free-cpu": text.text})
+    ask_everything(line, pod("deviation"), [odd])
+    scores(line, "/scheduler/prioritize", pod("deviation"), [odd])
+    assert missing(line, "deviation", "odd")["safe"] == {"cpu": "no deviation", "memory": None}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+def test_times_that_are_none_are_no_age(line: Line, text: Text) -> None:
+    odd = node("odd", {**GOOD, AGE: text.text})
+    assert scores(line, "/scheduler/priorities/safe-overload", pod("times"), [odd]) == [10]
+    assert numbers(line, "times")["safe"]["odd"]["cpu"].get("missing") is None
+
+
+@pytest.mark.parametrize(
+    ("time", "why"),
+    [
+        ("0001-01-01T00:00:00Z", "statistics are too old"),
+        ("1969-12-31T23:59:59Z", "statistics are too old"),
+        ("9999-12-31T23:59:59Z", "statistics are too old"),
+        ("2026-02-30T00:00:00Z", None),
+        ("99999-01-01T00:00:00Z", None),
+    ],
+)
+def test_times_of_another_age(line: Line, time: str, why: str | None) -> None:
+    odd = node("odd", {**GOOD, AGE: time})
+    ask_everything(line, pod("ages"), [odd])
+    scores(line, "/scheduler/priorities/safe-overload", pod("ages"), [odd])
+    assert numbers(line, "ages")["safe"]["odd"]["cpu"].get("missing") == why
+
+
+NO_AMOUNTS = ("", "0", "-1", "abc", "NaN", "1_000", "0x10", 0, -1, True, None, [], {})
+
+
+@pytest.mark.parametrize("amount", NO_AMOUNTS, ids=repr)
+def test_nothing_is_allocatable(line: Line, amount: Any) -> None:
+    odd = node("odd", GOOD, dict.fromkeys(ROOM, amount))
+    ask_everything(line, pod("room"), [odd, node("good", GOOD)])
+    assert scores(line, "/scheduler/prioritize", pod("room"), [odd, node("good", GOOD)])[1] > 0
+    told = missing(line, "room", "odd")["safe"]
+    assert told == {"cpu": "nothing is allocatable", "memory": "nothing is allocatable"}
+
+
+@pytest.mark.parametrize(
+    "room", [None, [], {}, "", 0, "4 cores", {"": 1}, {"CPU": "4"}, [["cpu", "4"]]], ids=repr
+)
+def test_allocatable_of_every_wrong_shape(line: Line, room: Any) -> None:
+    odd = node("odd", GOOD, room)
+    ask_everything(line, pod("shape"), [odd, node("good", GOOD)])
+    scores(line, "/scheduler/prioritize", pod("shape"), [odd])
+    assert missing(line, "shape", "odd")["safe"]["cpu"] == "nothing is allocatable"
+
+
+@pytest.mark.parametrize("amount", AMOUNTS, ids=lambda one: repr(one)[:20])
+def test_amounts(line: Line, amount: Any) -> None:
+    """Of nodes, and of pods in containers of every kind."""
+    nodes = [node("odd", GOOD, dict.fromkeys(ROOM, amount)), node("good", GOOD)]
+    ask_everything(line, pod("amounts", cpu="100m", memory="64Mi"), nodes)
+    asked = pod("amounts", cpu=amount, memory=amount, gpu=amount, ephemeral_storage=amount)
+    container = asked["spec"]["containers"][0]
+    asked["spec"]["initContainers"] = [container, {**container, "restartPolicy": "Always"}]
+    asked["spec"]["overhead"] = {"cpu": amount}
+    ask_everything(line, asked, nodes, refused=isinstance(amount, bool | list | dict))
+
+
+def test_a_pod_that_asks_for_more_than_there_is_fits_nowhere(line: Line) -> None:
+    nodes = [node("a", GOOD), node("b", GOOD)]
+    asked = pod("large", cpu="9Ei", memory="9Ei")
+    ask_everything(line, asked, nodes)
+    assert scores(line, "/scheduler/priorities/pigeon-holing", asked, nodes) == [0, 0]
+    assert scores(line, "/scheduler/priorities/safe-overload", asked, nodes) == [0, 0]
+    _, failed = answers.check_filtered(line.ask("/scheduler/filter", encoded(body(asked, nodes))))
+    assert set(failed) == {"a", "b"}
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_pods_of_many_containers(line: Line, count: int) -> None:
+    asked = pod("containers", cpu="9Ei", memory="9Ei")
+    asked["spec"]["containers"] *= count
+    asked["spec"]["initContainers"] = asked["spec"]["containers"]
+    ask_everything(line, asked, [node("a", GOOD)])
+
+
+SPECS = (
+    {}, {"containers": None}, {"containers": []}, {"containers": [{}]}, {"containers": [{"resources": None}]},
+    {"containers": [{"resources": {"requests": None}}]}, {"containers": [{"resources": {"requests": {}}}]},
+    {"containers": [{"resources": {"requests": {"cpu": None, "memory": None}}}], "initContainers": None},
+)  # fmt: skip
+ODD_SPECS = (
+    None, [], "", 0, {"containers": {}}, {"containers": "c"}, {"containers": [None]}, {"containers": ["c"]},
+    {"containers": [{"resources": []}]}, {"containers": [{"resources": {"requests": ["cpu"]}}]},
+    {"containers": [{"resources": {"requests": "cpu=1"}}]}, {"initContainers": [[]]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *ODD_SPECS], ids=repr)
+def test_pods_of_every_shape(line: Line, spec: Any) -> None:
+    asked = {"metadata": {"name": "spec", "namespace": "d"}, "spec": spec}
+    ask_everything(line, asked, [node("a", GOOD)], refused=spec in ODD_SPECS)
+
+
+@pytest.mark.parametrize(
+    "labels", [None, {}, {"": ""}, {"podtype": None}, {"podtype": 7}, {"app": []}, [], "x", 0], ids=repr
+)
+def test_labels_of_every_shape(line: Line, labels: Any) -> None:
+    asked = pod("labels")
+    asked["metadata"]["labels"] = labels
+    odd = node("odd", GOOD)
+    odd["metadata"]["labels"] = labels
+    ask_everything(line, asked, [odd], refused=True)
+
+
+def test_no_nodes(line: Line) -> None:
+    ask_everything(line, pod("none"), [])
+    for path in SCORES:
+        assert scores(line, path, pod("none"), []) == []
+
+
+def test_one_node(line: Line) -> None:
+    ask_everything(line, pod("one"), [node("n1", GOOD)])
+    assert scores(line, "/scheduler/priorities/pigeon-holing", pod("one"), [node("n1", GOOD)]) == [10]
+
+
+@pytest.mark.parametrize("annotations", [GOOD, None], ids=["with statistics", "without"])
+def test_5000_equal_nodes(line: Line, annotations: dict[str, str] | None) -> None:
+    nodes = [node(f"n{number}", annotations) for number in range(5000)]
+    asked = pod("equal", cpu="100m", memory="64Mi")
+    ask_everything(line, asked, nodes)
+    for path in SCORES:
+        assert len(set(scores(line, path, asked, nodes))) == 1, path
+
+
+def test_a_node_that_is_named_twice_is_scored_once(line: Line) -> None:
+    nodes = [node("n1", GOOD), node("n1", {**GOOD, "congestion-factor": "55"}), node("n2", GOOD)]
+    for path in SCORES:
+        answer = line.ask(path, encoded(body(pod("twice"), nodes)))
+        answers.check_scored(answer, ["n1", "n2"])
+
+
+def test_names_without_nodes_have_no_statistics(line: Line) -> None:
+    answer = line.ask("/scheduler/prioritize", encoded({"Pod": pod("names"), "NodeNames": ["a", "b"]}))
+    answers.check_scored(answer, ["a", "b"])
+    told = missing(line, "names", "a")
+    assert told["safe"] == {"cpu": "no statistics", "memory": "no statistics"}
+    assert told["congestion"]
+    assert told["pigeon"] == list(RESOURCES)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """A process with a cluster in files: a node of each text, and pods of odd types on them."""
+    folder = tmp_path_factory.mktemp("held")
+    nodes = [
+        {"apiVersion": "v1", "kind": "Node", **node(f"n{number}", dict.fromkeys(STATISTICS, one.text))}
+        for number, one in enumerate(TEXTS.values())
+    ]
+    pods = []
+    for number, one in enumerate(TEXTS.values()):
+        made = pod(f"p{number}")
+        made["metadata"]["labels"] = {"podtype": one.text}
+        made["spec"]["nodeName"] = f"n{number}"
+        pods.append({"apiVersion": "v1", "kind": "Pod", **made, "status": {"phase": "Failed"}})
+    objects = {"apiVersion": "v1", "kind": "List", "items": [*nodes, *pods]}
+    (folder / "objects.json").write_text(json.dumps(objects))
+    agents = f"{scoring.AGENTS},learned"
+    for made in served(folder, "--objects-from", str(folder / "objects.json"), "--agents", agents):
+        with made.line() as line:
+            yield line
+
+
+@pytest.mark.parametrize(
+    "labels", [{"podtype": one.text} for one in TEXTS.values()] + [{}], ids=[*TEXTS, "no label"]
+)
+def test_names_of_nodes_with_odd_statistics(held: Line, labels: dict[str, str]) -> None:
+    asked = pod("held", cpu="100m")
+    asked["metadata"]["labels"] = labels
+    names = ["nobody", *(f"n{number}" for number in range(len(TEXTS)))]
+    for path in (*SCORES, "/scheduler/priorities/rl-priority", "/agents/learned/prioritize"):
+        answer = held.ask(path, encoded({"Pod": asked, "NodeNames": names}))
+        answers.check_scored(answer, names)
+    for path in scoring.FILTERS:
+        answer = held.ask(path, encoded({"Pod": asked, "NodeNames": names}))
+        answers.check_filtered(answer, names)
+
+
+def test_statistics_of_a_cluster_that_are_missing_are_told(held: Line) -> None:
+    held.ask("/scheduler/prioritize", encoded({"Pod": pod("told"), "NodeNames": ["n0", "nobody"]}))
+    held.ask(
+        "/scheduler/prioritize",
+        encoded({"Pod": pod("all"), "NodeNames": [f"n{n}" for n in range(len(TEXTS))]}),
+    )
+    assert missing(held, "told", "nobody")["safe"] == {"cpu": "no statistics", "memory": "no statistics"}
+    for number, one in enumerate(TEXTS.values()):
+        found = missing(held, "all", f"n{number}")
+        assert (found["safe"]["cpu"] is None) is one.is_number, one.text[:20]
+        assert bool(found["congestion"]) is not one.is_whole, one.text[:20]
+        assert (found["pigeon"] == []) is one.is_number, one.text[:20]
+
+
+def test_settings_at_their_ends(tmp_path: Path) -> None:
+    """No risk is accepted, and any use is too much; and the other way round."""
+    texts = [
+        node(f"n{number}", dict.fromkeys(STATISTICS, one.text)) for number, one in enumerate(TEXTS.values())
+    ]
+    steady = [node("idle", {**GOOD, "std-free-cpu": "0", "mean-free-cpu": "4000"}), *texts]
+    for number, percent in enumerate(("0", "100")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        flags = [
+            word
+            for name in ("percentile", "utilization", "forecast-weight")
+            for word in (f"--safe-{name}", percent)
+        ]
+        for made in served(folder, *LONE, *flags, "--congestion-factor-max", "1", "--score-missing", "0"):
+            with made.line() as line:
+                ask_everything(line, pod("ends", cpu="100m"), steady)
+
+
+def started(*options: str) -> "subprocess.CompletedProcess[str]":
+    command = [
+        Path(sys.executable).with_name("nodewise"),
+        "extender",
+        "--unsafe",
+        "--port",
+        "0",
+        "--health-port",
+        "0",
+    ]
+    return subprocess.run(
+        [*command, *LONE, *options], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--weights", "safe=0,congestion=0,pigeon=0"), "--weights"),
+        (("--weights", "safe-overload=-1"), "--weights"),
+        (("--weights", "safe=nan"), "--weights"),
+        (("--weights", "safe=inf"), "--weights"),
+        (("--weights", "nobody=1"), "--weights"),
+        (("--safe-percentile", "-1"), "--safe-percentile"),
+        (("--safe-percentile", "0.5"), "--safe-percentile"),
+        (("--safe-utilization", "101"), "--safe-utilization"),
+        (("--congestion-factor-max", "0"), "--congestion-factor-max"),
+        (("--score-missing", "11"), "--score-missing"),
+        (("--num-resources", "6"), "--num-resources"),
+        (("--policy-resource-index", "5"), "--policy-resource-index"),
+        (("--statistics-window", "0s"), "--statistics-window"),
+        (("--policy-objective", "junk"), "--policy-objective"),
+    ],
+)
+def test_settings_that_make_no_sense_end_the_process_at_the_start(
+    options: tuple[str, ...], named: str
+) -> None:
+    done = started(*options)
+    assert done.returncode == 2, done.stderr
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# bodies by hypothesis
+
+keys = st.sampled_from(
+    (
+        "metadata", "name", "annotations", "labels", "status", "allocatable", "spec", "containers", "initContainers",
+        "resources", "requests", "restartPolicy", "cpu", "memory", "uid", "namespace", "items", *STATISTICS, AGE,
+    )
+)  # fmt: skip
+texts = st.sampled_from([one.text for one in TEXTS.values()]) | st.floats().map(str) | st.integers().map(str)
+amounts = st.sampled_from(AMOUNTS) | st.integers(-5, 10**20).map(str) | texts
+names = st.sampled_from(("n1", "n2", "n3", *shapes.TEXTS)) | st.text(
+    st.characters(exclude_categories=["Cs"]), max_size=9
+)
+annotated = st.dictionaries(st.sampled_from((*STATISTICS, AGE)), mostly(texts, keys), max_size=8)
+amounts_ = st.dictionaries(st.sampled_from((*RESOURCES, "x")), mostly(amounts, keys), max_size=5)
+containers = st.lists(
+    mostly(
+        st.fixed_dictionaries(
+            {"resources": mostly(st.fixed_dictionaries({"requests": mostly(amounts_, keys)}), keys)},
+            optional={"restartPolicy": mostly(st.just("Always"), keys), "name": mostly(names, keys)},
+        ),
+        keys,
+    ),
+    max_size=3,
+)
+nodes_ = st.fixed_dictionaries(
+    {"metadata": st.fixed_dictionaries({"name": names}, optional={"annotations": mostly(annotated, keys)})},
+    optional={
+        "status": mostly(
+            st.fixed_dictionaries({"allocatable": mostly(amounts_ | st.just(ROOM), keys)}), keys
+        ),
+        "spec": anything(keys),
+    },
+)
+pods = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {"name": mostly(names, keys)},
+            optional={"uid": mostly(names, keys), "namespace": mostly(names, keys), "labels": anything(keys)},
+        )
+    },
+    optional={
+        "spec": mostly(
+            st.fixed_dictionaries(
+                {"containers": mostly(containers, keys)},
+                optional={"initContainers": mostly(containers, keys)},
+            ),
+            keys,
+        )
+    },
+)
+asked_ = st.tuples(st.sampled_from(sorted(VERBS)), pods, st.lists(nodes_, max_size=5))
+
+
+@ASKED
+@given(st.lists(asked_, min_size=A_TIME, max_size=A_TIME))
+def test_any_nodes_and_pods(line: Line, bodies: list[tuple[str, Any, list[Any]]]) -> None:
+    for path, asked, nodes in bodies:
+        verb = VERBS[path]
+        given_ = encoded(body(asked, nodes, verb))
+        answer = line.ask(path, given_)
+        names = [one["metadata"]["name"] for one in nodes]
+        try:
+            answers.check(verb, answer, names if answer.status == 200 and verb != "preempt" else None)
+        except Exception as error:
+            raise AssertionError(f"{path} {given_!r}: {error!r}; answered {answer.body!r}") from error
