@@ -109,17 +109,35 @@ class RememberingState(ContainedState):
     def __init__(self, inner: Any, warden: Warden) -> None:
         super().__init__(inner, warden)
         self.each_replica_learns = bool(inner.each_replica_learns)
+        self._to_recall: bytes | None = None
+        """What it is to be told as soon as no slot is being computed."""
 
     def recall(self, kept: bytes) -> None:
         """As `agent.Remembering`; what it cannot read is begun anew."""
+        self._to_recall = kept
         try:
-            self._warden.told("recall", lambda: self._inner.recall(kept))
+            self._told_at_last()
         except Failed as failed:
             raise BadInput("memory", [Problem(self._warden.origin.agent, failed.why, "")]) from failed
 
     def keep(self, kept: bytes | None) -> bytes | None:
         """As `agent.Remembering`; nothing new where it fails."""
+        with contextlib.suppress(Failed):
+            self._told_at_last()
+            if self._to_recall is None:
+                return self._warden.told("keep", lambda: shapes.memory(self._inner.keep(kept)))
+        return None
+
+    def _told_at_last(self) -> None:
+        """Have it recall what it has not been told yet, unless its thread is busy."""
+        kept = self._to_recall
+        if kept is None:
+            return
         try:
-            return self._warden.told("keep", lambda: shapes.memory(self._inner.keep(kept)))
-        except Failed:
-            return None
+            self._warden.told("recall", lambda: self._inner.recall(kept))
+        except Failed as failed:
+            if failed.failure == "busy":
+                return
+            self._to_recall = None
+            raise
+        self._to_recall = None

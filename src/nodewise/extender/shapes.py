@@ -103,6 +103,11 @@ def memory(given: Any) -> bytes | None:
         _of_type(given, bytes, "a memory")
         if len(given) > _LARGEST_MEMORY:
             raise Failed("shape", f"{len(given)} bytes to keep; wanted at most {_LARGEST_MEMORY}")
+        try:
+            msgspec.json.decode(given)
+        except UNREADABLE as error:
+            # it stands beside the memories of others
+            raise Failed("shape", f"a memory that is no JSON: {error}") from error
     return given  # type: ignore[no-any-return]
 
 
