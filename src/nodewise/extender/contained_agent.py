@@ -165,7 +165,7 @@ class ContainedDetails:
         self._inner = inner
         self._warden = warden
         self._size = size
-        self.nbytes = int(inner.nbytes)
+        self.nbytes = max(int(inner.nbytes), 0)
 
     def text(self, candidate: int) -> str:
         """Nothing where it fails."""

@@ -24,7 +24,7 @@ NAME: Final = "nodewise-memory"
 PERIOD_S: Final = 30.0
 _TRIES: Final = 5
 _MOST_BYTES: Final = 900_000
-"""The API server takes a megabyte; what is larger is not written."""
+"""Of all together: the API server takes a megabyte."""
 
 
 class Kept(NamedTuple):
@@ -92,7 +92,7 @@ class InFile:
 
     async def read(self) -> Kept:
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=dict[str, msgspec.Raw])
+            found = msgspec.json.decode(self._path.read_bytes() or b"{}", type=dict[str, msgspec.Raw])
         except FileNotFoundError:
             return Kept({})
         except (OSError, *UNREADABLE) as error:
@@ -183,6 +183,8 @@ class Memory:
             state.recall(text)
         except BadInput as error:
             logs.emit("memory_unreadable", agent=agent, error=str(error))
+        except Exception as error:  # noqa: BLE001 - a defect of one agent must not cost the others their memories
+            logs.emit("agent_failed", agent=agent, exc_info=error)
 
     async def _keep(self) -> None:
         for _ in range(_TRIES):
@@ -204,12 +206,25 @@ class Memory:
             return
 
     def _news(self, kept: Mapping[str, bytes]) -> dict[str, bytes]:
+        """By agent, what is to be kept anew; the smaller first, where there is no room for all."""
         news: dict[str, bytes] = {}
         for agent, state in self._states.items():
-            if state.each_replica_learns or self._leads():
-                text = state.keep(kept.get(agent))
-                if text is not None and len(text) <= _MOST_BYTES:
-                    news[agent] = text
-                elif text is not None:
-                    logs.emit("memory_failed", error=f"agent {agent} would keep {len(text)} bytes")
+            if (state.each_replica_learns or self._leads()) and (
+                text := _kept(agent, state, kept.get(agent))
+            ):
+                news[agent] = text
+        room = _MOST_BYTES - sum(len(text) for agent, text in kept.items() if agent not in news)
+        for agent, text in sorted(news.items(), key=lambda item: len(item[1])):
+            room -= len(text)
+            if room < 0:
+                logs.emit("memory_failed", error=f"agent {agent} would keep {len(text)} bytes, too much")
+                del news[agent]
         return news
+
+
+def _kept(agent: str, state: Remembering, kept: bytes | None) -> bytes | None:
+    try:
+        return state.keep(kept)
+    except Exception as error:  # noqa: BLE001 - a defect of one agent must not cost the others their memories
+        logs.emit("agent_failed", agent=agent, exc_info=error)
+        return None

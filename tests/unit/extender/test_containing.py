@@ -291,6 +291,12 @@ class TestDetails:
         )
         assert held.failures() == {"shape": 2.0, "exception": 1.0}
 
+    def test_to_keep_them_never_costs_less_than_nothing(self) -> None:
+        details = self.Details()
+        details.nbytes = -(2**40)
+        held = Held(filter=gives(Verdict(np.zeros(3, np.int16), (), details=details)))
+        assert held.agent.filter(pod(), held.names, held.view).details.nbytes == 0
+
 
 class TestSlots:
     def test_a_slot_is_computed_for_each_world(self) -> None:

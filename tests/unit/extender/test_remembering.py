@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, Conflict, Unavailable
@@ -162,8 +163,86 @@ class TestMemory:
         done(steps(memory(place, later)))
         assert later.known == 2
 
+    @pytest.mark.parametrize("part", ["recall", "keep"])
+    def test_a_defect_of_one_agent_costs_no_other_its_memory(self, place: Place, part: str) -> None:
+        place.spoil("4")
+        state, later = Sum(), Sum()
+
+        async def live() -> None:
+            one = Memory({"sum": Broken(part), "other": state}, place.keeping(), lambda: True, ManualClock())
+            await one.step()
+            state.news = 2
+            await one.step()
+
+        with capture_logs() as lines:
+            done(live())
+        done(steps(Memory({"other": later}, place.keeping(), lambda: True, ManualClock()), 1))
+        assert later.known == 2
+        assert [(line["event"], line["agent"]) for line in lines] == [("agent_failed", "sum")]
+
+    def test_one_that_would_keep_too_much_beside_others_does_not(self, place: Place) -> None:
+        state, later = Sum(), Sum()
+        large = [Large(), Large()]
+
+        async def live() -> None:
+            states: dict[str, Any] = {"large": large[0], "larger": large[1], "sum": state}
+            one = Memory(states, place.keeping(), lambda: True, ManualClock())
+            await one.step()
+            state.news = 2
+            await one.step()
+
+        with capture_logs() as lines:
+            done(live())
+        done(steps(memory(place, later), 1))
+        assert later.known == 2
+        (line,) = lines
+        assert line["event"] == "memory_failed"
+        assert "agent larger would keep 500000 bytes, too much" in line["error"]
+
+
+class Broken(Sum):
+    """Has a defect there."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part = part
+
+    def recall(self, kept: bytes) -> None:
+        if self.part == "recall":
+            raise ZeroDivisionError
+        super().recall(kept)
+
+    def keep(self, kept: bytes | None) -> bytes | None:
+        if self.part == "keep":
+            raise ZeroDivisionError
+        return super().keep(kept)
+
+
+class Large(Sum):
+    """Keeps half of what there is room for."""
+
+    def recall(self, kept: bytes) -> None:
+        """Never mind."""
+
+    def keep(self, kept: bytes | None) -> bytes | None:
+        return b"1" * 500_000 if kept is None else None
+
 
 class TestFile:
+    def test_an_empty_file_is_a_beginning(self, tmp_path: Path) -> None:
+        place, state, later = Place("file", tmp_path), Sum(), Sum()
+        place.path.touch()
+        one = memory(place, state)
+
+        async def live() -> None:
+            await one.step()
+            state.news = 2
+            await one.step()
+
+        done(live())
+        done(steps(memory(place, later), 1))
+        assert later.known == 2
+
     def test_a_file_that_is_none_of_ours_is_left_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "state.json"
         path.write_text("not ours")
