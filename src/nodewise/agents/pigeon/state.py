@@ -65,15 +65,20 @@ class Slot(NamedTuple):
     """Grows as pods are asked about, while the slot stands."""
 
 
-class _Read(msgspec.Struct, frozen=True, gc=False):
-    """A node, and what it says. There are thousands, and the garbage collector is not to look at each."""
-
-    node: Any
+class _Amounts(NamedTuple):
     capacity: Amounts
     requested: Amounts
 
 
-_NEVER: Final = _Read(None, (), ())
+class _Read(msgspec.Struct, frozen=True, gc=False):
+    """A node, and what it says. There are thousands, and the garbage collector is not to look at each."""
+
+    node: Any
+    amounts: _Amounts
+    """The same object as before where it is equal to what was there before."""
+
+
+_NEVER: Final = _Read(None, _Amounts((), ()))
 
 
 class PigeonState:
@@ -88,7 +93,7 @@ class PigeonState:
         self._read: dict[str, _Read] = {}
         self._holdings = Holdings(gpu) if from_pods else None
         self.inputs = Inputs(frozenset({PODS} if from_pods else ()), node_objects=True, metrics=False)
-        self._made: tuple[NodeIndex, Sequence[_Read], Slot] | None = None
+        self._made: tuple[NodeIndex, Sequence[_Amounts], Slot] | None = None
 
     def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
         """What nodes have and what is requested of them is in the nodes."""
@@ -118,7 +123,7 @@ class PigeonState:
             read[name] = self._of(name, world.node_objects.get(("", name), _NOBODY))
             if not number % _STRIDE:
                 yield
-        self._read, found = read, tuple(read.values())
+        self._read, found = read, tuple(one.amounts for one in read.values())
         made = self._made
         if made is not None and made[0] is world.nodes and all(map(operator.is_, made[1], found)):
             return made[2]
@@ -127,18 +132,22 @@ class PigeonState:
         return slot
 
     def _of(self, name: str, node: Any) -> _Read:
-        """The same as before where nothing is different."""
+        """What a node says now. Most that change say the same as before of what is read here."""
         before = self._read.get(name, _NEVER)
+        capacity, requested = before.amounts
         is_same = before.node is node
         if self._holdings is not None:
             requested = self._holdings.of(name)
-        else:
-            requested = before.requested if is_same else resources.requested(node.metadata.annotations)
-        if is_same and requested == before.requested:
+        elif not is_same:
+            requested = resources.requested(node.metadata.annotations)
+        if is_same and requested == before.amounts.requested:
             return before
-        return _Read(node, resources.allocatable(node.status.allocatable, self._gpu), requested)
+        if not is_same:
+            capacity = resources.allocatable(node.status.allocatable, self._gpu)
+        amounts = _Amounts(capacity, requested)
+        return _Read(node, before.amounts if amounts == before.amounts else amounts)
 
-    def _laid_out(self, found: Sequence[_Read]) -> Generator[None, None, Slot]:
+    def _laid_out(self, found: Sequence[_Amounts]) -> Generator[None, None, Slot]:
         count = self._aim.resources
         capacity = _table(one.capacity for one in found)[:count]
         yield

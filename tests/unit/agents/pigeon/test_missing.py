@@ -206,6 +206,8 @@ def test_nodes_that_do_not_change_are_not_laid_out_again() -> None:
     first = cluster.view.slots["pigeon"]
     cluster.has(given)
     assert cluster.view.slots["pigeon"] is first
+    cluster.has(nodes(N3))
+    assert cluster.view.slots["pigeon"] is first, "other objects that say the same"
     cluster.has({**given, "n2": nodes("n2(4,8Gi;0,0)")["n2"]})
     assert cluster.view.slots["pigeon"] is not first
     assert (
