@@ -1,12 +1,15 @@
 """How much each priority counts where several are asked: `--weights`."""
 
-import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from nodewise.errors import BadSettings, Problem
+
+_MOST: Final = 10**6
+"""Far from where sums of scores would be no numbers any more."""
 
 
 class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +40,14 @@ def weighed(options: ChainOptions, priorities: Iterable[Priority]) -> Weights:
     found = dict.fromkeys(priorities, 1.0)
     problems: list[Problem] = []
     parts = [part.strip() for part in options.weights.split(",") if part.strip()]
+    times = Counter(map(_name, parts))
     for part in sorted(parts, key=lambda part: _is_own(part, found)):
-        name, equals, text = (side.strip() for side in part.partition("="))
+        name, weight = _name(part), _number(part.partition("=")[2])
         meant = [one for one in found if name in {one.label, one.agent}]
-        weight = _number(text)
-        if not equals or weight is None:
-            problems.append(Problem("--weights", repr(part), "name=number, from 0"))
+        if not name or weight is None:
+            problems.append(Problem("--weights", repr(part), f"name=number, from 0 to {_MOST}"))
+        elif times[name] > 1:
+            problems.append(Problem("--weights", repr(part), "it once"))
         elif not meant:
             known = sorted({one.label or one.agent for one in found} | {one.agent for one in found})
             problems.append(Problem("--weights", repr(part), "one of " + ", ".join(known)))
@@ -58,7 +63,11 @@ def weighed(options: ChainOptions, priorities: Iterable[Priority]) -> Weights:
 
 def _is_own(part: str, found: Weights) -> bool:
     """A priority's own name comes after its agent's, so that it wins, in whichever order they were given."""
-    return any(one.label == part.partition("=")[0].strip() for one in found)
+    return any(one.label == _name(part) for one in found)
+
+
+def _name(part: str) -> str:
+    return part.partition("=")[0].strip()
 
 
 def _number(text: str) -> float | None:
@@ -66,4 +75,4 @@ def _number(text: str) -> float | None:
         number = float(text)
     except ValueError:
         return None
-    return number if math.isfinite(number) and number >= 0 else None
+    return number if 0 <= number <= _MOST else None

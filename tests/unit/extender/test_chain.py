@@ -195,11 +195,17 @@ class TestPriorities:
             ("two=nan", "from 0"),
             ("two", "name=number"),
             ("two=0", "at least one weight above 0"),
+            ("two=1e308", "from 0 to 1000000"),
+            ("two=1,two=2", "it once"),
         ],
     )
     def test_a_weight_that_cannot_be_used_is_named(self, text: str, seen: str) -> None:
         with pytest.raises(BadSettings, match=seen):
             weights(text, Two())
+
+    def test_a_weight_of_nobody_is_not_that_of_who_has_no_names(self) -> None:
+        with pytest.raises(BadSettings, match="name=number"):
+            weights("=5", Two(), Rejecting("nameless", "a"))
 
     def test_who_has_no_predicate_is_not_asked_to_filter(self) -> None:
         assert Chain([Liking()]).filter(POD, ["a"], VIEW, 1.0).verdicts == ()
