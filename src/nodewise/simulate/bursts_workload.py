@@ -6,7 +6,7 @@ Every pod is busy and calm in turns. Most use much less than they request even w
 multiple of it, and leaky ones take more and more memory until they end or are started again.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -25,15 +25,21 @@ LIFE_MINUTES: Final = 120.0
 NAMESPACE: Final = "bursts"
 CONTAINER: Final = "main"
 
+Habit = Literal["modest", "hungry", "leaky"]
+
 _GIB: Final = 2**30
-_CPU_CHOICES: Final = (1000, 2000, 4000)
 _CPU_CHANCES: Final = (0.45, 0.4, 0.15)
+_CPU_CHOICES: Final[Mapping[Habit, Sequence[int]]] = {
+    "hungry": (500, 1000, 2000),
+    "leaky": (1000, 2000, 4000),
+    "modest": (1000, 2000, 4000),
+}
+"""A hungry pod by itself is never too much for a node: then it would not matter where it is."""
 _GIB_PER_CORE: Final = (2.0, 4.0)
 _LEAST_LIFE, _MOST_LIFE = 5, 720
 
 Floats = NDArray[np.float64]
-Habit = Literal["modest", "hungry", "leaky"]
-_APPS: Final[Mapping[Habit, int]] = {"hungry": 6, "leaky": 4, "modest": 30}
+_APPS: Final[Mapping[Habit, int]] = {"hungry": 12, "leaky": 4, "modest": 24}
 """How many apps there are of each; all apps have about equally many pods."""
 
 
@@ -43,7 +49,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 200
     hours: float = 4.0
     """That are measured."""
-    requested_share: float = 0.65
+    requested_share: float = 0.75
     """Of all CPU, that pods request on average."""
 
     @property
@@ -107,7 +113,7 @@ def apps(random: np.random.Generator) -> list[App]:
 
 
 def _app(name: str, habit: Habit, random: np.random.Generator) -> App:
-    cpu = int(random.choice(_CPU_CHOICES, p=_CPU_CHANCES))
+    cpu = int(random.choice(_CPU_CHOICES[habit], p=_CPU_CHANCES))
     memory = round(cpu / 1000 * random.uniform(*_GIB_PER_CORE) * 8) * _GIB // 8
     hungry, leaky = habit == "hungry", habit == "leaky"
     memory_start = random.uniform(0.3, 0.8)
@@ -116,7 +122,7 @@ def _app(name: str, habit: Habit, random: np.random.Generator) -> App:
         habit,
         cpu,
         memory,
-        busy=random.uniform(2.0, 4.0) if hungry else random.uniform(0.4, 0.9),
+        busy=random.uniform(2.0, 5.0) if hungry else random.uniform(0.4, 0.9),
         calm=random.uniform(0.05, 0.25),
         busy_minutes=random.uniform(5.0, 15.0) if hungry else random.uniform(5.0, 30.0),
         calm_minutes=random.uniform(10.0, 30.0) if hungry else random.uniform(10.0, 60.0),

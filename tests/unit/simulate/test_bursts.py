@@ -2,15 +2,21 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from nodewise.agents.learned import outcomes
+from nodewise.agents.learned.pods import LivingPod
 from nodewise.cli import bursts as command
 from nodewise.errors import BadSettings
 from nodewise.simulate import bursts, bursts_workload
+from nodewise.simulate.bursts import BEGAN_S
+from nodewise.simulate.bursts_annotations import Annotated
 from nodewise.simulate.bursts_extender import Asked
-from nodewise.simulate.bursts_workload import CPU_MILLI, FILL_MINUTES, Scenario
+from nodewise.simulate.bursts_placed import Placed
+from nodewise.simulate.bursts_workload import CPU_MILLI, FILL_MINUTES, MEMORY_BYTES, Scenario
 
 SMALL = Scenario(nodes=8, hours=0.5)
 NOBODY = Asked("none", (), {})
@@ -72,6 +78,64 @@ def test_the_same_seed_draws_the_same() -> None:
     assert [pod.at_s for pod in bursts_workload.pods(SMALL, 6)] != [pod.at_s for pod in one]
 
 
+def test_nodes_say_what_they_use_as_the_annotator_writes_it() -> None:
+    annotated = Annotated(bursts_workload.node_objects(Scenario(nodes=2)))
+    for minute, milli in enumerate((1000.0, 3000.0)):
+        use = np.array([[milli, 0.0], [2.0**30, 0.0]])
+        annotated.write(use, BEGAN_S + 60 * minute)
+
+    texts = annotated.objects["node-000"]["metadata"]["annotations"]
+    assert texts["mean-free-cpu"] == str(CPU_MILLI - 2000)
+    assert float(texts["std-free-cpu"]) == pytest.approx(np.std([1000, 3000], ddof=1), abs=1e-3)
+    assert texts["mean-free-memory"] == str(MEMORY_BYTES - 2**30)
+    assert texts["congestion-factor"] == "19"
+    assert texts["requested-pods"] == "0"
+    assert annotated.objects["node-001"]["metadata"]["annotations"]["congestion-factor"] == "0"
+
+
+def test_what_hardly_moves_is_not_written_again() -> None:
+    annotated = Annotated(bursts_workload.node_objects(Scenario(nodes=1)))
+    first = annotated.write(np.array([[1000.0], [2.0**30]]), BEGAN_S)
+    annotated.write(np.array([[1000.0], [2.0**30]]), BEGAN_S + 60)  # a deviation is known from two samples on
+    third = annotated.write(np.array([[1001.0], [2.0**30]]), BEGAN_S + 120)
+    assert list(first) == ["node-000"]
+    assert third == {}
+
+
+def test_requests_of_pods_are_written(pods) -> None:
+    annotated = Annotated(bursts_workload.node_objects(Scenario(nodes=2)))
+    annotated.put_pod(Placed(pods[0], "node-001", 0, BEGAN_S).obj)
+    annotated.write(np.zeros((2, 2)), BEGAN_S)
+    texts = annotated.objects["node-001"]["metadata"]["annotations"]
+    assert texts["requested-cpu"] == str(pods[0].app.cpu_milli)
+    assert texts["requested-memory"] == str(pods[0].app.memory_bytes)
+
+
+def test_a_pod_that_fails_again_soon_counts_as_failed(pods) -> None:
+    """To the learned agent, by its own reading of pods."""
+
+    def seen(placed: Placed) -> LivingPod:
+        return msgspec.json.decode(msgspec.json.encode(placed.obj), type=LivingPod)
+
+    placed = Placed(pods[0], "node-0", minute=0, now=BEGAN_S)
+    looks = [seen(placed)]
+    for minute in (2, 5):
+        placed.restart(minute, BEGAN_S + 60 * minute)
+        looks.append(seen(placed))
+    pairs = zip([None, *looks], looks, strict=False)
+    found = [outcomes.between(before, after, 600.0) for before, after in pairs]
+    assert [one and one.reward for one in found] == [outcomes.RUNS, outcomes.SUSPICIOUS, outcomes.FAILED]
+
+
+def test_a_pod_that_failed_begins_anew_and_ends_in_time(pods) -> None:
+    pod = next(pod for pod in pods if pod.app.habit == "leaky" and pod.minutes > 60)
+    placed = Placed(pod, "node-0", minute=10, now=BEGAN_S)
+    assert placed.use(40)[1] == pod.use[1][30]
+    placed.restart(40, BEGAN_S)
+    assert placed.use(41)[1] == pod.use[1][0]
+    assert placed.ends == 10 + pod.minutes
+
+
 def test_a_run_counts_nodes_minute_by_minute() -> None:
     run = bursts.run(SMALL, NOBODY, seed=2)
     assert len(run.nodes_by_minute) == 30
@@ -95,6 +159,14 @@ def test_every_agent_places_pods_the_same_way_each_time(agents) -> None:
     (run,) = one["runs"]
     assert run["agents"] == agents
     assert run["unplaced_pods"] == 0
+
+
+def test_agents_may_reject_nodes_as_well() -> None:
+    """On so few nodes there are minutes in which all of them are too risky."""
+    arguments = ("--nodes", "3", "--hours", "0.5", "--agents", "safe", "--safe-percentile", "1")
+    (scored,), (filtered,) = (found(*arguments, *more)["runs"] for more in ((), ("--filter-all-pods",)))
+    assert scored["waited_minutes"] == 0
+    assert filtered["waited_minutes"] > 0
 
 
 def test_agents_change_where_pods_go() -> None:
