@@ -46,7 +46,7 @@ class Shell:
         self.metrics.write_text(json.dumps(kind | {"items": items}))
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [NODEWISE, "annotate", f"--metrics=file:{self.metrics}", *arguments]
+        command = [NODEWISE, "annotate", f"--usage-from=file:{self.metrics}", *arguments]
         environment = {"PATH": os.environ["PATH"], "KUBECONFIG": str(self.kubeconfig)} | variables
         return subprocess.run(
             command,
@@ -157,11 +157,11 @@ def test_odd_amounts_stay_between_nothing_and_all(shell: Shell, cpu: str, free: 
     ("arguments", "words"),
     [
         (["--period=30s"], ["--period", "30", "60"]),
-        (["--metrics=custom"], ["--metrics", "'custom'", "auto, prometheus, resource or file:PATH"]),
-        (["--metrics=prometheus"], ["--metrics", "--prometheus-url"]),
+        (["--usage-from=custom"], ["--usage-from", "'custom'", "auto, prometheus, resource or file:PATH"]),
+        (["--usage-from=prometheus"], ["--usage-from", "--prometheus-url"]),
         (["--what=everything"], ["--what", "'everything'"]),
         (
-            ["--prometheus-url=nowhere", "--metrics=auto"],
+            ["--prometheus-url=nowhere", "--usage-from=auto"],
             ["--prometheus-url", "'nowhere'", "http://host:port"],
         ),
         (["--statistics-window=0s"], ["--statistics-window"]),
@@ -175,6 +175,19 @@ def test_settings_that_cannot_be_are_named(shell: Shell, arguments: list[str], w
         assert word in done.stderr
 
 
+def test_the_extenders_file_of_settings_will_do(shell: Shell) -> None:
+    file = shell.folder / "nodewise.yaml"
+    file.write_text("agents: safe\nport: 9001\nsafe: {percentile: 20}\nmetrics: [prometheus]\nwhat: usage\n")
+    done = shell.run("--once", f"--config={file}")
+    assert (done.returncode, done.stdout) == (0, "nodes: 2 annotated, 1 not ready\n")
+    assert "requested-cpu" not in shell.annotations()["rack1-a"]
+    file.write_text("wat: usage\n")
+    done = shell.run("--once", f"--config={file}")
+    assert done.returncode == 2
+    assert "wat" in done.stderr
+    assert "what" in done.stderr
+
+
 def test_the_older_variables_are_understood(shell: Shell) -> None:
     done = shell.run("--once", ANNOTATE_FREQ="soon", USE_FORECAST="yes", CLUSTER_CONF="in-cluster")
     assert done.returncode == 0
@@ -186,7 +199,7 @@ def test_the_older_variables_are_understood(shell: Shell) -> None:
 
 
 def test_prometheus_of_the_older_variables_is_asked(shell: Shell) -> None:
-    done = shell.run("--once", "--metrics=auto", PROM_IP="127.0.0.1", PROM_PORT="1")
+    done = shell.run("--once", "--usage-from=auto", PROM_IP="127.0.0.1", PROM_PORT="1")
     assert done.returncode == 1
     assert "http://127.0.0.1:1" in done.stderr
     assert "2 not measured" in done.stdout

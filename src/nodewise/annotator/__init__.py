@@ -4,7 +4,8 @@
 |---|---|
 | `options.py` | settings |
 | `fields.py` | the fields of nodes and pods that are read |
-| `measuring.py` | what nodes use: statistics of Prometheus, or of samples that we take |
+| `measuring.py`, `measured.py` | who measures what nodes use, and what comes of it |
+| `averages.py`, `sampling.py` | statistics of Prometheus, and of samples that we take |
 | `samples.py`, `forecast.py` | samples made into statistics; what comes next |
 | `usage.py` | what is free by what is used, as annotations |
 | `allocation.py` | what pods ask for, and what that leaves, as annotations |
@@ -14,6 +15,6 @@
 | `loop.py` | all that, once a period |
 | `controller.py` | the same in the extender's leader |
 
-Takes over from kube-safe-scheduler's two annotators. Only `writing.py`, and `measuring.py` through its sources, touch
-the world.
+Takes over from kube-safe-scheduler's two annotators. Only `writing.py`, and `averages.py` and
+`sampling.py` through their sources, touch the world.
 """

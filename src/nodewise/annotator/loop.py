@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 from nodewise import clock as clocks
 from nodewise.annotator import allocation, fields, planning, writing
 from nodewise.annotator.allocation import Allocation
-from nodewise.annotator.measuring import Left, Measure, Measured, Samples
+from nodewise.annotator.measured import Left, Measure, Measured
 from nodewise.annotator.options import Task
 from nodewise.annotator.patches import Rules
 from nodewise.annotator.planning import Known, Plans
+from nodewise.annotator.sampling import Samples
 from nodewise.annotator.writing import Written
 from nodewise.clock import Clock
 from nodewise.kube.api import Api

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from nodewise.agent import NodeIndex, View
-from nodewise.annotator import controller, measuring
+from nodewise.annotator import controller, sampling
 from nodewise.annotator.controller import BOUND, AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.clock import ManualClock
@@ -91,7 +91,7 @@ async def test_a_step_does_not_wait_for_what_takes_long() -> None:
 async def test_a_defect_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = Leader(AnnotatorOptions(annotate="usage"))
     with monkeypatch.context() as patched:
-        patched.setattr(measuring.Samples, "look", lambda _: 1 // 0)
+        patched.setattr(sampling.Samples, "look", lambda _: 1 // 0)
         await leader.step()
         with pytest.raises(ZeroDivisionError):
             await leader.controller.step(VIEW)

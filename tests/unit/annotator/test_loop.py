@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nodewise import quantity
-from nodewise.annotator import measuring, patches, writing
+from nodewise.annotator import measuring, patches, sampling, writing
 from nodewise.annotator.loop import Annotator
 from nodewise.annotator.options import Task
 from nodewise.clock import ManualClock, format_rfc3339, parse_rfc3339
@@ -53,7 +53,7 @@ class Meter:
             raise self.error
         if want.metric in self.silent:
             raise Unavailable(f"{want.metric} is away")
-        place = 0 if want.metric == measuring.CPU else 1
+        place = 0 if want.metric == sampling.CPU else 1
         samples = {
             name: Sample(round(used[place] * quantity.NANO), self._clock.now())
             for name, used in self.uses.items()
@@ -221,7 +221,7 @@ async def test_a_part_of_the_statistics_does_not_replace_the_whole() -> None:
     await cluster.minute(6)
     stood = cluster.annotations("a")
     cluster.meter.uses = {"a": (3.0, GIB)}
-    cluster.meter.silent = {measuring.MEMORY}
+    cluster.meter.silent = {sampling.MEMORY}
     await cluster.minute(10)
     assert cluster.annotations("a") == stood
     await cluster.minute(60)
