@@ -24,12 +24,12 @@ class TooRisky(msgspec.Struct, frozen=True):
 
 
 class NotReady(msgspec.Struct, frozen=True):
-    """The nodes are not read yet."""
+    """The nodes are not read yet, or the metrics of their load not asked for."""
 
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return "safe: starting, the nodes are not read yet"
+        return "safe: starting, the load of nodes is not known yet"
 
     def remedy(self) -> str:
         return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"

@@ -26,8 +26,10 @@ class SafeState:
         """None: no object is the agent's own."""
         return {}
 
-    def slot(self, world: World) -> Generator[None, None, Base]:
-        """The load of all nodes."""
+    def slot(self, world: World) -> Generator[None, None, Base | None]:
+        """The load of all nodes; None before its metrics were asked for, as then nothing says that it is missing."""
+        if not all(world.metrics.was_asked(want.key) for want in self._reader.wants):
+            return None
         load = yield from self._reader.read(world)
         yield
         return shares.base(load, self._forecast_weight)

@@ -7,6 +7,7 @@ from nodewise import clock
 from nodewise.agent import Named, NodeIndex, Numbered, View
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
+from nodewise.metrics.snapshot import Snapshot
 from tests.unit.agents.safe.nodes import GIB, NOW, Asked, loaded, node, pod
 
 NOTHING = pod()
@@ -258,6 +259,19 @@ def test_before_nodes_are_read_no_node_is_accepted():
         assert verdict.reasons[0].is_failure
     assert agent.score(NOTHING, names, view) is None
     assert agent.balance(NOTHING, names, view) is None
+
+
+def test_before_metrics_were_asked_for_no_node_is_accepted():
+    wants = sorted(KIND.state(SafeOptions(statistics="metrics"), 5.0).wants({}))
+    some = Snapshot(failures={want.key: "away" for want in wants[1:]})
+    for snapshot in (None, some):
+        asked = Asked(node(), statistics="metrics", snapshot=snapshot)
+        verdict = asked.filter(NOTHING)
+        assert (verdict.codes.tolist(), verdict.reasons[0].is_failure) == ([1], True)
+        assert verdict.reasons[0].text() == "safe: starting, the load of nodes is not known yet"
+        assert asked.agent.score(NOTHING, asked.names, asked.view) is None
+    failed = some.with_failure(wants[0].key, "away")
+    assert Asked(node(), statistics="metrics", snapshot=failed).accepts(NOTHING) == [True]
 
 
 def test_it_is_concerned_where_a_node_has_statistics():
