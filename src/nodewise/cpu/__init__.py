@@ -5,6 +5,9 @@
 | `cpulist.py` | texts that name CPUs: the kernel's lists and masks, CMK's lists, `isolcpus=` |
 | `topology.py` | sockets, NUMA nodes, cores and CPUs of a machine, from the texts of its files |
 | `sysfs.py` | reads these files |
+| `speed_select.py` | Intel SST-BF and SST-CP: which cores are faster, which matter more |
+| `core_lists.py` | cores that somebody names |
+| `pools.py` | which cores go to which pool |
 
 What runs in workloads' containers has to start fast where there is no Python: every file here says in its
 docstring whether it needs the standard library only.

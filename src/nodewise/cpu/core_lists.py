@@ -1,0 +1,83 @@
+"""Which cores a person means: the value of `--excl-non-isolcpus`.
+
+Standard library only.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from nodewise.cpu.cpulist import LAST_CPU
+from nodewise.cpu.topology import Core, Topology
+from nodewise.errors import BadInput, Problem, shown
+
+OFF: Final = "-1"
+"""The value that means that there is no such list."""
+
+FIELD: Final = "--excl-non-isolcpus"
+_WANTED: Final = (
+    "core numbers and ranges separated by commas, such as 3,5-7; socket:core_id, such as 1:4; or cpu12"
+)
+_PIECE: Final = re.compile(
+    r"cpu(?P<cpu>\d{1,9})|(?P<socket>\d{1,9}):(?P<core_id>\d{1,9})|(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?",
+    re.ASCII,
+)
+
+
+def parse_cores(text: str, topology: Topology) -> tuple[Core, ...]:
+    """The cores named, by number, each once.
+
+    A number is the one that `nodewise cpu topology` and lscpu show; where no core has it, the kernel's core id, if
+    only one core has that. BadInput names the pieces that cannot be read, and what is not on the machine.
+    """
+    problems: list[Problem] = []
+    missing: dict[str, None] = {}
+    found: set[Core] = set()
+    for piece in text.split(","):
+        try:
+            found.update(_cores(piece.strip(), topology, missing))
+        except ValueError as error:
+            problems.append(Problem(FIELD, shown(piece), str(error)))
+    if missing:
+        wanted = f"core numbers up to {len(topology.cores) - 1}, not those of logical CPUs"
+        problems.append(Problem(FIELD, f"cores that are not on this machine: {', '.join(missing)}", wanted))
+    if problems:
+        raise BadInput("cannot read the cores", problems)
+    return tuple(sorted(found))
+
+
+def _cores(piece: str, topology: Topology, missing: dict[str, None]) -> Sequence[Core]:
+    """The cores of one piece; what is not there goes to `missing`. ValueError says what was wanted of the piece."""
+    found = _PIECE.fullmatch(piece)
+    if not found:
+        raise ValueError(_WANTED)
+    if found["first"] is None:
+        named = [core for core in topology.cores if _is_named(core, found)]
+        missing.update({} if named else {piece: None})
+        return named
+    first = int(found["first"])
+    last = int(found["last"] or first)
+    if first > last:
+        raise ValueError("a range whose first number is not above its last")
+    if last > LAST_CPU:
+        raise ValueError(f"numbers up to {LAST_CPU}")
+    numbered = {number: _numbered(number, topology) for number in range(first, last + 1)}
+    missing.update(dict.fromkeys(str(number) for number, core in numbered.items() if core is None))
+    return [core for core in numbered.values() if core is not None]
+
+
+def _is_named(core: Core, found: re.Match[str]) -> bool:
+    if found["cpu"] is not None:
+        return int(found["cpu"]) in core.cpus
+    return (core.socket, core.core_id) == (int(found["socket"]), int(found["core_id"]))
+
+
+def _numbered(number: int, topology: Topology) -> Core | None:
+    """None if no core has that number, nor that id; ValueError if several have that id."""
+    if number < len(topology.cores):
+        return topology.cores[number]
+    same_id = [core for core in topology.cores if core.core_id == number]
+    if len(same_id) > 1:
+        where = ", ".join(f"{core.socket}:{number}" for core in same_id)
+        raise ValueError(f"one of {where}: that core id is on several sockets")
+    return same_id[0] if same_id else None

@@ -1,0 +1,223 @@
+"""Which cores of a machine go to which pool.
+
+Standard library only.
+
+Exclusive cores are chosen first, then shared ones, then those that somebody listed, and what is left is infra. Where
+the kernel isolates cores, exclusive and shared ones are among these, and infra among the others. A core is never
+divided: all its CPUs are in one list.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Final, NamedTuple
+
+from nodewise.cpu import core_lists, speed_select
+from nodewise.cpu.cpulist import format_list
+from nodewise.cpu.topology import Core, Topology
+from nodewise.errors import BadInput, Problem, shown
+
+EXCLUSIVE: Final = "exclusive"
+SHARED: Final = "shared"
+INFRA: Final = "infra"
+NON_ISOLCPUS: Final = "exclusive-non-isolcpus"
+
+IS_EXCLUSIVE: Final[Mapping[str, bool]] = {EXCLUSIVE: True, SHARED: False, NON_ISOLCPUS: True, INFRA: False}
+"""The pools there can be, in the order in which they are filled: whether one of its lists is for one task only."""
+
+
+class Ask(NamedTuple):
+    """How many cores go where: what `init` and `plan` take as options."""
+
+    exclusive: int = 4
+    shared: int = 1
+    exclusive_mode: str = "packed"
+    """`packed` takes a socket's cores before the next socket's, `spread` one of each socket in turn."""
+    shared_mode: str = "packed"
+    non_isolcpus: str = core_lists.OFF
+    """Cores outside the isolated ones that are exclusive as well, by number; `-1` for none."""
+
+
+class Plan(NamedTuple):
+    """Of each pool and socket the CPU lists, and what the operator should know."""
+
+    pools: Mapping[str, Mapping[int, tuple[str, ...]]]
+    warnings: tuple[Problem, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `nodewise cpu plan -o json` prints it."""
+        return {
+            "pools": {
+                pool: {str(socket): list(lists) for socket, lists in sockets.items()}
+                for pool, sockets in self.pools.items()
+            }
+        }
+
+
+class _Candidates(NamedTuple):
+    """Of each pool that is filled by counting, the cores to choose from, the first ones first."""
+
+    exclusive: Sequence[Core]
+    shared: Sequence[Core]
+    infra: Sequence[Core]
+
+
+def plan(
+    topology: Topology,
+    ask: Ask,
+    fast: Collection[int] = (),
+    preferences: Mapping[int, str] | None = None,
+) -> Plan:
+    """The pools of a machine. `fast` are its CPUs of higher base frequency, where SST-BF is to be heeded, and
+    `preferences` the energy performance preference of each CPU, where SST-CP is: it wins over SST-BF.
+
+    The same arguments always give the same lists. BadInput says why the machine cannot be divided like that.
+    """
+    warnings = [*topology.unread]
+    isolated = _isolated(topology, ask, warnings)
+    quick = frozenset(core for core in topology.cores if set(core.cpus) <= set(fast))
+    candidates = _candidates(topology, ask, isolated, quick & isolated, preferences, warnings)
+    taken: dict[Core, str] = {}
+
+    def take(pool: str, among: Iterable[Core], count: int | None) -> None:
+        free = sorted((core for core in among if core not in taken), key=lambda core: core not in quick)
+        _check(pool, len(free), count)
+        taken.update(dict.fromkeys(free[:count], pool))
+
+    take(EXCLUSIVE, candidates.exclusive, ask.exclusive)
+    take(SHARED, candidates.shared, ask.shared)
+    if ask.non_isolcpus != core_lists.OFF:
+        taken.update(dict.fromkeys(_listed(topology, ask.non_isolcpus, taken, isolated), NON_ISOLCPUS))
+    take(INFRA, candidates.infra, None)
+    pools = [pool for pool in IS_EXCLUSIVE if pool != NON_ISOLCPUS or ask.non_isolcpus != core_lists.OFF]
+    return Plan({pool: _lists(topology, pool, taken) for pool in pools}, tuple(warnings))
+
+
+def _isolated(topology: Topology, ask: Ask, warnings: list[Problem]) -> frozenset[Core]:
+    """The cores all of whose CPUs are isolated; BadInput if there are some, and fewer than asked for."""
+    problems = [
+        Problem(f"number of {pool} cores", str(count), "0 or more")
+        for pool, count in ((EXCLUSIVE, ask.exclusive), (SHARED, ask.shared))
+        if count < 0
+    ]
+    if problems:
+        raise BadInput("cannot divide the cores into pools", problems)
+    isolated = frozenset(core for core in topology.cores if set(core.cpus) <= topology.isolated)
+    for core in topology.cores:
+        if core not in isolated and not topology.isolated.isdisjoint(core.cpus):
+            alone = format_list(cpu for cpu in core.cpus if cpu in topology.isolated)
+            warnings.append(Problem(f"core {core.core}", f"only CPU {alone} isolated", f"all of {core.text}"))
+    wanted = ask.exclusive + ask.shared
+    if isolated and len(isolated) < wanted:
+        what = f"{wanted} cores for the pools exclusive and shared"
+        raise BadInput("too few cores are isolated", [Problem("isolated cores", str(len(isolated)), what)])
+    if isolated and len(isolated) > wanted:
+        what = f"{wanted} for the pools exclusive and shared: the others stay unused"
+        warnings.append(Problem("isolated cores", str(len(isolated)), what))
+    return isolated
+
+
+def _candidates(
+    topology: Topology,
+    ask: Ask,
+    isolated: frozenset[Core],
+    quick: frozenset[Core],
+    preferences: Mapping[int, str] | None,
+    warnings: list[Problem],
+) -> _Candidates:
+    """By SST-CP, by SST-BF, by what the kernel isolates, or from all cores: the first of these that applies."""
+    if preferences is not None and isolated:
+        return _by_class(_packed(topology.cores), ask, isolated, preferences)
+    exclusive = _order(ask.exclusive_mode, "exclusive mode", warnings)
+    shared = _order(ask.shared_mode, "shared mode", warnings)
+    if not isolated:
+        return _Candidates(exclusive(topology.cores), shared(topology.cores), _packed(topology.cores))
+    others = [core for core in topology.cores if core not in isolated]
+    return _Candidates(exclusive(quick or isolated), shared(isolated), _packed(others))
+
+
+def _packed(cores: Iterable[Core]) -> Sequence[Core]:
+    return sorted(cores, key=lambda core: (core.socket, core.core))
+
+
+def _spread(cores: Iterable[Core]) -> Sequence[Core]:
+    """One core of each socket in turn; a socket that has no more is passed over."""
+    sockets: dict[int, list[Core]] = {}
+    for core in _packed(cores):
+        sockets.setdefault(core.socket, []).append(core)
+    return [core for core in chain.from_iterable(zip_longest(*sockets.values())) if core is not None]
+
+
+def _order(mode: str, field: str, warnings: list[Problem]) -> Callable[[Iterable[Core]], Sequence[Core]]:
+    orders = {"packed": _packed, "spread": _spread}
+    if mode not in orders:
+        warnings.append(Problem(field, shown(mode), "packed or spread: packed is taken"))
+    return orders.get(mode, _packed)
+
+
+def _by_class(
+    cores: Sequence[Core], ask: Ask, isolated: frozenset[Core], preferences: Mapping[int, str]
+) -> _Candidates:
+    """SST-CP: the first class is exclusive and the second shared, or the first one both if there are two."""
+    classes = speed_select.power_classes(cores, preferences)
+    names = list(classes)
+    if len(names) == 3:  # noqa: PLR2004 - one class a pool
+        wanted = {names[0]: ask.exclusive, names[1]: ask.shared}
+    elif len(names) == 2:  # noqa: PLR2004 - one class for both pools of isolated cores
+        wanted = {names[0]: ask.exclusive + ask.shared}
+    else:
+        seen = ", ".join(names) or "none"
+        problem = Problem(
+            "energy performance preferences", seen, "two or three of " + ", ".join(speed_select.CLASSES)
+        )
+        raise BadInput("cannot divide the cores by core power", [problem])
+    problems = [
+        Problem(f"cores of class {name}", str(len(classes[name])), f"{count}, as many as are asked for")
+        for name, count in wanted.items()
+        if len(classes[name]) != count
+    ]
+    loose = [core for name in wanted for core in classes[name] if core not in isolated]
+    problems += [
+        Problem(f"core {core.core}", "not isolated", "isolated cores in the first classes") for core in loose
+    ]
+    if problems:
+        raise BadInput("cannot divide the cores by core power", problems)
+    first = classes[names[0]]
+    last = [core for core in classes[names[-1]] if core not in isolated]
+    return _Candidates(first, first if len(names) == 2 else classes[names[1]], last)  # noqa: PLR2004
+
+
+def _check(pool: str, free: int, count: int | None) -> None:
+    """BadInput if so many free cores are not enough for the pool; the pool infra needs at least one."""
+    if free >= (1 if count is None else count):
+        return
+    seen = f"{free} cores available" if free else "no free cores"
+    wanted = f"{count} requested" if count is not None else "at least one"
+    raise BadInput("cannot divide the cores into pools", [Problem(f"pool {pool}", seen, wanted)])
+
+
+def _listed(
+    topology: Topology, text: str, taken: Mapping[Core, str], isolated: frozenset[Core]
+) -> Sequence[Core]:
+    cores = core_lists.parse_cores(text, topology)
+    problems = [
+        Problem(core_lists.FIELD, f"core {core.core} is in pool {taken[core]}", "cores of no other pool")
+        for core in cores
+        if core in taken
+    ]
+    problems += [
+        Problem(core_lists.FIELD, f"core {core.core} is isolated", "cores that are not")
+        for core in cores
+        if core in isolated and core not in taken
+    ]
+    if problems:
+        raise BadInput("cannot divide the cores into pools", problems)
+    return cores
+
+
+def _lists(topology: Topology, pool: str, taken: Mapping[Core, str]) -> Mapping[int, tuple[str, ...]]:
+    """Of each socket the lists: one a core where the pool is exclusive, else one of all cores."""
+    lists: dict[int, tuple[str, ...]] = {}
+    for socket in topology.sockets:
+        texts = [core.text for core in topology.cores if core.socket == socket and taken.get(core) == pool]
+        lists[socket] = tuple(texts) if IS_EXCLUSIVE[pool] or not texts else (",".join(texts),)
+    return lists

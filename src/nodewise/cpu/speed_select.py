@@ -1,0 +1,52 @@
+"""Intel Speed Select: cores with a higher base frequency (SST-BF), and classes of core power (SST-CP).
+
+Standard library only.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from nodewise.cpu.topology import CPUS, Core
+
+CLASSES: Final = ("performance", "balance_performance", "balance_power", "power")
+"""Energy performance preferences that make a class of cores, the most important first; others make none."""
+
+_FREQUENCY: Final = re.compile(rf"{CPUS}/cpu(\d+)/cpufreq/base_frequency", re.ASCII)
+_PREFERENCE: Final = re.compile(rf"{CPUS}/cpu(\d+)/cpufreq/energy_performance_preference", re.ASCII)
+
+
+def fast_cpus(texts: Mapping[str, str], base_mhz: int | None) -> frozenset[int]:
+    """The CPUs whose base frequency is above the processor's own (`sysfs.read_base_mhz`).
+
+    Where the register cannot be read, the lowest of the CPUs' frequencies stands for it. Without frequencies there
+    is no such CPU.
+    """
+    khz = {
+        cpu: int(text) for cpu, text in _texts(texts, _FREQUENCY) if re.fullmatch(r"\d{1,12}", text, re.ASCII)
+    }
+    base_khz = base_mhz * 1000 if base_mhz is not None else min(khz.values(), default=0)
+    return frozenset(cpu for cpu, frequency in khz.items() if frequency > base_khz)
+
+
+def preferences(texts: Mapping[str, str]) -> Mapping[int, str]:
+    """Of each CPU its energy performance preference, where the kernel tells one."""
+    return dict(_texts(texts, _PREFERENCE))
+
+
+def _texts(texts: Mapping[str, str], path: re.Pattern[str]) -> Iterable[tuple[int, str]]:
+    found = ((path.fullmatch(name), text) for name, text in texts.items())
+    return ((int(match[1]), text.strip().partition("\n")[0]) for match, text in found if match)
+
+
+def power_classes(cores: Iterable[Core], preferences: Mapping[int, str]) -> Mapping[str, tuple[Core, ...]]:
+    """The classes that occur, the most important first, with their cores in the order given.
+
+    A core whose CPUs differ, or prefer something else than `CLASSES`, is in none.
+    """
+    members: dict[str, list[Core]] = {name: [] for name in CLASSES}
+    for core in cores:
+        wishes = {preferences.get(cpu, "") for cpu in core.cpus}
+        for name in wishes & members.keys() if len(wishes) == 1 else ():
+            members[name].append(core)
+    return {name: tuple(found) for name, found in members.items() if found}

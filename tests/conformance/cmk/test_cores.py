@@ -1,0 +1,90 @@
+"""The numbered cases of CMK that are about CPUs and cores: texts, and which core goes to which pool."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from nodewise.cpu import cpulist, pools, topology
+from nodewise.cpu.pools import Ask, Plan
+from nodewise.errors import BadInput
+from tests.conformance.cmk import machines, rows
+from tests.conformance.cmk.rows import LineRow, ListRow, MaskRow, PoolsRow
+
+
+@pytest.mark.parametrize("row", rows.read("lists", ListRow), ids=lambda row: row.id)
+def test_lists(row: ListRow) -> None:
+    with pytest.raises(BadInput) as caught:
+        cpulist.parse_list(row.text)
+    assert [part for part in row.error if part not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("row", rows.read("masks", MaskRow), ids=lambda row: row.id)
+def test_masks(row: MaskRow) -> None:
+    assert cpulist.format_mask(row.cpus) == row.mask
+
+
+@pytest.mark.parametrize("row", rows.read("lines", LineRow), ids=lambda row: row.id)
+def test_command_lines(row: LineRow) -> None:
+    isolated, problems = cpulist.parse_isolcpus(row.line, last=63)
+    assert (isolated, bool(problems)) == (set(cpulist.parse_list(row.isolated)), row.warns)
+
+
+def planned(row: PoolsRow) -> Plan:
+    machine = topology.parse(machines.texts(row.machine, row.isolated))
+    exclusive_mode, shared_mode = row.modes.split("/")
+    ask = Ask(row.exclusive, row.shared, exclusive_mode, shared_mode, row.listed)
+    fast = cpulist.parse_list(row.fast or "")
+    if row.preferences is None:
+        return pools.plan(machine, ask, fast)
+    wishes = {
+        cpu: wish
+        for wish, cores in row.preferences.items()
+        for core in cpulist.parse_list(cores)
+        for cpu in machine.cores[core].cpus
+    }
+    return pools.plan(machine, ask, fast, wishes)
+
+
+def brief(plan: Plan) -> Mapping[str, Mapping[int, str]]:
+    """As the rows have it."""
+    return {
+        pool: {socket: " ".join(lists) for socket, lists in sockets.items() if lists}
+        for pool, sockets in plan.pools.items()
+    }
+
+
+@pytest.mark.parametrize("row", rows.read("pools", PoolsRow), ids=lambda row: row.id)
+def test_pools(row: PoolsRow) -> None:
+    if row.error:
+        with pytest.raises(BadInput) as caught:
+            planned(row)
+        assert [part for part in row.error if part not in str(caught.value)] == []
+        return
+    plan = planned(row)
+    assert brief(plan) == row.pools
+    assert len(plan.warnings) == len(row.warns), plan.warnings
+    for warning, part in zip(plan.warnings, row.warns, strict=True):
+        assert part in str(warning)
+
+
+def test_every_pool_has_every_socket() -> None:
+    row = next(row for row in rows.read("pools", PoolsRow) if row.number == 52)
+    assert {pool: set(sockets) for pool, sockets in planned(row).pools.items()} == {
+        "exclusive": {0, 1},
+        "shared": {0, 1},
+        "infra": {0, 1},
+    }
+
+
+def test_a_socket_that_the_kernel_does_not_tell_is_socket_0() -> None:
+    """Case 28."""
+    found = machines.texts("T4")
+    told = {path: text for path, text in found.items() if not path.endswith("physical_package_id")}
+    assert topology.parse(told).sockets == (0,)
+
+
+def test_a_xeon_d() -> None:
+    """Case 30."""
+    machine = topology.parse(machines.texts("T8"))
+    assert [core.cpus for core in machine.cores] == [(cpu, cpu + 8) for cpu in range(8)]
+    assert machine.sockets == (0,)
