@@ -105,6 +105,10 @@ class Holdings:
                 yield
         self._pods, self._is_whole = pods, True
 
+    def __len__(self) -> int:
+        """Nodes that have pods. Who may make pods may give them any node's name."""
+        return len(self._sums)
+
     def of(self, node: str) -> Amounts:
         """What the pods of a node take together."""
         return self._sums.get(node, _NOTHING)
@@ -113,7 +117,11 @@ class Holdings:
         if pod is not None:
             node, amounts = pod.spec.nodeName, resources.taken(pod, self._gpu)
             # whole numbers of Python: what is taken away is exactly what was added
-            self._sums[node] = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
+            found = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
+            if any(found):
+                self._sums[node] = found
+            else:
+                del self._sums[node]
 
 
 _NOTHING: Final[Amounts] = (0,) * len(resources.NAMES)

@@ -77,6 +77,13 @@ def test_what_goes_is_taken_away_again() -> None:
     assert holdings.of("n2") == (500, 0, 1, 0, 0)
 
 
+def test_nothing_is_held_of_nodes_whose_pods_are_gone() -> None:
+    holdings = Holdings("gpu")
+    for number in range(5):
+        followed(holdings, kept([held("a", f"gone-{number}", ONE), held("b", "n1", ONE)]))
+    assert len(holdings) == 2
+
+
 def test_what_was_given_up_half_way_is_summed_up_again() -> None:
     pods = kept([held(f"p{number}", "n1", ONE) for number in range(1000)])
     holdings = followed(Holdings("gpu"), pods)
