@@ -5,16 +5,16 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
-import pytest
 import yaml
 
 from nodewise.statistics import queries
 from nodewise.statistics.queries import WindowOptions
-from tests.cluster import packages
+from tests.cluster import availability, packages
 from tests.cluster.toolchain import MissingError
 
-_NOBODYS: str = "-1"
+_NOBODYS: Final = -1.0
 """A value that no query has, so that the tool says what it has."""
 
 
@@ -32,7 +32,7 @@ def deviation(given: Mapping[str, float]) -> float:
 
 
 def _value(asked: str, series: Mapping[str, str], interval_s: int, at_s: int) -> float:
-    expected = [{"labels": '{instance="a"}', "value": float(_NOBODYS)}]
+    expected = [{"labels": '{instance="a"}', "value": _NOBODYS}]
     sought = {"expr": asked, "eval_time": f"{at_s}s", "exp_samples": expected}
     told = {"interval": f"{interval_s}s", "input_series": [dict(series)], "promql_expr_test": [sought]}
     with tempfile.TemporaryDirectory() as folder:
@@ -54,4 +54,5 @@ def _promtool() -> Path:
     try:
         return packages.get().prometheus.parent / "promtool"
     except MissingError as missing:
-        pytest.skip(str(missing))
+        why = str(missing)
+    return availability.not_run(why)

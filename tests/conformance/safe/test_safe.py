@@ -1,5 +1,8 @@
 """Risk, the predicate and both priorities of `safe`, asked of a real process."""
 
+import json
+from collections.abc import Iterator
+
 import pytest
 
 from tests.conformance.safe import rows
@@ -28,14 +31,27 @@ def passes(asked: Asked, body: Object) -> bool:
     return bool(passed)
 
 
+def risky(name: str, row: RiskRow) -> Object:
+    """The node of a row."""
+    free, deviation = 4000 * (1 - row.mean), 4000 * row.deviation
+    annotations = {"mean-free-cpu": f"{free:.12g}", "std-free-cpu": f"{deviation:.12g}"}
+    return staging.node(name, {"cpu": 4, "memory": "8Gi"}, annotations)
+
+
+def annotated(name: str, row: NodeRow) -> Object:
+    """The node of a row."""
+    annotations = {"forcasted-free-cpu": row.forecast, "forcasted-free-memory": row.memory_forecast}
+    for resource, given in (("cpu", row.cpu), ("memory", row.memory)):
+        annotations |= dict(zip((f"mean-free-{resource}", f"std-free-{resource}"), given, strict=False))
+    return staging.node(name, row.allocatable, annotations)
+
+
 @pytest.mark.parametrize("row", RISKS, ids=lambda row: row.id)
 def test_risk(stage: Stage, row: RiskRow) -> None:
     given = {"SAFEUTILIZATION": str(row.threshold), "SAFEPERCENTILE": str(row.percentile)}
     asked = process(stage, row, **given)
-    free, deviation = 4000 * (1 - row.mean), 4000 * row.deviation
-    annotations = {"mean-free-cpu": f"{free:.12g}", "std-free-cpu": f"{deviation:.12g}"}
     pod = staging.pod({})
-    body = staging.request(pod, [staging.node("n1", {"cpu": 4, "memory": "8Gi"}, annotations)])
+    body = staging.request(pod, [risky("n1", row)])
     assert passes(asked, body) == row.passes
     assert asked.scores("safe-overload", body) == {"n1": row.overload}
     assert asked.numbers("safe", pod["metadata"]["name"])["n1"]["cpu"]["risk"] == pytest.approx(
@@ -48,11 +64,8 @@ def test_risk(stage: Stage, row: RiskRow) -> None:
 @pytest.mark.parametrize("row", NODES, ids=lambda row: row.id)
 def test_node(stage: Stage, row: NodeRow) -> None:
     asked = process(stage, row)
-    annotations = {"forcasted-free-cpu": row.forecast, "forcasted-free-memory": row.memory_forecast}
-    for resource, given in (("cpu", row.cpu), ("memory", row.memory)):
-        annotations |= dict(zip((f"mean-free-{resource}", f"std-free-{resource}"), given, strict=False))
     pod = staging.pod(*(row.requests or [row.request]))
-    body = staging.request(pod, [staging.node("n1", row.allocatable, annotations)])
+    body = staging.request(pod, [annotated("n1", row)])
     assert passes(asked, body) == row.passes
     assert asked.scores("safe-overload", body) == {"n1": row.overload}
     if row.balance is not None:
@@ -78,3 +91,36 @@ def test_congestion(stage: Stage, row: CongestionRow) -> None:
     ]
     scores = asked.scores("congestion", {"pod": staging.pod({}), "nodes": {"items": nodes}})
     assert scores == dict(zip(names, row.scores, strict=True))
+
+
+# the same of a cluster: all nodes are known beforehand, and requests have names
+
+KNOWN = {
+    **{f"risk-{at}": row for at, row in enumerate(RISKS) if (row.threshold, row.percentile) == (90, 30)},
+    **{f"node-{at}": row for at, row in enumerate(NODES) if not row.environment},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    folder = tmp_path_factory.mktemp("cluster")
+    made = [
+        risky(name, row) if isinstance(row, RiskRow) else annotated(name, row) for name, row in KNOWN.items()
+    ]
+    items = [{"apiVersion": "v1", "kind": "Node", **one} for one in made]
+    (folder / "cluster.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    with staging.running(folder, {}, "--agents=safe", "--objects-from=cluster.json") as asked:
+        yield asked
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_names(cluster: Asked, name: str) -> None:
+    row = KNOWN[name]
+    requests = (row.requests or [row.request]) if isinstance(row, NodeRow) else [{}]
+    body = {"pod": staging.pod(*requests), "nodenames": [name]}
+    answer = cluster.ask(PREDICATE, body)
+    assert answer["NodeNames"] == ([name] if row.passes else [])
+    assert set(answer["FailedNodes"] or ()) == (set() if row.passes else {name})
+    assert cluster.scores("safe-overload", body) == {name: row.overload}
+    if row.balance is not None:
+        assert cluster.scores("safe-balance", body) == {name: row.balance}
