@@ -1,7 +1,7 @@
 """Over and over: what nodes use, what is to be written of it, and the writing, in one burst at most once a period."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from nodewise import clock as clocks
 from nodewise.annotator import allocation, fields, planning, writing
@@ -17,6 +17,8 @@ from nodewise.kube.api import Api
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 from nodewise.statistics import capacity
+
+_MOST_NAMED: Final = 5
 
 
 class Looked(NamedTuple):
@@ -93,9 +95,11 @@ class Annotator:
         plans = looked.plans
         self._meters.set("node_annotations_lacking", len(plans.not_ready), why="not_ready")
         self._meters.set("node_annotations_lacking", len(plans.unmeasured), why="unmeasured")
-        if looked.failures and looked.failures != self._told:
-            logs.emit("usage_unknown", nodes=len(plans.unmeasured), error="; ".join(looked.failures))
-        self._told = looked.failures
+        lacking = looked.failures or (("no recent value",) if plans.unmeasured else ())
+        if lacking and lacking != self._told:
+            shown = ", ".join(plans.unmeasured[:_MOST_NAMED])
+            logs.emit("usage_unknown", nodes=len(plans.unmeasured), example=shown, error="; ".join(lacking))
+        self._told = lacking
 
 
 async def _allocated(pods: Iterable[Any]) -> dict[str, Allocation]:

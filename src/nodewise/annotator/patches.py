@@ -60,12 +60,17 @@ def patch(stands: Texts, wanted: Wanted, riding: Texts, now: float, rules: Rules
     What is written comes with the time, which holds for all of `wanted`: what is not written again stands as it
     would be written. `riding` goes along where anything is written.
     """
-    changed = {key: text for key, text in wanted.items() if moved(stands.get(key), text, rules.moved_share)}
+    changed = beside(stands, wanted, rules)
     age = age_s(stands, now)
     if not changed and age < rules.refresh_s:
         return {}
     along = {key: text for key, text in riding.items() if stands.get(key) != text}
     return {**changed, **along, ANNOTATED_AT: format_rfc3339(now)}
+
+
+def beside(stands: Texts, wanted: Wanted, rules: Rules) -> Wanted:
+    """What of `wanted` moved, without a time: that which stands there is of statistics of use."""
+    return {key: text for key, text in wanted.items() if moved(stands.get(key), text, rules.moved_share)}
 
 
 def unmeasured(stands: Texts, wanted: Wanted, now: float, rules: Rules) -> Wanted:
@@ -76,5 +81,5 @@ def unmeasured(stands: Texts, wanted: Wanted, now: float, rules: Rules) -> Wante
     """
     measured = {key: None for key in usage.KEYS if key in stands}
     if measured and not age_s(stands, now) >= rules.max_age_s:
-        return {key: text for key, text in wanted.items() if moved(stands.get(key), text, rules.moved_share)}
+        return beside(stands, wanted, rules)
     return patch(stands, {**measured, **wanted}, {}, now, rules) if wanted else {}

@@ -53,25 +53,24 @@ def plan(nodes: Iterable[Any], known: Known, task: Task, rules: Rules) -> Genera
     not_ready: list[str] = []
     unmeasured: list[str] = []
     for node in nodes:
-        if fields.is_ready(node):
-            use = _use(node, known, rules)
-            plans.append(_node(node, use, known, task, rules))
-            if use is not None and not use.is_known:
-                unmeasured.append(node.metadata.name)
+        name = node.metadata.name
+        if not fields.is_ready(node):
+            not_ready.append(name)
         else:
-            not_ready.append(node.metadata.name)
+            use = None if known.usage is None else known.usage.get(name, Usage())
+            if use is None and any(key in stands for key in usage.KEYS):
+        patch = patches.beside(stands, wanted, rules)  # whoever measures may have died
+    elif use is not None and not use.is_known:
+                unmeasured.append(name)
+            plans.append(_node(node, _held(node, use, known, rules), known, task, rules))
         yield
     return Plans(plans, tuple(not_ready), tuple(unmeasured))
 
 
-def _use(node: Any, known: Known, rules: Rules) -> Usage | None:
-    """None where it is not to be written."""
-    if known.usage is None:
-        return None
-    use = known.usage.get(node.metadata.name, Usage())
-    if known.holds and not use.is_whole and patches.are_whole(fields.standing(node), known.now, rules):
-        return Usage()
-    return use
+def _held(node: Any, use: Usage | None, known: Known, rules: Rules) -> Usage | None:
+    """What counts of a measured use: nothing, where what stands is better."""
+    stands_well = known.holds and patches.are_whole(fields.standing(node), known.now, rules)
+    return Usage() if use is not None and not use.is_whole and stands_well else use
 
 
 def _node(node: Any, use: Usage | None, known: Known, task: Task, rules: Rules) -> NodePlan:
@@ -80,7 +79,9 @@ def _node(node: Any, use: Usage | None, known: Known, task: Task, rules: Rules) 
     wanted: dict[str, str | None] = {}
     if task.allocation:
         wanted |= allocation.texts(asked, whole)
-    if use is not None and not use.is_known:
+    if use is None and any(key in stands for key in usage.KEYS):
+        patch = patches.beside(stands, wanted, rules)  # whoever measures may have died
+    elif use is not None and not use.is_known:
         patch = patches.unmeasured(stands, wanted, known.now, rules)
     else:
         wanted |= usage.texts(use, whole) if use is not None else {}

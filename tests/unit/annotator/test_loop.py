@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nodewise import quantity
-from nodewise.annotator import measuring, patches, sampling, writing
+from nodewise.annotator import loop, measuring, patches, sampling, writing
 from nodewise.annotator.loop import Annotator
 from nodewise.annotator.options import Task
 from nodewise.clock import ManualClock, format_rfc3339, parse_rfc3339
@@ -285,6 +285,23 @@ async def test_a_source_that_fails_is_told_and_allocation_goes_on() -> None:
     looked = await cluster.annotator.look(cluster.nodes(), [], holds=True)
     assert looked.plans.unmeasured == ("a", "b")
     assert [text.partition(":")[0] for text in looked.failures] == ["cpu_usage", "memory_usage"]
+
+
+async def test_nodes_that_nobody_measures_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, object]] = []
+    monkeypatch.setattr(
+        loop.logs, "emit", lambda event, **said: told.append(said) if event == "usage_unknown" else None
+    )
+    cluster = Cluster()
+    cluster.meter.uses = {"a": (1.0, GIB)}
+    for _ in range(3):
+        await cluster.minute()
+    assert told == [{"nodes": 1, "example": "b", "error": "no recent value"}]
+    cluster.meter.uses["b"] = (1.0, GIB)
+    await cluster.minute()
+    cluster.meter.uses.clear()
+    await cluster.minute(16)
+    assert told[1:] == [{"nodes": 2, "example": "a, b", "error": "no recent value"}]
 
 
 async def test_a_burst_is_due_once_a_period() -> None:

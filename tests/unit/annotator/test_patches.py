@@ -4,12 +4,17 @@ from math import nan
 
 import pytest
 
-from nodewise.annotator import patches, usage
+from nodewise import clock
+from nodewise.annotator import patches, planning, usage
+from nodewise.annotator.allocation import Allocation
+from nodewise.annotator.options import Task
 from nodewise.annotator.patches import Rules
+from nodewise.annotator.planning import Known
 from nodewise.annotator.usage import Usage, Used
 from nodewise.clock import format_rfc3339
 from nodewise.statistics.annotations import ANNOTATED_AT
 from nodewise.statistics.capacity import Capacity
+from tests.unit.annotator import objects
 
 NOW = 1_800_000_000.0
 RULES = Rules(max_age_s=3600)
@@ -83,6 +88,19 @@ def test_statistics_too_old_to_count_make_room_for_what_is_known() -> None:
 
 def test_a_node_that_was_never_measured_has_its_allocation_with_the_time() -> None:
     assert patches.unmeasured({}, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2", **at(0)}
+
+
+@pytest.mark.parametrize(("stands", "is_timed"), [({}, True), ({"mean-free-cpu": "1000"}, False)])
+@pytest.mark.parametrize("time", [{}, at(60), at(1e6)])
+def test_allocation_alone_makes_no_statistics_of_use_look_newer(
+    stands: dict[str, str], time: dict[str, str], *, is_timed: bool
+) -> None:
+    node = objects.read_node(objects.node("n1", {**stands, **time}))
+    known = Known(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
+    (plan,) = clock.result(planning.plan([node], known, Task(usage=False, allocation=True), RULES)).nodes
+    assert plan.patch["requested-cpu"] == "1500"
+    assert (ANNOTATED_AT in plan.patch) is is_timed
+    assert "mean-free-cpu" not in plan.patch
 
 
 def test_free_is_what_pods_can_have_less_what_is_used() -> None:
