@@ -8,7 +8,8 @@ from math import isnan
 from typing import Final, NamedTuple
 
 from nodewise.annotator import usage
-from nodewise.clock import format_rfc3339
+from nodewise.clock import format_duration, format_rfc3339
+from nodewise.errors import BadSettings, Problem
 from nodewise.statistics import annotations
 from nodewise.statistics.annotations import ANNOTATED_AT
 
@@ -33,6 +34,15 @@ class Rules(NamedTuple):
     def refresh_s(self) -> float:
         """The age at which the time is written again although nothing moved."""
         return self.max_age_s / 2
+
+
+def rules(max_age_s: float, period_s: float) -> Rules:
+    """`BadSettings` for statistics that would grow too old from one burst to the next but one."""
+    if max_age_s < 2 * period_s:
+        wanted = f"{format_duration(2 * period_s)} or more, two periods"
+        problem = Problem("--statistics-max-age", format_duration(max_age_s), wanted)
+        raise BadSettings("settings", [problem])
+    return Rules(max_age_s)
 
 
 def moved(stands: str | None, wanted: str | None, share: float = MOVED_SHARE) -> bool:

@@ -58,9 +58,7 @@ def plan(nodes: Iterable[Any], known: Known, task: Task, rules: Rules) -> Genera
             not_ready.append(name)
         else:
             use = None if known.usage is None else known.usage.get(name, Usage())
-            if use is None and any(key in stands for key in usage.KEYS):
-        patch = patches.beside(stands, wanted, rules)  # whoever measures may have died
-    elif use is not None and not use.is_known:
+            if use is not None and not use.is_known:
                 unmeasured.append(name)
             plans.append(_node(node, _held(node, use, known, rules), known, task, rules))
         yield
