@@ -165,6 +165,8 @@ def test_odd_amounts_stay_between_nothing_and_all(shell: Shell, cpu: str, free: 
             ["--prometheus-url", "'nowhere'", "http://host:port"],
         ),
         (["--statistics-window=0s"], ["--statistics-window"]),
+        (["--statistics-max-age=90s"], ["--statistics-max-age", "1m30s", "2m"]),
+        (["--statistics-max-age=5m", "--period=3m"], ["--statistics-max-age", "5m", "6m"]),
     ],
 )
 def test_settings_that_cannot_be_are_named(shell: Shell, arguments: list[str], words: list[str]) -> None:

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from nodewise.agent import Hands, View, Watched
-from nodewise.annotator import fields, measuring, options
+from nodewise.annotator import fields, measuring, options, patches
 from nodewise.annotator.fields import AnnotatedNode
 from nodewise.annotator.loop import Annotator
 from nodewise.annotator.options import AnnotatorOptions
-from nodewise.annotator.patches import Rules
 from nodewise.kube.resources import PODS
 from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.source import Source
@@ -36,13 +35,18 @@ class AnnotatorController:
     def __init__(
         self, given: AnnotatorOptions, window: WindowOptions, sources: Sequence[Source], hands: Hands
     ) -> None:
-        """`hands.api` is one without a slow limit on writes (`writing.QPS`). TypeError for options that are off."""
+        """`hands.api` is one without a slow limit on writes (`writing.QPS`). TypeError for options that are off.
+
+        `BadSettings` for statistics that would grow too old between two bursts.
+        """
         task = options.task(given)
         if task is None:
             raise TypeError("the annotator is off")
         asker = Asker(sources, Limits(measuring.PATIENCE_S, _CALLS), hands.clock, hands.meters)
         measure = measuring.measure(sources, task, window, asker, hands.clock)
-        self._annotator = Annotator(task, Rules(window.max_age_s), measure, hands.clock, hands.meters)
+        self._annotator = Annotator(
+            task, patches.rules(window.max_age_s, task.period_s), measure, hands.clock, hands.meters
+        )
         self._hands = hands
         self._work: asyncio.Task[None] | None = None
 

@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Literal, NamedTuple
 
-from nodewise.annotator import measuring, writing
+from nodewise.annotator import measuring, patches, writing
 from nodewise.annotator import options as annotator_options
 from nodewise.annotator.fields import HOLDING, POD, AnnotatedNode
 from nodewise.annotator.loop import Annotator, Looked
 from nodewise.annotator.options import LEAST_PERIOD_S, ForecastOptions, Period, Task, What
-from nodewise.annotator.patches import Rules
 from nodewise.annotator.writing import Written
 from nodewise.cli import feeds
 from nodewise.cli.feeds import Ground
@@ -189,7 +188,7 @@ def _wired(built: Settings, stores: Sequence[Store[Any]], tools: _Tools) -> _Wir
     sources = feeds.sources([_source(own, prometheus)], (), ground) if task.usage else []
     asker = Asker(sources, Limits(measuring.PATIENCE_S, _CALLS), clock, meters)
     measure = measuring.measure(sources, task, window, asker, clock)
-    annotator = Annotator(task, Rules(window.max_age_s), measure, clock, meters)
+    annotator = Annotator(task, patches.rules(window.max_age_s, task.period_s), measure, clock, meters)
     closing = [source.close for source in sources if isinstance(source, PrometheusMetrics)]
     return _Wired(annotator, nodes, rest[0] if rest else None, closing)
 
