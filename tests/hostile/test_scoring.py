@@ -384,6 +384,43 @@ def test_settings_that_make_no_sense_end_the_process_at_the_start(
     assert "Traceback" not in done.stderr
 
 
+FILES = {
+    "an objective that does not exist": b"policyObjective=NOPE\n",
+    "no objective": b"policyObjective=\n",
+    "an objective in small letters": b"policyObjective=a_binpack\n",
+    "an index beyond all": b"policyResourceIndex=99999999999999999999\n",
+    "an index that does not count": b"policyResourceIndex=2\n",
+    "a negative index": b"policyResourceIndex=-1\n",
+    "an index that is no number": b"policyResourceIndex=cpu\n",
+    "no text": b"\xff\xfe\x00\x00",
+    "too long": b"#" * 2**17,
+}
+
+
+@pytest.mark.parametrize("content", FILES.values(), ids=list(FILES))
+def test_a_file_of_pigeon_that_makes_no_sense_ends_the_process_at_the_start(
+    tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "pigeon.cfg"
+    file.write_bytes(content)
+    done = started("--pigeon-config", str(file), "--num-resources", "2")
+    assert done.returncode == 2, done.stderr
+    assert "pigeon.cfg" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_file_of_pigeon_and_the_environment_must_not_contradict_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLICY_OBJECTIVE", "A_BINPACK")
+    file = tmp_path / "pigeon.cfg"
+    file.write_text("policyObjective=LOAD_BALANCE")
+    done = started("--pigeon-config", str(file))
+    assert done.returncode == 2, done.stderr
+    assert "LOAD_BALANCE" in done.stderr
+    assert "A_BINPACK" in done.stderr
+
+
 # bodies by hypothesis
 
 keys = st.sampled_from(
