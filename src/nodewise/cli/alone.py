@@ -43,5 +43,5 @@ def wired(given: Given, tools: Tools) -> Running:
     tasks = [watch_loop, *(one.run for one in memory)]
     readiness = Readiness(tuple, tools.meters)
     tools.meters.set("ready", 1.0)
-    servers = running.servers(given, extender, running.no_binds(), readiness, tools)
+    servers = running.servers(given, extender, extender.refusing_routes(), readiness, tools)
     return Running(servers, tasks, [one.close for one in memory], readiness)

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple, cast
 
 from nodewise.agent import AgentKind, AgentState, Remembering
 from nodewise.clock import Clock
-from nodewise.extender.answering import ALL_AGENTS
-from nodewise.extender.app import Extender, refused_bind
+from nodewise.extender.app import Extender
 from nodewise.extender.remembering import InConfigMap, InFile, Memory
 from nodewise.kube.client import HttpApi
 from nodewise.metrics.refresher import RefreshOptions
@@ -84,11 +83,6 @@ def memory(
         return []
     keeping = InFile(path) if path else InConfigMap(cast("HttpApi", api), cast("HttpApi", api).namespace)
     return [Memory(learning, keeping, leads, tools.clock)]
-
-
-def no_binds() -> list[Route]:
-    """The bind verb where no agent binds."""
-    return [Route("POST", f"{ALL_AGENTS}/bind", refused_bind)]
 
 
 def servers(

@@ -146,7 +146,7 @@ def _amid(given: Given, tools: Tools) -> Running:
         tasks.append(recorder.run)
         closing.append(recorder.close)
     readiness = Readiness(keeper.waiting_for, tools.meters)
-    binds = BindRoutes(*binding, heart.extender).routes() if binding else running.no_binds()
+    binds = BindRoutes(*binding, heart.extender).routes() if binding else heart.extender.refusing_routes()
     return Running(running.servers(given, heart.extender, binds, readiness, tools), tasks, closing, readiness)
 
 

@@ -73,6 +73,13 @@ class Extender:
         ]
         return [*asked, Route("GET", "/version", _version, is_forgiving=True)]
 
+    def refusing_routes(self) -> list[Route]:
+        """The bind verb where no agent binds: refused in words beside kube-safe-scheduler's paths, as it did, and no
+        path otherwise.
+        """
+        is_served = any(map(is_named, self._answering.verbs))
+        return [Route("POST", f"{ALL_AGENTS}/bind", _refused_bind)] if is_served else []
+
     def private_routes(self) -> list[Route]:
         """For loopback or mutual TLS only: decisions and agents' states name every tenant's pods."""
         shows = [Route("GET", f"/state/{one.name}", self._state(one)) for one in self._answering.showing]
@@ -141,8 +148,7 @@ def _version(_: Request) -> Response:
     return Response(200, nodewise.__version__.encode(), "text/plain; charset=utf-8")
 
 
-def refused_bind(request: Request) -> Response:
-    """The bind verb where no agent binds: an error in words, as a configuration that asks for it is wrong."""
+def _refused_bind(request: Request) -> Response:
     asked = wire.binding(request.body)
     told = (
         f"nodewise does not bind {asked.pod_namespace}/{asked.pod_name}: leave bindVerb of this entry empty"
