@@ -65,12 +65,15 @@ def _free(keys: tuple[str, str, str], used: Used, whole: int, digits: int) -> Ma
     mean, deviation, forecast = keys
     if not isfinite(used.mean) or not whole:
         return dict.fromkeys(keys)
+    found = {
+        mean: whole - used.mean,
+        # nothing that stays between nothing and all deviates by more than all
+        deviation: used.deviation,
+        forecast: whole - used.forecast,
+    }
     return {
-        mean: text(min(max(whole - used.mean, 0.0), whole), digits),
-        deviation: None if not isfinite(used.deviation) else text(used.deviation, digits),
-        forecast: None
-        if not isfinite(used.forecast)
-        else text(min(max(whole - used.forecast, 0.0), whole), digits),
+        key: text(min(max(value, 0.0), whole), digits) if isfinite(value) else None
+        for key, value in found.items()
     }
 
 
