@@ -6,10 +6,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.cpu import core_lists, cpulist, pools, topology
+from nodewise.cpu import claims, configmap, core_lists, cpulist, pools, state, sweep, topology
 from nodewise.cpu.pools import Ask, Plan
+from nodewise.cpu.state import State, Task
+from nodewise.cpu.sweep import Process
 from nodewise.cpu.topology import Topology
-from nodewise.errors import BadInput
+from nodewise.errors import BadInput, Unavailable
 
 CPUS = st.sets(st.integers(0, 300), max_size=80)
 MODES = st.sampled_from(["packed", "spread"])
@@ -147,3 +149,121 @@ def test_a_list_keeps_its_order(cpus: list[int]) -> None:
 def test_a_mask_reads_as_what_it_was_written_from(cpus: set[int]) -> None:
     assert cpulist.parse_mask(cpulist.format_mask(cpus)) == cpus
     assert cpulist.parse_mask(cpulist.format_kernel_mask(cpus)) == cpus
+
+
+TASKS = st.builds(
+    Task,
+    pid=st.integers(1, 30),
+    start=st.one_of(st.none(), st.integers(0, 9)),
+    boot=st.just("now"),
+    pod=st.sampled_from(["", "a"]),
+    container=st.sampled_from(["", "é: [']"]),
+).map(lambda task: task if task.start is not None else Task(task.pid))
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    """A machine's pools with tasks on them."""
+    machine = draw(machines())
+    plan = planned(machine, draw(asks(machine)), set()) or Plan({"infra": {0: ("0",)}})
+    held = iter(draw(st.lists(st.lists(TASKS, max_size=3, unique=True), min_size=64, max_size=64)))
+    return state.from_lists(plan.pools).mapped(lambda _, slot: next(held))
+
+
+@given(states())
+def test_a_state_reads_as_what_it_was_written_from(before: State) -> None:
+    texts = configmap.format_texts(before)
+    assert configmap.parse(texts) == before
+    assert configmap.format_texts(configmap.parse(texts)) == texts
+
+
+@given(st.data(), machines())
+def test_no_cpu_of_an_exclusive_pool_is_given_twice(data: st.DataObject, machine: Topology) -> None:
+    plan = planned(machine, data.draw(asks(machine)), set())
+    if plan is None:
+        return
+    found = state.from_lists(plan.pools)
+    holding: dict[Task, tuple[int, ...]] = {}
+    for pid in range(1, 12):
+        if holding and data.draw(st.booleans()):
+            gone = data.draw(st.sampled_from(sorted(holding)))
+            found = claims.release(found, gone)
+            del holding[gone]
+        lists, avoid = data.draw(st.integers(1, 3)), data.draw(st.sets(st.integers(0, 8), max_size=1))
+        task = Task(pid, start=pid, boot="now")
+        held = [cpu for cpus in holding.values() for cpu in cpus]
+        free = [
+            slot for slot in found.pools["exclusive"].slots if not slot.tasks and avoid.isdisjoint(slot.cpus)
+        ]
+        try:
+            claim = claims.claim(found, claims.Wish("exclusive", lists, avoid=avoid), task, 0.0)
+        except Unavailable:
+            assert len(free) < lists
+            continue
+        assert len(claim.slots) == lists <= len(free)
+        assert not {*held, *avoid} & {*claim.cpus}
+        found, holding[task] = claim.state, claim.cpus
+    assert {task for _, slot in found.slots for task in slot.tasks} == set(holding)
+
+
+class Kernel:
+    """Processes that come and go; ids are given anew, the lowest first, and orphans get the first process."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.processes: dict[int, Process] = {1: Process(0, 0)}
+        self.owners: dict[int, Task] = {}
+        """Of each process that a task started, directly or not, the task."""
+
+    def fork(self, parent: int, *, keeps_mark: bool) -> None:
+        self.clock += 1
+        pid = min(set(range(2, 99)) - self.processes.keys())
+        mark = self.processes[parent].mark if keeps_mark else ""
+        self.processes[pid] = Process(self.clock, parent, mark)
+        if parent in self.owners:
+            self.owners[pid] = self.owners[parent]
+
+    def begin_task(self, *, keeps_mark: bool) -> Task:
+        self.fork(1, keeps_mark=True)
+        pid = max(self.processes, key=lambda one: self.processes[one].start)
+        task = Task(pid, start=self.clock, boot="now")
+        self.owners[pid] = task
+        # the wrapper gives its mark to its child and does not carry it itself
+        self.fork(pid, keeps_mark=False)
+        child = max(self.processes, key=lambda one: self.processes[one].start)
+        self.processes[child] = self.processes[child]._replace(mark=task.mark if keeps_mark else "")
+        return task
+
+    def kill(self, pid: int) -> None:
+        del self.processes[pid]
+        self.owners.pop(pid, None)
+        for one, process in self.processes.items():
+            if process.parent == pid:
+                self.processes[one] = process._replace(parent=1)
+
+
+@given(st.data(), st.booleans())
+def test_a_sweep_frees_what_tasks_held_when_all_that_they_started_is_gone(
+    data: st.DataObject, keeps_mark: bool
+) -> None:
+    """With marks one sweep at any time does; without, one after each step."""
+    kernel, known = Kernel(), None
+    found = State({"shared": state.pool("shared", {0: [state.slot("0")]})})
+    steps = data.draw(st.lists(st.sampled_from(["begin", "fork", "kill", "kill", "sweep"]), max_size=40))
+    for step in [*steps, "sweep"]:
+        others = sorted(kernel.processes.keys() - {1})
+        if step == "begin":
+            task = kernel.begin_task(keeps_mark=keeps_mark)
+            found = claims.claim(found, claims.Wish("shared"), task, 0.0).state
+        elif step == "fork":
+            kernel.fork(data.draw(st.sampled_from([1, *others])), keeps_mark=keeps_mark)
+        elif step == "kill" and others:
+            kernel.kill(data.draw(st.sampled_from(others)))
+        if step == "sweep" or not keeps_mark:
+            before = {task for _, slot in found.slots for task in slot.tasks}
+            swept = sweep.sweep(found, kernel.processes, "now", known)
+            found, known = swept.state, None if keeps_mark else swept.known
+            left = {task for _, slot in found.slots for task in slot.tasks}
+            assert left == before & set(kernel.owners.values())
+            assert {one.task for one in swept.reclaimed} == before - left
+            assert sweep.sweep(found, kernel.processes, "now", known).state == found

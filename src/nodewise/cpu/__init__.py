@@ -8,6 +8,10 @@
 | `speed_select.py` | Intel SST-BF and SST-CP: which cores are faster, which matter more |
 | `core_lists.py` | cores that somebody names |
 | `pools.py` | which cores go to which pool |
+| `state.py` | who holds what: pools, CPU lists, tasks |
+| `claims.py` | which lists a task gets, and what it is told of them |
+| `sweep.py` | which tasks are over |
+| `configmap.py` | the state as the texts of a ConfigMap |
 
 What runs in workloads' containers has to start fast where there is no Python: every file here says in its
 docstring whether it needs the standard library only.

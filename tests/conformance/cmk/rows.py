@@ -61,6 +61,38 @@ class PoolsRow(Row, frozen=True, kw_only=True):
     warns: list[str] = []
 
 
+class ClaimRow(Row, frozen=True, kw_only=True):
+    """What a task asks for on a node, and what it gets."""
+
+    state: Pools | None = None
+    """None: that of most cases."""
+    held: dict[str, int] = {}
+    """CPU list to the process that is on it."""
+    pool: str
+    cores: str = "1"
+    """CMK_NUM_CORES."""
+    socket: int | None = None
+    gets: str = ""
+    """CPU lists with blanks between, in the order in which the task is told them."""
+    mask: str = ""
+    shared: str | None = None
+    infra: str | None = None
+
+
+class SweepRow(Row, frozen=True, kw_only=True):
+    """A state, the processes there are, and the tasks that are over."""
+
+    state: dict[str, dict[str, list[int | str]]]
+    """Pool, CPU list, process ids."""
+    alive: list[int]
+    reclaims: list[str]
+    """Process id, CPU list, pool."""
+    allowed: dict[int, str] = {}
+    """Process id to the CPUs that it may use."""
+    elsewhere: list[str] = []
+    """Process id, CPU list, and where it runs instead."""
+
+
 Some = TypeVar("Some", bound=Row)
 
 

@@ -4,11 +4,18 @@ import re
 from pathlib import Path
 
 from tests.conformance.cmk import rows
-from tests.conformance.cmk.rows import LineRow, ListRow, MaskRow, PoolsRow, Row
+from tests.conformance.cmk.rows import ClaimRow, LineRow, ListRow, MaskRow, PoolsRow, Row, SweepRow
 
 PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
 HEADING = "\n## CPU Manager for Kubernetes"
-TABLES: dict[str, type[Row]] = {"lists": ListRow, "masks": MaskRow, "lines": LineRow, "pools": PoolsRow}
+TABLES: dict[str, type[Row]] = {
+    "lists": ListRow,
+    "masks": MaskRow,
+    "lines": LineRow,
+    "pools": PoolsRow,
+    "isolate": ClaimRow,
+    "reconcile": SweepRow,
+}
 
 
 def tables() -> list[Row]:

@@ -1,0 +1,129 @@
+"""The numbered cases of CMK that are about tasks: which lists they get, and which tasks are over."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+import yaml
+
+from nodewise.cpu import claims, configmap, cpulist, pools, state, sweep, topology
+from nodewise.cpu.claims import Claim, Wish
+from nodewise.cpu.configmap import Texts
+from nodewise.cpu.pools import Ask
+from nodewise.cpu.state import State, Task
+from nodewise.cpu.sweep import Process
+from nodewise.errors import BadInput, NodewiseError
+from tests.conformance.cmk import machines, rows
+from tests.conformance.cmk.rows import ClaimRow, Pools, SweepRow
+
+C1: Pools = {
+    "exclusive": {0: "0,11 1,12 2,13", 1: "3,14"},
+    "shared": {0: "4,15,5,16"},
+    "infra": {0: "6,17,7,18,8,19"},
+    "exclusive-non-isolcpus": {0: "9,20 10,21"},
+}
+WRAPPER = Task(1234, start=77, boot="one")
+
+
+def node(row: ClaimRow) -> State:
+    """The state, as it is read from YAML."""
+    pools = C1 if row.state is None else row.state
+    config = {
+        name: {socket: {text: [] for text in lists.split()} for socket, lists in sockets.items()}
+        for name, sockets in pools.items()
+    }
+    for sockets in config.values():
+        for lists in sockets.values():
+            lists.update({text: [str(row.held[text])] for text in lists if text in row.held})
+    return configmap.parse(Texts(yaml.safe_dump(config)))
+
+
+def claimed(row: ClaimRow, draw: float = 0.0) -> Claim:
+    exclusive = pools.IS_EXCLUSIVE.get(row.pool, False)
+    lists = claims.parse_count(row.cores) if exclusive else 1
+    return claims.claim(node(row), Wish(row.pool, lists, row.socket), WRAPPER, draw)
+
+
+def holders(found: State) -> Mapping[str, list[int]]:
+    return {slot.text: [task.pid for task in slot.tasks] for _, slot in found.slots if slot.tasks}
+
+
+@pytest.mark.parametrize("row", rows.read("isolate", ClaimRow), ids=lambda row: row.id)
+def test_claims(row: ClaimRow) -> None:
+    if row.error:
+        with pytest.raises(NodewiseError) as caught:
+            claimed(row)
+        assert [part for part in row.error if part not in str(caught.value)] == []
+        return
+    claim = claimed(row)
+    told = claims.environment(claim.state, claim.slots, WRAPPER)
+    assert told["CMK_CPUS_ASSIGNED"] == row.gets.replace(" ", ",")
+    assert told["CMK_CPUS_ASSIGNED_MASK"] == (row.mask or told["CMK_CPUS_ASSIGNED_MASK"])
+    assert told.get("CMK_CPUS_SHARED") == (row.shared or told.get("CMK_CPUS_SHARED"))
+    assert told.get("CMK_CPUS_INFRA") == (row.infra or told.get("CMK_CPUS_INFRA"))
+    mine = {slot.text for slot in claim.slots}
+    before = {text: [pid] for text, pid in row.held.items()}
+    assert holders(claim.state) == before | {text: [*before.get(text, []), 1234] for text in mine}
+    assert claims.release(claim.state, WRAPPER) == node(row)
+
+
+def test_each_of_several_shared_lists_is_chosen() -> None:
+    """Case 134."""
+    row = ClaimRow(number=134, state={"shared": {0: "4,15", 1: "5,16"}}, pool="shared")
+    assert {claimed(row, draw).slots[0].text for draw in (0.0, 0.3, 0.7, 0.999)} == {"4,15", "5,16"}
+
+
+@pytest.mark.parametrize("row", rows.read("reconcile", SweepRow), ids=lambda row: row.id)
+def test_sweeps(row: SweepRow) -> None:
+    config = {name: {0: lists} for name, lists in row.state.items()}
+    before = configmap.parse(Texts(yaml.safe_dump(config)))
+    processes = dict.fromkeys(row.alive, Process(start=5, parent=0))
+    swept = sweep.sweep(before, processes, "one")
+    report = sweep.as_report(swept.reclaimed)
+    told = [f"{one['pid']} {one['cpus']} {one['pool']}" for one in report["reclaimedCpuLists"]]
+    assert told == row.reclaims
+    left = {pid for pids in holders(swept.state).values() for pid in pids}
+    assert left == set(row.alive)
+    assert row.reclaims or json.dumps(report, indent=2) == '{\n  "reclaimedCpuLists": []\n}'
+    allowed = {pid: cpulist.parse_list(cpus) for pid, cpus in row.allowed.items()}
+    elsewhere = [
+        f"{one['pid']} {one['cpus']} {cpulist.format_ranges(one['actualCpus'])}"
+        for one in sweep.mismatches(before, allowed)
+    ]
+    assert elsewhere == row.elsewhere
+
+
+def test_a_list_of_one_cpu_is_quoted() -> None:
+    """Case 96."""
+    plan = pools.plan(topology.parse(machines.texts("T4n", "1-3")), Ask(2, 1))
+    assert "    '1': []\n" in configmap.format_texts(state.from_lists(plan.pools)).config
+
+
+def test_description() -> None:
+    """Case 100."""
+    config = {
+        "exclusive": {0: {"0,9": [1001], "1,10": [1002], "2,11": [1003]}, 1: {"3,12": [1004]}},
+        "shared": {0: {"4,13,5,14": [2001, 2002, 2003]}},
+        "infra": {0: {"6,15,7,16,8,17": [3001, 4002, 5003]}},
+    }
+    told = state.as_description(state.parse(config))["pools"]
+    assert {name: pool["exclusive"] for name, pool in told.items()} == {
+        "exclusive": True,
+        "shared": False,
+        "infra": False,
+    }
+    assert list(told["exclusive"]["cpuLists"]) == ["0,9", "1,10", "2,11", "3,12"]
+    assert told["exclusive"]["cpuLists"]["0,9"] == {"cpus": "0,9", "tasks": ["1001"]}
+    assert told["infra"]["cpuLists"]["6,15,7,16,8,17"]["tasks"] == ["3001", "4002", "5003"]
+
+
+def test_an_unknown_pool_is_an_error() -> None:
+    """Case 104."""
+    with pytest.raises(BadInput, match="pool 'foo'; wanted exclusive"):
+        configmap.parse(Texts("foo: {0: {'1': []}}"))
+
+
+def test_lists_that_overlap_are_told() -> None:
+    """Case 143: what a node report says of them."""
+    found = configmap.parse(Texts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}"))
+    assert state.overlaps(found) == ("exclusive:0 and shared:0 (in both: [0])",)

@@ -1,0 +1,81 @@
+"""Which tasks are over: process ids come again, wrappers are killed, machines boot."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from nodewise.cpu import state
+from nodewise.cpu.state import State, Task
+from nodewise.cpu.sweep import Known, Process, Swept, sweep
+
+TASK = Task(100, start=5, boot="now")
+WRAPPER = {100: Process(start=5, parent=1)}
+
+
+def node(*tasks: Task) -> State:
+    return State({"exclusive": state.pool("exclusive", {0: [state.slot("0,4", tasks=tasks)]})})
+
+
+def swept(task: Task, processes: Mapping[int, Process], known: Known | None = None) -> Swept:
+    return sweep(node(task), {1: Process(0, 0), **processes}, "now", known)
+
+
+def is_held(found: Swept) -> bool:
+    return any(slot.tasks for _, slot in found.state.slots)
+
+
+@pytest.mark.parametrize(
+    ("task", "processes", "held"),
+    [
+        (TASK, WRAPPER, True),
+        (TASK, {}, False),
+        (TASK, {100: Process(start=6, parent=1)}, False),
+        (TASK._replace(boot="before"), WRAPPER, False),
+        (TASK, {200: Process(start=9, parent=1, mark="100-5")}, True),
+        (TASK, {200: Process(start=9, parent=1, mark="100-6")}, False),
+        (TASK._replace(boot="before"), {200: Process(start=9, parent=1, mark="100-5")}, False),
+        (Task(100), WRAPPER, True),
+        (Task(100), {}, False),
+    ],
+    ids=[
+        "the wrapper lives",
+        "the wrapper is gone",
+        "its process id came again",
+        "the machine booted",
+        "a descendant carries its mark",
+        "a descendant of another",
+        "a mark of another boot",
+        "only a process id is known, and there is one",
+        "only a process id is known, and there is none",
+    ],
+)
+def test_who_holds_a_list(task: Task, processes: Mapping[int, Process], held: bool) -> None:
+    assert is_held(swept(task, processes)) == held
+
+
+def test_a_task_of_an_older_program_is_known_by_its_start_from_then_on() -> None:
+    found = swept(Task(100), WRAPPER)
+    assert [slot.tasks for _, slot in found.state.slots] == [(TASK,)]
+    assert not is_held(sweep(found.state, {100: Process(start=6, parent=1)}, "now", found.known))
+
+
+def test_descendants_that_a_sweep_saw_hold_the_list_without_a_mark() -> None:
+    family = {**WRAPPER, 101: Process(6, 100), 102: Process(7, 101)}
+    for task in (TASK, Task(100)):
+        known = swept(task, family).known
+        orphans = {102: Process(7, 1), 103: Process(8, 102)}
+        later = swept(task, orphans, known)
+        assert is_held(later)
+        assert later.known[task] == {(102, 7), (103, 8)}
+        assert is_held(swept(task, {103: Process(8, 1)}, later.known))
+        assert not is_held(swept(task, {103: Process(9, 1)}, later.known))
+
+
+def test_processes_below_the_wrapper_are_no_matter_while_it_lives() -> None:
+    found = swept(TASK, {**WRAPPER, 101: Process(6, 100)})
+    assert found.known == {TASK: {(100, 5), (101, 6)}}
+    assert found.reclaimed == ()
+
+
+def test_processes_that_claim_to_be_each_others_parents_end_the_search() -> None:
+    assert is_held(swept(TASK, {100: Process(5, 101), 101: Process(6, 100)}))
