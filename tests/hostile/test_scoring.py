@@ -255,6 +255,29 @@ def test_5000_equal_nodes(line: Line, annotations: dict[str, str] | None) -> Non
         assert len(set(scores(line, path, asked, nodes))) == 1, path
 
 
+LONG = "0" * 300_000
+TIMES = 150
+
+
+@pytest.mark.parametrize("where", ["request", "allocatable", "annotation"])
+def test_long_texts_are_not_remembered(line: Line, target: Target, where: str) -> None:
+    """Each is another one, and all of them together 45 MB."""
+
+    def send(number: int) -> None:
+        text = f"{number}.{LONG}"
+        asked = pod("long", cpu=text if where == "request" else "1")
+        room = dict.fromkeys(ROOM, text) if where == "allocatable" else ROOM
+        annotations = dict.fromkeys(STATISTICS, text) if where == "annotation" else GOOD
+        scores(line, "/scheduler/prioritize", asked, [node("n1", annotations, room)])
+
+    for number in range(10):
+        send(number)
+    before = target.rss_mib()
+    for number in range(10, 10 + TIMES):
+        send(number)
+    assert target.rss_mib() < before + 20
+
+
 def test_a_node_that_is_named_twice_is_scored_once(line: Line) -> None:
     nodes = [node("n1", GOOD), node("n1", {**GOOD, "congestion-factor": "55"}), node("n2", GOOD)]
     for path in SCORES:

@@ -11,19 +11,25 @@ Quantity = str | int | float | None
 MOST: Final = 2**53
 """No amount is more: up to here doubles hold every whole number."""
 
+_LONGEST: Final = 256
+"""No honest quantity is longer; what is longer is not read, and not remembered either."""
+
 
 def milli(given: Any) -> int:
     """Thousandths of a unit, from 0 to `MOST`: 1 for a CPU request of `0.0005`."""
-    return _whole(str(given), quantity.NANO // 1000) if _is_quantity(given) else 0
+    return _read(given, quantity.NANO // 1000)
 
 
 def units(given: Any) -> int:
     """Whole units, from 0 to `MOST`: bytes of memory, numbers of pods."""
-    return _whole(str(given), quantity.NANO) if _is_quantity(given) else 0
+    return _read(given, quantity.NANO)
 
 
-def _is_quantity(given: Any) -> bool:
-    return isinstance(given, str | int | float) and not isinstance(given, bool)
+def _read(given: Any, step: int) -> int:
+    if not isinstance(given, str | int | float) or isinstance(given, bool):
+        return 0
+    text = str(given)
+    return _whole(text, step) if len(text) <= _LONGEST else 0
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
 """The congestion factor of each candidate, in words and as a number."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from nodewise.agents.congestion import factors as reading
 from nodewise.agents.congestion.factors import Factors
 from nodewise.agents.congestion.state import Slot
 from nodewise.statistics.annotations import CONGESTION_FACTOR
+
+_TEXT_BYTES: Final = 200
+"""Of a text that is kept, with its place in the mapping."""
 
 
 class CongestionDetails(NamedTuple):
@@ -26,7 +29,8 @@ class CongestionDetails(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return self.factors.nbytes
+        """With the texts, which nobody shares where each request brings its own nodes."""
+        return self.factors.nbytes + _TEXT_BYTES * len(self.unread)
 
     def text(self, candidate: int) -> str:
         """`congestion-factor 55 of 100`, or why there is none."""

@@ -17,6 +17,9 @@ from nodewise.statistics.annotations import CONGESTION_FACTOR
 _LONGEST: Final = 40
 """Characters of a text that is no number, as people are shown it."""
 
+KEPT: Final = _LONGEST + 1
+"""Characters of it that are kept, to tell that there are more."""
+
 _DIGITS: Final = re.compile(r"[+-]?[0-9]+")
 
 Factors = NDArray[np.float64]

@@ -35,7 +35,7 @@ class Slot(NamedTuple):
     points: NDArray[np.int64]
     factors: Factors
     unread: Mapping[int, str]
-    """What stands in the annotation of nodes where it is no whole number."""
+    """What stands in the annotation of nodes where it is no whole number, as much of it as is shown."""
 
 
 def given(node: Any) -> str | None:
@@ -71,7 +71,7 @@ class CongestionState:
             texts = [given(node) for _, node in part]
             factors[numbers] = annotations.integers(texts)
             none = np.flatnonzero(np.isnan(factors[numbers])).tolist()
-            unread.update((int(numbers[at]), text) for at in none if (text := texts[at]))
+            unread.update((int(numbers[at]), text[: reading.KEPT]) for at in none if (text := texts[at]))
             yield
         factors[-1] = np.nan  # where a node that the index does not have would stand
         return Slot(reading.points(factors, self._most, self._missing), factors, unread)

@@ -113,6 +113,15 @@ class TestWhatIsTold:
         assert told.numbers(4) == {"factor": -5, "max": 100}
         assert msgspec.json.encode(told.numbers(2))
 
+    def test_of_a_long_text_no_more_is_kept_than_is_shown_and_it_counts(self) -> None:
+        given = view({"n1": "x" * 100_000, "n2": "55"})
+        slot = given.slots["congestion"]
+        assert [len(text) for text in slot.unread.values()] == [41]
+        found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named(["n1", "n2"]), given)
+        assert found is not None
+        assert found.details is not None
+        assert found.details.nbytes > slot.factors[:2].nbytes + 41
+
 
 class TestRejecting:
     """The agent filters only where nodes without a factor are to be rejected."""
