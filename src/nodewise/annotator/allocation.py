@@ -8,7 +8,7 @@ from nodewise import quantity
 from nodewise.annotator.fields import ENDED
 from nodewise.statistics import annotations
 from nodewise.statistics.amounts import MOST, Quantity
-from nodewise.statistics.capacity import Capacity
+from nodewise.statistics.capacity import GPU, Capacity
 
 
 class Allocation(NamedTuple):
@@ -36,15 +36,15 @@ def counts(pod: Any) -> bool:
     return bool(pod.spec.nodeName) and pod.status.phase not in ENDED
 
 
-def of_pod(pod: Any) -> Allocation:
+def of_pod(pod: Any, gpu: str = GPU) -> Allocation:
     """What the containers of a pod ask for, sidecars among them; those that initialise do not count, nor overhead.
 
     CPU in whole milli, what is less left out, as the older annotator has it; anything else rounded up to whole units.
     """
-    nano = [sum(_asked(pod, resource)) for resource in ("cpu", "memory", "gpu", "ephemeral-storage")]
+    nano = [sum(_asked(pod, resource)) for resource in ("cpu", "memory", gpu, "ephemeral-storage")]
     cpu = min(nano[0] * 1000 // quantity.NANO, MOST)
-    memory, gpu, storage = (min(-(-one // quantity.NANO), MOST) for one in nano[1:])
-    return Allocation(cpu, memory, 1, gpu, storage)
+    memory, cards, storage = (min(-(-one // quantity.NANO), MOST) for one in nano[1:])
+    return Allocation(cpu, memory, 1, cards, storage)
 
 
 def _asked(pod: Any, resource: str) -> Iterator[int]:
@@ -63,14 +63,14 @@ def _nano(given: Quantity) -> int:
         return 0
 
 
-def by_node(pods: Iterable[Any]) -> Generator[None, None, dict[str, Allocation]]:
-    """What the pods that count ask of their nodes; yields between pods."""
+def by_node(pods: Iterable[Any], gpu: str = GPU) -> Generator[None, None, dict[str, Allocation]]:
+    """What the pods that count ask of their nodes; yields between pods. `gpu` is the resource that counts as such."""
     sums: dict[str, Allocation] = {}
     nothing = Allocation()
     for pod in pods:
         if counts(pod):
             node = pod.spec.nodeName
-            sums[node] = Allocation(*map(sum, zip(sums.get(node, nothing), of_pod(pod), strict=True)))
+            sums[node] = Allocation(*map(sum, zip(sums.get(node, nothing), of_pod(pod, gpu), strict=True)))
         yield
     return sums
 

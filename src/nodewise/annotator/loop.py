@@ -75,7 +75,7 @@ class Annotator:
     async def look(self, nodes: Iterable[Any], pods: Iterable[Any], *, holds: bool) -> Looked:
         """What is to be written now; `holds` as in `planning.Known`."""
         listed = list(nodes)
-        allocated = await _allocated(pods)
+        allocated = await clocks.paced_result(allocation.by_node(pods, self.task.gpu))
         measured = await self._measured(listed, allocated) if self._measure else None
         known = Known(measured.usage if measured else None, allocated, self._clock.now(), holds)
         plans = await clocks.paced_result(planning.plan(listed, known, self.task, self._rules))
@@ -100,7 +100,3 @@ class Annotator:
             shown = ", ".join(plans.unmeasured[:_MOST_NAMED])
             logs.emit("usage_unknown", nodes=len(plans.unmeasured), example=shown, error="; ".join(lacking))
         self._told = lacking
-
-
-async def _allocated(pods: Iterable[Any]) -> dict[str, Allocation]:
-    return await clocks.paced_result(allocation.by_node(pods))

@@ -4,6 +4,8 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
+from nodewise.statistics.capacity import GPU
+
 LEAST_PERIOD_S: Final = 60.0
 """Each burst of patches has every pod tried again that kube-scheduler found no node for."""
 What = Literal["all", "usage", "allocation"]
@@ -19,6 +21,8 @@ class Task(NamedTuple):
     forecast: bool = False
     forecast_window_s: float = 86400.0
     use_requests: bool = False
+    gpu: str = GPU
+    """The resource that counts as `gpu`."""
     cpu_samples_query: str = ""
     memory_samples_query: str = ""
 
@@ -41,6 +45,10 @@ class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
     annotate_use_requests: bool = False
     """Take no more memory for used than the pods of a node request, sample by sample, as the older annotator's USE_REQ
     did. Needs Prometheus and the right to list pods."""
+
+    annotate_gpu_resource: str = GPU
+    """What the cards of nodes are called in requests and allocatable, such as nvidia.com/gpu; they are written as
+    `gpu`. --pigeon-gpu-resource is to say the same."""
 
     annotate_cpu_samples_query: str = ""
     """What Prometheus is asked for the cores in use at one time, for samples of forecasts. Empty: 1 - rate of node
@@ -77,6 +85,7 @@ def made(options: ForecastOptions, what: What, period_s: float) -> Task:
         forecast=options.annotate_forecast,
         forecast_window_s=options.annotate_forecast_window_s,
         use_requests=options.annotate_use_requests,
+        gpu=options.annotate_gpu_resource,
         cpu_samples_query=options.annotate_cpu_samples_query,
         memory_samples_query=options.annotate_memory_samples_query,
     )

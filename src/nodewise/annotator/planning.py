@@ -72,7 +72,11 @@ def _held(node: Any, use: Usage | None, known: Known, rules: Rules) -> Usage | N
 
 
 def _node(node: Any, use: Usage | None, known: Known, task: Task, rules: Rules) -> NodePlan:
-    name, stands, whole = node.metadata.name, fields.standing(node), capacity.read(node.status.allocatable)
+    name, stands, whole = (
+        node.metadata.name,
+        fields.standing(node),
+        capacity.read(node.status.allocatable, task.gpu),
+    )
     asked = known.allocation.get(name, Allocation())
     wanted: dict[str, str | None] = {}
     if task.allocation:

@@ -14,6 +14,9 @@ class NodeStatus(msgspec.Struct, frozen=True, gc=False):
     allocatable: msgspec.Raw = msgspec.Raw(b"null")
 
 
+GPU: Final = "gpu"
+
+
 class Capacity(NamedTuple):
     """Whole numbers; 0 for what the node does not say, or says in a form that is no quantity."""
 
@@ -21,7 +24,7 @@ class Capacity(NamedTuple):
     memory_bytes: int = 0
     pods: int = 0
     gpu: int = 0
-    """Of the resource that is called `gpu` and nothing else."""
+    """Of the resource that is called `gpu`, unless another one was asked for."""
     ephemeral_storage_bytes: int = 0
 
 
@@ -34,13 +37,22 @@ class _Given(msgspec.Struct, frozen=True, gc=False):
 
 
 _decode: Final = msgspec.json.Decoder(_Given | None).decode
+_decode_all: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
-def read(allocatable: msgspec.Raw) -> Capacity:
-    """The capacity that a node states."""
+def read(allocatable: msgspec.Raw, gpu: str = GPU) -> Capacity:
+    """The capacity that a node states; `gpu` is the name of the resource that counts as such."""
     try:
         given = _decode(allocatable) or _Given()
     except UNREADABLE:
         given = _Given()
-    plain = (given.memory, given.pods, given.gpu, given.ephemeral_storage)
+    cards = given.gpu if gpu == GPU else _other(allocatable, gpu)
+    plain = (given.memory, given.pods, cards, given.ephemeral_storage)
     return Capacity(amounts.milli(given.cpu), *map(amounts.units, plain))
+
+
+def _other(allocatable: msgspec.Raw, name: str) -> Any:
+    try:
+        return (_decode_all(allocatable) or {}).get(name)
+    except UNREADABLE:
+        return None

@@ -278,6 +278,17 @@ async def test_without_measuring_only_allocation_is_written() -> None:
 RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 
 
+async def test_cards_may_have_another_name() -> None:
+    task = Task(usage=False, allocation=True, gpu="nvidia.com/gpu")
+    given = node("a")
+    given["status"]["allocatable"]["nvidia.com/gpu"] = "8"
+    cluster = Cluster(task, given)
+    cluster.pods = [pod("p", "a", {"nvidia.com/gpu": "3"}, {"gpu": "1"})]
+    await cluster.minute()
+    found = cluster.annotations("a")
+    assert (found["requested-gpu"], found["free-gpu"]) == ("3", "5")
+
+
 async def test_a_source_that_fails_is_told_and_allocation_goes_on() -> None:
     cluster = Cluster()
     cluster.meter.error = Unavailable("metrics-server is away")
