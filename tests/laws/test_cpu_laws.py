@@ -1,17 +1,18 @@
 """Laws of the CPU manager's core."""
 
+import contextlib
 from collections import Counter
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.cpu import claims, configmap, core_lists, cpulist, pools, state, sweep, topology
+from nodewise.cpu import claims, configmap, core_lists, cpulist, pools, reconfigure, state, sweep, topology
 from nodewise.cpu.pools import Ask, Plan
 from nodewise.cpu.state import State, Task
 from nodewise.cpu.sweep import Process
 from nodewise.cpu.topology import Topology
-from nodewise.errors import BadInput, Unavailable
+from nodewise.errors import BadInput, Refused, Unavailable
 
 CPUS = st.sets(st.integers(0, 300), max_size=80)
 MODES = st.sampled_from(["packed", "spread"])
@@ -267,3 +268,83 @@ def test_a_sweep_frees_what_tasks_held_when_all_that_they_started_is_gone(
             assert left == before & set(kernel.owners.values())
             assert {one.task for one in swept.reclaimed} == before - left
             assert sweep.sweep(found, kernel.processes, "now", known).state == found
+
+
+def places(found: State) -> dict[Task, set[int]]:
+    """Of each task the CPUs of its lists."""
+    cpus: dict[Task, set[int]] = {}
+    for _, slot in found.slots:
+        for task in slot.tasks:
+            cpus.setdefault(task, set()).update(slot.cpus)
+    return cpus
+
+
+@st.composite
+def occupied(draw: st.DrawFn, plan: Plan) -> State:
+    """Tasks that claimed lists of these pools."""
+    found = state.from_lists(plan.pools)
+    for pid in range(1, draw(st.integers(1, 9))):
+        pool, lists = draw(st.sampled_from(sorted(plan.pools))), draw(st.integers(1, 2))
+        with contextlib.suppress(Unavailable):
+            found = claims.claim(
+                found, claims.Wish(pool, lists), Task(pid, pid, "now"), draw(st.floats(0, 0.99))
+            ).state
+    return found
+
+
+@given(st.data(), machines())
+def test_whichever_move_is_the_last_no_exclusive_cpu_is_shared(
+    data: st.DataObject, machine: Topology
+) -> None:
+    old, new = (planned(machine, data.draw(asks(machine)), set()) for _ in range(2))
+    if old is None or new is None:
+        return
+    before = data.draw(occupied(old))
+    held = {name: sum(bool(slot.tasks) for slot in pool.slots) for name, pool in before.pools.items()}
+    there = {name: sum(map(len, sockets.values())) for name, sockets in new.pools.items()}
+    fits = held["exclusive"] <= there["exclusive"] and all(there[name] for name in held if held[name])
+    try:
+        found = reconfigure.plan(before, new.pools)
+    except BadInput:
+        assert not fits
+        return
+    except Refused:
+        return
+    assert fits
+    exclusive = {task for task, cpus in places(before).items() if _is_exclusive(before, task)}
+    at = places(before)
+    for move in found.moves:
+        assert at[move.task] == move.before != move.after
+        at[move.task] = set(move.after)
+        for task in exclusive:
+            assert not any(at[task] & cpus for other, cpus in at.items() if other != task)
+    assert at == places(found.state)
+    assert {move.task for move in found.moves} >= {
+        task for task, cpus in places(before).items() if places(found.state)[task] != cpus
+    }
+    assert sorted(_pools_of(found.state)) == sorted(_pools_of(before))
+
+
+@given(st.data(), machines())
+def test_a_list_that_survives_keeps_its_tasks(data: st.DataObject, machine: Topology) -> None:
+    old, new = (planned(machine, data.draw(asks(machine)), set()) for _ in range(2))
+    if old is None or new is None:
+        return
+    before = data.draw(occupied(old))
+    try:
+        found = reconfigure.plan(before, new.pools)
+    except (BadInput, Refused):
+        return
+    after = {(pool.name, slot.text): set(slot.tasks) for pool, slot in found.state.slots}
+    for pool, slot in before.slots:
+        assert set(slot.tasks) <= after.get((pool.name, slot.text), set(slot.tasks))
+    assert found.moves or places(found.state) == places(before)
+    assert reconfigure.plan(found.state, new.pools) == reconfigure.Reconfiguration(found.state, ())
+
+
+def _is_exclusive(found: State, task: Task) -> bool:
+    return any(pool.is_exclusive and task in slot.tasks for pool, slot in found.slots)
+
+
+def _pools_of(found: State) -> list[tuple[Task, str]]:
+    return [(task, pool.name) for pool, slot in found.slots for task in slot.tasks]

@@ -11,6 +11,7 @@
 | `state.py` | who holds what: pools, CPU lists, tasks |
 | `claims.py` | which lists a task gets, and what it is told of them |
 | `sweep.py` | which tasks are over |
+| `reconfigure.py` | from the pools there are to others, under tasks that go on running |
 | `configmap.py` | the state as the texts of a ConfigMap |
 
 What runs in workloads' containers has to start fast where there is no Python: every file here says in its

@@ -93,6 +93,20 @@ class SweepRow(Row, frozen=True, kw_only=True):
     """Process id, CPU list, and where it runs instead."""
 
 
+class MoveRow(Row, frozen=True, kw_only=True):
+    """A node's pools with their tasks, how many cores shall go where, and what comes of it."""
+
+    machine: str
+    isolated: str = ""
+    exclusive: int
+    shared: int
+    listed: str = "-1"
+    before: Pools
+    after: Pools = {}
+    moves: list[int] = []
+    """Process ids, in the order in which they are moved."""
+
+
 Some = TypeVar("Some", bound=Row)
 
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tests.conformance.cmk import rows
-from tests.conformance.cmk.rows import ClaimRow, LineRow, ListRow, MaskRow, PoolsRow, Row, SweepRow
+from tests.conformance.cmk.rows import ClaimRow, LineRow, ListRow, MaskRow, MoveRow, PoolsRow, Row, SweepRow
 
 PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
 HEADING = "\n## CPU Manager for Kubernetes"
@@ -15,6 +15,7 @@ TABLES: dict[str, type[Row]] = {
     "pools": PoolsRow,
     "isolate": ClaimRow,
     "reconcile": SweepRow,
+    "reconfigure": MoveRow,
 }
 
 

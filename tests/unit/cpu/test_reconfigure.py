@@ -1,0 +1,77 @@
+"""Pools that change under tasks: what the numbered cases of CMK do not say."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from nodewise.cpu import reconfigure, state
+from nodewise.cpu.reconfigure import Move
+from nodewise.cpu.state import State, Task
+from nodewise.errors import BadInput, Refused
+
+A, B, C = (Task(pid, start=pid, boot="b") for pid in (1, 2, 3))
+
+
+def node(pools: Mapping[str, Mapping[str, tuple[Task, ...]]]) -> State:
+    return State(
+        {
+            name: state.pool(name, {0: [state.slot(text, tasks=tasks) for text, tasks in lists.items()]})
+            for name, lists in pools.items()
+        }
+    )
+
+
+def test_who_blocks_a_move_goes_first() -> None:
+    """The exclusive task is to have cores of infra, and infra the task's core."""
+    before = node({"exclusive": {"0": (A,)}, "infra": {"1,2": (B,)}})
+    found = reconfigure.plan(before, {"exclusive": {0: ["1"]}, "infra": {0: ["0,2"]}})
+    assert found.moves == (
+        Move(B, frozenset({1, 2}), frozenset({2})),
+        Move(A, frozenset({0}), frozenset({1})),
+        Move(B, frozenset({2}), frozenset({0, 2})),
+    )
+
+
+def test_tasks_that_change_places_take_a_free_list_in_between() -> None:
+    before = node(
+        {"exclusive": {"0": (A,), "2": ()}, "exclusive-non-isolcpus": {"1": (B,)}, "infra": {"3": ()}}
+    )
+    lists = {"exclusive": {0: ["1"]}, "exclusive-non-isolcpus": {0: ["0"]}, "infra": {0: ["2,3"]}}
+    found = reconfigure.plan(before, lists)
+    assert found.moves == (
+        Move(A, frozenset({0}), frozenset({2})),
+        Move(B, frozenset({1}), frozenset({0})),
+        Move(A, frozenset({2}), frozenset({1})),
+    )
+
+
+def test_tasks_that_change_places_with_nothing_free_are_named() -> None:
+    before = node({"exclusive": {"0": (A,)}, "exclusive-non-isolcpus": {"1": (B,)}, "infra": {"2": (C,)}})
+    lists = {"exclusive": {0: ["1"]}, "exclusive-non-isolcpus": {0: ["0"]}, "infra": {0: ["2"]}}
+    with pytest.raises(Refused, match=r"task 1: CPUs 0.*task 2: CPUs 1"):
+        reconfigure.plan(before, lists)
+
+
+def test_all_pools_that_become_too_small_are_told_together() -> None:
+    before = node({"exclusive": {"0": (A,), "1": (B,)}, "shared": {"2": (C,)}, "infra": {"3": ()}})
+    with pytest.raises(BadInput) as caught:
+        reconfigure.plan(before, {"exclusive": {0: ["0"]}, "shared": {0: []}, "infra": {0: ["1,2,3"]}})
+    assert [problem.field for problem in caught.value.problems] == ["pool exclusive", "pool shared"]
+
+
+def test_a_task_stays_on_its_socket_where_a_list_is_free() -> None:
+    before = State(
+        {
+            "exclusive": state.pool(
+                "exclusive",
+                {0: [state.slot("0", tasks=[A])], 1: [state.slot("4", tasks=[B]), state.slot("5")]},
+            )
+        }
+    )
+    found = reconfigure.plan(before, {"exclusive": {0: ["1", "2"], 1: ["6"]}})
+    assert {move.task: move.after for move in found.moves} == {A: {1}, B: {6}}
+
+
+def test_a_list_written_with_ranges_survives() -> None:
+    before = node({"infra": {"0-2": (A,)}})
+    assert reconfigure.plan(before, {"infra": {0: ["0,1,2"]}}).moves == ()
