@@ -28,7 +28,9 @@ def brief(found: State) -> Mapping[str, Mapping[int, str]]:
     """As the rows have it; the tasks of one list have no order."""
     return {
         pool.name: {
-            socket: " ".join(":".join([slot.text, *sorted(str(task.pid) for task in slot.tasks)]) for slot in slots)
+            socket: " ".join(
+                ":".join([slot.text, *sorted(str(task.pid) for task in slot.tasks)]) for slot in slots
+            )
             for socket, slots in pool.sockets.items()
             if slots
         }
