@@ -24,6 +24,7 @@ from nodewise.simulate import bursts
 from nodewise.simulate.bursts import Outcome
 from nodewise.simulate.bursts_extender import URL, Asked
 from nodewise.simulate.bursts_workload import Scenario
+from nodewise.statistics.queries import WindowOptions
 
 NONE: Final = "none"
 ASKED: Final = (NONE, "safe", "congestion", "pigeon", "learned", "safe,congestion")
@@ -54,7 +55,8 @@ def bursts_command(output: str, svg: str | None, **given: Any) -> None:
     logs.configure("error")
     if svg is not None:
         curves.check()
-    scenario = Scenario(nodes=given["nodes"], hours=given["hours"])
+    window_s = settings.build(WindowOptions, given).statistics_window_s
+    scenario = Scenario(nodes=given["nodes"], hours=given["hours"], window_s=window_s)
     asked = [_asked(names, given) for names in dict.fromkeys(given["agents"])]
     runs = _runs(scenario, asked, range(given["seed"], given["seed"] + given["runs"]))
     means = {one.name: bursts.mean([run for run in runs if run.agents == one.name]) for one in asked}
@@ -135,7 +137,7 @@ def _parameters() -> list[click.Parameter]:
         ),
         click.Option(["--nodes"], type=click.IntRange(1, 5000), default=200, show_default=True),
         click.Option(
-            ["--hours"], type=click.FloatRange(0.02, 168), default=4.0, show_default=True,
+            ["--hours"], type=click.FloatRange(0.02, 168), default=2.0, show_default=True,
             help="That are measured.",
         ),
         click.Option(
@@ -157,7 +159,7 @@ def _parameters() -> list[click.Parameter]:
         click.Option(
             ["-o", "--output"], type=click.Choice(["text", "json", "csv"]), default="text", show_default=True
         ),
-        *settings.options(ChainOptions, kinds=_known()),
+        *settings.options(ChainOptions, WindowOptions, kinds=_known()),
     ]  # fmt: skip
 
 

@@ -122,7 +122,7 @@ class _Run:
         names = [node["metadata"]["name"] for node in nodes]
         self._coming = deque(bursts_workload.pods(scenario, seed))
         self._numbers = {name: number for number, name in enumerate(names)}
-        self._annotated = Annotated(nodes)
+        self._annotated = Annotated(nodes, scenario.window_s)
         self._clock = ManualClock(BEGAN_S)
         self._extender = InProcess(asked, names, self._clock, MINUTE_S)
         self._extender.publish(self._annotated.objects, {})

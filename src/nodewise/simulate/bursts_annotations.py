@@ -1,6 +1,6 @@
 """What stands on the nodes: what `nodewise annotate` writes once a minute, and `congestion-factor` beside it.
 
-The statistics are of samples of the last quarter of an hour, one a minute. nodewise has no writer of
+The statistics are of samples of a window, one a minute. nodewise has no writer of
 `congestion-factor`; here it is the load of the node's busier resource in the minute that has just passed, in per cent.
 """
 
@@ -31,7 +31,6 @@ CAPACITY: Final = np.array([[CPU_MILLI], [MEMORY_BYTES]], np.float64)
 _OPTIONS: Final = WindowOptions()
 _RULES: Final = Rules(_OPTIONS.max_age_s)
 _TASK: Final = Task(usage=True, allocation=True)
-_WINDOW: Final = round(_OPTIONS.statistics_window_s / MINUTE_S)
 
 _NODE: Final = merge("Node", fields.AnnotatedNode)
 _POD: Final = merge("Pod", fields.BoundPod)
@@ -40,10 +39,10 @@ _POD: Final = merge("Pod", fields.BoundPod)
 class Annotated:
     """The nodes with their annotations."""
 
-    def __init__(self, nodes: Sequence[Object]) -> None:
+    def __init__(self, nodes: Sequence[Object], window_s: float = 900.0) -> None:
         self.objects = {node["metadata"]["name"]: node for node in nodes}
         self._read = {name: _node(node) for name, node in self.objects.items()}
-        self._window: deque[Use] = deque(maxlen=_WINDOW)
+        self._window: deque[Use] = deque(maxlen=max(round(window_s / MINUTE_S), 1))
         self._pods: dict[str, Any] = {}
 
     def put_pod(self, pod: Object) -> None:
@@ -66,7 +65,7 @@ class Annotated:
 
     def _usage(self) -> Mapping[str, Usage]:
         window = np.array(self._window)
-        brief = len(window) < _WINDOW / 2
+        brief = len(window) < (self._window.maxlen or 0) / 2
         return {
             name: Usage(_used(window[:, 0, at]), _used(window[:, 1, at]), is_brief=brief)
             for at, name in enumerate(self._read)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 CPU_MILLI: Final = 15_890
-MEMORY_BYTES: Final = 60 * 2**30
-"""What pods can have of a node of 16 cores and 64 GiB."""
+MEMORY_BYTES: Final = 44 * 2**30
+"""What pods can have of a node of 16 cores and 48 GiB."""
 FILL_MINUTES: Final = 30
 """In the beginning the pods come that a cluster has that is not new; this is not measured."""
 MINUTE_S: Final = 60.0
@@ -39,18 +39,21 @@ _GIB_PER_CORE: Final = (2.0, 4.0)
 _LEAST_LIFE, _MOST_LIFE = 5, 720
 
 Floats = NDArray[np.float64]
-_APPS: Final[Mapping[Habit, int]] = {"hungry": 12, "leaky": 4, "modest": 24}
+_APPS: Final[Mapping[Habit, int]] = {"hungry": 8, "leaky": 4, "modest": 28}
 """How many apps there are of each; all apps have about equally many pods."""
+_APPS_SEED: Final = 7
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated."""
 
     nodes: int = 200
-    hours: float = 4.0
+    hours: float = 2.0
     """That are measured."""
-    requested_share: float = 0.75
+    requested_share: float = 0.7
     """Of all CPU, that pods request on average."""
+    window_s: float = 900.0
+    """Of the statistics that stand on nodes."""
 
     @property
     def minutes(self) -> int:
@@ -97,7 +100,7 @@ class BurstyPod(NamedTuple):
 def pods(scenario: Scenario, seed: int) -> list[BurstyPod]:
     """All pods of a run, in the order in which they come."""
     random = np.random.default_rng(seed)
-    found = apps(random)
+    found = apps()
     arrivals = _arrivals(scenario, float(np.mean([app.cpu_milli for app in found])), random)
     return [
         _pod(f"pod-{number}", found[random.integers(len(found))], at_s, random)
@@ -105,8 +108,9 @@ def pods(scenario: Scenario, seed: int) -> list[BurstyPod]:
     ]
 
 
-def apps(random: np.random.Generator) -> list[App]:
-    """What runs in the cluster."""
+def apps() -> list[App]:
+    """What runs in the cluster, the same in all runs: runs differ in when which pods come, and when they are busy."""
+    random = np.random.default_rng(_APPS_SEED)
     return [
         _app(f"{habit}-{number}", habit, random) for habit, count in _APPS.items() for number in range(count)
     ]
@@ -124,8 +128,8 @@ def _app(name: str, habit: Habit, random: np.random.Generator) -> App:
         memory,
         busy=random.uniform(2.0, 5.0) if hungry else random.uniform(0.4, 0.9),
         calm=random.uniform(0.05, 0.25),
-        busy_minutes=random.uniform(5.0, 15.0) if hungry else random.uniform(5.0, 30.0),
-        calm_minutes=random.uniform(10.0, 30.0) if hungry else random.uniform(10.0, 60.0),
+        busy_minutes=random.uniform(10.0, 30.0) if hungry else random.uniform(5.0, 30.0),
+        calm_minutes=random.uniform(5.0, 15.0) if hungry else random.uniform(10.0, 60.0),
         memory=memory_start,
         memory_end=random.uniform(1.5, 3.0) if leaky else memory_start,
     )
