@@ -7,7 +7,18 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.cpu import claims, configmap, core_lists, cpulist, pools, reconfigure, state, sweep, topology
+from nodewise.cpu import (
+    claims,
+    configmap,
+    core_lists,
+    cpulist,
+    directory,
+    pools,
+    reconfigure,
+    state,
+    sweep,
+    topology,
+)
 from nodewise.cpu.pools import Ask, Plan
 from nodewise.cpu.state import State, Task
 from nodewise.cpu.sweep import Process
@@ -176,6 +187,9 @@ def test_a_state_reads_as_what_it_was_written_from(before: State) -> None:
     texts = configmap.format_texts(before)
     assert configmap.parse(texts) == before
     assert configmap.format_texts(configmap.parse(texts)) == texts
+    files = directory.format_files(before)
+    assert directory.parse(files) == before
+    assert directory.format_files(directory.parse(files)) == files
 
 
 @given(st.data(), machines())

@@ -12,7 +12,7 @@
 | `claims.py` | which lists a task gets, and what it is told of them |
 | `sweep.py` | which tasks are over |
 | `reconfigure.py` | from the pools there are to others, under tasks that go on running |
-| `configmap.py` | the state as the texts of a ConfigMap |
+| `configmap.py`, `directory.py` | the state as the texts of a ConfigMap, and as files |
 
 What runs in workloads' containers has to start fast where there is no Python: every file here says in its
 docstring whether it needs the standard library only.

@@ -106,24 +106,24 @@ def from_lists(pools: Mapping[str, Mapping[int, Iterable[str]]]) -> State:
     )
 
 
-def parse(config: object, identities: object = None) -> State:
+def parse(config: object, identities: object = None, pools: Mapping[str, bool] = IS_EXCLUSIVE) -> State:
     """The state that was stored: `config` as `as_config` gives it, `identities` likewise.
 
     Read as well: sockets and process ids as numbers or texts, several ids in one text, single CPUs as numbers, lists
-    with ranges, nothing in the place of an empty mapping or list. BadInput names everything else by its place, and
-    pools that are none of CMK's.
+    with ranges, nothing in the place of an empty mapping or list. `pools` says of each pool that there may be whether
+    it is exclusive. BadInput names everything else by its place.
     """
     reading = _Reading(problems=[])
-    pools = {}
+    found = {}
     for name, sockets in reading.mapping(config, "config"):
-        if name in IS_EXCLUSIVE:
-            pools[name] = pool(name, reading.sockets(sockets, f"config.{name}"))
+        if name in pools:
+            found[name] = pool(name, reading.sockets(sockets, f"config.{name}"), pools[name])
         else:
-            reading.problems.append(Problem("config", f"pool {shown(name)}", ", ".join(IS_EXCLUSIVE)))
+            reading.problems.append(Problem("config", f"pool {shown(name)}", ", ".join(pools)))
     known = reading.identities(identities)
     if reading.problems:
         raise BadInput("cannot read the state of the node's pools", reading.problems)
-    return State(pools).mapped(lambda of, one: _identified(one.tasks, known.get((of.name, one.text), ())))
+    return State(found).mapped(lambda of, one: _identified(one.tasks, known.get((of.name, one.text), ())))
 
 
 def _identified(tasks: Iterable[Task], known: Iterable[Task]) -> Iterator[Task]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 import yaml
 
-from nodewise.cpu import claims, configmap, cpulist, pools, state, sweep, topology
+from nodewise.cpu import claims, configmap, cpulist, directory, pools, state, sweep, topology
 from nodewise.cpu.claims import Claim, Wish
 from nodewise.cpu.configmap import Texts
 from nodewise.cpu.pools import Ask
@@ -97,6 +97,42 @@ def test_a_list_of_one_cpu_is_quoted() -> None:
     """Case 96."""
     plan = pools.plan(topology.parse(machines.texts("T4n", "1-3")), Ask(2, 1))
     assert "    '1': []\n" in configmap.format_texts(state.from_lists(plan.pools)).config
+
+
+def test_the_files_of_a_fresh_directory() -> None:
+    """Case 98, with what it says of each pool."""
+    machine = topology.parse(machines.texts("T8", "1,2,9,10"))
+    plan = pools.plan(machine, Ask(1, 1, non_isolcpus="0,3-5"))
+    files = directory.format_files(state.from_lists(plan.pools))
+    flags = {path: text for path, text in files.items() if path.endswith("/exclusive") and text is not None}
+    assert flags == {
+        "pools/exclusive/exclusive": "1",
+        "pools/exclusive-non-isolcpus/exclusive": "1",
+        "pools/shared/exclusive": "0",
+        "pools/infra/exclusive": "0",
+    }
+    assert {path: text for path, text in files.items() if path.endswith("/tasks")} == dict.fromkeys(
+        [
+            "pools/exclusive/0/1,9/tasks",
+            "pools/shared/0/2,10/tasks",
+            "pools/infra/0/6,14,7,15/tasks",
+            *(f"pools/exclusive-non-isolcpus/0/{text}/tasks" for text in ("0,8", "3,11", "4,12", "5,13")),
+        ],
+        "",
+    )
+
+
+def test_a_directory_is_described() -> None:
+    """Case 101, but for the path."""
+    files = {"pools/exclusive/exclusive": "1", "pools/exclusive/0/0/tasks": ""}
+    files |= {"pools/shared/exclusive": "0", "pools/shared/0/0/tasks": "", "lock": ""}
+    lists = {"0": {"cpus": "0", "tasks": []}}
+    assert state.as_description(directory.parse(files)) == {
+        "pools": {
+            "exclusive": {"cpuLists": lists, "exclusive": True, "name": "exclusive"},
+            "shared": {"cpuLists": lists, "exclusive": False, "name": "shared"},
+        }
+    }
 
 
 def test_description() -> None:

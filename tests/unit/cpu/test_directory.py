@@ -1,0 +1,77 @@
+"""The state of a node's pools as files."""
+
+import pytest
+
+from nodewise.cpu import directory
+from nodewise.cpu.state import Task
+from nodewise.errors import BadInput
+
+
+def test_what_cmk_wrote_is_read() -> None:
+    files = {
+        "lock": "",
+        "pools": None,
+        "pools/readme": "not a pool",
+        "pools/exclusive": None,
+        "pools/exclusive/exclusive": "1",
+        "pools/exclusive/0": None,
+        "pools/exclusive/0/4,12/tasks": " 2000\n",
+        "pools/exclusive/1": None,
+        "pools/infra/exclusive": "0",
+        "pools/infra/0/0-2,8-10/tasks": "3000, 3001,3002",
+    }
+    found = directory.parse(files)
+    assert {pool.name: pool.is_exclusive for pool in found.pools.values()} == {
+        "exclusive": True,
+        "infra": False,
+    }
+    assert found.pools["exclusive"].sockets[1] == ()
+    assert found.pools["exclusive"].sockets[0][0].tasks == (Task(2000),)
+    infra = found.pools["infra"].sockets[0][0]
+    assert (infra.cpus, [task.pid for task in infra.tasks]) == ((0, 1, 2, 8, 9, 10), [3000, 3001, 3002])
+
+
+def test_any_name_is_a_pool_and_the_oldest_have_another_name_now() -> None:
+    files = {
+        "pools/mine/exclusive": "1",
+        "pools/dataplane/exclusive": "1",
+        "pools/controlplane/exclusive": "0",
+    }
+    found = directory.parse(files)
+    assert {name: pool.is_exclusive for name, pool in found.pools.items()} == {
+        "mine": True,
+        "exclusive": True,
+        "shared": False,
+    }
+    assert found.pools["shared"].name == "shared"
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (
+            {"pools/exclusive/exclusive": "1", "pools/exclusive/0/tasks": "555"},
+            "pools/exclusive/0/tasks: a CPU list",
+        ),
+        ({"pools/incorrect_pool_name": None}, "pools/incorrect_pool_name/exclusive: no such file"),
+        ({"pools/a/exclusive": "1", "pools/a/0/x/tasks": ""}, "config.a.0: 'x'"),
+        (
+            {"pools/a/exclusive": "1", "pools/a/0/1/tasks": "1;2"},
+            "config.a.0.1: '1;2'; wanted a whole number",
+        ),
+        (
+            {"pools/dataplane/exclusive": "1", "pools/exclusive/exclusive": "1"},
+            "pools/dataplane: beside pools/exclusive; wanted one of the two",
+        ),
+        ({"tasks.json": "{"}, "tasks.json: '{'; wanted JSON"),
+        ({"tasks.json": "[]"}, "wanted a mapping"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_named(files: dict[str, str | None], told: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        directory.parse(files)
+    assert told in str(caught.value)
+
+
+def test_an_empty_directory_has_no_pool() -> None:
+    assert directory.parse({}).pools == {}
