@@ -11,6 +11,7 @@
 | `state.py` | who holds what: pools, CPU lists, tasks |
 | `claims.py` | which lists a task gets, and what it is told of them |
 | `sweep.py` | which tasks are over |
+| `procfs.py` | reads what processes there are |
 | `reconfigure.py` | from the pools there are to others, under tasks that go on running |
 | `configmap.py`, `directory.py` | the state as the texts of a ConfigMap, and as files |
 

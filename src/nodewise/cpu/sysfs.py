@@ -1,4 +1,4 @@
-"""Reads a machine's files for `topology.py` and `speed_select.py`; the only file here that knows there is a disk.
+"""Reads a machine's files for `topology.py` and `speed_select.py`; nothing is computed here.
 
 Standard library only.
 
