@@ -5,9 +5,9 @@ request to request it keeps. Agents that need other objects than nodes cannot be
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from nodewise.agent import AgentKind, AgentState, NodeIndex, View, World
+from nodewise.agent import AgentKind, AgentState, NodeIndex, ObjectKey, View, World
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import slots, wire
 from nodewise.kube.fields import merge
@@ -37,14 +37,24 @@ def check_metrics(states: Mapping[str, AgentState]) -> None:
         raise BadSettings("settings", problems)
 
 
+_REMEMBERED: Final = 5000
+"""Nodes of earlier requests, the newest."""
+
+
 class LoneViews:
-    """Makes a View of each request's own nodes."""
+    """Makes a View of each request's own nodes.
+
+    kube-scheduler's preempt requests bring none, so they go by those of earlier ones: else pods would be evicted from
+    a node that is rejected afterwards, again and again.
+    """
 
     def __init__(self, kinds: Sequence[AgentKind], states: Mapping[str, AgentState]) -> None:
         self._states = states
         self._reader = wire.NodeReader(merge("Node", *(kind.node_fields for kind in kinds)))
         self._number = 0
         self._warned = False
+        self._seen: dict[ObjectKey, Any] = {}
+        """By key, the nodes of earlier requests."""
 
     def view(self, body: bytes, now: float) -> View:
         """`BadInput` names the node that cannot be read. Of names alone nothing is known: statistics are missing."""
@@ -53,6 +63,17 @@ class LoneViews:
         if read is None and not self._warned:
             self._warned = True
             logs.emit("nodes_unknown")
+        if nodes:
+            self._remember(nodes)
+        elif read is not None:
+            nodes = dict(self._seen)
         world = World(NodeIndex(name for _, name in nodes), {}, Snapshot(), now, nodes)
         self._number += 1
         return View(world.nodes, slots.computed(self._states, world), now, self._number)
+
+    def _remember(self, nodes: Mapping[ObjectKey, Any]) -> None:
+        for key, node in nodes.items():
+            self._seen.pop(key, None)
+            self._seen[key] = node
+        while len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]

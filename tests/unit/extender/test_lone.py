@@ -86,6 +86,16 @@ class TestView:
         view = views().view(b'{"Pod":{},"NodeNames":["a"]}', 0.0)
         assert (len(view.nodes), view.slots) == (0, {"heats": {}})
 
+    def test_a_request_that_brings_no_nodes_goes_by_those_of_earlier_ones(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lone, "_REMEMBERED", 2)
+        one, preempt = views(), b'{"Pod":{"metadata":{"name":"p"}},"NodeNameToVictims":{"a":{"pods":[]}}}'
+        assert one.view(preempt, 5.0).slots == {"heats": {}}
+        one.view(body(NODE % ("a", 1), NODE % ("b", 2)), 5.0)
+        one.view(body(NODE % ("a", 3), NODE % ("c", 4)), 6.0)
+        assert one.view(preempt, 7.0).slots == {"heats": {"a": "3", "c": "4"}}
+
     def test_a_node_that_cannot_be_read_is_named(self) -> None:
         with pytest.raises(BadInput, match=r"Nodes\.items\[1\]\.metadata\.annotations\.heat"):
             views().view(body(NODE % ("a", 1), '{"metadata":{"name":"b","annotations":{"heat":3}}}'), 0.0)
