@@ -230,24 +230,21 @@ class Kernel:
         self.owners: dict[int, Task] = {}
         """Of each process that a task started, directly or not, the task."""
 
-    def fork(self, parent: int, *, keeps_mark: bool) -> None:
+    def fork(self, parent: int, *, keeps_mark: bool) -> int:
+        """A wrapper gives its mark to what it starts, without carrying it itself; who has one hands it on."""
         self.clock += 1
         pid = min(set(range(2, 99)) - self.processes.keys())
-        mark = self.processes[parent].mark if keeps_mark else ""
-        self.processes[pid] = Process(self.clock, parent, mark)
-        if parent in self.owners:
-            self.owners[pid] = self.owners[parent]
+        owner = self.owners.get(parent)
+        self.processes[pid] = Process(self.clock, parent, owner.mark if owner and keeps_mark else "")
+        if owner:
+            self.owners[pid] = owner
+        return pid
 
     def begin_task(self, *, keeps_mark: bool) -> Task:
-        self.fork(1, keeps_mark=True)
-        pid = max(self.processes, key=lambda one: self.processes[one].start)
-        task = Task(pid, start=self.clock, boot="now")
-        self.owners[pid] = task
-        # the wrapper gives its mark to its child and does not carry it itself
-        self.fork(pid, keeps_mark=False)
-        child = max(self.processes, key=lambda one: self.processes[one].start)
-        self.processes[child] = self.processes[child]._replace(mark=task.mark if keeps_mark else "")
-        return task
+        wrapper = self.fork(1, keeps_mark=False)
+        self.owners[wrapper] = Task(wrapper, start=self.clock, boot="now")
+        self.fork(wrapper, keeps_mark=keeps_mark)
+        return self.owners[wrapper]
 
     def kill(self, pid: int) -> None:
         del self.processes[pid]
