@@ -10,10 +10,21 @@ from typing import Final
 
 from tests.cluster.toolchain import MissingError
 
-from bench import clients, gpu, growth, names, report, results, stage, start, whole
+from bench import bursts, clients, gpu, growth, names, report, results, scoring, stage, start, whole
 from bench.clients import Client
 from bench.progress import told
-from bench.results import GPU, GROWTH, NAMES, START, WHOLE_NODES, Measured, Results, Spent
+from bench.results import (
+    BURSTS,
+    GPU,
+    GROWTH,
+    NAMES,
+    SCORING,
+    START,
+    WHOLE_NODES,
+    Measured,
+    Results,
+    Spent,
+)
 from bench.stage import Ground
 
 Part = Callable[[Ground], Measured]
@@ -66,8 +77,10 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         NAMES: partial(names.measure, times=times, requests=requests, seconds=seconds),
         WHOLE_NODES: partial(whole.measure, times=times, requests=max(requests // 100, 5)),
         GPU: partial(gpu.measure, times=times, requests=requests),
+        SCORING: partial(scoring.measure, times=times, requests=requests),
         START: partial(start.measure, times=times, seconds=seconds),
         GROWTH: partial(growth.measure, requests=max(requests // 10, 30), periods=2),
+        BURSTS: partial(bursts.measure, runs=times),
     }
 
 
@@ -90,7 +103,7 @@ def _arguments() -> argparse.Namespace:
     return given
 
 
-PARTS: Final = (NAMES, WHOLE_NODES, GPU, START, GROWTH)
+PARTS: Final = (NAMES, WHOLE_NODES, GPU, SCORING, START, GROWTH, BURSTS)
 
 if __name__ == "__main__":
     main()

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Callable
 from typing import Any, Final
 
 NAMESPACE: Final = "shop"
@@ -122,11 +123,16 @@ def policy(name: str, strategies: Object) -> Object:
     }
 
 
-def requests(nodes: list[str], count: int) -> list[bytes]:
+def requests(nodes: list[str], count: int, made: Callable[[int], Object] | None = None) -> list[bytes]:
     """Bodies of filter and prioritize as kube-scheduler writes them, with names: another pod in each, and the list
     begins at another node, as kube-scheduler begins where it stopped. So no answer can be a remembered one.
+
+    `made` makes a pod of its number; without it they are those of the policy.
     """
-    return [_body(number, None, _as_found(_turned(nodes, number, count))) for number in range(count)]
+    return [
+        _body((made or pod)(number), None, _as_found(_turned(nodes, number, count)))
+        for number in range(count)
+    ]
 
 
 def whole_requests(nodes: list[str], count: int) -> list[bytes]:
@@ -135,13 +141,13 @@ def whole_requests(nodes: list[str], count: int) -> list[bytes]:
     bodies = []
     for number in range(count):
         items = b",".join(written[name] for name in _as_found(_turned(nodes, number, count)))
-        before, after = _body(number, {"metadata": {}, "items": []}, None).split(b'"items":[]')
+        before, after = _body(pod(number), {"metadata": {}, "items": []}, None).split(b'"items":[]')
         bodies.append(before + b'"items":[' + items + b"]" + after)
     return bodies
 
 
-def _body(number: int, whole: Object | None, given: list[str] | None) -> bytes:
-    return _compact({"Pod": pod(number), "Nodes": whole, "NodeNames": given})
+def _body(asking: Object, whole: Object | None, given: list[str] | None) -> bytes:
+    return _compact({"Pod": asking, "Nodes": whole, "NodeNames": given})
 
 
 def _compact(found: Object) -> bytes:

@@ -1,11 +1,22 @@
 """The plots of README.md, drawn from results.json: the same bytes for the same results."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bench import growth, rounds
-from bench.results import FILTER, NOTHING, PRIORITIZE, REFRESH, WHOLE, Results
+from bench.results import (
+    BURSTS_ASKED,
+    FILTER,
+    NOTHING,
+    PRIORITIZE,
+    REFRESH,
+    SCORED,
+    SCORING_AGENTS,
+    WHOLE,
+    Results,
+)
 from nodewise.cli.curves import STYLE
 
 if TYPE_CHECKING:
@@ -16,6 +27,7 @@ FOLDER: Final = Path(__file__).parent / "plots"
 TITLES: Final[Mapping[str, str]] = {
     "latency": "How long a call takes with 5,000 nodes, by verb and form",
     "growth": "What grows how with the number of nodes",
+    "bursts": "Minutes of nodes above 90 % of CPU or memory, bursty pods on 200 nodes",
     "binding": "Pods that a real kube-scheduler binds a second, with 5,000 nodes",
 }
 """By file name; one whose figures were not measured yet is left out."""
@@ -35,7 +47,8 @@ class Spread(NamedTuple):
 def latencies(found: Results) -> list[Spread]:
     """From the quickest form to the slowest, each below doing nothing with the same bytes."""
     spreads = []
-    for series in (FILTER, PRIORITIZE, REFRESH, WHOLE + FILTER, WHOLE + PRIORITIZE):
+    scored = (f"{SCORED}{agent}" for agent in SCORING_AGENTS)
+    for series in (FILTER, PRIORITIZE, REFRESH, *scored, WHOLE + FILTER, WHOLE + PRIORITIZE):
         for prefix, whose, color in ((NOTHING, "do nothing", DO_NOTHING), ("", "nodewise", OURS)):
             if taken := found["rounds"].get(prefix + series):
                 spreads.append(Spread(f"{_form(series)}: {whose}", _middle(taken), color))
@@ -75,7 +88,12 @@ def bindings(found: Results) -> dict[str, float]:
 
 def names(found: Results) -> list[str]:
     """The plots that can be drawn."""
-    there = {"latency": latencies(found), "growth": found.get("growth"), "binding": bindings(found)}
+    there = {
+        "latency": latencies(found),
+        "growth": found.get("growth"),
+        "bursts": found.get("bursts"),
+        "binding": bindings(found),
+    }
     return [name for name in TITLES if there[name]]
 
 
@@ -161,4 +179,27 @@ def _binding(figure: "Figure", found: Results) -> None:
     axes.grid(visible=False, axis="y")
 
 
-_DRAW: Final[dict[str, Any]] = {"latency": _latency, "growth": _growth, "binding": _binding}
+def _bursts(figure: "Figure", found: Results) -> None:
+    rows = found["bursts"]
+    figure.set_size_inches(8, 0.8 + 0.32 * len(rows))
+    axes = figure.subplots()
+    places = range(len(rows), 0, -1)
+    means = [statistics.mean(row["node_minutes"]) for row in rows]
+    colors = [DO_NOTHING if row["agents"] == "none" else OURS for row in rows]
+    bars = axes.barh(places, means, color=colors)
+    axes.bar_label(bars, fmt="%.0f", label_type="center", color="white")
+    for place, row in zip(places, rows, strict=True):
+        axes.plot(row["node_minutes"], [place] * len(row["node_minutes"]), "o", color="black", markersize=3)
+    nodes = f"{rows[0]['all_node_minutes']:,}"
+    axes.set(xlabel=f"node-minutes of {nodes}: bar the mean, dots the runs", title=TITLES["bursts"])
+    axes.set_yticks(list(places), [BURSTS_ASKED[row["agents"]] for row in rows])
+    axes.set_xlim(left=0)
+    axes.grid(visible=False, axis="y")
+
+
+_DRAW: Final[dict[str, Any]] = {
+    "latency": _latency,
+    "growth": _growth,
+    "bursts": _bursts,
+    "binding": _binding,
+}

@@ -1,13 +1,15 @@
-"""Results in words: the table on stdout, and the part of README.md that is generated, so that they never disagree."""
+"""Results in words: the table on stdout, and the parts of pages that are generated, so that they never disagree."""
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import growth, plots
-from bench.results import FIGURES, PARTS, Figure, Results
+from bench import bursts, growth, plots
+from bench.results import BURSTS_ASKED, FIGURES, PARTS, Figure, Results
 
 README: Final = Path(__file__).parent / "README.md"
+LOAD_AWARE: Final = Path(__file__).parents[1] / "docs" / "load-aware.md"
 BEGIN: Final = "<!-- figures: written by `make bench` from results.json -->\n"
 END: Final = "<!-- end of figures -->\n"
 
@@ -54,6 +56,7 @@ def block(found: Results) -> str:
         ["| key | what | figure | target |", "|---|---|---|---|", *map(_row, rows(found))],
         [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(found)],
         _growth(found.get("growth", [])),
+        _bursts(found.get("bursts", [])),
         _steps(found.get("steps", [])),
         [
             "### All rounds",
@@ -113,14 +116,41 @@ def _steps(longest: Sequence[Mapping[str, Any]]) -> list[str]:
     """What ran in the longest steps of the event loop."""
     if not longest:
         return []
+    more = ["pages"] if any("pages" in row for row in longest) else []
     head = ["what ran", "steps of 0.5 ms and more", "over 2 ms", "longest, processor", "clock", "collector"]
+    head += ["new pages"] if more else []
     heading = "### The longest steps of the event loop"
     lines = [heading, "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in longest:
         times = [f"{row[key]:.2f} ms" for key in ("cpu_ms", "wall_ms", "gc_ms")]
-        lines.append(
-            f"| {' | '.join([_code(row['name']), str(row['long']), str(row['too_long']), *times])} |"
-        )
+        counts = [str(row[key]) for key in ("long", "too_long")]
+        cells = [_code(row["name"]), *counts, *times, *(str(row.get(key, "")) for key in more)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row an agent: what came of it, on average of the runs."""
+    if not rows:
+        return []
+    head = [
+        "asked",
+        "node-minutes above 90 %",
+        "of all",
+        "of each run",
+        "by CPU",
+        "by memory",
+        "restarts",
+        "unplaced",
+    ]
+    lines = ["### Bursty pods", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in rows:
+        means = {key: statistics.mean(row[key]) for key in bursts.COUNTED}
+        share = f"{means['node_minutes'] / row['all_node_minutes']:.2%}"
+        runs = ", ".join(map(str, row["node_minutes"]))
+        counts = [f"{means[key]:.0f}" for key in bursts.COUNTED[1:5]]
+        cells = [BURSTS_ASKED[row["agents"]], f"{means['node_minutes']:.0f}", share, runs, *counts]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -136,15 +166,25 @@ def _series(name: str, found: Results) -> str:
     return f"| {name} | {requests} | {medians} | {tails} |"
 
 
-def inserted(text: str, found: Results) -> str:
-    """README.md with its figures replaced. ValueError if its markers are gone."""
+def bursts_block(found: Results) -> str:
+    """For docs/load-aware.md: the table of bursty pods alone."""
+    return "\n".join(_bursts(found.get("bursts", []))[2:]) + "\n"
+
+
+def inserted(text: str, shown: str) -> str:
+    """A page with its figures replaced. ValueError if its markers are gone."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"{README.name} lacks the lines {BEGIN!r} and {END!r}")
-    return before + BEGIN + "\n" + block(found) + "\n" + END + after
+        raise ValueError(f"the page lacks the lines {BEGIN!r} and {END!r}")
+    return before + BEGIN + "\n" + shown + "\n" + END + after
+
+
+PAGES: Final[Mapping[Path, Callable[[Results], str]]] = {README: block, LOAD_AWARE: bursts_block}
+"""What has figures in it, and which."""
 
 
 def write(found: Results) -> None:
     plots.write(found)
-    README.write_text(inserted(README.read_text(), found))
+    for page, made in PAGES.items():
+        page.write_text(inserted(page.read_text(), made(found)))

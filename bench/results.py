@@ -17,6 +17,9 @@ PATH: Final = Path(__file__).parent / "results.json"
 PROGRAMS: Final = ("nodewise", "msgspec", "numpy", "uvicorn", "uvloop", "httptools", "httpx2")
 FILTER, PRIORITIZE, REFRESH = "filter", "prioritize", "filter, metrics refresh"
 GPU_FILTER: Final = "gpu filter"
+SCORING_AGENTS: Final = ("safe", "congestion", "pigeon", "learned")
+SCORED: Final = "prioritize by "
+"""Before the name of an agent: the series that asks for its scores."""
 WHOLE: Final = "whole nodes: "
 """Before the name of a series that is asked with whole nodes."""
 NOTHING: Final = "nothing: "
@@ -51,15 +54,32 @@ class Measured(NamedTuple):
 
 
 NAMES, WHOLE_NODES, GPU, GROWTH, START = "names", "whole", "gpu", "growth", "start"
-CLUSTER = "cluster"
+SCORING, BURSTS, CLUSTER = "scoring", "bursts", "cluster"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
     GPU: "the gpu agent: filter, names, 20,000 pods in the books; binds on a real API server",
+    SCORING: "the scoring agents: prioritize, names, statistics on all nodes, memories full",
     START: "start, memory and the event loop, on a real API server with 50,000 pods",
     GROWTH: "growth",
+    BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); no figures of speed",
     CLUSTER: "a real kube-scheduler (`make bench-cluster`)",
 }
+
+BURSTS_ASKED: Final[Mapping[str, str]] = {
+    "none": "no agent",
+    "safe": "safe",
+    "congestion": "congestion",
+    "pigeon": "pigeon",
+    "learned": "learned",
+    "safe,congestion": "safe and congestion",
+}
+"""Who is asked, as on the command line, and in words."""
+
+
+def bursts_key(agents: str) -> str:
+    return f"bursts_node_minutes_{agents.replace(',', '_')}"
+
 
 FIGURES: Final[Mapping[str, Figure]] = {
     "filter_names_5000_p50_ms": Figure(NAMES, "filter, names: median", "ms", 1.5),
@@ -96,11 +116,23 @@ FIGURES: Final[Mapping[str, Figure]] = {
     ),
     "gpu_filter_names_5000_p99_ms": Figure(GPU, "the same: 99th percentile", "ms"),
     "gpu_bind_rate": Figure(GPU, "pods with cards bound a second, two replicas", "1/s", at_least=80.0),
+    **{
+        f"score_{agent}_names_5000_p50_ms": Figure(SCORING, f"{agent} prioritizes, names: median", "ms", most)
+        for agent, most in {"congestion": 2.0, "learned": 2.0, "safe": 3.0, "pigeon": 4.0}.items()
+    },
+    **{
+        f"score_{agent}_names_5000_p99_ms": Figure(SCORING, f"{agent} prioritizes: 99th percentile", "ms")
+        for agent in SCORING_AGENTS
+    },
     "ready_s": Figure(START, "start to ready, 5,000 nodes and 50,000 pods", "s", 20.0),
     "rss_50000_pods_mib": Figure(START, "resident then, and three periods later", "MiB", 400.0),
     "rss_50000_pods_peak_mib": Figure(START, "the most that was resident until then", "MiB"),
     "loop_step_max_ms": Figure(START, "longest step of the event loop: processor time", "ms", 2.0),
     "loop_step_wall_max_ms": Figure(START, "the same by the clock, with what others took of it", "ms"),
+    **{
+        bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {told}")
+        for agents, told in BURSTS_ASKED.items()
+    },
     "cluster_bind_rate_none": Figure(CLUSTER, "pods bound a second, no extender", "1/s"),
     "cluster_bind_rate_nothing": Figure(CLUSTER, "the same, do-nothing extender", "1/s"),
     "cluster_bind_rate_5000": Figure(CLUSTER, "the same, nodewise", "1/s"),
@@ -110,7 +142,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
 
 def figures(measured: Rounds) -> dict[str, float]:
     """All figures that follow from rounds."""
-    return figures_of_names(measured) | figures_of_whole(measured)
+    return figures_of_names(measured) | figures_of_whole(measured) | figures_of_scoring(measured)
 
 
 def figures_of_names(measured: Rounds) -> dict[str, float]:
@@ -136,6 +168,14 @@ def figures_of_whole(measured: Rounds) -> dict[str, float]:
         found[f"{verb}_full_5000_p50_ms"] = rounds.median(series, "p50_ms")
         found[f"{verb}_full_5000_ratio"] = rounds.ratio(series, nothing, "p50_ms")
     return found
+
+
+def figures_of_scoring(measured: Rounds) -> dict[str, float]:
+    return {
+        f"score_{agent}_names_5000_{field}": rounds.median(measured[SCORED + agent], field)
+        for agent in SCORING_AGENTS
+        for field in ("p50_ms", "p99_ms")
+    }
 
 
 def where(found: Measured, others_share: float) -> dict[str, Any]:

@@ -20,6 +20,15 @@ KEYS = {
     "ready_s",
     "rss_50000_pods_mib",
     "loop_step_max_ms",
+    "score_safe_names_5000_p50_ms",
+    "score_congestion_names_5000_p50_ms",
+    "score_pigeon_names_5000_p50_ms",
+    "score_learned_names_5000_p50_ms",
+    "bursts_node_minutes_none",
+    "bursts_node_minutes_safe",
+    "bursts_node_minutes_congestion",
+    "bursts_node_minutes_pigeon",
+    "bursts_node_minutes_learned",
 }
 PLACE = {"date": "2026-11-22", "machine": {"cores": 2}, "versions": {"python": "3.11.7"}}
 
@@ -27,7 +36,7 @@ PLACE = {"date": "2026-11-22", "machine": {"cores": 2}, "versions": {"python": "
 def test_results_have_every_key():
     found = results.read()
     assert found.keys() >= KEYS | results.FIGURES.keys()
-    assert found.keys() >= {"date", "client", "machine", "versions", "rounds", "growth", "steps"}
+    assert found.keys() >= {"date", "client", "machine", "versions", "rounds", "growth", "steps", "bursts"}
 
 
 @pytest.mark.parametrize("part", results.PARTS)
@@ -50,14 +59,32 @@ def test_every_round_has_requests_enough():
         assert all(each["requests"] >= fewest for each in series)
 
 
-def test_readme_shows_exactly_the_figures():
-    text = report.README.read_text()
-    assert report.inserted(text, results.read()) == text
+def test_node_minutes_are_those_of_the_runs():
+    found = results.read()
+    for row in found["bursts"]:
+        assert len(row["node_minutes"]) >= 3
+        mean = sum(row["node_minutes"]) / len(row["node_minutes"])
+        assert found[results.bursts_key(row["agents"])] == pytest.approx(mean, abs=0.05)
+
+
+def test_steps_show_new_pages_only_where_they_were_counted():
+    row = {"name": "a step", "long": 1, "too_long": 0, "cpu_ms": 1.0, "wall_ms": 1.0, "gc_ms": 0.0}
+    found = results.read()
+    before, after = (report.block(found | {"steps": [one]}) for one in (row, row | {"pages": 7}))
+    assert "new pages" not in before
+    assert "| collector | new pages |" in after
+    assert "| `a step` | 1 | 0 | 1.00 ms | 1.00 ms | 0.00 ms | 7 |" in after
+
+
+@pytest.mark.parametrize("page", report.PAGES, ids=lambda page: page.name)
+def test_pages_show_exactly_the_figures(page):
+    text = page.read_text()
+    assert report.inserted(text, report.PAGES[page](results.read())) == text
 
 
 def test_readme_without_its_markers_is_an_error():
     with pytest.raises(ValueError, match="lacks the lines"):
-        report.inserted("# How fast\n", results.read())
+        report.inserted("# How fast\n", "")
 
 
 def test_the_plots_are_those_of_the_results(tmp_path):

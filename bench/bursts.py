@@ -1,0 +1,50 @@
+"""Bursty pods on 200 nodes: how long nodes are too full, with each scoring agent and without any.
+
+This is `nodewise simulate bursts` as it is by default, run by run. The figures do not depend on the machine.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from bench import stage
+from bench.progress import told
+from bench.results import BURSTS_ASKED, Measured, bursts_key
+
+SEED: Final = 1
+COUNTED: Final = (
+    "node_minutes",
+    "cpu_node_minutes",
+    "memory_node_minutes",
+    "restarts",
+    "unplaced_pods",
+    "waited_minutes",
+)
+"""Of each run; for README.md."""
+
+Row = dict[str, Any]
+
+
+def measure(ground: stage.Ground, runs: int) -> Measured:  # noqa: ARG001 - every part gets its ground
+    """So many runs of each, with seeds one after another."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        rows = list(pool.map(lambda agents: _row(agents, runs), BURSTS_ASKED))
+    figures = {bursts_key(row["agents"]): statistics.mean(row["node_minutes"]) for row in rows}
+    return Measured({key: round(value, 1) for key, value in figures.items()}, {}, "", more={"bursts": rows})
+
+
+def _row(agents: str, runs: int) -> Row:
+    """What each run came to, seed by seed."""
+    given = ["simulate", "bursts", "--agents", agents, "--seed", str(SEED), "--runs", str(runs), "-o", "json"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")}
+    ended = subprocess.run([*stage.PROGRAM, *given], capture_output=True, text=True, check=False, env=kept)
+    if ended.returncode:
+        raise RuntimeError(f"nodewise {' '.join(given)}: {ended.stderr[-500:]}")
+    found: Sequence[Mapping[str, Any]] = json.loads(ended.stdout)["runs"]
+    told(f"{agents}: {[one['node_minutes'] for one in found]} node-minutes")
+    counts = {name: [one[name] for one in found] for name in COUNTED}
+    return {"agents": agents, "all_node_minutes": found[0]["all_node_minutes"], **counts}
