@@ -186,13 +186,14 @@ def _bursts(figure: "Figure", found: Results) -> None:
     places = range(len(rows), 0, -1)
     means = [statistics.mean(row["node_minutes"]) for row in rows]
     colors = [DO_NOTHING if row["agents"] == "none" else OURS for row in rows]
-    bars = axes.barh(places, means, color=colors)
-    axes.bar_label(bars, fmt="%.0f", label_type="center", color="white")
+    axes.barh(places, means, color=colors)
     for place, row in zip(places, rows, strict=True):
         axes.plot(row["node_minutes"], [place] * len(row["node_minutes"]), "o", color="black", markersize=3)
     nodes = f"{rows[0]['all_node_minutes']:,}"
     axes.set(xlabel=f"node-minutes of {nodes}: bar the mean, dots the runs", title=TITLES["bursts"])
-    axes.set_yticks(list(places), [BURSTS_ASKED[row["agents"]] for row in rows])
+    names = [BURSTS_ASKED[row["agents"]] for row in rows]
+    labels = [f"{name}: {mean:,.0f}" for name, mean in zip(names, means, strict=True)]
+    axes.set_yticks(list(places), labels)
     axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")
 
