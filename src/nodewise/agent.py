@@ -212,7 +212,8 @@ Rank = Callable[[Any, Names, View], Scores | None]
 class Named(Protocol):
     """What an `Agent` has besides whose judgements have names, by which kube-scheduler can ask for one of them.
 
-    `/scheduler/predicates/<name>` and `/scheduler/priorities/<name>`. Where all agents are asked, each priority counts
+    `/scheduler/predicates/<name>` and `/scheduler/priorities/<name>`. One without predicates does not filter: its
+    `filter` and `preempt` are not asked. Where all agents are asked, each priority counts
     by itself, with a weight of its own, in the place of `score`.
     """
 

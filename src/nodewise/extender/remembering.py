@@ -44,12 +44,9 @@ class Keeping(Protocol):
     async def write(self, kept: Kept) -> None: ...
 
 
-class _Metadata(msgspec.Struct, frozen=True):
-    resourceVersion: str = ""  # noqa: N815 - the API's name
-
-
 class _ConfigMap(msgspec.Struct, frozen=True):
-    metadata: _Metadata = _Metadata()
+    metadata: dict[str, Any] = {}
+    """All of it: whoever labels or annotates the ConfigMap finds that again."""
     data: dict[str, str] | None = None
 
 
@@ -60,6 +57,7 @@ class InConfigMap:
         self._api = api
         self._namespace = namespace
         self._path = f"/api/v1/namespaces/{namespace}/configmaps"
+        self._metadata: dict[str, Any] = {}
 
     async def read(self) -> Kept:
         try:
@@ -71,10 +69,11 @@ class InConfigMap:
         except UNREADABLE as error:
             raise BadInput(f"ConfigMap {NAME}", [Problem("", str(error), "a ConfigMap")]) from error
         texts = {key.removesuffix(".json"): text.encode() for key, text in (found.data or {}).items()}
-        return Kept(texts, found.metadata.resourceVersion)
+        self._metadata = {key: value for key, value in found.metadata.items() if key != "managedFields"}
+        return Kept(texts, str(found.metadata.get("resourceVersion", "")))
 
     async def write(self, kept: Kept) -> None:
-        meta = {"name": NAME, "namespace": self._namespace}
+        meta = {**(self._metadata if kept.version else {}), "name": NAME, "namespace": self._namespace}
         data = {f"{agent}.json": text.decode() for agent, text in kept.texts.items()}
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}
         if kept.version:
@@ -102,9 +101,16 @@ class InFile:
 
     async def write(self, kept: Kept) -> None:
         body = msgspec.json.encode({agent: msgspec.Raw(text) for agent, text in kept.texts.items()})
+        await asyncio.to_thread(self._write, body)
+
+    def _write(self, body: bytes) -> None:
+        """Until it is on the disk: a name that leads to nothing would be worse than no file."""
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         try:
-            beside.write_bytes(body)
+            with beside.open("wb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
             beside.replace(self._path)
         except OSError as error:
             with contextlib.suppress(OSError):

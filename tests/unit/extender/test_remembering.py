@@ -276,6 +276,22 @@ class TestConfigMap:
         with pytest.raises(Conflict):
             asyncio.run(race())
 
+    def test_what_others_write_beside_it_stays(self) -> None:
+        api = FakeApi()
+        meta = {"name": NAME, "namespace": "nodewise", "labels": {"by": "helm"}}
+        api.put(CONFIGMAPS, {"metadata": meta, "data": {"sum.json": "1"}})
+        state = Sum()
+        one = Memory({"sum": state}, InConfigMap(api, "nodewise"), lambda: True, ManualClock())
+
+        async def live() -> bytes:
+            await one.step()
+            state.news = 2
+            await one.step()
+            return await api.get(f"/api/v1/namespaces/nodewise/configmaps/{NAME}")
+
+        found = msgspec.json.decode(asyncio.run(live()))
+        assert (found["data"], found["metadata"]["labels"]) == ({"sum.json": "3"}, {"by": "helm"})
+
     def test_an_api_server_that_is_away_is_asked_again(self) -> None:
         place = Place("configmap", Path())
         place.spoil("4")

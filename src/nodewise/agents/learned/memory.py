@@ -3,6 +3,7 @@
 {"version": 1, "until": 1763720000, "types": {"default/web": {"n1": [reward, tried, recent, at], ...}, ...}}
 """
 
+from collections import Counter
 from collections.abc import Generator, Mapping
 from itertools import chain
 from typing import Annotated, Final, NamedTuple
@@ -108,8 +109,16 @@ class Memory:
         self.changes += 1
 
     def _trim(self) -> None:
+        """Forget what is too much: of the namespace that has the most, what was heard of longest ago.
+
+        Who may make pods can make up types, and shall push out nobody else's.
+        """
         while len(self._types) > _TYPES or (self._pairs > _PAIRS and len(self._types) > 1):
-            oldest = next(iter(self._types))
+            held: Counter[str] = Counter()
+            for name, one in self._types.items():
+                held[name.partition("/")[0]] += len(one.pairs)
+            (most, _), *_ = held.most_common(1)
+            oldest = next(name for name in self._types if name.partition("/")[0] == most)
             self._pairs -= len(self._types.pop(oldest).pairs)
 
     def lay_out(self, index: NodeIndex, now: float) -> Generator[None, None, dict[str, Known]]:

@@ -185,6 +185,14 @@ class TestBounds:
         assert memory.pair("d/t2999", "n1") is not None
         assert memory.pair("d/t0", "n1") is None
 
+    def test_a_tenant_with_many_types_pushes_out_only_its_own(self) -> None:
+        memory = Memory(self.RULE)
+        memory.teach("other/quiet", "n1", 0.0, 1, START)
+        for number in range(3000):
+            memory.teach(f"d/t{number}", "n1", 0.0, 1, START)
+        assert len(memory) == 1000
+        assert memory.pair("other/quiet", "n1") is not None
+
     def test_pairs(self) -> None:
         memory = Memory(self.RULE)
         for type_ in range(14):
