@@ -29,7 +29,7 @@ from bench.stage import Ground
 
 Part = Callable[[Ground], Measured]
 
-QUICK: Final = {"rounds": 3, "requests": 100, "seconds": 3.0}
+QUICK: Final = {"rounds": 3, "requests": 100, "seconds": 3.0, "hours": 0.1}
 """To see that everything works; the figures are worth nothing."""
 
 
@@ -80,7 +80,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         SCORING: partial(scoring.measure, times=times, requests=requests),
         START: partial(start.measure, times=times, seconds=seconds),
         GROWTH: partial(growth.measure, requests=max(requests // 10, 30), periods=2),
-        BURSTS: partial(bursts.measure, runs=times),
+        BURSTS: partial(bursts.measure, runs=times, hours=given.hours),
     }
 
 
@@ -90,6 +90,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=1000, help="measured requests of a series in a round")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a round while metrics refresh")
+    parser.add_argument("--hours", type=float, default=2.0, help="that bursty pods are simulated for")
     parser.add_argument("--no-write", dest="write", action="store_false", help="print the table only")
     parser.add_argument(
         "--quick", action="store_true", help="see that it works; the figures are worth nothing"

@@ -29,17 +29,18 @@ COUNTED: Final = (
 Row = dict[str, Any]
 
 
-def measure(ground: stage.Ground, runs: int) -> Measured:  # noqa: ARG001 - every part gets its ground
+def measure(ground: stage.Ground, runs: int, hours: float) -> Measured:  # noqa: ARG001 - every part gets its ground
     """So many runs of each, with seeds one after another."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        rows = list(pool.map(lambda agents: _row(agents, runs), BURSTS_ASKED))
+        rows = list(pool.map(lambda agents: _row(agents, runs, hours), BURSTS_ASKED))
     figures = {bursts_key(row["agents"]): statistics.mean(row["node_minutes"]) for row in rows}
     return Measured({key: round(value, 1) for key, value in figures.items()}, {}, "", more={"bursts": rows})
 
 
-def _row(agents: str, runs: int) -> Row:
+def _row(agents: str, runs: int, hours: float) -> Row:
     """What each run came to, seed by seed."""
-    given = ["simulate", "bursts", "--agents", agents, "--seed", str(SEED), "--runs", str(runs), "-o", "json"]
+    settings = {"agents": agents, "seed": SEED, "runs": runs, "hours": hours, "output": "json"}
+    given = ["simulate", "bursts", *(f"--{name}={value}" for name, value in settings.items())]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")}
     ended = subprocess.run([*stage.PROGRAM, *given], capture_output=True, text=True, check=False, env=kept)
     if ended.returncode:
