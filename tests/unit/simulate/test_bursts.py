@@ -163,10 +163,9 @@ def test_every_agent_places_pods_the_same_way_each_time(agents) -> None:
 
 def test_agents_may_reject_nodes_as_well() -> None:
     """On so few nodes there are minutes in which all of them are too risky."""
-    arguments = ("--nodes", "3", "--hours", "0.5", "--agents", "safe", "--safe-utilization", "30")
+    arguments = ("--nodes", "3", "--hours", "0.5", "--agents", "safe", "--safe-utilization", "20")
     (scored,), (filtered,) = (found(*arguments, *more)["runs"] for more in ((), ("--filter-all-pods",)))
-    assert scored["waited_minutes"] == 0
-    assert filtered["waited_minutes"] > 0
+    assert filtered["waited_minutes"] > 10 * scored["waited_minutes"]
 
 
 def test_agents_change_where_pods_go() -> None:
