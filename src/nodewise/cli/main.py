@@ -15,7 +15,7 @@ COMMANDS: Final = {
     "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize and preempt."),
     "decide": ("nodewise.cli.decide", "Decide offline: which nodes pods may go to, and why."),
     "explain": ("nodewise.cli.explain", "Tell why a pod is where it is, or nowhere."),
-    "simulate": ("nodewise.cli.simulate", "What would have been: recordings answered once more."),
+    "simulate": ("nodewise.cli.simulate", "What would have been: recordings, traces and bursty pods."),
     "demo": ("nodewise.cli.demo", "See the whole thing work on this machine, with nothing installed."),
     "annotate": (
         "nodewise.cli.annotate",
