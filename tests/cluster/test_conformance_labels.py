@@ -44,9 +44,7 @@ def test_a_metric_is_one_plain_request(told: Told) -> None:
 
 
 def test_nodes_are_not_listed_once_a_period(told: Told) -> None:
-    lists = [
-        one
-        for one in told.stage.between.requests
-        if one.method == "GET" and one.path == "/api/v1/nodes" and "watch=" not in one.query
-    ]
+    gets = [one for one in told.stage.between.requests if (one.method, one.path) == ("GET", "/api/v1/nodes")]
+    # a list of one, for its version, is how a watch that ended is seen to have missed nothing
+    lists = [one for one in gets if "watch=" not in one.query and one.query != "limit=1"]
     assert len(lists) < 12, lists
