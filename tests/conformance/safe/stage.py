@@ -34,7 +34,7 @@ class Asked:
     def is_up(self) -> bool:
         for one in self.events("started"):
             self.url, self.health = one["address"], one["health"]
-        return bool(self.url)
+        return bool(self.url) and self.http.get(f"{self.health}/readyz").is_success
 
     def send(
         self, path: str, body: bytes, method: str = "POST", content_type: str = "application/json"
@@ -64,7 +64,7 @@ def running(folder: Path, environment: Mapping[str, str], *arguments: str) -> It
     """A process of its own, in a folder of its own."""
     given = [f"--agents={AGENTS}", *arguments]  # what comes last counts
     lone = [] if any(one.startswith("--objects-from") for one in arguments) else ["--no-cluster"]
-    ports = ["--unsafe", "--port=0", "--health-port=0", "--log-format=json"]
+    ports = ["--unsafe", "--port=0", "--health-port=0", "--log-format=json", "--shutdown-delay=0s"]
     command = [str(NODEWISE), "extender", *lone, *ports, *given]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("NODEWISE_")}
     process = Process(command, folder / "log", {**clean, **environment}, folder)

@@ -65,8 +65,9 @@ def test_203_a_level_of_the_log_that_there_is_not_is_told_and_means_info(tmp_pat
 
 def test_250_at_level_error_the_start_tells_the_level_and_nothing_else(tmp_path: Path) -> None:
     port = processes.free_port()
-    command = [NODEWISE, "extender", "--no-cluster", "--unsafe", "--health-port=0", "--agents=congestion"]
+    command = [NODEWISE, "extender", "--no-cluster", "--unsafe", "--agents=congestion"]
     environment = {**os.environ, "LOG_LEVEL": "ERROR", "HTTP_PORT": str(port)}
+    command += ["--health-port=0", "--shutdown-delay=0s"]
     process = Process([*command, "--log-format=json"], tmp_path / "log", environment, tmp_path)
 
     def answers() -> bool:
