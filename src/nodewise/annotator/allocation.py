@@ -5,10 +5,10 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from nodewise import quantity
-from nodewise.annotator.fields import ENDED
 from nodewise.statistics import annotations
 from nodewise.statistics.amounts import MOST, Quantity
 from nodewise.statistics.capacity import GPU, Capacity
+from nodewise.statistics.holding import is_holding
 
 
 class Allocation(NamedTuple):
@@ -29,11 +29,6 @@ _KEYS: Final = (
     (annotations.REQUESTED_EPHEMERAL_STORAGE, annotations.FREE_EPHEMERAL_STORAGE),
 )
 """In the order of `Allocation` and `Capacity`."""
-
-
-def counts(pod: Any) -> bool:
-    """Whether a pod holds what it asks for: it is on a node, whether it runs yet or not, and has not ended."""
-    return bool(pod.spec.nodeName) and pod.status.phase not in ENDED
 
 
 def of_pod(pod: Any, gpu: str = GPU) -> Allocation:
@@ -68,7 +63,7 @@ def by_node(pods: Iterable[Any], gpu: str = GPU) -> Generator[None, None, dict[s
     sums: dict[str, Allocation] = {}
     nothing = Allocation()
     for pod in pods:
-        if counts(pod):
+        if is_holding(pod):
             node = pod.spec.nodeName
             sums[node] = Allocation(*map(sum, zip(sums.get(node, nothing), of_pod(pod, gpu), strict=True)))
         yield

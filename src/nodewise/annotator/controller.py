@@ -12,6 +12,7 @@ from nodewise.annotator.options import AnnotatorOptions
 from nodewise.kube.resources import PODS
 from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.source import Source
+from nodewise.statistics import holding
 from nodewise.statistics.queries import WindowOptions
 
 NODE_FIELDS: Final = AnnotatedNode
@@ -26,7 +27,7 @@ def watched(given: AnnotatorOptions) -> tuple[Watched, ...]:
     task = options.task(given)
     if task is None or not task.needs_pods:
         return ()
-    return (Watched(BOUND, PODS, fields.POD, selectors=fields.HOLDING),)
+    return (Watched(BOUND, PODS, fields.POD, selectors=holding.SELECTORS),)
 
 
 class AnnotatorController:

@@ -8,7 +8,8 @@ import msgspec
 from nodewise.kube.fields import merge
 from nodewise.statistics import annotations
 from nodewise.statistics.annotations import UsageAnnotations
-from nodewise.statistics.requests import RequestingPod, RequestingSpec
+from nodewise.statistics.holding import HoldingSpec, HoldingStatus
+from nodewise.statistics.requests import RequestingPod
 
 ALLOCATABLE_MEMORY: Final = "allocatable_memory"
 REQUESTED_MEMORY: Final = "reqested_memory"
@@ -58,29 +59,15 @@ class AnnotatedNode(msgspec.Struct, frozen=True, gc=False):
     status: NodeStatus = NodeStatus()
 
 
-class BoundSpec(RequestingSpec, frozen=True, gc=False):
-    nodeName: str = ""  # noqa: N815 - the API's name
-
-
-class PodStatus(msgspec.Struct, frozen=True, gc=False):
-    phase: str = ""
-
-
 class BoundPod(RequestingPod, frozen=True, gc=False):
     """What is read of a pod to know what it takes of which node."""
 
-    spec: BoundSpec = BoundSpec()
-    status: PodStatus = PodStatus()
+    spec: HoldingSpec = HoldingSpec()
+    status: HoldingStatus = HoldingStatus()
 
 
 POD: Final[Any] = merge("Pod", BoundPod)
 """The same, as a store holds it."""
-ENDED: Final = frozenset({"Succeeded", "Failed"})
-"""Phases of pods that hold nothing any more."""
-HOLDING: Final[Mapping[str, str]] = {
-    "fieldSelector": ",".join(["spec.nodeName!=", *(f"status.phase!={phase}" for phase in sorted(ENDED))])
-}
-"""Selects the pods that hold what they ask for."""
 
 
 def is_ready(node: Any) -> bool:

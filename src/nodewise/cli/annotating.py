@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from nodewise.annotator import measuring, patches, writing
 from nodewise.annotator import options as annotator_options
-from nodewise.annotator.fields import HOLDING, POD, AnnotatedNode
+from nodewise.annotator.fields import POD, AnnotatedNode
 from nodewise.annotator.loop import Annotator, Looked
 from nodewise.annotator.options import LEAST_PERIOD_S, ForecastOptions, Period, Task, What
 from nodewise.annotator.writing import Written
@@ -35,6 +35,7 @@ from nodewise.observe.meters import Meters
 from nodewise.serve.admin import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
+from nodewise.statistics import holding
 from nodewise.statistics.queries import WindowOptions
 
 _NODE: Final[Any] = merge("Node", NodeFields, AnnotatedNode)
@@ -173,7 +174,7 @@ def _task(built: Settings) -> Task:
 
 
 def _targets(task: Task) -> list[Target[Any]]:
-    pods = [Target(PODS, POD, selectors=HOLDING)] if task.needs_pods else []
+    pods = [Target(PODS, POD, selectors=holding.SELECTORS)] if task.needs_pods else []
     return [Target(NODES, _NODE), *pods]
 
 

@@ -12,18 +12,13 @@ from nodewise.agent import ObjectKey
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.resources import Amounts
 from nodewise.statistics.amounts import Quantity
+from nodewise.statistics.holding import HoldingSpec, HoldingStatus, is_holding
 from nodewise.statistics.requests import (
     RequestedResources,
     RequestingContainer,
     RequestingPod,
-    RequestingSpec,
 )
 
-ENDED: Final = ("Failed", "Succeeded")
-"""Phases of pods that hold nothing any more."""
-SELECTORS: Final = {
-    "fieldSelector": ",".join(["spec.nodeName!=", *(f"status.phase!={phase}" for phase in ENDED)])
-}
 _STRIDE: Final = 64
 """Pods that are taken in between two pauses."""
 
@@ -34,20 +29,12 @@ class HeldMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     uid: str = ""
 
 
-class HeldSpec(RequestingSpec, frozen=True, gc=False):
-    nodeName: str = ""  # noqa: N815 - the API's name
-
-
-class HeldStatus(msgspec.Struct, frozen=True, gc=False):
-    phase: str = ""
-
-
 class HeldPod(RequestingPod, frozen=True, gc=False, kw_only=True):
     """What is read of a pod to know what it takes of which node."""
 
     metadata: HeldMetadata
-    spec: HeldSpec = HeldSpec()
-    status: HeldStatus = HeldStatus()
+    spec: HoldingSpec = HoldingSpec()
+    status: HoldingStatus = HoldingStatus()
 
 
 Pods = Mapping[ObjectKey, HeldPod]
@@ -59,10 +46,10 @@ def keeper(gpu: str) -> Callable[[HeldPod], HeldPod | None]:
 
 
 def _kept(gpu: str, pod: HeldPod) -> HeldPod | None:
-    if not pod.spec.nodeName or pod.status.phase in ENDED:
+    if not is_holding(pod):
         return None
     metadata = HeldMetadata(name=pod.metadata.name, namespace=intern(pod.metadata.namespace))
-    spec = HeldSpec(
+    spec = HoldingSpec(
         containers=_containers(gpu, resources.taken(pod, gpu)), nodeName=intern(pod.spec.nodeName)
     )
     return HeldPod(metadata=metadata, spec=spec)
