@@ -65,6 +65,21 @@ _WORDS: Final = {
 }
 
 
+class NotReady(msgspec.Struct, frozen=True):
+    """Nothing says yet which nodes have statistics (`agent.Reason`)."""
+
+    speaker: str
+    unknown: str
+    """What is not known yet, as a sentence ends."""
+    is_failure: ClassVar[bool] = True
+
+    def text(self) -> str:
+        return f"{self.speaker}: starting, {self.unknown}"
+
+    def remedy(self) -> str:
+        return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"
+
+
 class NoStatistics(msgspec.Struct, frozen=True):
     """The node has no fresh statistics, and --when-missing says that such nodes are rejected (`agent.Reason`)."""
 

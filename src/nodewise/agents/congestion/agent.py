@@ -1,7 +1,7 @@
 """Answers requests by look-up in the congestion slot. Pods make no difference."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -10,7 +10,7 @@ from nodewise.agent import Judge, Names, Rank, Scores, Verdict, Victims, View
 from nodewise.agents.congestion import details
 from nodewise.agents.congestion.options import CongestionOptions
 from nodewise.agents.congestion.state import Slot
-from nodewise.statistics.missing import NoStatistics
+from nodewise.statistics.missing import NoStatistics, NotReady
 
 PRIORITY: Final = "congestion"
 """Its name in kube-scheduler's configuration, as in the older system, which had no predicate."""
@@ -18,18 +18,6 @@ PRIORITY: Final = "congestion"
 
 class PodFields(msgspec.Struct, frozen=True, gc=False):
     """Nothing is read of a pod."""
-
-
-class NotReady(msgspec.Struct, frozen=True):
-    """Nodes without a factor are to be rejected, and nobody knows yet which these are."""
-
-    is_failure: ClassVar[bool] = True
-
-    def text(self) -> str:
-        return "nodewise: starting, nodes are not read yet"
-
-    def remedy(self) -> str:
-        return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"
 
 
 class CongestionAgent:
@@ -51,7 +39,9 @@ class CongestionAgent:
             return None
         slot: Slot | None = view.slots.get(self.name)
         if slot is None:
-            return Verdict(np.ones(len(candidates), np.int16), (NotReady(),))
+            return Verdict(
+                np.ones(len(candidates), np.int16), (NotReady("nodewise", "nodes are not read yet"),)
+            )
         told = details.of(slot, candidates, self._options.congestion_factor_max)
         codes = np.isnan(told.factors).astype(np.int16)
         return Verdict(codes, (NoStatistics(self.name),), details=told)

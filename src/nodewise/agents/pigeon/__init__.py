@@ -11,7 +11,6 @@
 | `demand.py` | mean and covariance of what pods ask for |
 | `memory.py` | which pods have counted for that, and how it is kept |
 | `ranks.py` | from values to scores |
-| `reasons.py` | why a node is rejected, in words |
 | `details.py` | what the objective comes to on each node, in numbers and words |
 | `showing.py` | what the agent goes by, as `/state/pigeon` shows it |
 | `state.py` | nodes in, the slot of the View out |
@@ -29,6 +28,7 @@ from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.agents.pigeon.holding import HeldPod
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonState
+from nodewise.statistics.holding import SELECTORS
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 
@@ -47,7 +47,7 @@ class PigeonKind:
         if options.pigeon_usage == "annotations":
             return ()
         keep = holding.keeper(options.pigeon_gpu_resource)
-        return (Watched(PODS, _PODS, HeldPod, keep=keep, selectors=holding.SELECTORS),)
+        return (Watched(PODS, _PODS, HeldPod, keep=keep, selectors=SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node says how much is requested there (`agent.Concerned`)."""

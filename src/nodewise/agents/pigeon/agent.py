@@ -7,13 +7,13 @@ import numpy as np
 
 from nodewise.agent import Judge, Names, Rank, Scores, Verdict, Victims, View
 from nodewise.agents.pigeon import demand as demands
-from nodewise.agents.pigeon import ranks, reasons, resources, showing
+from nodewise.agents.pigeon import ranks, resources, showing
 from nodewise.agents.pigeon.config import Aim
 from nodewise.agents.pigeon.details import PigeonDetails, bits
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.resources import Row
 from nodewise.agents.pigeon.state import PigeonPod, Slot
-from nodewise.statistics.missing import NoStatistics
+from nodewise.statistics.missing import NoStatistics, NotReady
 
 PRIORITY: Final = "pigeon-holing"
 """What the older system calls the agent's scores."""
@@ -40,7 +40,9 @@ class PigeonAgent:
             return None
         slot: Slot | None = view.slots.get(self.name)
         if slot is None:
-            return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
+            return Verdict(
+                np.ones(len(candidates), np.int16), (NotReady(self.name, "the nodes are not read yet"),)
+            )
         missing = slot.missing[candidates.numbers] > 0
         return Verdict(missing.astype(np.int16), (NoStatistics(self.name),))
 

@@ -14,7 +14,7 @@ from nodewise.agents.safe.shares import Base, Shares
 from nodewise.agents.safe.tail import Tail
 from nodewise.statistics import requests
 from nodewise.statistics.load import RESOURCES
-from nodewise.statistics.missing import NoStatistics
+from nodewise.statistics.missing import NoStatistics, NotReady
 from nodewise.statistics.requests import Request, RequestingPod
 
 OWN_MISSING: Final = 0
@@ -110,4 +110,6 @@ class SafeAgent:
 
 
 def _unready(candidates: Names) -> Verdict:
-    return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
+    return Verdict(
+        np.ones(len(candidates), np.int16), (NotReady("safe", "the load of nodes is not known yet"),)
+    )

@@ -21,15 +21,3 @@ class TooRisky(msgspec.Struct, frozen=True):
             f"the risk is that more than {self.utilization} % of the node's {self.resource} are used; it falls when "
             "the node's load falls or varies less, or with a pod that requests less"
         )
-
-
-class NotReady(msgspec.Struct, frozen=True):
-    """The nodes are not read yet, or the metrics of their load not asked for."""
-
-    is_failure: ClassVar[bool] = True
-
-    def text(self) -> str:
-        return "safe: starting, the load of nodes is not known yet"
-
-    def remedy(self) -> str:
-        return "wait; /readyz on the admin port names what is missing, the log's kube_lost why"
