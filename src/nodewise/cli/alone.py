@@ -1,12 +1,11 @@
 """`nodewise extender --no-cluster`: the rooms put together where each request brings its nodes."""
 
-from nodewise.agent import NodeIndex, View
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.cli import running
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.running import Given, Readiness, Running, Tools
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import lone, recording
+from nodewise.extender import lone
 from nodewise.extender.answering import Answering
 from nodewise.extender.app import Extender
 from nodewise.extender.decision import DecisionRing
@@ -31,10 +30,9 @@ def wired(given: Given, tools: Tools) -> Running:
     states = running.states(given)
     lone.check_metrics(states)
     answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
-    nothing = View(NodeIndex(), {}, tools.clock.now())
     ring = DecisionRing(own.decisions_bytes)
     views = LoneViews(given.agents, states)
-    extender = Extender(answering, lambda: nothing, ring, *tools, recording.Silent(), views)
+    extender = Extender(answering, views.view, ring, *tools)
 
     async def watch_loop() -> None:
         await lag.watch(*tools)

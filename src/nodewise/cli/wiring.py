@@ -272,4 +272,4 @@ def _extender(
 ) -> Extender:
     answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
     ring = DecisionRing(given.settings[ExtenderOptions].decisions_bytes)
-    return Extender(answering, lambda: keeper.view, ring, tools.clock, tools.meters, recorder)
+    return Extender(answering, lambda *_: keeper.view, ring, tools.clock, tools.meters, recorder)

@@ -22,7 +22,6 @@ from nodewise.extender import ledger, wire
 from nodewise.extender.answering import ALL_AGENTS, Answer, Answering, is_named
 from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
-from nodewise.extender.lone import LoneViews
 from nodewise.extender.recording import Recorder, Silent
 from nodewise.extender.tape import Exchange
 from nodewise.observe.meters import Meters
@@ -37,27 +36,28 @@ with 5,000 names each takes up to half a millisecond.
 """
 
 
+Sight = Callable[[bytes | None, float], View]
+"""The View by which a request with this body is answered at that time, in seconds since 1970; of None, the newest."""
+
+
 class Extender:
     """Answers kube-scheduler from the newest View and keeps each decision."""
 
     def __init__(
         self,
         answering: Answering,
-        view: Callable[[], View],
+        view: Sight,
         ring: DecisionRing,
         clock: Clock,
         meters: Meters,
         recorder: Recorder = Silent(),  # noqa: B008 - it has no state
-        lone: LoneViews | None = None,
     ) -> None:
-        """With `lone` views a request is answered from the nodes that it brings."""
         self._answering = answering
         self._view = view
         self._ring = ring
         self._clock = clock
         self._meters = meters
         self._recorder = recorder
-        self._lone = lone
         self._subscribers: list[Callable[[Decision], None]] = []
 
     def subscribe(self, tell: Callable[[Decision], None]) -> None:
@@ -85,14 +85,13 @@ class Extender:
         shows = [Route("GET", f"/state/{one.name}", self._state(one)) for one in self._answering.showing]
         return [Route("GET", "/decisions", self._decisions), *shows]
 
-    def moment(self) -> tuple[View, float]:
-        """The newest View, and what time it is."""
-        return self._view(), self._clock.now()
+    def moment(self, body: bytes | None = None) -> tuple[View, float]:
+        """The View by which this body is answered, or the newest, and what time it is."""
+        now = self._clock.now()
+        return self._view(body, now), now
 
     def _answer(self, request: Request) -> Response | Awaitable[Response]:
-        view, now = self.moment()
-        if self._lone is not None:
-            view = self._lone.view(request.body, now)
+        view, now = self.moment(request.body)
         exchange = Exchange(path=request.path, at=now, generation=view.generation)
         with self._failure_recorded(exchange, request.body):
             answer = self._answering.answer(request.path, request.body, view, now)
@@ -125,7 +124,7 @@ class Extender:
 
     def _state(self, agent: Showing) -> Handler:
         async def answer(request: Request) -> Response:
-            slot = self._view().slots.get(agent.name)
+            slot = self.moment()[0].slots.get(agent.name)
             if slot is None:
                 raise Unavailable(f"agent {agent.name} has seen no whole list yet", retry_after_s=1.0)
             return Response(200, await clocks.paced_result(agent.show(slot, request.query)))

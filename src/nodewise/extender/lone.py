@@ -56,8 +56,13 @@ class LoneViews:
         self._seen: dict[ObjectKey, Any] = {}
         """By key, the nodes of earlier requests."""
 
-    def view(self, body: bytes, now: float) -> View:
-        """`BadInput` names the node that cannot be read. Of names alone nothing is known: statistics are missing."""
+    def view(self, body: bytes | None, now: float) -> View:
+        """`BadInput` names the node that cannot be read. Of names alone nothing is known: statistics are missing.
+
+        Without a body there are neither nodes nor slots.
+        """
+        if body is None:
+            return View(NodeIndex(), {}, now)
         read = self._reader.nodes(body)
         nodes = {("", node.metadata.name): node for node in read or ()}
         if read is None and not self._warned:

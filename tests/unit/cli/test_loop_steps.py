@@ -147,7 +147,7 @@ class Ground:
         self.leading = Leading([controller, waker], lambda: self.keeper.view, lambda: True, clock)
         ring = DecisionRing()
         self.extender = Extender(
-            Answering([KIND], OPTIONS), lambda: self.keeper.view, ring, clock, self.meters
+            Answering([KIND], OPTIONS), lambda *_: self.keeper.view, ring, clock, self.meters
         )
 
     def tasks(self) -> list[asyncio.Task[None]]:

@@ -59,7 +59,7 @@ class Recorded:
         self._slots = Slots({"telemetry": self._state}, PERIOD_S)
         answering = Answering([KIND], self.options)
         extender = Extender(
-            answering, lambda: self.view, DecisionRing(), self.clock, self.meters, self.recording
+            answering, lambda *_: self.view, DecisionRing(), self.clock, self.meters, self.recording
         )
         self._handlers = {route.path: route.handler for route in extender.routes()}
 

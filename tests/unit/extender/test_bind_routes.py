@@ -46,7 +46,7 @@ def play(outcome: Outcome, bind_errors: str = "status", body: Any = ASKED) -> tu
     ring = DecisionRing()
     told: list[Decision] = []
     view = View(NodeIndex(["n1"]), {}, 5.0, 7)
-    extender = Extender(Answering([], {}), lambda: view, ring, ManualClock(9.0), Meters())
+    extender = Extender(Answering([], {}), lambda *_: view, ring, ManualClock(9.0), Meters())
     extender.subscribe(told.append)
     bindings: Any = Bindings(outcome)
     binder: Any = Binder(bind_errors)
