@@ -79,6 +79,13 @@ async def steps(one: Memory, count: int = 2) -> None:
         await one.step()
 
 
+async def learning(one: Memory, state: Sum, news: int) -> None:
+    """Recall, learn, keep."""
+    await one.step()
+    state.news = news
+    await one.step()
+
+
 class TestMemory:
     def test_what_was_learnt_outlives_the_process(self, place: Place) -> None:
         first, second = Sum(), Sum()
@@ -119,14 +126,7 @@ class TestMemory:
 
     def test_where_all_see_the_same_the_leader_keeps_it(self, place: Place) -> None:
         state, later = Sum(each=False), Sum(each=False)
-        one = memory(place, state, leads=False)
-
-        async def live() -> None:
-            await one.step()
-            state.news = 5
-            await one.step()
-
-        done(live())
+        done(learning(memory(place, state, leads=False), state, 5))
         done(steps(memory(place, later)))
         assert later.known == 0
 
@@ -152,14 +152,7 @@ class TestMemory:
     def test_what_cannot_be_read_is_begun_anew(self, place: Place, text: str) -> None:
         place.spoil(text)
         state, later = Sum(), Sum()
-        one = memory(place, state)
-
-        async def live() -> None:
-            await one.step()
-            state.news = 2
-            await one.step()
-
-        done(live())
+        done(learning(memory(place, state), state, 2))
         done(steps(memory(place, later)))
         assert later.known == 2
 
@@ -232,14 +225,7 @@ class TestFile:
     def test_an_empty_file_is_a_beginning(self, tmp_path: Path) -> None:
         place, state, later = Place("file", tmp_path), Sum(), Sum()
         place.path.touch()
-        one = memory(place, state)
-
-        async def live() -> None:
-            await one.step()
-            state.news = 2
-            await one.step()
-
-        done(live())
+        done(learning(memory(place, state), state, 2))
         done(steps(memory(place, later), 1))
         assert later.known == 2
 
