@@ -4,8 +4,9 @@
 
 The first argument is a file; the rest is nodewise's command line. The loop is uvloop's, as in the program, with the
 callbacks that are handed to it measured on their way: steps of tasks, timers, readiness of sockets, bytes that came
-for the scheduler's connections. What uvloop does by itself between two of them (reading, TLS) counts as a step as
-well; more than one read may hide in it, so it is an upper bound.
+for the scheduler's connections, handshakes with new clients. What uvloop does by itself between two of them (reading
+and writing, accepting, TLS's records) counts as a step as well; more than one read may hide in it, so it is an upper
+bound.
 
 A step's wall time holds other programs' time on a busy machine, its CPU time does not; both are written at once, one
 JSON line for each step of `LEAST_MS` and more. With them go the new pages of memory that it had from the kernel: what
@@ -17,6 +18,7 @@ import asyncio
 import gc
 import json
 import resource
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +33,7 @@ from nodewise.serve.protocol import Connection
 
 LEAST_MS: Final = 0.5
 """Of CPU or wall time; what is shorter is counted only."""
-UNSEEN: Final = "uvloop itself: reading, TLS"
+UNSEEN: Final = "uvloop itself: reading, writing, accepting"
 
 
 class Steps:
@@ -131,10 +133,18 @@ def _measure_connections() -> None:
     Connection.data_received = data_received  # type: ignore[method-assign]
 
 
+class Handshaking(ssl.SSLObject):
+    """TLS of one connection; each of a handshake's steps is one of the loop."""
+
+    def do_handshake(self) -> None:
+        STEPS.run(super().do_handshake)
+
+
 def run() -> None:
     file = Path(sys.argv[1]).open("w", buffering=1)  # noqa: SIM115 - it is open as long as the process lives
     STEPS.tell = lambda step: file.write(json.dumps(step._asdict()) + "\n")
     _measure_connections()
+    ssl.SSLContext.sslobject_class = Handshaking
     extender._event_loop = Loop  # noqa: SLF001 - the one place where the program chooses its loop
     main.run(sys.argv[2:])
 

@@ -1,9 +1,9 @@
 """The table of commands. A command's module is imported only when it is called, so that `--help` is quick."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -21,32 +21,38 @@ COMMANDS: Final = {
         "nodewise.cli.annotate",
         "Write statistics of nodes as annotations, for agents that read them.",
     ),
+    "cpu": ("nodewise.cli.cpu", "Pools of cores on a node, and who holds which."),
     "configure": ("nodewise.cli.configure", "Make kube-scheduler call nodewise."),
     "policy": ("nodewise.cli.policy", "Check policies."),
     "agents": ("nodewise.cli.agents", "What agents there are, and their options."),
 }
 
 
-class _Commands(click.Group):
-    """Looks commands up in the table."""
+class Table(click.Group):
+    """Looks commands up in a table: name to module and short help."""
+
+    def __init__(self, *given: Any, commands_of: Mapping[str, tuple[str, str]], **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._table = commands_of
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
-        return list(COMMANDS)
+        return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._table:
             return None
-        command = import_module(COMMANDS[cmd_name][0]).command
+        command = import_module(self._table[cmd_name][0]).command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in self._table.items()])
 
 
 @click.group(
-    cls=_Commands,
+    cls=Table,
+    commands_of=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog='Shell completion: eval "$(_NODEWISE_COMPLETE=bash_source nodewise)" (or zsh_source, fish_source).',
 )

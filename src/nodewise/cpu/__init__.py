@@ -14,6 +14,9 @@
 | `procfs.py` | reads what processes there are |
 | `reconfigure.py` | from the pools there are to others, under tasks that go on running |
 | `configmap.py`, `directory.py` | the state as the texts of a ConfigMap, and as files |
+| `book.py` | where the state is kept, whatever keeps it |
+| `messages.py` | what `isolate` and the node agent say to each other |
+| `requests.py`, `names.py` | the API server as a protocol, and the names that things have there |
 
 What runs in workloads' containers has to start fast where there is no Python: every file here says in its
 docstring whether it needs the standard library only.

@@ -126,6 +126,15 @@ def parse(config: object, identities: object = None, pools: Mapping[str, bool] =
     return State(found).mapped(lambda of, one: _identified(one.tasks, known.get((of.name, one.text), ())))
 
 
+def parse_task(fields: object, at: str) -> Task:
+    """A task that was written as `Task._asdict` gives it; BadInput names its fields below `at`."""
+    reading = _Reading(problems=[])
+    found = reading.task(dict(reading.mapping(fields, at)), at)
+    if found is None or reading.problems:
+        raise BadInput("cannot read a task", reading.problems)
+    return found
+
+
 def _identified(tasks: Iterable[Task], known: Iterable[Task]) -> Iterator[Task]:
     """The tasks, each with the rest of what it is, if that is known."""
     left = list(known)

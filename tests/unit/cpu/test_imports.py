@@ -12,11 +12,18 @@ import nodewise.cpu
 
 FOLDER = Path(nodewise.cpu.__file__).parent
 LEAN = sorted(
-    path.stem
-    for path in FOLDER.glob("*.py")
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in FOLDER.rglob("*.py")
     if re.search(r"^Standard library only", path.read_text(), re.MULTILINE)
 )
-ALLOWED = {"nodewise", "nodewise.errors", "nodewise.cpu"}
+ALLOWED = {
+    "nodewise",
+    "nodewise.errors",
+    "nodewise.cpu",
+    "nodewise.cpu.node",
+    "nodewise.kube",
+    "nodewise.kube.api",
+}
 PROGRAM = """
 import json, sys
 before = set(sys.modules)

@@ -1,0 +1,14 @@
+"""`nodewise cpu`: the table of the CPU manager's commands; the script `cmk` knows the same ones."""
+
+from typing import Final
+
+import click
+
+from nodewise.cli.main import Table
+
+COMMANDS: Final[dict[str, tuple[str, str]]] = {}
+
+
+@click.group(cls=Table, commands_of=COMMANDS)
+def command() -> None:
+    """Pools of cores on a node: exclusive ones for who needs them, and who holds which."""

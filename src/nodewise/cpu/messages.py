@@ -1,0 +1,124 @@
+"""What `isolate` and the node agent say to each other, over a socket on the node.
+
+Standard library only.
+
+One line of JSON each way for each request, in turn; a connection may ask again. An `isolate` keeps its connection
+for as long as its command runs: its end tells the agent that the wrapper is gone.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from nodewise.cpu import state
+from nodewise.cpu.state import Task
+from nodewise.errors import (
+    BadInput,
+    BadSettings,
+    Conflict,
+    NodewiseError,
+    Problem,
+    Refused,
+    Unavailable,
+    shown,
+)
+
+LONGEST_BYTES: Final = 65_536
+CLAIM: Final = "claim"
+RELEASE: Final = "release"
+RECONFIGURE: Final = "reconfigure"
+
+_KINDS: Final[Mapping[str, type[NodewiseError]]] = {
+    kind.__name__: kind for kind in (BadInput, BadSettings, Conflict, Refused, Unavailable)
+}
+
+
+class ClaimRequest(NamedTuple):
+    """What a wrapper wants. Who it is the agent knows from the kernel (SO_PEERCRED)."""
+
+    pool: str
+    lists: int = 1
+    socket: int | None = None
+    affinity: bool = True
+
+
+class ClaimAnswer(NamedTuple):
+    """What it got: the CPUs it may run on, in the order told, and its command's further environment."""
+
+    cpus: tuple[int, ...]
+    environment: Mapping[str, str]
+    task: Task
+
+
+def encode(value: Mapping[str, Any]) -> bytes:
+    """One line."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Mapping[str, Any]:
+    """BadInput if it is no line of this protocol."""
+    try:
+        value = json.loads(line)
+    except (RecursionError, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadInput("cannot read a message", [Problem("line", shown(line), "a JSON object")])
+    return value
+
+
+def claim(request: ClaimRequest) -> bytes:
+    return encode({"do": CLAIM, **request._asdict()})
+
+
+def claimed(answer: ClaimAnswer) -> bytes:
+    return encode(
+        {"cpus": list(answer.cpus), "environment": dict(answer.environment), "task": answer.task._asdict()}
+    )
+
+
+def release(task: Task) -> bytes:
+    return encode({"do": RELEASE, "task": task._asdict()})
+
+
+def failed(error: NodewiseError) -> bytes:
+    kind = next(name for name, one in _KINDS.items() if isinstance(error, one))
+    told = {"kind": kind, "what": error.what, "problems": error.problems, "remedy": error.remedy}
+    return encode({"error": told})
+
+
+def parse_claim(fields: Mapping[str, Any]) -> ClaimRequest:
+    """BadInput names every field that is not as it should be."""
+    wanted = {"pool": (str,), "lists": (int,), "socket": (int, type(None)), "affinity": (bool,)}
+    given = ClaimRequest(**{"pool": "", **{name: fields[name] for name in wanted if name in fields}})
+    problems = [
+        Problem(name, shown(value), "/".join(kind.__name__ for kind in wanted[name]))
+        for name, value in given._asdict().items()
+        if type(value) not in wanted[name]
+    ]
+    if problems:
+        raise BadInput("cannot read a claim", problems)
+    return given
+
+
+def parse_claimed(fields: Mapping[str, Any]) -> ClaimAnswer:
+    """The agent's answer, or the error that it says."""
+    raise_error(fields)
+    try:
+        cpus = tuple(int(cpu) for cpu in fields["cpus"])
+        environment = {str(name): str(text) for name, text in fields["environment"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadInput("cannot read the node agent's answer", [Problem("", shown(fields), "")]) from error
+    return ClaimAnswer(cpus, environment, state.parse_task(fields.get("task"), "task"))
+
+
+def raise_error(fields: Mapping[str, Any]) -> None:
+    """Raise the error that an answer carries, if it does."""
+    told = fields.get("error")
+    if told is None:
+        return
+    told = told if isinstance(told, dict) else {}
+    kind = _KINDS.get(str(told.get("kind")), Unavailable)
+    problems = [
+        Problem(*map(str, one)) for one in told.get("problems", ()) if len(one) == len(Problem._fields)
+    ]
+    raise kind(str(told.get("what", "the node agent refused")), problems, remedy=str(told.get("remedy", "")))

@@ -1,0 +1,1 @@
+"""The admission webhook that gives pods what `isolate` needs."""
