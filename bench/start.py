@@ -4,6 +4,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -46,14 +47,14 @@ class Plane(NamedTuple):
 
 
 def measure(ground: stage.Ground, times: int, seconds: float) -> Measured:
-    """So many starts, then the steps while names are asked for during so many seconds of filter and of prioritize."""
+    """So many starts, then as many rounds of steps, each with so many seconds of filter and of prioritize by names."""
     told("finding the control plane (where it has to be built: five minutes)")
     with _filled(programs.folder(), ground.folder) as plane:
         starts = []
         for number in range(times):
             starts.append(_start(plane, number))
             told(f"start {number + 1} of {times}: {starts[-1]}")
-        listing, found = _steps(plane, ground.client, seconds)
+        listing, rounds = _steps(plane, ground.client, times, seconds)
     figures = {
         "ready_s": round(statistics.median(one.ready_s for one in starts), 2),
         "rss_50000_pods_mib": round(statistics.median(one.rss_mib for one in starts), 1),
@@ -61,11 +62,12 @@ def measure(ground: stage.Ground, times: int, seconds: float) -> Measured:
     }
     more = {
         "starts": [one._asdict() for one in starts],
-        "steps": steps.longest(found),
+        "steps": steps.longest([step for found in rounds for step in found]),
+        "step_rounds": [steps.figures([found]) for found in rounds],
         "steps_of_start": steps.longest(listing),
     }
     versions = {"kubernetes": programs.VERSION}
-    return Measured(figures | steps.figures(found), {}, "", more, versions)
+    return Measured(figures | steps.figures(rounds), {}, "", more, versions)
 
 
 @contextlib.contextmanager
@@ -129,8 +131,10 @@ def _start(plane: Plane, number: int) -> Start:
         )
 
 
-def _steps(plane: Plane, asking: Client, seconds: float) -> tuple[list[steps.Step], list[steps.Step]]:
-    """Those until it leads, in which all is listed, and those while it is asked.
+def _steps(
+    plane: Plane, asking: Client, times: int, seconds: float
+) -> tuple[list[steps.Step], list[list[steps.Step]]]:
+    """Those until it leads, in which all is listed, and of each round those while it is asked.
 
     RuntimeError if no label was written meanwhile: then the work was not that which is meant.
     """
@@ -142,13 +146,14 @@ def _steps(plane: Plane, asking: Client, seconds: float) -> tuple[list[steps.Ste
         wait("labels are written", lambda: extender.count("label_writes_total") or None, LEADS_S)
         time.sleep(SETTLE_S)
         told("measuring the steps of the event loop")
-        labelled, began_s = extender.count("label_writes_total"), time.monotonic()
+        labelled, ends_s = extender.count("label_writes_total"), [time.monotonic()]
         client = asking._replace(ca=papers.ca, pair=papers.pair)
-        for path in PATHS.values():
-            client.ask(Question(extender.url + path, bodies, seconds=seconds))
-        ended_s = time.monotonic()
+        for _ in range(times):
+            for path in PATHS.values():
+                client.ask(Question(extender.url + path, bodies, seconds=seconds))
+            ends_s.append(time.monotonic())
         changed = extender.count("label_writes_total") - labelled
         told(f"{changed:g} labels were written meanwhile")
         if not changed:
             raise RuntimeError("no label was written while the steps were measured")
-    return steps.read(written, 0.0, began_s), steps.read(written, began_s, ended_s)
+    return steps.read(written, 0.0, ends_s[0]), [steps.read(written, *span) for span in pairwise(ends_s)]
