@@ -1,0 +1,226 @@
+"""Options that several of the CPU manager's commands take, and what they choose: a book, a cluster, a machine."""
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from nodewise.cpu import cpulist, names, speed_select, sysfs, topology
+from nodewise.cpu.book import Book
+from nodewise.cpu.cluster.blocking import BlockingRequests
+from nodewise.cpu.pools import Ask
+from nodewise.cpu.requests import Requests
+from nodewise.cpu.topology import Topology
+from nodewise.errors import BadSettings, Problem, Refused, shown
+from nodewise.kube.kubeconfig import ACCOUNT
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.resources import PODS
+from nodewise.observe import logs
+
+Given = Mapping[str, Any]
+"""A command's parameters, by name."""
+
+_LEVELS: Final[Mapping[str, str]] = {
+    "critical": "error", "error": "error", "warning": "warning", "info": "info", "debug": "debug",
+}  # fmt: skip
+_INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
+"""The kernel gives the first one this number, and no other (PROC_PID_INIT_INO)."""
+
+_OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
+    "namespace": lambda: click.Option(
+        ["--namespace"], default="default", show_default=True, help="Where the ConfigMaps of nodes are."
+    ),
+    "node_name": lambda: click.Option(
+        ["--node-name"], default="", envvar=names.NODE_NAME, show_envvar=True,
+        help="The node. Default: that of the pod we are in.",
+    ),
+    "kubeconfig": lambda: click.Option(
+        ["--kubeconfig"], default="", envvar="NODEWISE_KUBECONFIG", show_envvar=True,
+        help="A kubeconfig file. Default: the pod's service account, else as kubectl takes it.",
+    ),
+    "conf_dir": lambda: click.Option(
+        ["--conf-dir"], default="", metavar="DIR", help="Keep the state in this directory, not in a ConfigMap."
+    ),
+    "sysfs": lambda: click.Option(
+        ["--sysfs"], default="/", metavar="DIR", show_default=True,
+        help="What holds the `sys` and `proc` of the machine.",
+    ),
+    "proc_fs": lambda: click.Option(
+        ["--proc-fs"], default="", envvar=names.PROC_FS, show_envvar=True, metavar="DIR",
+        help="Where the host's /proc is. Default: /proc, outside of containers.",
+    ),
+    "num_exclusive_cores": lambda: click.Option(
+        ["--num-exclusive-cores"], type=int, default=Ask().exclusive, show_default=True, metavar="N",
+        help="Cores of the pool exclusive.",
+    ),
+    "num_shared_cores": lambda: click.Option(
+        ["--num-shared-cores"], type=int, default=Ask().shared, show_default=True, metavar="N",
+        help="Cores of the pool shared.",
+    ),
+    "exclusive_mode": lambda: click.Option(
+        ["--exclusive-mode"], default="packed", show_default=True, metavar="packed|spread",
+        help="One socket after the other, or a core of each in turn.",
+    ),
+    "shared_mode": lambda: click.Option(
+        ["--shared-mode"], default="packed", show_default=True, metavar="packed|spread", help="Likewise."
+    ),
+    "excl_non_isolcpus": lambda: click.Option(
+        ["--excl-non-isolcpus"], default="-1", show_default=True, metavar="LIST",
+        help="Cores outside the isolated ones that are exclusive as well; -1: none.",
+    ),
+    "output": lambda: click.Option(
+        ["-o", "--output"], type=click.Choice(["json", "table"]), default=None,
+        help="Default: a table on a terminal, else JSON.",
+    ),
+}  # fmt: skip
+
+PLACE: Final = ("namespace", "node_name", "kubeconfig", "conf_dir")
+"""The options that `book` needs."""
+POOLS: Final = (
+    "num_exclusive_cores",
+    "num_shared_cores",
+    "exclusive_mode",
+    "shared_mode",
+    "excl_non_isolcpus",
+)
+"""The options that `ask` needs."""
+
+
+def options(*chosen: str) -> list[click.Parameter]:
+    """These of the options that are shared, by the names of their parameters."""
+    return [_OPTIONS[name]() for name in chosen]
+
+
+def start_logs(environ: Mapping[str, str] = os.environ) -> None:
+    """Log lines at the level of `CMK_LOG_LEVEL`, in any case; a word that is no level is told, and means info."""
+    word = environ.get(names.LOG_LEVEL, "info").strip()
+    if word.lower() not in _LEVELS:
+        logs.later("variable_ignored", variable=names.LOG_LEVEL, seen=word)
+    logs.configure(_LEVELS.get(word.lower(), "info"))
+
+
+def ask(given: Given) -> Ask:
+    """How many cores go where."""
+    return Ask(
+        given["num_exclusive_cores"],
+        given["num_shared_cores"],
+        given["exclusive_mode"],
+        given["shared_mode"],
+        given["excl_non_isolcpus"],
+    )
+
+
+def requests(given: Given) -> BlockingRequests:
+    """The API server that `--kubeconfig` names, or ours; the connection ends with the command."""
+    opened = BlockingRequests(KubeOptions(kubeconfig=given["kubeconfig"]))
+    click.get_current_context().call_on_close(opened.close)
+    return opened
+
+
+def book(given: Given) -> Book:
+    """Where this node's state is: the directory that was named, else the node's ConfigMap."""
+    if given["conf_dir"]:
+        from nodewise.cpu.node.files import DirectoryBook
+
+        return DirectoryBook(Path(given["conf_dir"]), lock_timeout_s())
+    from nodewise.cpu.node.configmaps import ConfigMapBook
+
+    asked = requests(given)
+    return ConfigMapBook(asked, given["namespace"], node(given, asked))
+
+
+def lock_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
+    """How long to wait for who writes to the same directory (`CMK_LOCK_TIMEOUT`)."""
+    text = environ.get(names.LOCK_TIMEOUT, "30")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise BadSettings("settings", [Problem(names.LOCK_TIMEOUT, shown(text), "seconds, such as 30")])
+    return seconds
+
+
+def node(given: Given, asked: Requests, environ: Mapping[str, str] = os.environ) -> str:
+    """The node's name: as told, else that of the pod we are in. BadSettings if neither is known."""
+    if given["node_name"]:
+        return str(given["node_name"])
+    pod = environ.get("HOSTNAME") or socket.gethostname()
+    space = ACCOUNT / "namespace"
+    remedy = f"give --node-name, or {names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
+    if not environ.get("KUBERNETES_SERVICE_HOST") or not space.is_file():
+        raise BadSettings(
+            "which node is this?", [Problem("", "not told, and not in a pod", "")], remedy=remedy
+        )
+    try:
+        found = asked.get(PODS.path(space.read_text().strip(), pod))
+    except Refused as error:
+        raise BadSettings(
+            "which node is this?", [Problem(f"pod {pod}", str(error), "")], remedy=remedy
+        ) from error
+    name = found.get("spec", {}).get("nodeName", "")
+    if not name:
+        raise BadSettings("which node is this?", [Problem(f"pod {pod}", "on no node", "")], remedy=remedy)
+    return str(name)
+
+
+def proc(given: Given) -> Path:
+    """The host's `/proc`. BadSettings in a container that was not told where it is: its own shows other processes."""
+    if given["proc_fs"]:
+        return Path(given["proc_fs"])
+    if _pid_namespace() != _INITIAL_PID_NAMESPACE:
+        seen = "not set, and /proc is a container's own"
+        problem = Problem(names.PROC_FS, seen, "where the host's /proc is mounted, such as /host/proc")
+        raise BadSettings("cannot see the host's processes", [problem])
+    return Path("/proc")
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def texts(given: Given) -> Mapping[str, str]:
+    """The machine's files, as `topology` and `speed_select` read them.
+
+    Isolated CPUs that the kernel does not tell under `sys` stand in its command line, which the host's `/proc` has.
+    """
+    found = dict(sysfs.read(Path(given["sysfs"])))
+    if given.get("proc_fs") and topology.COMMAND_LINE not in found:
+        line = Path(given["proc_fs"]) / "cmdline"
+        if line.is_file():
+            found[topology.COMMAND_LINE] = line.read_text(encoding="utf-8", errors="replace")
+    return found
+
+
+def machine(given: Given) -> Topology:
+    """The machine's sockets, cores and CPUs; BadInput names what of its files cannot be read."""
+    return topology.parse(texts(given))
+
+
+def labelled(labels: Mapping[str, str], name: str) -> bool:
+    """Whether Node Feature Discovery says `true` of a feature."""
+    return labels.get(name, "").lower() == "true"
+
+
+def fast_cpus(given: Given, labels: Mapping[str, str]) -> frozenset[int]:
+    """The CPUs of higher base frequency, where SST-BF is on."""
+    if not labelled(labels, names.SST_BF):
+        return frozenset()
+    root = Path(given["sysfs"])
+    return speed_select.fast_cpus(texts(given), sysfs.read_base_mhz(root))
+
+
+def preferences(given: Given, labels: Mapping[str, str]) -> Mapping[int, str] | None:
+    """Of each CPU its energy performance preference, where SST-CP is on; else None."""
+    return speed_select.preferences(texts(given)) if labelled(labels, names.SST_CP) else None
+
+
+def told(cpus: frozenset[int]) -> str:
+    """CPUs as log lines have them."""
+    return cpulist.format_list(sorted(cpus))
