@@ -64,7 +64,9 @@ def identify(connected: socket.socket, proc: Path, boot: str) -> Peer:
     if pid <= 0:
         seen = "the kernel names no process that the node agent can see"
         raise Refused(
-            "cannot tell who asks", [Problem("peer", seen, "")], remedy="run the node agent with hostPID: true"
+            "cannot tell who asks",
+            [Problem("peer", seen, "")],
+            remedy="run the node agent with hostPID: true",
         )
     return Peer(read_task(proc, pid, boot), user)
 

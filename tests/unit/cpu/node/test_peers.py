@@ -96,7 +96,9 @@ def listening(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_a_peer_is_the_process_that_connected(listening: socket.socket) -> None:
-    program = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); sys.stdin.read()"
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); sys.stdin.read()"
+    )
     command = [sys.executable, "-c", program, listening.getsockname()]
     proc = Path("/proc")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
