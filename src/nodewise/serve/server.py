@@ -38,12 +38,21 @@ def _check_unsafe(options: ServeOptions) -> list[Problem]:
 
 
 class Server:
-    """Serves an ASGI callable: mutual TLS, or plain HTTP with `unsafe`. `port` and `url` hold after
-    `start`.
+    """Serves an ASGI callable: mutual TLS, TLS for `any_client`, or plain HTTP with `unsafe`. `port` and `url` hold
+    after `start`.
     """
 
-    def __init__(self, app: Asgi, options: ServeOptions, meters: Meters, clock: Clock = _SYSTEM) -> None:
+    def __init__(
+        self,
+        app: Asgi,
+        options: ServeOptions,
+        meters: Meters,
+        clock: Clock = _SYSTEM,
+        *,
+        any_client: bool = False,
+    ) -> None:
         self.port = options.port
+        self._any_client = any_client
         self._options = options
         self._meters = meters
         self._clock = clock
@@ -68,7 +77,7 @@ class Server:
         problems = _check_unsafe(options)
         if not options.unsafe:
             try:
-                self._tls = Tls(options, self._meters, self._clock)
+                self._tls = Tls(options, self._meters, self._clock, any_client=self._any_client)
             except BadSettings as error:
                 problems.extend(error.problems)
         try:
@@ -79,7 +88,8 @@ class Server:
             opened.close()
             raise BadSettings("the server cannot start", problems)
         self.port = opened.getsockname()[1]
-        gate = Gate(options, self._tls, self._noted, self._meters) if self._tls is not None else None
+        gated = self._tls is not None and not self._any_client
+        gate = Gate(options, self._tls, self._noted, self._meters) if gated and self._tls else None
         make = partial(Connection, self._config, self._state, options, self._noted, gate)
         self._listener = Listener(
             opened, make, options, self._tls, self._noted, lambda: len(self._state.connections)

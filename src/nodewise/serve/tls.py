@@ -39,7 +39,7 @@ _LONGEST: Final = 8  # authorities between a client and one that is trusted
 _SYSTEM: Final = SystemClock()
 
 
-def _context(pair: Pair, bundle: Bundle) -> ServerContext:
+def _context(pair: Pair, bundle: Bundle | None) -> ServerContext:
     context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_CIPHERS)
@@ -48,10 +48,11 @@ def _context(pair: Pair, bundle: Bundle) -> ServerContext:
     # TLS 1.2 resumes by a session's id OpenSSL keeps in the context, so that it ends with it; see the gate.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
-    context.verify_mode = ssl.CERT_REQUIRED
-    # A certificate in the bundle is trusted as it is, so that a bundle of intermediates works as in Go.
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    pem.trust(context, bundle.authorities)
+    if bundle is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        # A certificate in the bundle is trusted as it is, so that a bundle of intermediates works as in Go.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        pem.trust(context, bundle.authorities)
     pem.load(context, pair.certificate, pair.key)
     context.bundle = bundle
     return context
@@ -112,8 +113,10 @@ def end_s(der: bytes) -> float:
 class Tls:
     """The certificates in use. `poll` is called every second or so; between two calls nothing changes."""
 
-    def __init__(self, options: ServeOptions, meters: Meters, clock: Clock = _SYSTEM) -> None:
-        """BadSettings that names every problem of the three files."""
+    def __init__(
+        self, options: ServeOptions, meters: Meters, clock: Clock = _SYSTEM, *, any_client: bool = False
+    ) -> None:
+        """BadSettings that names every problem of the three files; of `any_client` no certificate is asked."""
         self._clock = clock
         now_s = clock.now()
         problems: list[Problem] = []
@@ -121,13 +124,18 @@ class Tls:
             self._pair = Kept("serving", {"cert": options.cert, "key": options.key}, pem.pair, meters, now_s)
         except BadSettings as error:
             problems.extend(error.problems)
+        self._bundle: Kept[Bundle] | None = None
         try:
-            self._bundle = Kept("client_ca", {"client_ca": options.client_ca}, pem.bundle, meters, now_s)
+            if not any_client:
+                self._bundle = Kept("client_ca", {"client_ca": options.client_ca}, pem.bundle, meters, now_s)
         except BadSettings as error:
             problems.extend(error.problems)
         if problems:
             raise BadSettings("TLS cannot be served", problems)
-        self._context = _context(self._pair.value, self._bundle.value)
+        self._context = self._made()
+
+    def _made(self) -> ServerContext:
+        return _context(self._pair.value, self._bundle.value if self._bundle is not None else None)
 
     @property
     def context(self) -> ServerContext:
@@ -139,14 +147,17 @@ class Tls:
 
         `context` is that of a handshake which is just over: where it had the present CA, nothing is left to ask.
         """
-        if isinstance(context, ServerContext) and context.bundle is self._bundle.value:
+        if self._bundle is None or (
+            isinstance(context, ServerContext) and context.bundle is self._bundle.value
+        ):
             return True
         return admits(self._bundle.value.authorities, chain, self._clock.now())
 
     def poll(self) -> bool:
         """Read the files again where they changed; True when the client CA is another one now."""
         now_s = self._clock.now()
-        renewed, swapped = self._pair.look(now_s), self._bundle.look(now_s)
+        renewed = self._pair.look(now_s)
+        swapped = self._bundle is not None and self._bundle.look(now_s)
         if renewed or swapped:
-            self._context = _context(self._pair.value, self._bundle.value)
+            self._context = self._made()
         return swapped

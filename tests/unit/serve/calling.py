@@ -136,11 +136,15 @@ class Slow:
 
 @contextlib.asynccontextmanager
 async def serving(
-    options: ServeOptions, routes: Sequence[Route] = (ECHO,), meters: Meters | None = None
+    options: ServeOptions,
+    routes: Sequence[Route] = (ECHO,),
+    meters: Meters | None = None,
+    *,
+    any_client: bool = False,
 ) -> AsyncIterator[Server]:
     meters = meters or Meters()
     app = Application(routes, meters, max_body_bytes=options.max_body_bytes)
-    server = Server(app, options, meters)
+    server = Server(app, options, meters, any_client=any_client)
     await server.start()
     try:
         yield server

@@ -55,6 +55,18 @@ async def test_a_certificate_of_the_client_ca_is_served(papers):
         assert (await called(server, papers.context())).status == 200
 
 
+async def test_no_certificate_is_asked_of_any_client(papers):
+    """A server may serve whoever trusts it; its own certificate is read again all the same."""
+    meters = Meters()
+    async with serving(papers.options(client_ca=""), meters=meters, any_client=True) as server:
+        assert (await called(server, papers.trusting())).status == 200
+        assert (await called(server, papers.context())).status == 200
+        other = trustme.CA()
+        papers.write(other.issue_cert(*NAMES))
+        await until(lambda: counted(meters, "tls_reloads_total", certificate="serving", outcome="done") == 1)
+        assert (await called(server, papers.trusting(other))).status == 200
+
+
 async def test_no_certificate(papers):
     reason, told = await refused_because(papers, papers.trusting())
     assert reason == "no_certificate"
