@@ -67,7 +67,7 @@ def read_processes(proc: Path) -> Census:
     """All processes that are not over; one that ends meanwhile is left out. Unavailable if `proc` cannot be read."""
     processes: dict[int, Process] = {}
     hidden: set[int] = set()
-    for pid in _pids(proc):
+    for pid in pids(proc):
         try:
             stat = parse_stat((proc / f"{pid}/stat").read_text(encoding="utf-8", errors="surrogateescape"))
         except OSError:
@@ -85,7 +85,7 @@ def read_processes(proc: Path) -> Census:
     return Census(processes, frozenset(hidden))
 
 
-def _pids(proc: Path) -> Iterable[int]:
+def pids(proc: Path) -> Iterable[int]:
     """Processes only: threads have folders here as well, which are not listed."""
     try:
         names = [path.name for path in proc.iterdir()]
