@@ -21,18 +21,15 @@ from nodewise.observe.meters import Meters
 _END_S: Final = 5.0
 
 
-class BlockingRequests:
-    """`Requests` to the API server that the settings name; BadSettings if they cannot be used.
+class Blocking:
+    """`Requests` to an `Api`, which is used on this object's own event loop and nowhere else.
 
-    Nothing is sent before the first call. End it with `close`, or use it as a context.
+    End it with `close`, or use it as a context.
     """
 
-    def __init__(self, options: KubeOptions, meters: Meters | None = None) -> None:
-        api = connect(options, meters or Meters())
-        self.server: Final = api.server
-        self.namespace: Final = api.namespace
-        """The service account's or the context's."""
-        self._api: Api = api
+    def __init__(self, api: Api, server: str = "") -> None:
+        self._server = server
+        self._api = api
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="api-server", daemon=True)
         self._thread.start()
@@ -77,17 +74,17 @@ class BlockingRequests:
 
     def _value(self, path: str, call: Callable[[], Coroutine[Any, Any, bytes]]) -> Any:
         if not self._thread.is_alive():
-            raise Unavailable(f"{self.server}{path}", [Problem("", "the connection was closed by us", "")])
+            raise Unavailable(f"{self._server}{path}", [Problem("", "the connection was closed by us", "")])
         try:
             answer = self._run(call)
         except asyncio.CancelledError as error:
             problem = Problem("", "the connection was closed by us", "")
-            raise Unavailable(f"{self.server}{path}", [problem]) from error
+            raise Unavailable(f"{self._server}{path}", [problem]) from error
         try:
             return msgspec.json.decode(answer) if answer else None
         except UNREADABLE as error:
             problem = Problem("answer", shown(answer), "JSON")
-            raise Unavailable(f"{self.server}{path}", [problem]) from error
+            raise Unavailable(f"{self._server}{path}", [problem]) from error
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Every call has its own deadline; ours is only for a loop that a signal's handler keeps from ending."""
@@ -96,3 +93,13 @@ class BlockingRequests:
             return future.result(DEADLINE_S + _END_S)
         finally:
             future.cancel()
+
+
+class BlockingRequests(Blocking):
+    """The API server that the settings name; BadSettings if they cannot be used. Nothing is sent before a call."""
+
+    def __init__(self, options: KubeOptions, meters: Meters | None = None) -> None:
+        api = connect(options, meters or Meters())
+        super().__init__(api, api.server)
+        self.namespace: Final = api.namespace
+        """The service account's or the context's."""
