@@ -5,6 +5,7 @@ side.
 """
 
 import ssl
+from collections.abc import Mapping
 from typing import Final
 
 from nodewise.clock import Clock
@@ -81,15 +82,16 @@ def reason_of(error: OSError) -> str:
 class Endings:
     """Counts each ending; logs the first of a reason at once, then one line a reason in `LOG_EVERY_S`."""
 
-    def __init__(self, meters: Meters, clock: Clock) -> None:
+    def __init__(self, meters: Meters, clock: Clock, reasons: Mapping[str, str] = REASONS) -> None:
         self._meters = meters
         self._clock = clock
+        self._reasons = reasons
         self._next_s: dict[str, float] = {}
         self._unlogged: dict[str, int] = {}
 
     def note(self, reason: str, peer: str, detail: str = "") -> None:
-        """`peer` is host:port. KeyError for a reason that is not in REASONS."""
-        remedy = REASONS[reason]
+        """`peer` is host:port, or who it is. KeyError for a reason that is not in the table."""
+        remedy = self._reasons[reason]
         self._meters.count("connections_ended_total", reason=reason)
         if reason in _SILENT:
             return
