@@ -6,7 +6,10 @@ import click
 
 from nodewise.cli.main import Table
 
-COMMANDS: Final[dict[str, tuple[str, str]]] = {}
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "topology": ("nodewise.cli.cpu.topology", "Sockets, cores and CPUs of a machine."),
+    "plan": ("nodewise.cli.cpu.plan", "Which cores would go to which pool; changes nothing."),
+}
 
 
 @click.group(cls=Table, commands_of=COMMANDS)

@@ -1,0 +1,93 @@
+"""`nodewise cpu plan`: which cores of a machine would go to which pool."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from nodewise.cli import tables
+from nodewise.cli.cpu import picture, shared
+from nodewise.cli.cpu.topology import OUTPUT
+from nodewise.cpu import cpulist, pools, speed_select
+from nodewise.cpu.pools import Plan
+from nodewise.cpu.topology import Topology
+from nodewise.errors import BadInput, BadSettings, Problem, shown
+
+_CLASS: Final = re.compile(r"(?P<name>[a-z_]+)[=:](?P<cpus>[^=:]*)", re.ASCII)
+_REST: Final = "power"
+"""The class of the CPUs that a plain list for SST-CP does not name."""
+
+
+@click.command(params=[*shared.options("sysfs", *shared.POOLS), OUTPUT])
+@click.option(
+    "--sst-bf",
+    default="",
+    metavar="LIST",
+    help="Plan as for a node with SST-BF whose CPUs of higher base frequency are these.",
+)
+@click.option(
+    "--sst-cp",
+    default="",
+    metavar="LIST",
+    help="Plan as for a node with SST-CP whose CPUs of high core power are these and all others are of class power; "
+    "or all classes: 'performance=2-3;balance_performance=4-5;power=0-1'.",
+)
+def command(output: str, sst_bf: str, sst_cp: str, **given: Any) -> None:
+    """Show which cores of a machine `init` would put into which pool. Nothing is changed.
+
+    Exclusive cores are chosen first, then shared ones, and what is left is infra; where the kernel isolates cores,
+    exclusive and shared ones are among these. Warnings go to stderr. `svg` draws the machine, coloured by pool.
+
+    \b
+    Example:  nodewise cpu plan --num-exclusive-cores 6 --num-shared-cores 2 --exclusive-mode spread
+              nodewise cpu plan --sysfs /tmp/copy-of-a-node -o svg > node.svg
+    """
+    shared.start_logs()
+    machine = shared.machine(given)
+    fast = _cpus("--sst-bf", sst_bf, machine)
+    found = pools.plan(machine, shared.ask(given), fast, _preferences(sst_cp, machine) if sst_cp else None)
+    for problem in found.warnings:
+        click.echo(f"nodewise: {problem}", err=True)
+    if output == "json":
+        click.echo(json.dumps(found.as_dict()))
+    elif output == "svg":
+        click.echo(picture.draw(machine, found), nl=False)
+    else:
+        tables.show(["POOL", "SOCKET", "CPUS", "CPU LISTS"], _rows(found))
+
+
+def _rows(found: Plan) -> Sequence[Sequence[str]]:
+    return [
+        (pool, str(socket), str(len(cpulist.parse_list(",".join(lists)))), " ".join(lists) or "-")
+        for pool, sockets in found.pools.items()
+        for socket, lists in sockets.items()
+    ]
+
+
+def _cpus(option: str, text: str, machine: Topology) -> frozenset[int]:
+    """BadSettings if it is no list of CPUs of the machine that are online."""
+    try:
+        cpus = frozenset(cpulist.parse_list(text, option, max(machine.online)))
+    except BadInput as error:
+        raise BadSettings(error.what, error.problems) from error
+    if missing := cpus - machine.online:
+        wanted = f"CPUs that are online: {cpulist.format_ranges(machine.online)}"
+        raise BadSettings("cannot plan", [Problem(option, f"CPUs {cpulist.format_ranges(missing)}", wanted)])
+    return cpus
+
+
+def _preferences(text: str, machine: Topology) -> Mapping[int, str]:
+    """Of each CPU the energy performance preference that the option says it has."""
+    if not re.search("[=:]", text):
+        cpus = _cpus("--sst-cp", text, machine)
+        return {cpu: speed_select.CLASSES[0] if cpu in cpus else _REST for cpu in machine.online}
+    found: dict[int, str] = {}
+    for piece in (piece.strip() for piece in text.split(";") if piece.strip()):
+        match = _CLASS.fullmatch(piece)
+        if not match or match["name"] not in speed_select.CLASSES:
+            wanted = f"CLASS=LIST with a class of {', '.join(speed_select.CLASSES)}"
+            raise BadSettings("cannot plan", [Problem("--sst-cp", shown(piece), wanted)])
+        found |= dict.fromkeys(_cpus("--sst-cp", match["cpus"], machine), match["name"])
+    return found

@@ -1,0 +1,54 @@
+"""`nodewise cpu topology`: the sockets, cores and CPUs of a machine."""
+
+import json
+from typing import Any, Final
+
+import click
+
+from nodewise.cli import tables
+from nodewise.cli.cpu import picture, shared
+from nodewise.cpu.topology import Cpu, Topology
+
+OUTPUT: Final = click.Option(
+    ["-o", "--output"], type=click.Choice(["table", "json", "svg"]), default="table", show_default=True
+)
+
+
+@click.command(params=[*shared.options("sysfs"), OUTPUT])
+def command(output: str, **given: Any) -> None:
+    """Show a machine's sockets, NUMA nodes, cores and CPUs, as its kernel tells them.
+
+    `core` and `socket` are numbered as lscpu does it, `core_id` and `package_id` are the kernel's own numbers. CPUs
+    that are offline are listed, and have no place. `svg` draws the machine.
+
+    \b
+    Example:  nodewise cpu topology
+              nodewise cpu topology --sysfs /tmp/copy-of-a-node -o svg > node.svg
+    """
+    shared.start_logs()
+    machine = shared.machine(given)
+    for problem in machine.unread:
+        click.echo(f"nodewise: {problem}", err=True)
+    if output == "json":
+        click.echo(json.dumps(machine.as_dict()))
+    elif output == "svg":
+        click.echo(picture.draw(machine), nl=False)
+    else:
+        tables.show(*_table(machine))
+
+
+def _table(machine: Topology) -> tables.Shown:
+    head = ["CPU", "CORE", "SOCKET", "NUMA", "KIND", "ONLINE", "ISOLATED", "SIBLINGS"]
+    return tables.without("KIND", head, [_row(cpu) for cpu in machine.cpus])
+
+
+def _row(cpu: Cpu) -> list[str]:
+    siblings = ",".join(map(str, cpu.siblings)) or "-"
+    places = [_told(value) for value in (cpu.cpu, cpu.core, cpu.socket, cpu.numa, cpu.kind)]
+    return [*places, _told(cpu.online), _told(cpu.isolated), siblings]
+
+
+def _told(value: int | str | bool | None) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)

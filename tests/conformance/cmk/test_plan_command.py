@@ -1,0 +1,152 @@
+"""`nodewise cpu topology` and `nodewise cpu plan`, run as a user runs them, on real and made-up machines."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import cpulist
+from tests.conformance.cmk import machines as made_up
+from tests.conformance.cmk import rows
+from tests.conformance.cmk.rows import PoolsRow
+from tests.unit.cpu import machines
+
+NODEWISE = Path(sys.executable).parent / "nodewise"
+PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [NODEWISE, "cpu", *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def answered(*arguments: object) -> Any:
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def folder(texts: dict[str, str], at: Path) -> Path:
+    for name, text in texts.items():
+        (at / name).parent.mkdir(parents=True, exist_ok=True)
+        (at / name).write_text(text)
+    return at
+
+
+@pytest.mark.parametrize("name", machines.NAMES)
+def test_real_machines(name: str, tmp_path: Path) -> None:
+    root = machines.unpack(name, tmp_path)
+    told = answered("topology", "--sysfs", root, "-o", "json")
+    machine = machines.machine(name)
+    assert (told["sockets"], told["cores"]) == (len(machine.sockets), len(machine.cores))
+    assert [cpu["cpu"] for cpu in told["cpus"]] == [cpu.cpu for cpu in machine.cpus]
+    assert all(
+        {"cpu", "core", "socket", "numa", "online", "isolated", "siblings"} <= set(cpu)
+        for cpu in told["cpus"]
+    )
+    online = {cpu["cpu"] for cpu in told["cpus"] if cpu["online"]}
+    for mode in ("packed", "spread"):
+        counts = ("--num-exclusive-cores", len(machine.cores) // 2, "--num-shared-cores", 0)
+        modes = (f"--exclusive-mode={mode}", f"--shared-mode={mode}")
+        found = answered("plan", "--sysfs", root, *counts, *modes, "-o", "json")["pools"]
+        lists = chain.from_iterable(lists for sockets in found.values() for lists in sockets.values())
+        cpus = list(chain.from_iterable(map(cpulist.parse_list, lists)))
+        assert len(cpus) == len(set(cpus))
+        assert set(cpus) == online
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in rows.read("pools", PoolsRow) if row.number in {41, 46, 57, 64, 66, 70, 79, 85, 87}],
+    ids=lambda row: row.id,
+)
+def test_cases(row: PoolsRow, tmp_path: Path) -> None:
+    root = folder(made_up.texts(row.machine, row.isolated), tmp_path)
+    modes = dict(zip(("--exclusive-mode", "--shared-mode"), row.modes.split("/"), strict=True))
+    options: dict[str, object] = modes | {"--excl-non-isolcpus": row.listed}
+    options |= {"--num-exclusive-cores": row.exclusive, "--num-shared-cores": row.shared}
+    options |= {"--sst-bf": row.fast} if row.fast else {}
+    if row.preferences:
+        threads = 8
+        cores = {name: cpulist.parse_list(text) for name, text in row.preferences.items()}
+        lists = {
+            name: cpulist.format_list([*ids, *(one + threads for one in ids)]) for name, ids in cores.items()
+        }
+        options["--sst-cp"] = ";".join(f"{name}={text}" for name, text in lists.items())
+    done = run("plan", "--sysfs", root, "-o", "json", *(f"{name}={value}" for name, value in options.items()))
+    assert done.returncode == (1 if row.error else 0)
+    told = done.stderr.splitlines()
+    if row.error:
+        assert [part for part in row.error if part not in told[0]] == []
+        assert done.stdout == ""
+        return
+    found = json.loads(done.stdout)["pools"]
+    brief = {
+        pool: {int(socket): " ".join(lists) for socket, lists in sockets.items() if lists}
+        for pool, sockets in found.items()
+    }
+    assert brief == row.pools
+    assert len(told) == len(row.warns)
+
+
+def test_a_plain_list_for_core_power_names_the_first_of_two_classes(tmp_path: Path) -> None:
+    root = folder(made_up.texts("T8", "1-4,9-12"), tmp_path)
+    counts = ("--num-exclusive-cores=2", "--num-shared-cores=2", "-o", "json")
+    found = answered("plan", "--sysfs", root, *counts, "--sst-cp", "1-4,9-12")["pools"]
+    assert found["exclusive"] == {"0": ["1,9", "2,10"]}
+    assert found["shared"] == {"0": ["3,11,4,12"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (("--num-exclusive-cores", "many"), 2, "--num-exclusive-cores"),
+        (("--num-exclusive-cores", "-1"), 1, "number of exclusive cores: -1; wanted 0 or more"),
+        (("--sst-bf", "1-"), 2, "--sst-bf: '1-'"),
+        (("--sst-bf", "2,99"), 2, "--sst-bf: CPUs 99; wanted CPUs that are online: 0-15"),
+        (("--sst-cp", "turbo=1"), 2, "--sst-cp: 'turbo=1'; wanted CLASS=LIST"),
+        (("--excl-non-isolcpus", "20"), 1, "--excl-non-isolcpus: cores that are not on this machine: 20"),
+    ],
+)
+def test_what_cannot_be_planned_is_told_by_name(
+    options: tuple[str, str], code: int, told: str, tmp_path: Path
+) -> None:
+    done = run("plan", "--sysfs", folder(made_up.texts("T8"), tmp_path), *options)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert told in done.stderr
+
+
+def test_a_folder_of_no_machine_is_told(tmp_path: Path) -> None:
+    done = run("topology", "--sysfs", tmp_path)
+    assert done.returncode == 1
+    assert "no CPU that is online; wanted the folders `sys` and `proc` of a machine" in done.stderr
+
+
+def test_forms_for_people(tmp_path: Path) -> None:
+    root = folder(made_up.texts("Ddoc"), tmp_path)
+    table = run("topology", "--sysfs", root).stdout.splitlines()
+    assert table[0].split() == ["CPU", "CORE", "SOCKET", "NUMA", "ONLINE", "ISOLATED", "SIBLINGS"]
+    assert table[9].split() == ["8", "4", "1", "-", "yes", "no", "8,12"]
+    counts = ("--num-exclusive-cores=3", "--num-shared-cores=3")
+    table = run("plan", "--sysfs", root, *counts).stdout.splitlines()
+    assert table[1].split() == ["exclusive", "0", "6", "0,4", "1,5", "2,6"]
+    drawn = run("plan", "--sysfs", root, *counts, "-o", "svg").stdout
+    assert ET.fromstring(drawn).tag.endswith("svg")
+
+
+def test_the_picture_in_the_docs_is_what_is_drawn(tmp_path: Path) -> None:
+    root = machines.unpack("64amd64-4s2n4ca2co", tmp_path)
+    counts = (
+        "--num-exclusive-cores=12",
+        "--num-shared-cores=4",
+        "--exclusive-mode=spread",
+        "--shared-mode=spread",
+    )
+    drawn = run("plan", "--sysfs", root, *counts, "-o", "svg")
+    assert drawn.stdout == (PICTURES / "cpu-plan.svg").read_text()
