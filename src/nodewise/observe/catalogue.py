@@ -168,6 +168,47 @@ EVENTS: Final[dict[str, Event]] = {
         "warning",
         "A Kubernetes event could not be recorded; `error` says why. Told once until one is recorded again.",
     ),
+    "cpu_cores_asked": Event(
+        "info", "`nodewise cpu init`: so many cores are to be `exclusive` and `shared`."
+    ),
+    "cpu_isolated": Event(
+        "info",
+        "The CPUs that the kernel isolates, and the cores all of whose CPUs are; pools are made from these.",
+    ),
+    "cpu_not_isolated": Event("info", "The kernel isolates no core; pools are made from all."),
+    "cpu_fast": Event("info", "CPUs of higher base frequency (SST-BF); they are taken first."),
+    "cpu_power": Event("info", "Classes of core power (SST-CP) in their order; pools are made by them."),
+    "cpu_labels_unknown": Event(
+        "info",
+        "The node's labels could not be read, so SST-BF and SST-CP count as off; `why` says the reason.",
+    ),
+    "cpu_pool": Event("info", "A pool of the node, and the CPU lists that it gets."),
+    "cpu_warning": Event(
+        "warning", "Something of the machine or of what was asked for that an operator should know, in words."
+    ),
+    "cpu_huge_pages": Event("warning", "No huge page is free; workloads that need some will not start."),
+    "cpu_huge_pages_unknown": Event("info", "The kernel does not tell how many huge pages are free."),
+    "cpu_pools_kept": Event("info", "The node has these very pools already; nothing is written."),
+    "cpu_node_patched": Event("info", "What a node says of its cores was written; `patch` is what."),
+    "cpu_advertised": Event("info", "The node says what it should of its cores already; nothing is written."),
+    "cpu_reclaimed": Event("info", "A task is over, and its CPU list free."),
+    "cpu_elsewhere": Event(
+        "warning",
+        "A task may run on other CPUs than those of its list: it changed its affinity (`isolate --no-affinity` is for"
+        " that), or somebody else did, such as a kubelet with the static policy.",
+    ),
+    "cpu_waiting": Event("info", "So many seconds until the next round (`--interval`)."),
+    "cpu_round_failed": Event("warning", "A round of `--interval` failed; the next one tries again."),
+    "cpu_report_skipped": Event(
+        "warning", "A report could not be published: its namespace is missing, or its kind (`deploy/crds`)."
+    ),
+    "cpu_report_blocked": Event(
+        "error", "A report could not be published: the API server does not allow it."
+    ),
+    "cpu_report_undefined": Event(
+        "warning",
+        "The definition of reports could not be made: apply `deploy/crds`, or grant the right to create it.",
+    ),
     "listening": Event("info", "A port is open; `url` is where."),
     "accept_failed": Event("error", "No connection can be accepted for now: raise the limit of open files."),
     "connection_ended": Event(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cpu import cpulist, names, speed_select, sysfs, topology
+from nodewise.cpu import names, speed_select, sysfs, topology
 from nodewise.cpu.book import Book
 from nodewise.cpu.cluster.blocking import BlockingRequests
 from nodewise.cpu.pools import Ask
@@ -186,16 +186,8 @@ def _pid_namespace() -> str:
 
 
 def texts(given: Given) -> Mapping[str, str]:
-    """The machine's files, as `topology` and `speed_select` read them.
-
-    Isolated CPUs that the kernel does not tell under `sys` stand in its command line, which the host's `/proc` has.
-    """
-    found = dict(sysfs.read(Path(given["sysfs"])))
-    if given.get("proc_fs") and topology.COMMAND_LINE not in found:
-        line = Path(given["proc_fs"]) / "cmdline"
-        if line.is_file():
-            found[topology.COMMAND_LINE] = line.read_text(encoding="utf-8", errors="replace")
-    return found
+    """The machine's files, as `topology` and `speed_select` read them."""
+    return sysfs.read(Path(given["sysfs"]))
 
 
 def machine(given: Given) -> Topology:
@@ -219,8 +211,3 @@ def fast_cpus(given: Given, labels: Mapping[str, str]) -> frozenset[int]:
 def preferences(given: Given, labels: Mapping[str, str]) -> Mapping[int, str] | None:
     """Of each CPU its energy performance preference, where SST-CP is on; else None."""
     return speed_select.preferences(texts(given)) if labelled(labels, names.SST_CP) else None
-
-
-def told(cpus: frozenset[int]) -> str:
-    """CPUs as log lines have them."""
-    return cpulist.format_list(sorted(cpus))

@@ -1,0 +1,237 @@
+"""Reports of nodes as objects in the API server: what a node has, and what was reclaimed on it.
+
+The kinds are the older CPU manager's. Today's API servers take a definition with a schema, which is in `deploy/crds`
+as well; older ones take what their version knows.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from nodewise.cpu.cluster import versions
+from nodewise.cpu.cluster.versions import Dialect
+from nodewise.cpu.requests import Object, Requests
+from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, shown
+from nodewise.kube.api import NotFound
+from nodewise.kube.resources import Resource
+from nodewise.observe import logs
+
+GROUP: Final = "intel.com"
+_OLD_GROUP: Final = "cmk.intel.com"
+"""Of third-party resources, below Kubernetes 1.7."""
+_TRIES: Final = 10
+_SERVED_S: Final = 30.0
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+class Kind(NamedTuple):
+    """A kind of report."""
+
+    name: str
+    """`cmk-nodereport`: the singular, for kubectl."""
+    short: str
+    old: str
+    """What it was called as a third-party resource: `Nodereport`."""
+    schema: Mapping[str, Any]
+    """Of the report itself."""
+
+    @property
+    def resource(self) -> Resource:
+        return Resource(GROUP, "v1", f"{self.name}s", self.name.capitalize())
+
+    @property
+    def old_resource(self) -> Resource:
+        return Resource(_OLD_GROUP, "v1", f"{self.old.lower()}s", self.old)
+
+
+_TEXT: Final = {"type": "string"}
+_CPUS: Final = {"type": "array", "items": {"type": "integer"}}
+
+
+def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    """Fields that we do not know yet are kept."""
+    told = {"required": list(required)} if required else {}
+    return {"type": "object", **told, "properties": properties, "x-kubernetes-preserve-unknown-fields": True}
+
+
+def _list_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item}
+
+
+def _by_name(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": value}
+
+
+_POOL: Final = _object(
+    ("cpuLists", "exclusive", "name"),
+    name=_TEXT,
+    exclusive={"type": "boolean"},
+    cpuLists=_by_name(_object(("cpus", "tasks"), cpus=_TEXT, tasks=_list_of(_TEXT))),
+)
+_CPU: Final = _object(
+    ("id", "isolated"), id={"type": "integer"}, isolated={"type": "boolean"}, sst_bf={"type": "boolean"}
+)
+_CORE: Final = _object(("id", "cpus"), id={"type": "integer"}, cpus=_list_of(_CPU))
+_CHECK: Final = _object(("ok", "errors"), ok={"type": "boolean"}, errors=_list_of(_TEXT))
+
+NODE_REPORT: Final = Kind(
+    "cmk-nodereport",
+    "cmk-nr",
+    "Nodereport",
+    _object(
+        ("checks", "topology"),
+        checks=_by_name(_CHECK),
+        description={**_object(pools=_by_name(_POOL)), "nullable": True},
+        topology=_object(sockets=_by_name(_object(id={"type": "integer"}, cores=_list_of(_CORE)))),
+    ),
+)
+_TASK: Final = {"pool": _TEXT, "cpus": _TEXT, "pid": {"type": "integer"}}
+RECONCILE_REPORT: Final = Kind(
+    "cmk-reconcilereport",
+    "cmk-rr",
+    "Reconcilereport",
+    _object(
+        ("reclaimedCpuLists",),
+        reclaimedCpuLists=_list_of(_object(("cpus", "pid", "pool"), **_TASK)),
+        mismatchedCpuMasks=_list_of(_object(("cpus", "pid", "pool"), actualCpus=_CPUS, **_TASK)),
+    ),
+)
+KINDS: Final = (NODE_REPORT, RECONCILE_REPORT)
+
+
+def name_of(node: str) -> str:
+    """The name of a node's reports; BadInput if there is none.
+
+    What is neither a letter, a digit nor `-` becomes `-`, so nodes `a.b` and `a-b` share one.
+    """
+    name = re.sub(r"[^-a-z0-9]", "-", node.lower())
+    if not _NAME.fullmatch(name):
+        problem = Problem(
+            "node", f"{shown(node)}, as a name {shown(name)}", f"a name that matches {_NAME.pattern}"
+        )
+        raise BadInput("cannot name the node's report", [problem])
+    return name
+
+
+def definition(kind: Kind, dialect: Dialect) -> dict[str, Any]:
+    """What makes an API server know the kind."""
+    if dialect.reports == "third-party":
+        name = f"{kind.old.lower()}.{_OLD_GROUP}"
+        head = {"apiVersion": "extensions/v1beta1", "kind": "ThirdPartyResource", "metadata": {"name": name}}
+        return {**head, "description": "A report of the CPU manager", "versions": [{"name": "v1"}]}
+    names = {
+        "kind": kind.resource.kind,
+        "singular": kind.name,
+        "plural": kind.resource.plural,
+        "shortNames": [kind.short],
+    }
+    spec: dict[str, Any] = {"group": GROUP, "scope": "Namespaced", "names": names}
+    if dialect.reports == "v1":
+        schema = {"type": "object", "properties": {"spec": _object(("report",), report=kind.schema)}}
+        version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+        spec["versions"] = [version]
+    else:
+        spec["version"] = "v1"
+    return {
+        "apiVersion": f"apiextensions.k8s.io/{dialect.reports}",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.resource.plural}.{GROUP}"},
+        "spec": spec,
+    }
+
+
+def publish(
+    requests: Requests,
+    kind: Kind,
+    node: str,
+    namespace: str,
+    report: Mapping[str, Any],
+    dialect: Dialect | None = None,
+) -> bool:
+    """Have the API server keep the node's newest report of a kind; False if it cannot, which is logged.
+
+    The definition of the kind is made where it is missing and we may. Raises what else goes wrong: Unavailable
+    without an answer, Refused without rights.
+    """
+    name = name_of(node)
+    dialect = dialect or versions.fetch(requests)
+    resource = kind.old_resource if dialect.reports == "third-party" else kind.resource
+    body = _body(resource, name, report)
+    for is_last in (False, True):
+        try:
+            _put(requests, resource.path(namespace), name, body)
+        except NotFound as error:
+            if not is_last and define(requests, kind, dialect):
+                continue
+            logs.emit("cpu_report_skipped", kind=resource.kind, name=name, why=str(error))
+            return False
+        except Refused as error:
+            if "405" not in str(error) and "not allow" not in str(error):
+                raise
+            logs.emit("cpu_report_blocked", kind=resource.kind, name=name, why=str(error))
+            return False
+        return True
+    return False
+
+
+def _body(resource: Resource, name: str, report: Mapping[str, Any]) -> dict[str, Any]:
+    head = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}}
+    if resource.group == _OLD_GROUP:
+        now = datetime.now(UTC).isoformat()
+        return {**head, "report": report, "last_updated": now}
+    return {**head, "spec": {"report": report}}
+
+
+def _put(requests: Requests, folder: str, name: str, body: dict[str, Any]) -> None:
+    """Make the object, or let the body take the place of what there is; NotFound if its kind is unknown."""
+    for number in range(_TRIES):
+        try:
+            found = requests.get(f"{folder}/{name}")
+        except NotFound:
+            found = None
+        if found and all(found.get(part) == body[part] for part in ("spec", "report") if part in body):
+            return
+        try:
+            if found is None:
+                requests.create(folder, body)
+            else:
+                version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+                requests.replace(f"{folder}/{name}", {**body, "metadata": {**body["metadata"], **version}})
+        except Conflict:
+            if number == _TRIES - 1:
+                raise
+            continue
+        return
+
+
+def define(requests: Requests, kind: Kind, dialect: Dialect) -> bool:
+    """Make the API server know a kind, and wait until it does; False if we may not, or it does not in time."""
+    body = definition(kind, dialect)
+    third_party = dialect.reports == "third-party"
+    resource = kind.old_resource if third_party else kind.resource
+    plural = "thirdpartyresources" if third_party else "customresourcedefinitions"
+    group, _, version = body["apiVersion"].partition("/")
+    try:
+        requests.create(Resource(group, version, plural, body["kind"], namespaced=False).path(), body)
+    except Conflict:
+        pass
+    except Refused as error:
+        logs.emit("cpu_report_undefined", kind=resource.kind, why=str(error))
+        return False
+    end = time.monotonic() + _SERVED_S
+    while time.monotonic() < end:
+        if _is_served(requests, resource):
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _is_served(requests: Requests, resource: Resource) -> bool:
+    """The list of all objects is refused to who may only write some; that it is refused shows that it is served."""
+    try:
+        found: Object = requests.get(f"/apis/{resource.group}/{resource.version}")
+    except NodewiseError:
+        return False
+    return any(one.get("name") == resource.plural for one in found.get("resources") or ())
