@@ -9,6 +9,7 @@ from nodewise.cli.main import Table
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "topology": ("nodewise.cli.cpu.topology", "Sockets, cores and CPUs of a machine."),
     "plan": ("nodewise.cli.cpu.plan", "Which cores would go to which pool; changes nothing."),
+    "cluster-init": ("nodewise.cli.cpu.cluster_init", "Prepare nodes, from one place."),
 }
 
 

@@ -1,0 +1,113 @@
+"""`nodewise cpu cluster-init`: nodes get pools of cores, from one place."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from nodewise.cli import exits, tables
+from nodewise.cli.cpu import preparing, shared
+from nodewise.cpu.cluster import objects, setup, versions
+from nodewise.cpu.cluster.applying import Patience
+from nodewise.cpu.cluster.setup import Plan, Prepared, Report
+from nodewise.cpu.cluster.versions import Dialect
+from nodewise.cpu.requests import Object, Requests
+from nodewise.errors import BadSettings, Problem
+
+TIMEOUT_S: Final = 600.0
+_CA: Final = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+
+def run(**given: Any) -> None:
+    """Prepare nodes: pools of cores, the program, the resource to ask for, and what looks after all that.
+
+    On each node a pod runs init, install and discover, one after the other, and ends; then a DaemonSet runs reconcile
+    and node-report. At last the webhook is installed, so that pods need not know of mounts and variables. It can be
+    run again: what is as it should be stays, what differs is replaced, what failed is tried again, and nothing that
+    runs in a pool is disturbed. It runs in a pod, or anywhere with --kubeconfig.
+    Exit code 1: something failed on some node; the report names it.
+
+    \b
+    Example:  nodewise cpu cluster-init --all-hosts --num-exclusive-cores 6 --namespace cmk-namespace
+              nodewise cpu cluster-init --host-list node1,node2 --cmk-cmd-list init,install,discover -o json
+    """
+    shared.start_logs()
+    commands = objects.parse_commands(given["cmk_cmd_list"])
+    wish = preparing.wish(given)
+    if bool(given["host_list"]) == given["all_hosts"]:
+        raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
+    requests = shared.requests(given)
+    dialect = versions.fetch(requests)
+    with preparing.telling() as tell:
+        nodes = hosts(given, requests)
+        plan = Plan(nodes, commands, wish, webhook(given, requests, dialect))
+        report = setup.prepare(requests, plan, dialect, Patience(given["timeout_s"]), tell)
+    show(report, given["output"])
+    click.get_current_context().exit(exits.DONE if report.is_whole else exits.FAILED)
+
+
+def hosts(given: shared.Given, requests: Requests) -> Sequence[str]:
+    """The nodes that were asked for; BadSettings if there is none, or not that one."""
+    if not given["all_hosts"]:
+        return setup.known(requests, [name.strip() for name in given["host_list"].split(",")])
+    found = setup.schedulable(requests)
+    if not found:
+        raise BadSettings("settings", [Problem("--all-hosts", "no node is schedulable", "one at least")])
+    return found
+
+
+def webhook(given: shared.Given, requests: Requests, dialect: Dialect) -> Sequence[Object]:  # noqa: ARG001
+    """What makes pods ready for the pools, where the API server has webhooks."""
+    return ()
+
+
+def show(report: Report, output: str) -> None:
+    """Print what came of it."""
+    if output == "json":
+        click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
+        return
+    parts = [one for one in (*report.nodes, report.shared) if one.steps]
+    rows = [(one.node or "(webhook)", "failed" if one.error else "ready", _told(one)) for one in parts]
+    tables.show(["NODE", "RESULT", "DETAIL"], rows)
+
+
+def _told(one: Prepared) -> str:
+    return one.error or ", ".join(f"{step.name} {step.outcome}" for step in one.steps)
+
+
+command = click.Command(
+    "cluster-init",
+    callback=run,
+    help=run.__doc__,
+    short_help="Prepare nodes, from one place.",
+    params=[
+        click.Option(
+            ["--host-list"], default="", metavar="NODES", help="Nodes to prepare, separated by commas."
+        ),
+        click.Option(["--all-hosts"], is_flag=True, help="Prepare all nodes that are schedulable."),
+        click.Option(
+            ["--cmk-cmd-list"],
+            default="init,reconcile,install,discover,nodereport",
+            show_default=True,
+            metavar="COMMANDS",
+            help="What to run on them.",
+        ),
+        click.Option(["--pull-secret"], default="", metavar="NAME", help="Secret to pull the image with."),
+        click.Option(["--no-taint"], is_flag=True, help="Leave the nodes to all pods."),
+        click.Option(
+            ["--cafile"],
+            default=_CA,
+            show_default=True,
+            help="CA of who calls the webhook, in its container.",
+        ),
+        click.Option(
+            ["--insecure"],
+            default="False",
+            show_default=True,
+            metavar="True|False",
+            help="Whether anybody may call the webhook, without a certificate of that CA.",
+        ),
+        *preparing.options(TIMEOUT_S),
+    ],
+)

@@ -1,0 +1,235 @@
+"""Prepares nodes: on each a pod that ends, then a DaemonSet that stays, and one webhook for all of them.
+
+Everything can be done again: what is there and was made from the same is left alone, a pod that succeeded is not run
+again, what differs is replaced. A node on which something fails does not hold up the others; the report says why.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from nodewise.cpu.cluster import applying, objects, pods
+from nodewise.cpu.cluster.applying import Patience
+from nodewise.cpu.cluster.objects import ALWAYS, ONCE, Wish
+from nodewise.cpu.cluster.pods import Progress, Watched
+from nodewise.cpu.cluster.versions import Dialect
+from nodewise.cpu.requests import Object, Requests
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.kube.resources import NODES, PODS
+
+Tell = Callable[[str], None]
+"""Hears what is being done, for people who wait."""
+PAGE: Final = "500"
+
+
+class Plan(NamedTuple):
+    """What is to be done, and where."""
+
+    nodes: Sequence[str]
+    commands: Sequence[str]
+    wish: Wish
+    shared: Sequence[Object] = ()
+    """The webhook's objects, in the order in which they are made."""
+
+
+class Step(NamedTuple):
+    """One object, and what was done to it: created, replaced, unchanged, or the reason why not."""
+
+    name: str
+    outcome: str
+    error: str = ""
+
+
+class Prepared(NamedTuple):
+    """What came of one node, or of what all share (`node` is empty)."""
+
+    node: str
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def error(self) -> str:
+        """Empty if all went well."""
+        return next((step.error for step in self.steps if step.error), "")
+
+    def as_dict(self) -> dict[str, Any]:
+        steps = [{key: value for key, value in step._asdict().items() if value} for step in self.steps]
+        return {"node": self.node, "ready": not self.error, "steps": steps}
+
+
+class Report(NamedTuple):
+    """What came of it, in the order in which nodes were named."""
+
+    nodes: Sequence[Prepared]
+    shared: Prepared
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(one.error for one in (*self.nodes, self.shared))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `cluster-init -o json` prints it."""
+        webhook = self.shared.as_dict()
+        del webhook["node"]
+        return {"nodes": [one.as_dict() for one in self.nodes], "webhook": webhook}
+
+
+def schedulable(requests: Requests) -> list[str]:
+    """Names of all nodes on which pods may be placed, in the API server's order."""
+    return [
+        node["metadata"]["name"] for node in list_nodes(requests) if not node["spec"].get("unschedulable")
+    ]
+
+
+def known(requests: Requests, names: Sequence[str]) -> list[str]:
+    """The same names, each once. BadSettings names those that no node has."""
+    for name in names:
+        objects.check_node(name)
+    there = {node["metadata"]["name"] for node in list_nodes(requests)}
+    missing = [Problem("--host-list", name, "a node of the cluster") for name in names if name not in there]
+    if missing:
+        raise BadSettings("settings", missing)
+    return list(dict.fromkeys(names))
+
+
+def list_nodes(requests: Requests, selector: str = "") -> list[Any]:
+    """All nodes, or those with a label."""
+    return list_all(requests, NODES.path(), {"labelSelector": selector} if selector else {})
+
+
+def list_all(requests: Requests, path: str, params: Mapping[str, str]) -> list[Any]:
+    """Every object of a list that comes in pages."""
+    answer = requests.get(path, {**params, "limit": PAGE})
+    found = list(answer["items"])
+    while further := answer.get("metadata", {}).get("continue"):
+        answer = requests.get(path, {**params, "limit": PAGE, "continue": further})
+        found += answer["items"]
+    return found
+
+
+def prepare(requests: Requests, plan: Plan, dialect: Dialect, patience: Patience, tell: Tell) -> Report:
+    """Carry the plan out. What fails on a node is in the report; an error is raised where nothing can be done."""
+    _check_names(plan)
+    preparing = _Preparing(requests, plan, dialect, patience, tell)
+    preparing.run_once([one for one in plan.commands if one in ONCE])
+    preparing.run_always([one for one in plan.commands if one in ALWAYS])
+    shared = _share(requests, plan.shared, patience, tell) if preparing.ready() or not plan.nodes else ()
+    return Report(
+        [Prepared(node, tuple(preparing.steps[node])) for node in plan.nodes], Prepared("", tuple(shared))
+    )
+
+
+def _check_names(plan: Plan) -> None:
+    """Objects of two nodes must not have one name, which they cannot while nodes have names of their own."""
+    if len(set(plan.nodes)) != len(plan.nodes):
+        raise BadInput("cannot prepare nodes", [Problem("nodes", ", ".join(plan.nodes), "each once")])
+
+
+class _Preparing:
+    """The nodes while they are prepared: those on which a step failed take no further ones."""
+
+    def __init__(
+        self, requests: Requests, plan: Plan, dialect: Dialect, patience: Patience, tell: Tell
+    ) -> None:
+        self.steps: dict[str, list[Step]] = {node: [] for node in plan.nodes}
+        self._requests = requests
+        self._plan = plan
+        self._dialect = dialect
+        self._patience = patience
+        self._tell = tell
+
+    def ready(self) -> list[str]:
+        """The nodes on which nothing has failed so far."""
+        return [node for node, steps in self.steps.items() if not any(step.error for step in steps)]
+
+    def run_once(self, commands: Sequence[str]) -> None:
+        make = objects.preparing
+        made = self._make(commands, lambda node: make(commands, node, self._plan.wish, self._dialect))
+        looked_up = PODS.path(self._plan.wish.namespace)
+
+        def look(waiting: Mapping[str, Object]) -> Mapping[str, Progress]:
+            there = {pod["metadata"]["uid"]: pod for pod in list_all(self._requests, looked_up, {})}
+            return {node: pods.once(there.get(one["metadata"]["uid"])) for node, one in waiting.items()}
+
+        self._wait(made, look)
+
+    def run_always(self, commands: Sequence[str]) -> None:
+        made = self._make(
+            commands, lambda node: objects.daemon_set(commands, node, self._plan.wish, self._dialect)
+        )
+        looked_up, watched = PODS.path(self._plan.wish.namespace), Watched()
+
+        def look(waiting: Mapping[str, Object]) -> Mapping[str, Progress]:
+            there, now = list_all(self._requests, looked_up, {}), self._patience.now()
+            return {
+                node: watched.steady(pods.owned(there, one["metadata"]["uid"]), _stamp(one), now)
+                for node, one in waiting.items()
+            }
+
+        self._wait(made, look)
+
+    def _make(self, commands: Sequence[str], wanted: Callable[[str], Object]) -> dict[str, Object]:
+        """One object for each node that is still ready, as the API server has it."""
+        made: dict[str, Object] = {}
+        for node in self.ready() if commands else ():
+            one = wanted(node)
+            self._tell(f"{applying.title(one)}: {','.join(commands)}")
+            try:
+                made[node], outcome = applying.ensure(self._requests, one, self._patience)
+            except NodewiseError as error:
+                self.steps[node].append(Step(applying.title(one), "failed", str(error)))
+            else:
+                self.steps[node].append(Step(applying.title(one), outcome))
+        return made
+
+    def _wait(
+        self, waiting: dict[str, Object], look: Callable[[Mapping[str, Object]], Mapping[str, Progress]]
+    ) -> None:
+        """Until all are done, or failed, or there is no time left."""
+        while waiting:
+            progress = self._look(waiting, look)
+            for node in [node for node, one in progress.items() if one.is_done or one.has_failed]:
+                self._patience.hurry()
+                del waiting[node]
+                if progress[node].has_failed:
+                    self._fail(node, progress[node].why)
+            if waiting and self._patience.is_over:
+                for node in waiting:
+                    self._fail(node, f"not ready after {self._patience.timeout_s:g} s: {progress[node].why}")
+                return
+            if waiting:
+                self._tell(f"waiting for {_some(waiting)}: {progress[next(iter(waiting))].why}")
+                self._patience.pause()
+
+    def _look(
+        self,
+        waiting: Mapping[str, Object],
+        look: Callable[[Mapping[str, Object]], Mapping[str, Progress]],
+    ) -> Mapping[str, Progress]:
+        """An API server that does not answer may answer later."""
+        try:
+            return look(waiting)
+        except Unavailable as error:
+            return dict.fromkeys(waiting, Progress(why=str(error)))
+
+    def _fail(self, node: str, why: str) -> None:
+        self.steps[node][-1] = self.steps[node][-1]._replace(error=why)
+
+
+def _stamp(made: Object) -> str:
+    return str(made["metadata"]["annotations"][objects.MADE_FROM])
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *others = names
+    return f"{len(others) + 1} nodes, {first} among them" if others else f"node {first}"
+
+
+def _share(requests: Requests, wanted: Sequence[Object], patience: Patience, tell: Tell) -> list[Step]:
+    """What all nodes share, up to the first object that cannot be made."""
+    steps: list[Step] = []
+    for one in wanted:
+        tell(applying.title(one))
+        try:
+            steps.append(Step(applying.title(one), applying.ensure(requests, one, patience).outcome))
+        except NodewiseError as error:
+            return [*steps, Step(applying.title(one), "failed", str(error))]
+    return steps

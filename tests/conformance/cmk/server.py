@@ -1,0 +1,258 @@
+"""A small API server of whatever version, for those that cannot be had any more. Real ones are in `tests/cluster`.
+
+It keeps what it is sent, checks versions of objects as API servers do, and remembers every request. What nodes and
+controllers do with pods is a function of the test's.
+"""
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+Object = dict[str, Any]
+_FOLDERS: Final = ("pods", "daemonsets", "nodes")
+
+
+class Request(NamedTuple):
+    """One that changed something, or was to."""
+
+    verb: str
+    path: str
+    body: Any
+    content_type: str = ""
+
+
+class Refusal(NamedTuple):
+    """What requests of a verb for paths with this part are answered."""
+
+    verb: str
+    part: str
+    status: int
+    message: str
+    reason: str = ""
+
+
+class Server:
+    """Objects by path, from `serving`."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.objects: dict[str, Object] = {}
+        self.requests: list[Request] = []
+        self.refusals: list[Refusal] = []
+        self.behave: Callable[[Server], None] = nodes_at_work
+        """Called before each look at pods."""
+        self.looks = 0
+        self.url = ""
+        self._numbers = itertools.count(1)
+        self.lock = threading.RLock()
+
+    def put(self, path: str, obj: Object) -> Object:
+        """Keep an object as it is, with a UID and a version."""
+        with self.lock:
+            number = str(next(self._numbers))
+            metadata = {"uid": f"uid-{number}", **obj.get("metadata", {}), "resourceVersion": number}
+            self.objects[path] = {**obj, "metadata": metadata}
+            return self.objects[path]
+
+    def node(self, name: str, **spec: Any) -> Object:
+        """Make a node."""
+        return self.put(f"/api/v1/nodes/{name}", {"kind": "Node", "metadata": {"name": name}, "spec": spec})
+
+    def folder(self, end: str) -> dict[str, Object]:
+        """Objects in folders of this plural, by path."""
+        return {path: obj for path, obj in self.objects.items() if path.split("/")[-2] == end}
+
+    def sent(self, verb: str, end: str) -> list[Any]:
+        """Bodies of the requests of a verb to paths with such an end, in order."""
+        return [one.body for one in self.requests if one.verb == verb and one.path.endswith(end)]
+
+    def kubeconfig(self, folder: Path) -> Path:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": {"server": self.url}}],
+            "users": [{"name": "test", "user": {}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "current-context": "test",
+        }
+        file = folder / "older.kubeconfig"
+        file.write_text(json.dumps(config))
+        return file
+
+    def answer(self, verb: str, target: str, body: Any, content_type: str) -> tuple[int, Any]:
+        """Status and body."""
+        url = urlsplit(target)
+        path = unquote(url.path)
+        with self.lock:
+            if verb != "GET":
+                self.requests.append(Request(verb, path, body, content_type))
+            for one in self.refusals:
+                if one.verb == verb and one.part in path:
+                    return one.status, _status(one.status, one.message, one.reason)
+            if path == "/version":
+                return 200, {"gitVersion": self.version}
+            if verb == "GET" and path.split("/")[-1] in _FOLDERS:
+                return self._list(path, parse_qs(url.query))
+            if verb == "POST":
+                return self._create(f"{path}/{body['metadata']['name']}", body)
+            return self._of_one(verb, path, body, content_type)
+
+    def _list(self, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
+        if path.endswith("/pods"):
+            self.looks += 1
+            self.behave(self)
+        wanted = dict(one.split("=", 1) for one in ",".join(query.get("labelSelector", [])).split(",") if one)
+        items = [
+            obj
+            for at, obj in self.objects.items()
+            if at.rpartition("/")[0] == path
+            and wanted.items() <= (obj["metadata"].get("labels") or {}).items()
+        ]
+        return 200, {"kind": "List", "metadata": {}, "items": items}
+
+    def _create(self, path: str, body: Object) -> tuple[int, Any]:
+        if path in self.objects:
+            return 409, _status(409, f"{path} already exists", "AlreadyExists")
+        return 201, self.put(path, body)
+
+    def _of_one(self, verb: str, path: str, body: Any, content_type: str) -> tuple[int, Any]:
+        found = self.objects.get(path.removesuffix("/status"))
+        if found is None:
+            return 404, _status(404, f"{path} not found", "NotFound")
+        if verb == "DELETE":
+            return self._delete(path, found, body or {})
+        if verb == "PUT":
+            return self._replace(path, found, body)
+        if verb == "PATCH":
+            return self._patch(path.removesuffix("/status"), found, body, content_type)
+        return 200, found
+
+    def _replace(self, path: str, found: Object, body: Object) -> tuple[int, Any]:
+        seen = body["metadata"].get("resourceVersion")
+        if seen not in (None, found["metadata"]["resourceVersion"]):
+            return 409, _status(409, "the object has been modified", "Conflict")
+        kept = {"uid": found["metadata"]["uid"]}
+        return 200, self.put(path, {**body, "metadata": {**body["metadata"], **kept}})
+
+    def _patch(self, path: str, found: Object, body: Any, content_type: str) -> tuple[int, Any]:
+        try:
+            return 200, self.put(path, _patched(found, body, content_type))
+        except KeyError as error:
+            return 422, _status(422, f"the path {error} is nonexistent", "Invalid")
+
+    def _delete(self, path: str, found: Object, options: Object) -> tuple[int, Any]:
+        uid = options.get("preconditions", {}).get("uid", found["metadata"]["uid"])
+        if uid != found["metadata"]["uid"]:
+            return 409, _status(409, "the UID is another one", "Conflict")
+        del self.objects[path]
+        for at, obj in list(self.objects.items()):
+            if any(one["uid"] == uid for one in obj["metadata"].get("ownerReferences", ())):
+                del self.objects[at]
+        return 200, found
+
+
+def nodes_at_work(server: Server) -> None:
+    """Nodes and controllers on which all goes well."""
+    for path, daemon_set in server.folder("daemonsets").items():
+        folder = "/api/v1" + path[path.index("/namespaces") :].replace("/daemonsets", "/pods") + "-abc"
+        template = daemon_set["spec"]["template"]
+        about = template["metadata"] | {
+            "name": folder.rpartition("/")[2],
+            "ownerReferences": [{"uid": daemon_set["metadata"]["uid"]}],
+        }
+        old = server.objects.get(folder)
+        if old is None or old["spec"] != template["spec"]:
+            server.put(folder, {"kind": "Pod", "metadata": about, "spec": template["spec"]})
+    for path, pod in server.folder("pods").items():
+        if pod.get("status"):
+            continue
+        is_once = pod["spec"]["restartPolicy"] == "Never"
+        pod["status"] = {"phase": "Succeeded"} if is_once else running(pod)
+        server.objects[path] = pod
+
+
+def running(pod: Object) -> Object:
+    """The status of a pod all of whose containers run."""
+    containers = [
+        {"name": one["name"], "ready": True, "restartCount": 0, "state": {"running": {}}}
+        for one in pod["spec"]["containers"]
+    ]
+    return {"phase": "Running", "containerStatuses": containers}
+
+
+def _status(code: int, message: str, reason: str) -> Object:
+    return {"kind": "Status", "code": code, "message": message, "reason": reason}
+
+
+def _patched(found: Object, body: Any, content_type: str) -> Object:
+    """Merge patches, and `add`, `replace`, `remove` of JSON patches, of keys in mappings only."""
+    whole: Object = json.loads(json.dumps(found))
+    if not content_type.startswith("application/json-patch"):
+        return _merged(whole, body)
+    for operation in body:
+        *parents, last = [
+            part.replace("~1", "/").replace("~0", "~") for part in operation["path"][1:].split("/")
+        ]
+        place = whole
+        for part in parents:
+            place = place.setdefault(part, {}) if part == "metadata" else place[part]
+        if operation["op"] == "test":
+            if place.get(last) != operation["value"]:
+                raise KeyError(operation["path"])
+        elif operation["op"] == "remove":
+            del place[last]
+        else:
+            place[last] = operation["value"]
+    return whole
+
+
+def _merged(found: Any, change: Any) -> Any:
+    if not isinstance(change, dict):
+        return change
+    kept = found if isinstance(found, dict) else {}
+    merged = {key: _merged(kept.get(key), value) for key, value in change.items() if value is not None}
+    return {**{key: value for key, value in kept.items() if key not in change}, **merged}
+
+
+@contextmanager
+def serving(version: str) -> Iterator[Server]:
+    """An API server of this version, empty."""
+    server = Server(version)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            content_type = self.headers.get("Content-Type", "")
+            code, answer = server.answer(self.command, self.path, body, content_type)
+            data = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - the library's names
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    server.url = f"http://127.0.0.1:{http.server_port}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
