@@ -2,16 +2,18 @@
 
 Flags are translated before the command line is parsed. Go's flag package takes `-name`, `--name`, `-name value` and
 `-name=value`, and stops at the first other argument. A variable counts where neither a flag nor our own variable says
-something; one whose value the older program did not take leaves the default, as there, but is told.
+something; one whose value the older program did not take leaves the default, as there, but is told. docopt, which
+CMK used, takes `--name=value`, `--name value` and any beginning of a name that only one option has.
+The standard library is enough until something has to be logged: `cmk isolate` starts in workloads' containers.
 Sources: Telemetry Aware Scheduling 0.7 and GPU Aware Scheduling 0.5.6 `cmd/main.go`; klog v2 `klog.go`;
-kube-safe-scheduler `agents/*`, `main.go`.
+kube-safe-scheduler `agents/*`, `main.go`; CPU Manager for Kubernetes 1.5.2 `cmk.py`, 1.4.1 for `--conf-dir`.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from nodewise.observe import logs
+from nodewise.errors import BadSettings, Problem
 
 
 class Flag(NamedTuple):
@@ -88,7 +90,7 @@ def _translated(left: list[str], table: Mapping[str, Flag]) -> Iterator[str]:
         if not equals and left and (not flag.boolean or left[0] in _TRUE | _FALSE):
             value = left.pop(0)
         if not flag.name:
-            logs.later("option_ignored", option=argument)
+            _later("option_ignored", option=argument)
         elif flag.name == "--log-level":
             yield from ("--log-level", "debug" if value.isdecimal() and int(value) >= _DEBUG else "info")
         elif flag.boolean:
@@ -107,9 +109,15 @@ def _bounded(flag: Flag, argument: str, value: str) -> str:
     if not value.isdecimal():
         return value
     if flag.most is not None and int(value) > flag.most:
-        logs.later("option_limited", option=argument, value=value, limit=flag.most)
+        _later("option_limited", option=argument, value=value, limit=flag.most)
         return str(flag.most)
     return flag.zero if flag.zero and not int(value) else value
+
+
+def _later(event: str, **fields: Any) -> None:
+    from nodewise.observe import logs
+
+    logs.later(event, **fields)
 
 
 _DEBUG: Final = 4
@@ -171,7 +179,132 @@ def of_variable(field: str, environment: Mapping[str, str]) -> str | None:
         return None
     found = variable.read(text)
     if found is None:
-        logs.later("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.wanted)
+        _later("variable_ignored", variable=variable.name, seen=text[:80], wanted=variable.wanted)
     elif field == "log_level":
-        logs.later("log_level_set", whatever_level=True, value=text)
+        _later("log_level_set", whatever_level=True, value=text)
     return found
+
+
+def _same(*names: str, boolean: bool = False) -> Mapping[str, Flag]:
+    """Flags that are called the same here."""
+    return {name: Flag(f"--{name}", boolean=boolean) for name in names}
+
+
+_POOLS: Final = _same(
+    "num-exclusive-cores", "num-shared-cores", "exclusive-mode", "shared-mode", "excl-non-isolcpus"
+)
+_IMAGE: Final = _same("cmk-img", "cmk-img-pol", "install-dir", "saname")
+_STATE: Final = _same("namespace", "conf-dir")
+_LOOP: Final = {**_same("interval"), **_same("publish", boolean=True)}
+_IGNORED: Final = {"conf-dir": Flag()}
+"""Manifests of old give it to commands that never had a directory, or whose state is a ConfigMap."""
+
+CMK: Final[Mapping[str, Mapping[str, Flag]]] = {
+    "cluster-init": {
+        **_same("host-list", "cmk-cmd-list", "pull-secret", "cafile", "insecure", "namespace"),
+        **_same("all-hosts", "no-taint", boolean=True),
+        **_POOLS,
+        **_IMAGE,
+        **_IGNORED,
+    },
+    "init": {**_POOLS, **_STATE, "socket-id": Flag()},
+    "discover": {**_STATE, **_same("no-taint", boolean=True)},
+    "describe": _STATE,
+    "reconcile": {**_STATE, **_LOOP},
+    "isolate": {**_STATE, **_same("pool", "socket-id"), **_same("no-affinity", boolean=True)},
+    "install": {**_same("install-dir"), **_IGNORED},
+    "node-report": {**_STATE, **_LOOP},
+    "uninstall": {**_STATE, **_same("install-dir")},
+    "webhook": {**_same("conf-file", "cafile", "insecure"), **_IGNORED},
+    "reconfigure": {**_POOLS, **_STATE, **_same("install-dir", "node-name")},
+    "reconfigure_setup": {**_POOLS, **_IMAGE, **_same("namespace"), **_IGNORED},
+    "reaffinitize": {**_STATE, **_same("node-name")},
+}
+"""The subcommands of CMK with their options. Of the newer options of our own only whole names are taken."""
+
+
+_ASKING: Final = _same("help", "version", boolean=True)
+
+
+def cmk(arguments: Sequence[str]) -> list[str]:
+    """A command line of `cmk` as one of `nodewise`; of `isolate` nothing is changed, `cpu.node` reads its options.
+
+    Options may stand before the subcommand as well, and the version may be asked for anywhere before `--`.
+    BadSettings for what docopt would not have understood either.
+    """
+    words, verbatim = until(arguments, "--")
+    at = _subcommand(words)
+    if at is not None and words[at] == "isolate":
+        return ["cpu", *arguments[at : at + 1], *arguments[:at], *arguments[at + 1 :]]
+    command = words[at : at + 1] if at is not None else []
+    table = CMK.get("".join(command), {})
+    found = docopt(words if at is None else words[:at] + words[at + 1 :], table)
+    return ["--version"] if "--version" in found else ["cpu", *command, *found, *verbatim]
+
+
+def until(words: Sequence[str], end: str) -> tuple[list[str], list[str]]:
+    """The words before `end`, and the others."""
+    at = words.index(end) if end in words else len(words)
+    return list(words[:at]), list(words[at:])
+
+
+def _subcommand(words: Sequence[str]) -> int | None:
+    """Where it stands: the first word that is neither an option nor an option's value."""
+    every = {name: flag for table in (*CMK.values(), _ASKING) for name, flag in table.items()}
+    value_of_option = False
+    for at, word in enumerate(words):
+        name, equals, _ = word.partition("=")
+        if not value_of_option and not word.startswith("-"):
+            return at
+        flags = [every[one] for one in _candidates(name, every)]
+        value_of_option = (
+            not value_of_option and not equals and bool(flags) and not any(flag.boolean for flag in flags)
+        )
+    return None
+
+
+def docopt(words: Sequence[str], table: Mapping[str, Flag]) -> list[str]:
+    """Options with their whole names and `=` before the value. What the table does not know stays as it is.
+
+    BadSettings for the beginning of several names, for a value that is missing, and for one where none belongs.
+    """
+    return list(_whole_options(list(words), dict(table) | dict(_ASKING)))
+
+
+def _whole_options(left: list[str], table: Mapping[str, Flag]) -> Iterator[str]:
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        candidates = _candidates(name, table)
+        if not candidates:
+            yield word
+            continue
+        if len(candidates) > 1:
+            raise _misused(name, "the beginning of several options", _listed(candidates))
+        flag = table[candidates[0]]
+        if flag.boolean and equals:
+            raise _misused(f"--{candidates[0]}", f"the value {value!r}", "none")
+        if not flag.boolean and not equals:
+            if not left:
+                raise _misused(f"--{candidates[0]}", "no value", "one")
+            value = left.pop(0)
+        if not flag.name:
+            _later("option_ignored", option=f"--{candidates[0]}")
+        else:
+            yield flag.name if flag.boolean else f"{flag.name}={value}"
+
+
+def _candidates(option: str, table: Mapping[str, Flag]) -> list[str]:
+    """The names that an option may stand for: its own, or those that it is the beginning of."""
+    name = option.removeprefix("--")
+    if name == option or not name:
+        return []
+    return [name] if name in table else [one for one in table if one.startswith(name)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "one of " + ", ".join(f"--{name}" for name in names)
+
+
+def _misused(option: str, seen: str, wanted: str) -> BadSettings:
+    return BadSettings("cannot read the command line", [Problem(option, seen, wanted)])

@@ -13,6 +13,7 @@ import structlog
 from click.testing import CliRunner
 
 from nodewise.cli import legacy, settings
+from nodewise.errors import BadSettings
 from nodewise.observe import logs
 
 
@@ -132,3 +133,56 @@ def test_flags_and_new_variables_win_over_old_ones_and_these_over_the_file() -> 
     assert (found.port, found.safe_utilization, found.safe_percentile) == (3, 72, 71)
     assert found.num_resources == 4
     assert [line["variable"] for line in lines] == ["SAFEPERCENTILE"]
+
+
+CMK = {
+    "an option as it is": (["init", "--num-shared-cores=2"], ["cpu", "init", "--num-shared-cores=2"]),
+    "its value beside it": (["init", "--num-shared-cores", "2"], ["cpu", "init", "--num-shared-cores=2"]),
+    "a value with a dash": (["init", "--excl-non-isolcpus", "-1"], ["cpu", "init", "--excl-non-isolcpus=-1"]),
+    "a value with an equals sign": (["webhook", "--conf-file=a=b"], ["cpu", "webhook", "--conf-file=a=b"]),
+    "the beginning of a name": (["init", "--num-ex=2", "--sh", "spread"],
+                                ["cpu", "init", "--num-exclusive-cores=2", "--shared-mode=spread"]),
+    "a whole name that is the beginning of another": (["cluster-init", "--cmk-img=a", "--all"],
+                                                      ["cpu", "cluster-init", "--cmk-img=a", "--all-hosts"]),
+    "before the subcommand": (["--num-ex", "2", "init", "--namespace=n"],
+                              ["cpu", "init", "--num-exclusive-cores=2", "--namespace=n"]),
+    "what is dropped": (["init", "--socket-id=1"], ["cpu", "init"]),
+    "a directory where there is none": (["install", "--conf-dir", "/etc/cmk"], ["cpu", "install"]),
+    "a directory": (["reconcile", "--conf-dir=/x", "--pub"], ["cpu", "reconcile", "--conf-dir=/x", "--publish"]),
+    "an option of our own": (["init", "--sysfs", "/x"], ["cpu", "init", "--sysfs", "/x"]),
+    "help": (["reconcile", "--he"], ["cpu", "reconcile", "--help"]),
+    "help by one letter": (["-h"], ["cpu", "-h"]),
+    "the version": (["--version"], ["--version"]),
+    "the version of a subcommand": (["reconcile", "--pub", "--vers"], ["--version"]),
+    "behind two dashes": (["init", "--", "--version"], ["cpu", "init", "--", "--version"]),
+    "isolate": (["isolate", "--poo=x", "python", "--version"], ["cpu", "isolate", "--poo=x", "python", "--version"]),
+    "nothing": ([], ["cpu"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "ours"), CMK.values(), ids=CMK)
+def test_command_lines_of_cmk(given: list[str], ours: list[str]) -> None:
+    assert legacy.cmk(given) == ours
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            ["init", "--num=2"],
+            "--num: the beginning of several options; wanted one of --num-exclusive-cores, --num-shared-cores",
+        ),
+        (["init", "--num-shared"], "--num-shared-cores: no value"),
+        (["reconcile", "--publish=no"], "--publish: the value 'no'; wanted none"),
+    ],
+)
+def test_what_docopt_does_not_understand(given: list[str], told: str) -> None:
+    with pytest.raises(BadSettings) as caught:
+        legacy.cmk(given)
+    assert told in str(caught.value)
+
+
+def test_what_has_no_meaning_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    legacy.cmk(["install", "--conf-dir=/etc/cmk"])
+    logs.configure("warning")
+    assert "option=--conf-dir" in capsys.readouterr().err
