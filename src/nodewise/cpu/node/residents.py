@@ -4,12 +4,14 @@ Process and thread ids are the host's, as `proc` is; to give a thread other CPUs
 """
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from nodewise.cpu import cpulist, procfs
-from nodewise.cpu.node import peers
-from nodewise.errors import Problem, Refused
+from nodewise.cpu.node import confinement, peers
+from nodewise.cpu.node.confinement import Confinement
+from nodewise.errors import Problem, Refused, Unavailable
 
 
 def find(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]:
@@ -47,3 +49,14 @@ def assign(thread: int, cpus: frozenset[int]) -> None:
         raise Refused(
             "cannot keep a thread on its CPUs", [Problem(f"thread {thread}", str(error), wanted)]
         ) from error
+
+
+def read_confinement(proc: Path, pid: int) -> Confinement:
+    """What a process may use, by its first thread; Unavailable if it is gone."""
+    file = proc / f"{pid}/status"
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise Unavailable("cannot tell what a container has", [Problem(str(file), str(error), "")]) from error
+    lists = dict(re.findall(r"^(Cpus|Mems)_allowed_list:\s*(\S+)", text, re.MULTILINE))
+    return confinement.parse(lists.get("Cpus", ""), lists.get("Mems", ""), str(file))
