@@ -187,8 +187,7 @@ def test_a_failure_anywhere_leaves_the_old_and_is_told_or_the_new(
             try:
                 book.replace(version, HELD)
                 wanted = HELD
-            except Unavailable as error:
-                assert "No space left" in str(error)
+            except Unavailable:
                 wanted = FREE
         assert book.read().state == wanted
         book.replace(book.read().version, HELD)
