@@ -197,6 +197,31 @@ EVENTS: Final[dict[str, Event]] = {
         "A task may run on other CPUs than those of its list: it changed its affinity (`isolate --no-affinity` is for"
         " that), or somebody else did, such as a kubelet with the static policy.",
     ),
+    "cpu_doubtful": Event(
+        "warning",
+        "A task's wrapper is gone, and processes may be left of it that we may not look at, so its CPU list is not"
+        " freed. Run `reconcile` as root with the capability SYS_PTRACE, or leave it to the node agent.",
+    ),
+    "cpu_webhook_mutual": Event(
+        "info",
+        "The webhook serves who shows a certificate of `cafile`. The API server shows one only if its"
+        " --admission-control-config-file says so: `nodewise cpu webhook --print-admission-config` writes it.",
+    ),
+    "cpu_webhook_any_client": Event(
+        "warning",
+        "The webhook serves everybody who reaches its port (`--insecure`): it shows a certificate and asks for none, as"
+        " the API server has none to show unless `nodewise cpu webhook --print-admission-config` was made use of.",
+    ),
+    "cpu_pod_mutated": Event("info", "A pod that asks for cores in `namespace` was given what it lacked."),
+    "cpu_pod_refused": Event(
+        "warning",
+        "A review of the API server has an object that cannot be mutated; it was told `error`. If it is no pod, the"
+        " rules of the MutatingWebhookConfiguration send too much.",
+    ),
+    "cpu_mutations_read": Event("info", "The mutations changed, and pods get the new ones from now on."),
+    "cpu_mutations_failed": Event(
+        "warning", "The mutations changed and cannot be used; pods get the last good ones. `error` says why."
+    ),
     "cpu_waiting": Event("info", "So many seconds until the next round (`--interval`)."),
     "cpu_round_failed": Event("warning", "A round of `--interval` failed; the next one tries again."),
     "cpu_report_skipped": Event(
@@ -348,5 +373,13 @@ METRICS: Final[dict[str, Metric]] = {
         "When a certificate in use expires, of a CA bundle the first to do so; Unix time. `certificate` is serving,"
         " client_ca, kube_client, kube_ca, prometheus_client, prometheus_ca, or clients: the first of theirs.",
         ("certificate",),
+    ),
+    "cpu_reviews_total": Metric(
+        "counter",
+        "Pods that the API server sent to the webhook: mutated, untouched or refused.",
+        ("outcome",),
+    ),
+    "cpu_mutations_failing": Metric(
+        "gauge", "1 while the webhook's mutations changed and cannot be used, and the last good ones are."
     ),
 }

@@ -1,5 +1,6 @@
 """Options that several of the CPU manager's commands take, and what they choose: a book, a cluster, a machine."""
 
+import json
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -8,9 +9,11 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cpu import names, speed_select, sysfs, topology
+from nodewise.cpu import names, sysfs, topology
 from nodewise.cpu.book import Book
+from nodewise.cpu.cluster import reports
 from nodewise.cpu.cluster.blocking import BlockingRequests
+from nodewise.cpu.node.machine import NO_LABELS, fetch_labels
 from nodewise.cpu.pools import Ask
 from nodewise.cpu.requests import Requests
 from nodewise.cpu.topology import Topology
@@ -26,6 +29,7 @@ Given = Mapping[str, Any]
 _LEVELS: Final[Mapping[str, str]] = {
     "critical": "error", "error": "error", "warning": "warning", "info": "info", "debug": "debug",
 }  # fmt: skip
+_REQUESTS: Final = "nodewise.cli.cpu.requests"
 _INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 """The kernel gives the first one this number, and no other (PROC_PID_INIT_INO)."""
 
@@ -114,9 +118,13 @@ def ask(given: Given) -> Ask:
 
 
 def requests(given: Given) -> BlockingRequests:
-    """The API server that `--kubeconfig` names, or ours; the connection ends with the command."""
-    opened = BlockingRequests(KubeOptions(kubeconfig=given["kubeconfig"]))
-    click.get_current_context().call_on_close(opened.close)
+    """The API server that `--kubeconfig` names, or ours: one connection, which ends with the command."""
+    context = click.get_current_context()
+    opened = context.meta.get(_REQUESTS)
+    if opened is None:
+        opened = context.meta[_REQUESTS] = BlockingRequests(KubeOptions(kubeconfig=given["kubeconfig"]))
+        context.call_on_close(opened.close)
+    assert isinstance(opened, BlockingRequests)
     return opened
 
 
@@ -130,6 +138,12 @@ def book(given: Given) -> Book:
 
     asked = requests(given)
     return ConfigMapBook(asked, given["namespace"], node(given, asked))
+
+
+def publish(given: Given, kind: reports.Kind, report: Mapping[str, Any]) -> None:
+    """Have the API server keep this node's newest report of a kind."""
+    asked = requests(given)
+    reports.publish(asked, kind, node(given, asked), given["namespace"], report)
 
 
 def lock_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
@@ -185,29 +199,19 @@ def _pid_namespace() -> str:
         return ""
 
 
-def texts(given: Given) -> Mapping[str, str]:
-    """The machine's files, as `topology` and `speed_select` read them."""
-    return sysfs.read(Path(given["sysfs"]))
-
-
 def machine(given: Given) -> Topology:
     """The machine's sockets, cores and CPUs; BadInput names what of its files cannot be read."""
-    return topology.parse(texts(given))
+    return topology.parse(sysfs.read(Path(given["sysfs"])))
 
 
-def labelled(labels: Mapping[str, str], name: str) -> bool:
-    """Whether Node Feature Discovery says `true` of a feature."""
-    return labels.get(name, "").lower() == "true"
+def labels(given: Given) -> Mapping[str, str]:
+    """The node's labels, which say what its processor can do; none for a directory without a cluster."""
+    if given["conf_dir"] and not given["kubeconfig"]:
+        return NO_LABELS
+    asked = requests(given)
+    return fetch_labels(asked, node(given, asked))
 
 
-def fast_cpus(given: Given, labels: Mapping[str, str]) -> frozenset[int]:
-    """The CPUs of higher base frequency, where SST-BF is on."""
-    if not labelled(labels, names.SST_BF):
-        return frozenset()
-    root = Path(given["sysfs"])
-    return speed_select.fast_cpus(texts(given), sysfs.read_base_mhz(root))
-
-
-def preferences(given: Given, labels: Mapping[str, str]) -> Mapping[int, str] | None:
-    """Of each CPU its energy performance preference, where SST-CP is on; else None."""
-    return speed_select.preferences(texts(given)) if labelled(labels, names.SST_CP) else None
+def print_json(value: Any) -> None:
+    """As CMK printed it: keys in order, two blanks for each level."""
+    click.echo(json.dumps(value, indent=2, sort_keys=True))

@@ -1,0 +1,39 @@
+"""`nodewise cpu discover`: has a node say how many exclusive cores it has."""
+
+from typing import Any
+
+import click
+
+from nodewise.cli.cpu import shared
+from nodewise.cpu.cluster import advertise
+from nodewise.observe import logs
+
+
+def run(*, no_taint: bool, **given: Any) -> None:
+    """Have this node say how many exclusive cores it has, by its resources, a label and a taint.
+
+    Writes only what is not so already, and leaves what others wrote as it is, their taints with it. A kubelet that
+    starts anew takes the resources back: the node agent writes them again.
+
+    \b
+    Example:  nodewise cpu discover --node-name node1
+              nodewise cpu discover --conf-dir /etc/cmk --no-taint
+    """
+    shared.start_logs()
+    counts = advertise.counts(shared.book(given).read().state)
+    asked = shared.requests(given)
+    node = shared.node(given, asked)
+    if not advertise.advertise(asked, node, counts, taint=not no_taint):
+        logs.emit("cpu_advertised", node=node)
+
+
+command = click.Command(
+    "discover",
+    callback=run,
+    help=run.__doc__,
+    short_help="Have a node say how many exclusive cores it has.",
+    params=[
+        *shared.options(*shared.PLACE),
+        click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
+    ],
+)
