@@ -7,9 +7,19 @@ import click
 from nodewise.cli.main import Table
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "init": ("nodewise.cli.cpu.init", "Divide a node's cores into pools."),
+    "discover": ("nodewise.cli.cpu.discover", "Have a node say how many exclusive cores it has."),
+    "describe": ("nodewise.cli.cpu.describe", "A node's pools, and who holds which CPUs."),
+    "reconcile": ("nodewise.cli.cpu.reconcile", "Free what tasks held that are over."),
     "topology": ("nodewise.cli.cpu.topology", "Sockets, cores and CPUs of a machine."),
     "plan": ("nodewise.cli.cpu.plan", "Which cores would go to which pool; changes nothing."),
     "cluster-init": ("nodewise.cli.cpu.cluster_init", "Prepare nodes, from one place."),
+    "reconfigure_setup": (
+        "nodewise.cli.cpu.reconfigure_setup",
+        "Give all nodes other pools, under tasks that run.",
+    ),
+    "uninstall": ("nodewise.cli.cpu.uninstall", "Remove the CPU manager from a node, and from the cluster."),
+    "webhook": ("nodewise.cli.cpu.webhook", "Give pods that ask for cores what they need."),
 }
 
 
