@@ -1,0 +1,232 @@
+"""`nodewise cpu webhook`: gives pods that ask for cores what `isolate` needs; and what it takes to install it."""
+
+import asyncio
+import signal
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from nodewise.cli import settings
+from nodewise.cli.cpu import shared
+from nodewise.cpu.names import DEFAULT_INSTALL_DIR
+from nodewise.cpu.webhook import admission, certificate, config, objects, serving
+from nodewise.cpu.webhook.objects import Installation
+from nodewise.errors import BadSettings, Problem, shown
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.application import Application
+from nodewise.serve.options import AdminOptions, ServeOptions
+
+_WORDS: Final = {
+    **dict.fromkeys(("true", "1", "yes", "y", "on", "t"), True),
+    **dict.fromkeys(("false", "0", "no", "n", "off", "f", ""), False),
+}
+_DRAIN_S: Final = 5.0
+_UNTRUSTED: Final = (
+    "# No certificate is in here (--with-certificate). The Secret {secret} has to hold cert.pem and key.pem, and\n"
+    "# caBundle of the MutatingWebhookConfiguration who signed them.\n"
+)
+
+
+def run(**given: Any) -> None:
+    """Give pods that ask for cores what they need to run `isolate`: the program, the agent's socket, CMK_NUM_CORES.
+
+    The API server calls it for new pods. --conf-file says where it listens and what pods get; what pods get may be
+    edited at any time. Without --insecure the API server has to show a certificate of --cafile, which it does only if
+    it was told to: --print-admission-config writes the two files for that.
+
+    \b
+    Example:  nodewise cpu webhook --conf-file /etc/webhook/server.yaml --insecure true
+              nodewise cpu webhook --print-manifests --with-certificate --namespace cmk | kubectl apply -f -
+              nodewise cpu webhook --print-admission-config /etc/kubernetes/admission --namespace cmk
+    """
+    any_client = is_true(given["insecure"], "--insecure")
+    if given["print_admission_config"]:
+        _print_admission(given)
+    elif given["print_manifests"]:
+        _print_manifests(given)
+    else:
+        shared.start_logs()
+        asyncio.run(_serve(given, any_client=any_client))
+
+
+def is_true(word: str, option: str) -> bool:
+    """What a word means that may be true or false. BadSettings for any other."""
+    found = _WORDS.get(word.strip().lower())
+    if found is None:
+        raise BadSettings("settings", [Problem(option, shown(word), "true or false")])
+    return found
+
+
+def _print_admission(given: shared.Given) -> None:
+    client = admission.Client(given["client_certificate"], given["client_key"])
+    where = given["print_admission_config"]
+    if where == "-":
+        texts = admission.files(admission.DEFAULT_FOLDER, given["namespace"], client)
+        click.echo("---\n".join(f"# {name}\n{text}" for name, text in texts.items()), nl=False)
+        return
+    folder = Path(where).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in admission.files(str(folder), given["namespace"], client).items():
+            (folder / name).write_text(text)
+            click.echo(f"{folder / name}")
+    except OSError as error:
+        found = Problem("--print-admission-config", str(error), "a folder that can be written")
+        raise BadSettings("settings", [found]) from error
+
+
+def _print_manifests(given: shared.Given) -> None:
+    mutual = not is_true(given["insecure"], "--insecure") and _is_told("insecure", "cafile")
+    wish = Installation(
+        namespace=given["namespace"],
+        image=given["image"],
+        install_dir=given["install_dir"],
+        cafile=given["cafile"] if mutual else "",
+        failure_policy=given["failure_policy"],
+        selector=dict(_label(text) for text in given["namespace_selector"]),
+    )
+    made = certificate.make(wish.namespace, datetime.now(UTC)) if given["with_certificate"] else None
+    if made is None:
+        click.echo(_UNTRUSTED.format(secret=objects.SECRET), nl=False)
+    click.echo(objects.printed(objects.objects(wish, made)), nl=False)
+
+
+def _is_told(*parameters: str) -> bool:
+    """Whether any of these was said, and is not the default."""
+    context = click.get_current_context()
+    return any(context.get_parameter_source(one) != click.core.ParameterSource.DEFAULT for one in parameters)
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise BadSettings("settings", [Problem("--namespace-selector", shown(text), "LABEL=VALUE")])
+    return key, value
+
+
+async def _serve(given: shared.Given, *, any_client: bool) -> None:
+    meters = Meters()
+    file = config.server(given["conf_file"])
+    mutations = config.LiveMutations(file.mutations, meters)
+    options = ServeOptions(
+        address=file.binding_address,
+        port=file.port,
+        cert=file.cert,
+        key=file.key,
+        client_ca=given["cafile"],
+        max_body_bytes=serving.LONGEST_BYTES,
+    )
+    server = serving.served(mutations, options, meters, any_client=any_client)
+    admin_app = Application(admin_routes(tuple, meters), meters, max_body_bytes=2**16)
+    admin = admin_server(admin_app, settings.build(AdminOptions, given), meters)
+    came: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number)
+    try:
+        if any_client:
+            logs.emit("cpu_webhook_any_client")
+        else:
+            logs.emit("cpu_webhook_mutual", cafile=given["cafile"])
+        await server.start()
+        await admin.start()
+        if await came.get() == signal.SIGTERM:
+            server.drain()
+            await asyncio.wait([asyncio.create_task(came.get())], timeout=_DRAIN_S)
+    finally:
+        await admin.stop()
+        await server.stop()
+
+
+def _parameters() -> list[click.Parameter]:
+    _, *admin = settings.options(AdminOptions)
+    return [
+        click.Option(
+            ["--conf-file"],
+            default=config.DEFAULT_FILE,
+            show_default=True,
+            metavar="PATH",
+            help="server.yaml, a folder of *.yaml, or a pattern.",
+        ),
+        click.Option(
+            ["--cafile"],
+            default=objects.DEFAULT_CAFILE,
+            show_default=True,
+            metavar="FILE",
+            help="CA of the certificate that the API server has to show.",
+        ),
+        click.Option(
+            ["--insecure"],
+            default="False",
+            show_default=True,
+            metavar="True|False",
+            help="Ask for no certificate: whoever reaches the port is served.",
+        ),
+        *admin,
+        click.Option(
+            ["--print-admission-config"],
+            default="",
+            metavar="DIR|-",
+            help="Write the two files that have the API server show a certificate, and end.",
+        ),
+        click.Option(
+            ["--client-certificate"],
+            default=admission.Client().certificate,
+            show_default=True,
+            metavar="FILE",
+            help="What it shows; a path on its machine.",
+        ),
+        click.Option(
+            ["--client-key"],
+            default=admission.Client().key,
+            show_default=True,
+            metavar="FILE",
+            help="The key of that.",
+        ),
+        click.Option(
+            ["--print-manifests"],
+            is_flag=True,
+            help="Print the objects of the webhook in a cluster, and end. It asks for a certificate only if --cafile or"
+            " --insecure=false is given.",
+        ),
+        click.Option(
+            ["--with-certificate"], is_flag=True, help="Print a new certificate with them, and its key."
+        ),
+        click.Option(
+            ["--namespace"], default="default", show_default=True, help="Where the webhook is to run."
+        ),
+        click.Option(["--image"], default=Installation().image, show_default=True, help="What it runs."),
+        click.Option(
+            ["--install-dir"],
+            default=DEFAULT_INSTALL_DIR,
+            show_default=True,
+            metavar="DIR",
+            help="Where the program is on nodes.",
+        ),
+        click.Option(
+            ["--failure-policy"],
+            type=click.Choice(["Ignore", "Fail"]),
+            default="Ignore",
+            show_default=True,
+            help="What becomes of a pod that asks for cores while the webhook does not answer: it is made without"
+            " them, or refused.",
+        ),
+        click.Option(
+            ["--namespace-selector"],
+            multiple=True,
+            metavar="LABEL=VALUE",
+            help="Only pods of namespaces with this label; repeat it for several. Default: of all but kube-system.",
+        ),
+    ]
+
+
+command = click.Command(
+    "webhook",
+    callback=run,
+    help=run.__doc__,
+    short_help="Give pods that ask for cores what they need.",
+    params=_parameters(),
+)
