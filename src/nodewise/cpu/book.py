@@ -9,7 +9,8 @@ is being reconfigured has an intent beside its state; claims are refused until i
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from nodewise.cpu import state
+from nodewise.cpu import cpulist, state
+from nodewise.cpu.reconfigure import Cpus, Move
 from nodewise.cpu.state import State, Task
 from nodewise.errors import BadInput, Conflict, Problem, Unavailable, shown
 
@@ -25,6 +26,10 @@ class Intent(NamedTuple):
     """The process that carries it out; once it is gone somebody else takes the intent back."""
     since: str
     """When it began, as RFC 3339 has it; for people."""
+    moves: tuple[Move, ...] = ()
+    """What is done to tasks, in this order."""
+    threads: Mapping[str, Cpus] = {}
+    """By `<id>-<start>`, where threads of these tasks may run that were elsewhere than their task before all that."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -32,6 +37,15 @@ class Intent(NamedTuple):
             "tasks": state.as_identities(self.target),
             "by": self.by._asdict(),
             "since": self.since,
+            "moves": [
+                {
+                    "task": move.task._asdict(),
+                    "before": cpulist.format_ranges(move.before),
+                    "after": cpulist.format_ranges(move.after),
+                }
+                for move in self.moves
+            ],
+            "threads": {name: cpulist.format_ranges(cpus) for name, cpus in self.threads.items()},
         }
 
 
@@ -42,7 +56,32 @@ def parse_intent(value: object) -> Intent:
         problem = Problem("intent", shown(value), "an object with config, tasks, by and since")
         raise BadInput("cannot read what the node is being reconfigured to", [problem])
     target = state.parse(fields.get("config"), fields.get("tasks"))
-    return Intent(target, state.parse_task(fields.get("by"), "intent.by"), fields["since"])
+    by = state.parse_task(fields.get("by"), "intent.by")
+    return Intent(target, by, fields["since"], _moves(fields.get("moves")), _threads(fields.get("threads")))
+
+
+def _moves(value: object) -> tuple[Move, ...]:
+    if not isinstance(value, list | None) or not all(isinstance(one, Mapping) for one in value or ()):
+        problem = Problem("intent.moves", shown(value), "a list of objects with task, before and after")
+        raise BadInput("cannot read what the node is being reconfigured to", [problem])
+    return tuple(
+        Move(
+            state.parse_task(one.get("task"), "intent.moves.task"),
+            *(_cpus(one.get(name), f"intent.moves.{name}") for name in ("before", "after")),
+        )
+        for one in value or ()
+    )
+
+
+def _threads(value: object) -> Mapping[str, Cpus]:
+    if not isinstance(value, Mapping | None):
+        problem = Problem("intent.threads", shown(value), "a mapping of threads to CPU lists")
+        raise BadInput("cannot read what the node is being reconfigured to", [problem])
+    return {str(name): _cpus(cpus, f"intent.threads.{name}") for name, cpus in (value or {}).items()}
+
+
+def _cpus(value: object, field: str) -> Cpus:
+    return frozenset(cpulist.parse_list(value if isinstance(value, str) else "", field))
 
 
 class Stored(NamedTuple):

@@ -7,10 +7,12 @@ for as long as its command runs: its end tells the agent that the wrapper is gon
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu import state
+from nodewise.cpu import cpulist, state
+from nodewise.cpu.pools import Ask
+from nodewise.cpu.reconfigure import Move
 from nodewise.cpu.state import Task
 from nodewise.errors import (
     BadInput,
@@ -40,6 +42,13 @@ class ClaimRequest(NamedTuple):
     lists: int = 1
     socket: int | None = None
     affinity: bool = True
+
+
+class ReconfigureRequest(NamedTuple):
+    """Other pools for the node, or with `only_check` whether they could be."""
+
+    ask: Ask
+    only_check: bool = False
 
 
 class ClaimAnswer(NamedTuple):
@@ -80,6 +89,20 @@ def release(task: Task) -> bytes:
     return encode({"do": RELEASE, "task": task._asdict()})
 
 
+def reconfigure(request: ReconfigureRequest) -> bytes:
+    """Answered by `reconfigured`, or an error."""
+    return encode({"do": RECONFIGURE, **request.ask._asdict(), "only_check": request.only_check})
+
+
+def reconfigured(moves: Iterable[Move]) -> bytes:
+    """The moves that were made, or with `only_check` would be."""
+    told = [
+        [move.task.pid, cpulist.format_ranges(move.before), cpulist.format_ranges(move.after)]
+        for move in moves
+    ]
+    return encode({"moves": told})
+
+
 def failed(error: NodewiseError) -> bytes:
     kind = next(name for name, one in _KINDS.items() if isinstance(error, one))
     told = {"kind": kind, "what": error.what, "problems": error.problems, "remedy": error.remedy}
@@ -100,6 +123,35 @@ def parse_claim(fields: Mapping[str, Any]) -> ClaimRequest:
     return given
 
 
+def parse_reconfigure(fields: Mapping[str, Any]) -> ReconfigureRequest:
+    """BadInput names every field that is not as it should be."""
+    first = Ask()._asdict()
+    given = {name: fields.get(name, value) for name, value in first.items()}
+    only_check = fields.get("only_check", False)
+    problems = [
+        Problem(name, shown(value), type(first[name]).__name__)
+        for name, value in given.items()
+        if type(value) is not type(first[name])
+    ]
+    if type(only_check) is not bool:
+        problems.append(Problem("only_check", shown(only_check), "bool"))
+    if problems:
+        raise BadInput("cannot read what pools are wanted", problems)
+    return ReconfigureRequest(Ask(**given), only_check)
+
+
+def parse_reconfigured(fields: Mapping[str, Any]) -> tuple[Move, ...]:
+    """The agent's answer, or the error that it says; of each task only the process id is told."""
+    raise_error(fields)
+    try:
+        return tuple(
+            Move(Task(int(pid)), *(frozenset(cpulist.parse_list(str(cpus))) for cpus in (before, after)))
+            for pid, before, after in fields["moves"]
+        )
+    except (BadInput, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(fields) from error
+
+
 def parse_claimed(fields: Mapping[str, Any]) -> ClaimAnswer:
     """The agent's answer, or the error that it says."""
     raise_error(fields)
@@ -107,8 +159,12 @@ def parse_claimed(fields: Mapping[str, Any]) -> ClaimAnswer:
         cpus = tuple(int(cpu) for cpu in fields["cpus"])
         environment = {str(name): str(text) for name, text in fields["environment"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadInput("cannot read the node agent's answer", [Problem("", shown(fields), "")]) from error
+        raise _unreadable(fields) from error
     return ClaimAnswer(cpus, environment, state.parse_task(fields.get("task"), "task"))
+
+
+def _unreadable(fields: Mapping[str, Any]) -> BadInput:
+    return BadInput("cannot read the node agent's answer", [Problem("", shown(fields), "")])
 
 
 def raise_error(fields: Mapping[str, Any]) -> None:

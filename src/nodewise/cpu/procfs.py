@@ -17,7 +17,6 @@ from nodewise.errors import BadInput, Problem, Unavailable, shown
 
 _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)
 _OVER: Final = frozenset("ZXx")
-"""States of processes that run no more, and only wait for somebody to hear of it."""
 
 
 class Stat(NamedTuple):
@@ -27,6 +26,11 @@ class Stat(NamedTuple):
     state: str
     parent: int
     start: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it runs no more, and only waits for somebody to hear of it."""
+        return self.state in _OVER
 
 
 class Census(NamedTuple):
@@ -72,7 +76,7 @@ def read_processes(proc: Path) -> Census:
             stat = parse_stat((proc / f"{pid}/stat").read_text(encoding="utf-8", errors="surrogateescape"))
         except OSError:
             continue
-        if stat.state in _OVER:
+        if stat.is_over:
             continue
         mark = ""
         try:

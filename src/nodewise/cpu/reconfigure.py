@@ -51,6 +51,21 @@ def plan(state: State, lists: Mapping[str, Mapping[int, Iterable[str]]]) -> Reco
     return Reconfiguration(after, tuple(_Moving(state, after, exclusive).moves()))
 
 
+def carried(cpus: Cpus, before: Cpus, after: Cpus) -> Cpus:
+    """Where a thread that may use `cpus`, which are among `before`, is to be when its task goes on to `after`.
+
+    A thread that its program put on some of the CPUs goes to those in the same places of the order, so that threads
+    which shared no CPU share none afterwards; where the lists are not as long, it stays if it can.
+    """
+    if cpus == before:
+        return after
+    if len(before) == len(after):
+        places = dict(zip(sorted(before), sorted(after), strict=True))
+        return frozenset(places[cpu] for cpu in cpus)
+    stays = cpus <= after
+    return cpus if stays else after
+
+
 def _check(state: State, target: State) -> None:
     problems = []
     for pool in state.pools.values():

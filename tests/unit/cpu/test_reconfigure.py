@@ -75,3 +75,20 @@ def test_a_task_stays_on_its_socket_where_a_list_is_free() -> None:
 def test_a_list_written_with_ranges_survives() -> None:
     before = node({"infra": {"0-2": (A,)}})
     assert reconfigure.plan(before, {"infra": {0: ["0,1,2"]}}).moves == ()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "before", "after", "there"),
+    [
+        ({3, 11}, {3, 11}, {1, 9}, {1, 9}),
+        ({3}, {3, 11}, {1, 9}, {1}),
+        ({11}, {3, 11}, {1, 9}, {9}),
+        ({2}, {1, 2}, {2, 3}, {3}),
+        ({5}, {5, 13}, {3, 11, 5, 13}, {5}),
+        ({3, 11}, {3, 11, 5, 13}, {5, 13}, {5, 13}),
+    ],
+)
+def test_a_thread_on_some_of_its_tasks_cpus_goes_to_as_many(
+    cpus: set[int], before: set[int], after: set[int], there: set[int]
+) -> None:
+    assert reconfigure.carried(frozenset(cpus), frozenset(before), frozenset(after)) == there
