@@ -11,6 +11,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "discover": ("nodewise.cli.cpu.discover", "Have a node say how many exclusive cores it has."),
     "describe": ("nodewise.cli.cpu.describe", "A node's pools, and who holds which CPUs."),
     "reconcile": ("nodewise.cli.cpu.reconcile", "Free what tasks held that are over."),
+    "node-report": ("nodewise.cli.cpu.node_report", "What a node is and has, and what is wrong with it."),
     "topology": ("nodewise.cli.cpu.topology", "Sockets, cores and CPUs of a machine."),
     "plan": ("nodewise.cli.cpu.plan", "Which cores would go to which pool; changes nothing."),
     "cluster-init": ("nodewise.cli.cpu.cluster_init", "Prepare nodes, from one place."),

@@ -27,8 +27,11 @@ _PLURALS: Final[Mapping[str, str]] = {
     "Pod": "pods",
     "Secret": "secrets",
     "Service": "services",
+    "ThirdPartyResource": "thirdpartyresources",
 }
-_OF_THE_CLUSTER: Final = frozenset({"CustomResourceDefinition", "MutatingWebhookConfiguration"})
+_OF_THE_CLUSTER: Final = frozenset(
+    {"CustomResourceDefinition", "MutatingWebhookConfiguration", "ThirdPartyResource"}
+)
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _TRIES: Final = 10
 _FIRST_S: Final = 0.1

@@ -1,0 +1,54 @@
+"""`nodewise cpu reconfigure_setup`: other pools for all nodes, under tasks that run."""
+
+import json
+from typing import Any, Final
+
+import click
+
+from nodewise.cli import exits, tables
+from nodewise.cli.cpu import preparing, shared
+from nodewise.cpu.cluster import fleet
+from nodewise.cpu.cluster.applying import Patience
+
+TIMEOUT_S: Final = 300.0
+
+
+def run(**given: Any) -> None:
+    """Give all nodes that have pools other ones, without ending what runs in them.
+
+    A pod on each node looks first whether it can be done there; nothing is changed unless all of them say so. Then one
+    node after the other is reconfigured, by a pod that is removed when it succeeded. A node on which it fails stays as
+    it was, and ends the command: it can be run again.
+    Exit code 1: it cannot be done on some node, or failed on one.
+
+    \b
+    Example:  nodewise cpu reconfigure_setup --num-exclusive-cores 6 --num-shared-cores 2
+              nodewise cpu reconfigure_setup --num-exclusive-cores 6 --check -o json
+    """
+    shared.start_logs()
+    wish = preparing.wish(given)
+    requests = shared.requests(given)
+
+    def patience() -> Patience:
+        return Patience(given["timeout_s"])
+
+    with preparing.telling() as tell:
+        names = fleet.nodes(requests)
+        report = fleet.reconfigure(requests, names, wish, patience, tell, only_check=given["check"])
+    if given["output"] == "json":
+        click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
+    else:
+        tables.show(["NODE", "RESULT", "DETAIL"], [(*one[:2], one.error or "-") for one in report.nodes])
+    click.get_current_context().exit(exits.DONE if report.is_whole else exits.FAILED)
+
+
+command = click.Command(
+    "reconfigure_setup",
+    callback=run,
+    help=run.__doc__,
+    short_help="Give all nodes other pools, under tasks that run.",
+    params=[
+        click.Option(["--check"], is_flag=True, help="Only look whether it can be done; change nothing."),
+        *preparing.options(TIMEOUT_S),
+    ],
+)

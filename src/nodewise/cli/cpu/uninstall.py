@@ -1,0 +1,137 @@
+"""`nodewise cpu uninstall`: nothing of the CPU manager is left."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from nodewise.cli import tables
+from nodewise.cli.cpu import shared
+from nodewise.cli.cpu.shared import Given
+from nodewise.cpu import procfs, sweep
+from nodewise.cpu.cluster import removal, versions
+from nodewise.cpu.cluster.applying import Patience
+from nodewise.cpu.cluster.removal import Node, Step
+from nodewise.cpu.cluster.versions import Dialect
+from nodewise.cpu.names import DEFAULT_INSTALL_DIR
+from nodewise.cpu.requests import Requests
+from nodewise.cpu.state import State
+
+TIMEOUT_S: Final = 120.0
+
+
+def run(**given: Any) -> None:
+    """Remove the CPU manager from a node: its pods, pools, reports, resources, taint, label and program.
+
+    By default also what all nodes share: the webhook. --scope node leaves that to the others, --scope cluster removes
+    nothing else. While anything runs in a pool nothing is removed: tasks are waited for, for ten seconds. It can be
+    run again, and on several nodes at once. Run it on the node, in a pod with the host's /proc and the folder of the
+    program; elsewhere every task that is written down counts as running, and the program stays.
+
+    \b
+    Example:  nodewise cpu uninstall --scope node
+              nodewise cpu uninstall --scope cluster --crds --kubeconfig ~/.kube/config
+    """
+    shared.start_logs()
+    requests = shared.requests(given)
+    dialect = versions.fetch(requests)
+    steps: list[Step] = []
+    try:
+        if given["scope"] != "cluster":
+            _leave_node(given, requests, dialect, steps.append)
+        if given["scope"] != "node":
+            _leave_cluster(given, requests, dialect, steps.append)
+    finally:
+        _show(steps, given["output"])
+
+
+def _leave_node(given: Given, requests: Requests, dialect: Dialect, tell: Callable[[Step], None]) -> None:
+    name = shared.node(given, requests)
+    is_here, swept = _processes(given, requests, name)
+    node = Node(name, given["namespace"], shared.book({**given, "node_name": name}), swept)
+    removal.leave(requests, node, dialect, Patience(given["timeout_s"]), tell)
+    if is_here:
+        tell(Step(f"program in {given['install_dir']}", _remove_program(given["install_dir"])))
+    else:
+        tell(Step(f"program in {given['install_dir']}", f"not looked for: this is not node {name}"))
+
+
+def _leave_cluster(given: Given, requests: Requests, dialect: Dialect, tell: Callable[[Step], None]) -> None:
+    namespace = given["namespace"]
+    shared_objects = [
+        *removal.webhook(namespace, dialect),
+        *(removal.definitions(dialect) if given["crds"] else ()),
+    ]
+    removal.leave_cluster(requests, namespace, shared_objects, dialect, Patience(given["timeout_s"]), tell)
+
+
+def _processes(given: Given, requests: Requests, name: str) -> tuple[bool, removal.Swept | None]:
+    """Whether the processes that we see are the node's, and then what says which tasks are over."""
+    proc = shared.proc(given)
+    boot = procfs.read_boot(proc)
+    if removal.boot_of(requests, name) not in {"", boot}:
+        click.echo(f"nodewise: not on node {name}: tasks that are over are not known as such", err=True)
+        return False, None
+
+    def swept(state: State) -> State:
+        return sweep.sweep(state, procfs.read_processes(proc).processes, boot).state
+
+    return True, swept
+
+
+def _remove_program(folder: str) -> str:
+    program = Path(folder) / "cmk"
+    if not program.is_symlink() and not program.exists():
+        return "not there"
+    program.unlink()
+    return "removed"
+
+
+def _show(steps: list[Step], output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps({"steps": [step._asdict() for step in steps]}, indent=2, sort_keys=True))
+    elif steps:
+        tables.show(["OBJECT", "OUTCOME"], [tuple(step) for step in steps])
+    sys.stdout.flush()
+
+
+command = click.Command(
+    "uninstall",
+    callback=run,
+    help=run.__doc__,
+    short_help="Remove the CPU manager from a node, and from the cluster.",
+    params=[
+        click.Option(
+            ["--scope"],
+            type=click.Choice(["all", "node", "cluster"]),
+            default="all",
+            show_default=True,
+            help="The node's part, what all nodes share, or both.",
+        ),
+        click.Option(
+            ["--crds"], is_flag=True, help="With what all share: the kinds of reports, and all reports."
+        ),
+        click.Option(
+            ["--install-dir"],
+            default=DEFAULT_INSTALL_DIR,
+            show_default=True,
+            metavar="DIR",
+            help="Folder that the program is in.",
+        ),
+        *shared.options(*shared.PLACE, "proc_fs"),
+        click.Option(
+            ["--timeout", "timeout_s"],
+            type=click.FloatRange(min=0, min_open=True),
+            default=TIMEOUT_S,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long to wait until pods are gone.",
+        ),
+        click.Option(
+            ["-o", "--output"], type=click.Choice(["table", "json"]), default="table", show_default=True
+        ),
+    ],
+)

@@ -1,0 +1,228 @@
+"""Takes the CPU manager away again: from one node, and what all nodes share.
+
+Whether something still runs in a pool is looked at before anything is removed, so a node with running tasks stays as
+it is. What is not there is removed already: everything can be done again, in any order, on any number of nodes.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from nodewise.cpu import book as books
+from nodewise.cpu.book import Book, Stored
+from nodewise.cpu.cluster import advertise, applying, objects, reports, setup
+from nodewise.cpu.cluster.applying import Patience
+from nodewise.cpu.cluster.versions import Dialect
+from nodewise.cpu.pools import INFRA
+from nodewise.cpu.requests import Object, Requests
+from nodewise.cpu.state import State
+from nodewise.errors import Conflict, Problem, Unavailable
+from nodewise.kube.api import NotFound
+from nodewise.kube.resources import NODES, PODS, Resource
+
+Swept = Callable[[State], State]
+"""The state without the tasks that are over, as the node's processes say."""
+
+TASKS_S: Final = 10.0
+"""How long tasks that run are waited for."""
+_SHARED_PODS: Final = ("cmk-cluster-init-pod", "cmk-discover-pod", "cmk-init-pod", "cmk-install-pod")
+_SHARED_DAEMON_SETS: Final = ("cmk-node-report-ds-all", "cmk-reconcile-ds-all")
+_DAEMON_SETS: Final = "daemonsets"
+
+
+class Step(NamedTuple):
+    """One thing, and what was done about it: removed, or not there."""
+
+    name: str
+    outcome: str
+
+
+Tell = Callable[[Step], None]
+
+
+class Node(NamedTuple):
+    """A node to leave."""
+
+    name: str
+    namespace: str
+    book: Book
+    swept: Swept | None
+    """None where the node's processes cannot be seen: all tasks that are written down count as running."""
+
+
+def leave(requests: Requests, node: Node, dialect: Dialect, patience: Patience, tell: Tell) -> None:
+    """Remove from a node everything but the program. Unavailable if tasks run: then all is as it was."""
+    _await_no_tasks(node, patience, _own_pods(requests, node), spares_infra=True)
+    for one in _own(requests, node, dialect):
+        _remove(requests, one, patience, tell)
+    _remove_state(node, patience, tell)
+    _remove_reports(requests, node, dialect, tell)
+    gone = Resource("", "v1", "configmaps", "ConfigMap").path(node.namespace, f"cmk-reconfigure-{node.name}")
+    _delete(requests, gone, f"ConfigMap cmk-reconfigure-{node.name}", tell)
+    if not dialect.resources:
+        tell(Step("resources", "not supported by Kubernetes 1.8.0: left as they are"))
+    _withdraw(requests, node, dialect, tell)
+
+
+def leave_cluster(
+    requests: Requests,
+    namespace: str,
+    shared: Iterable[Object],
+    dialect: Dialect,
+    patience: Patience,
+    tell: Tell,
+) -> None:
+    """Remove what all nodes share, such as the webhook, the first of `shared` first."""
+    samples = [_named("Pod", "v1", name, namespace) for name in _SHARED_PODS]
+    samples += [_named("DaemonSet", dialect.daemon_sets, name, namespace) for name in _SHARED_DAEMON_SETS]
+    for one in (*samples, *shared):
+        _remove(requests, one, patience, tell)
+
+
+def definitions(dialect: Dialect) -> Sequence[Object]:
+    """The kinds of reports, whose objects go with them."""
+    return [reports.definition(kind, dialect) for kind in reports.KINDS]
+
+
+def webhook(namespace: str, dialect: Dialect) -> Sequence[Object]:
+    """What `cluster-init` makes of the webhook, the caller first: nothing is called that is going."""
+    if dialect.webhooks == "none":
+        return ()
+    group = f"admissionregistration.k8s.io/{dialect.webhooks}"
+    return [
+        _named("MutatingWebhookConfiguration", group, "cmk-webhook-config", ""),
+        _named("Secret", "v1", "cmk-webhook-certs", namespace),
+        _named("ConfigMap", "v1", "cmk-webhook-configmap", namespace),
+        _named("Service", "v1", "cmk-webhook-service", namespace),
+        _named("Deployment", "apps/v1", "cmk-webhook-deployment", namespace),
+    ]
+
+
+def _named(kind: str, version: str, name: str, namespace: str) -> Object:
+    about = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": version, "kind": kind, "metadata": about}
+
+
+def _own(requests: Requests, node: Node, dialect: Dialect) -> list[Object]:
+    """The pods and DaemonSets that prepare, look after and reconfigure this node, whatever their commands are."""
+    command = f"(?:{'|'.join(objects.ALLOWED)})"
+    name = re.escape(node.name)
+    form = re.compile(
+        rf"cmk-{command}(?:-{command})*-(?:pod|ds)-{name}|cmk-reconfigure(?:-check)?-pod-{name}"
+    )
+    group, _, version = dialect.daemon_sets.rpartition("/")
+    folders = {
+        ("Pod", "v1"): PODS.path(node.namespace),
+        ("DaemonSet", dialect.daemon_sets): Resource(group, version, _DAEMON_SETS, "").path(node.namespace),
+    }
+    return [
+        _named(kind, version, one["metadata"]["name"], node.namespace)
+        for (kind, version), folder in folders.items()
+        for one in setup.list_all(requests, folder, {})
+        if form.fullmatch(one["metadata"]["name"])
+    ]
+
+
+def _own_pods(requests: Requests, node: Node) -> frozenset[str]:
+    """UIDs of the pods of this node's DaemonSets, which run in the pool infra themselves."""
+    there = setup.list_all(requests, PODS.path(node.namespace), {})
+    form = re.compile(rf"cmk-[a-z-]+-ds-{re.escape(node.name)}-[a-z0-9]+")
+    return frozenset(pod["metadata"]["uid"] for pod in there if form.fullmatch(pod["metadata"]["name"]))
+
+
+def _remove(requests: Requests, made: Object, patience: Patience, tell: Tell) -> None:
+    """With a DaemonSet its pods, waited for: they hold a place in the pool infra."""
+    was_there = applying.remove(requests, made, patience)
+    if made["kind"] == "DaemonSet":
+        _remove_pods(requests, made, patience)
+    tell(Step(applying.title(made), "removed" if was_there else "not there"))
+
+
+def _remove_pods(requests: Requests, made: Object, patience: Patience) -> None:
+    about = made["metadata"]
+    params = {"labelSelector": f"app={objects.label(about['name'])}"}
+    for pod in setup.list_all(requests, PODS.path(about["namespace"]), params):
+        applying.remove(requests, {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}, patience)
+
+
+def _running(state: State, spared: Callable[[str, str], bool]) -> Iterator[Problem]:
+    for pool, slot in state.slots:
+        for task in slot.tasks:
+            if not spared(pool.name, task.pod):
+                pod = f" of pod {task.pod}" if task.pod else ""
+                yield Problem(f"pool {pool.name}", f"process {task.pid}{pod} on CPUs {slot.text}", "no task")
+
+
+def _await_no_tasks(
+    node: Node, patience: Patience, own: frozenset[str], *, spares_infra: bool
+) -> Stored | None:
+    """The state on which nothing runs; None if there is none. Unavailable if tasks run for `TASKS_S` still.
+
+    `spares_infra`: tasks of `own` pods, and of pods that nobody wrote down, are no hindrance there.
+    """
+
+    def spared(pool: str, pod: str) -> bool:
+        return spares_infra and pool == INFRA and (not pod or pod in own)
+
+    end = patience.now() + TASKS_S
+    while True:
+        try:
+            stored = node.book.read()
+        except NotFound:
+            return None
+        if stored.intent:
+            raise books.busy(node.book.place, stored.intent)
+        state = node.swept(stored.state) if node.swept else stored.state
+        running = list(_running(state, spared))
+        if not running:
+            return stored
+        if patience.now() >= end:
+            remedy = "end them first; nothing of them was touched"
+            raise Unavailable(f"running tasks on node {node.name}", running, remedy=remedy)
+        patience.pause()
+
+
+def _remove_state(node: Node, patience: Patience, tell: Tell) -> None:
+    while True:
+        stored = _await_no_tasks(node, patience, frozenset(), spares_infra=False)
+        if stored is None:
+            return tell(Step(node.book.place, "not there"))
+        try:
+            node.book.delete(stored.version)
+        except Conflict:
+            continue  # a task came, or went
+        return tell(Step(node.book.place, "removed"))
+
+
+def _remove_reports(requests: Requests, node: Node, dialect: Dialect, tell: Tell) -> None:
+    """In both namespaces: the older program had them in `default`, wherever all else was."""
+    name = reports.name_of(node.name)
+    for kind in reports.KINDS:
+        place = kind.old_resource if dialect.reports == "third-party" else kind.resource
+        for namespace in dict.fromkeys((node.namespace, "default")):
+            _delete(requests, place.path(namespace, name), f"{place.kind} {namespace}/{name}", tell)
+
+
+def _delete(requests: Requests, path: str, title: str, tell: Tell) -> None:
+    try:
+        requests.delete(path)
+    except NotFound:
+        tell(Step(title, "not there"))
+    else:
+        tell(Step(title, "removed"))
+
+
+def _withdraw(requests: Requests, node: Node, dialect: Dialect, tell: Tell) -> None:
+    title = "resources, taint and label"
+    try:
+        was_there = advertise.withdraw(requests, node.name, dialect=dialect)
+    except NotFound:
+        tell(Step(f"Node {node.name}", "not there"))
+    else:
+        tell(Step(title, "removed" if was_there else "not there"))
+
+
+def boot_of(requests: Requests, node: str) -> str:
+    """The boot id of the node's kernel, as its kubelet told it; empty if that is not known."""
+    found: Mapping[str, Any] = applying.find(requests, NODES.path(name=node)) or {}
+    return str((found.get("status") or {}).get("nodeInfo", {}).get("bootID", ""))
