@@ -4,25 +4,33 @@ A container in which tasks hold CPUs has a cpuset of just these CPUs, and of the
 that holds nothing any more gets back what it had before the first task of it.
 
 The agent asks `admit` when a task was written into the state, before it answers the wrapper, and when a task was
-taken out of it; and `check` at each sweep, which is also what puts things right after the kubelet or the agent was
-restarted. While a node is being reconfigured a container has both, the old CPUs and the new ones.
+taken out of it; `widen` before tasks are moved to other CPUs; and `check` at each sweep, which is also what puts
+things right after the kubelet or the agent was restarted. While a node is being reconfigured a container has both, the
+old CPUs and the new ones.
 """
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.cpu import procfs, sweep
 from nodewise.cpu.book import Stored
-from nodewise.cpu.node import confinement, residents
+from nodewise.cpu.node import confinement, residents, threads
 from nodewise.cpu.node.confinement import Confinement, Containers, Cpus
+from nodewise.cpu.node.threads import Thread
 from nodewise.cpu.state import Task
 from nodewise.cpu.topology import Topology
 from nodewise.errors import NodewiseError, Problem
 
 DEFAULT_MEMORY: Final = Path("/run/nodewise/cpusets.json")
 """Lost when the machine boots, as the containers are of which it tells."""
+
+
+Read = Callable[[], Stored]
+"""The node's book, read when it is an enforcer's turn: what was read before may be older than what another one did."""
+_NONE: Final[Mapping[Task, Cpus]] = {}
 
 
 class Checked(NamedTuple):
@@ -32,10 +40,10 @@ class Checked(NamedTuple):
     problems: Sequence[Problem]
 
 
-def held(stored: Stored) -> Mapping[Task, Cpus]:
-    """Of each task its CPUs: during a reconfiguration the old and the new ones."""
+def held(stored: Stored, passing: Mapping[Task, Cpus] = _NONE) -> Mapping[Task, Cpus]:
+    """Of each task its CPUs: during a reconfiguration the old ones, the new ones and those that it is `passing`."""
     states = [stored.state, stored.intent.target] if stored.intent else [stored.state]
-    found: dict[Task, Cpus] = {}
+    found: dict[Task, Cpus] = dict(passing) if stored.intent else {}
     for _, slot in (pair for state in states for pair in state.slots):
         for task in slot.tasks:
             found[task] = found.get(task, frozenset()) | frozenset(slot.cpus)
@@ -80,9 +88,12 @@ def mask_after(mask: Cpus, old: Cpus, new: Cpus, own: Cpus | None) -> Cpus:
 
 
 class _Look(NamedTuple):
-    """The node as it is at one moment: who holds what, whose a process is, and in which container it runs."""
+    """The node as it is at one moment."""
 
-    holding: Mapping[Task, Cpus]
+    should: Mapping[str, Confinement]
+    """What containers should have."""
+    holders: frozenset[str]
+    """Containers in which tasks hold CPUs."""
     own: Mapping[int, Cpus]
     """Of each process of a task's family, by id, the task's CPUs."""
     inside: Mapping[str, Sequence[int]]
@@ -93,7 +104,7 @@ class Enforcer:
     """Confines the containers of one node. Its methods may be called from several threads.
 
     `memory` is the file that says what containers had before; it outlives the agent. `proc` is the host's, and the
-    agent's process ids have to be the host's as well (`affinity.check_pid_namespace`).
+    agent's process ids have to be the host's as well (`threads.check_namespace`).
     """
 
     def __init__(
@@ -104,76 +115,98 @@ class Enforcer:
         self._proc = proc
         self._memory = memory
         self._turn = threading.Lock()
+        self._passing = _NONE
 
-    def admit(self, stored: Stored, container: str, known: sweep.Known | None = None) -> bool:
+    def admit(self, read: Read, container: str, known: sweep.Known | None = None) -> bool:
         """Gives one container what it should have by now; whether that is anything new.
 
         For claims, before the answer, and for releases. Raises what keeps it from that: a claim is then to be taken
-        back. `known` are the families of the sweep before, if there was one.
+        back. `known` are the families of the sweep before, if there was one; they are looked at anew.
         """
         with self._turn:
-            before = confinement.recall(self._memory)
-            to = wanted(held(stored), self._topology, before).get(container)
-            if to is None:
-                return False
-            return self._settle(container, to, self._look(stored, [container], known), before)
+            stored, before = read(), confinement.recall(self._memory)
+            look = self._look(stored, before, self._known(stored, known), [container])
+            return any(self._settle(one, look, before) for one in look.should)
 
-    def check(self, stored: Stored, known: sweep.Known | None = None) -> Checked:
-        """The same for all containers; it goes on where one cannot be confined, and says so."""
+    def widen(self, read: Read, passing: Mapping[Task, Cpus]) -> None:
+        """Lets tasks on further CPUs for as long as the node is being reconfigured; raises what keeps it from that."""
+        with self._turn:
+            self._passing = passing
+            stored, before = read(), confinement.recall(self._memory)
+            look = self._look(stored, before, self._known(stored, None), [task.container for task in passing])
+            for container in look.should:
+                self._settle(container, look, before)
+
+    def check(self, read: Read, known: sweep.Known | None = None) -> Checked:
+        """The same for all containers; it goes on where one cannot be confined, and says so.
+
+        `known` are the families as a sweep just found them; without it they are looked for.
+        """
         changed: dict[str, Confinement] = {}
         problems = []
         with self._turn:
-            before = confinement.recall(self._memory)
-            should = wanted(held(stored), self._topology, before)
-            look = self._look(stored, should, known) if should else None
-            for container, to in should.items():
+            stored, before = read(), confinement.recall(self._memory)
+            look = self._look(stored, before, self._known(stored, None) if known is None else known)
+            for container, to in look.should.items():
                 try:
-                    if look and self._settle(container, to, look, before):
+                    if self._settle(container, look, before):
                         changed[container] = to
                 except NodewiseError as error:
                     problems.append(Problem(f"container {container}", str(error), str(to)))
         return Checked(changed, problems)
 
-    def _look(self, stored: Stored, containers: Collection[str], known: sweep.Known | None) -> _Look:
-        holding = held(stored)
-        if known is None:
-            boot, census = procfs.read_boot(self._proc), procfs.read_processes(self._proc)
-            known = sweep.sweep(stored.state, census.processes, boot).known
-        own = {pid: cpus for task, cpus in holding.items() for pid, _ in known.get(task, ())}
-        return _Look(holding, own, residents.find(self._proc, containers))
+    def _look(
+        self,
+        stored: Stored,
+        before: Mapping[str, Confinement],
+        known: sweep.Known,
+        containers: Collection[str] | None = None,
+    ) -> _Look:
+        """At these containers, or at all of which anything is to be said."""
+        if not stored.intent:
+            self._passing = _NONE
+        holding = held(stored, self._passing)
+        should = wanted(holding, self._topology, before)
+        if containers is not None:
+            should = {container: to for container, to in should.items() if container in containers}
+        # a process of two tasks, one of which started the other, is the inner one's
+        families = sorted(known.items(), key=lambda pair: len(pair[1]), reverse=True)
+        own = {pid: holding[task] for task, family in families if task in holding for pid, _ in family}
+        return _Look(
+            should, frozenset(task.container for task in holding), own, residents.find(self._proc, should)
+        )
 
-    def _settle(self, container: str, to: Confinement, look: _Look, before: dict[str, Confinement]) -> bool:
+    def _known(self, stored: Stored, before: sweep.Known | None) -> sweep.Known:
+        """The families as they are now."""
+        boot, census = procfs.read_boot(self._proc), procfs.read_processes(self._proc)
+        return sweep.sweep(stored.state, census.processes, boot, before).known
+
+    def _settle(self, container: str, look: _Look, before: dict[str, Confinement]) -> bool:
         """Confines one container, if it is not so already, and puts its threads where they belong."""
         found = self._containers.find(container)
-        is_over = all(task.container != container for task in look.holding)
-        changes = found is not None and self._confine(container, found.now, to, look, before)
-        if container in before and (is_over or found is None):
+        changes = found is not None and self._confine(container, found.now, look, before)
+        if container in before and (found is None or container not in look.holders):
             del before[container]
             confinement.remember(self._memory, before)
         return changes
 
-    def _confine(
-        self, container: str, now: Confinement, to: Confinement, look: _Look, before: dict[str, Confinement]
-    ) -> bool:
-        pids = look.inside.get(container, ())
-        masks = dict(self._masks(pids))
-        strays = any(mask - to.cpus for _, mask in masks.values())
+    def _confine(self, container: str, now: Confinement, look: _Look, before: dict[str, Confinement]) -> bool:
+        to, pids = look.should[container], look.inside[container]
+        masks = {thread.name: thread.cpus for thread in self._threads(pids)}
+        strays = any(mask - to.cpus for mask in masks.values())
         changes = strays or now.cpus != to.cpus or (bool(to.mems) and now.mems != to.mems)
         if changes:
             if container not in before:
                 before[container] = now
                 confinement.remember(self._memory, before)
             self._containers.confine(container, to)
-        for thread, (pid, mask) in self._masks(pids):
-            had = masks.get(thread, (pid, mask))[1]
-            should = mask_after(had, now.cpus, to.cpus, look.own.get(pid))
-            if mask != should:
-                residents.assign(thread, should)
+        for thread in self._threads(pids):
+            mask = masks.get(thread.name, thread.cpus)
+            should = mask_after(mask, now.cpus, to.cpus, look.own.get(thread.pid))
+            if thread.cpus != should:
+                threads.put(thread, should)
                 changes = True
         return changes
 
-    def _masks(self, pids: Iterable[int]) -> Iterator[tuple[int, tuple[int, Cpus]]]:
-        """Of each thread its process, and what it may use."""
-        for pid in pids:
-            for thread, mask in residents.read_masks(self._proc, pid).items():
-                yield thread, (pid, mask)
+    def _threads(self, pids: Iterable[int]) -> Iterator[Thread]:
+        return chain.from_iterable(threads.read(self._proc, pid) for pid in pids)

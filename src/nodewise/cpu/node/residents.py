@@ -1,17 +1,13 @@
-"""Which processes run in a container, and the CPUs of each of their threads.
+"""Which processes run in a container, and what a process may use. Process ids are the host's, as `proc` is."""
 
-Process and thread ids are the host's, as `proc` is; to give a thread other CPUs the agent has to share its ids.
-"""
-
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from nodewise.cpu import cpulist, procfs
+from nodewise.cpu import procfs
 from nodewise.cpu.node import confinement, peers
 from nodewise.cpu.node.confinement import Confinement
-from nodewise.errors import Problem, Refused, Unavailable
+from nodewise.errors import Problem, Unavailable
 
 
 def find(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]:
@@ -26,29 +22,6 @@ def find(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]
         if processes is not None:
             processes.append(pid)
     return found
-
-
-def read_masks(proc: Path, pid: int) -> Mapping[int, frozenset[int]]:
-    """Of each thread of a process the CPUs that it may use; nothing of one that is gone."""
-    try:
-        threads = [int(path.name) for path in (proc / f"{pid}/task").iterdir()]
-    except OSError:
-        return {}
-    masks = {thread: procfs.read_allowed(proc / f"{pid}/task", thread) for thread in threads}
-    return {thread: mask for thread, mask in masks.items() if mask is not None}
-
-
-def assign(thread: int, cpus: frozenset[int]) -> None:
-    """Lets a thread use these CPUs and no others; one that is gone is no error. Refused if the kernel says no."""
-    try:
-        os.sched_setaffinity(thread, cpus)
-    except ProcessLookupError:
-        return
-    except OSError as error:
-        wanted = f"CPUs {cpulist.format_ranges(cpus)}"
-        raise Refused(
-            "cannot keep a thread on its CPUs", [Problem(f"thread {thread}", str(error), wanted)]
-        ) from error
 
 
 def read_confinement(proc: Path, pid: int) -> Confinement:

@@ -113,12 +113,14 @@ def enforcer(runtime: Runtime, memory: Path) -> Enforcer:
 def test_what_a_container_had_outlives_the_agent(memory: Path) -> None:
     runtime = Runtime(a=Confinement(), b=Confinement(cpus(2, 3), cpus(0)))
     both = stored(("exclusive", "5", [ONE]), ("exclusive", "2", [OTHER]))
-    changed, problems = enforcer(runtime, memory).check(both, {})
+    changed, problems = enforcer(runtime, memory).check(lambda: both, {})
     assert (changed, problems) == (
         {A: Confinement(cpus(5), cpus(1)), B: Confinement(cpus(2), cpus(0))}, [],
     )  # fmt: skip
-    assert enforcer(runtime, memory).check(both, {}).changed == {}
-    changed, _ = enforcer(runtime, memory).check(stored(("exclusive", "5", []), ("exclusive", "2", [])), {})
+    assert enforcer(runtime, memory).check(lambda: both, {}).changed == {}
+    changed, _ = enforcer(runtime, memory).check(
+        lambda: stored(("exclusive", "5", []), ("exclusive", "2", [])), {}
+    )
     assert changed == {
         A: Confinement(cpus(*range(8)), cpus(0, 1)),
         B: Confinement(cpus(2, 3), cpus(0)),
@@ -129,17 +131,17 @@ def test_what_a_container_had_outlives_the_agent(memory: Path) -> None:
 def test_what_somebody_else_set_is_set_again(memory: Path) -> None:
     runtime = Runtime(a=Confinement())
     one = stored(("exclusive", "5", [ONE]))
-    assert enforcer(runtime, memory).admit(one, A, {})
-    assert not enforcer(runtime, memory).admit(one, A, {})
+    assert enforcer(runtime, memory).admit(lambda: one, A, {})
+    assert not enforcer(runtime, memory).admit(lambda: one, A, {})
     runtime.told[A] = Confinement(cpus(0, 1))
-    assert enforcer(runtime, memory).check(one, {}).changed == {A: Confinement(cpus(5), cpus(1))}
+    assert enforcer(runtime, memory).check(lambda: one, {}).changed == {A: Confinement(cpus(5), cpus(1))}
 
 
 def test_a_container_that_is_gone_is_forgotten(memory: Path) -> None:
     runtime = Runtime(a=Confinement())
-    enforcer(runtime, memory).admit(stored(("exclusive", "5", [ONE])), A, {})
+    enforcer(runtime, memory).admit(lambda: stored(("exclusive", "5", [ONE])), A, {})
     del runtime.told[A]
-    assert enforcer(runtime, memory).check(stored(("exclusive", "5", [ONE])), {}) == ({}, [])
+    assert enforcer(runtime, memory).check(lambda: stored(("exclusive", "5", [ONE])), {}) == ({}, [])
     assert confinement.recall(memory) == {}
 
 
@@ -147,16 +149,16 @@ def test_a_check_goes_on_after_one_that_cannot_be_confined_and_says_so(memory: P
     runtime = Runtime(a=Confinement(), b=Confinement())
     runtime.refuses = A
     both = stored(("exclusive", "5", [ONE]), ("exclusive", "2", [OTHER]))
-    changed, (problem,) = enforcer(runtime, memory).check(both, {})
+    changed, (problem,) = enforcer(runtime, memory).check(lambda: both, {})
     assert list(changed) == [B]
     assert problem == (f"container {A}", "cannot confine a container", "CPUs 5, NUMA nodes 1")
     with pytest.raises(Refused):
-        enforcer(runtime, memory).admit(both, A, {})
+        enforcer(runtime, memory).admit(lambda: both, A, {})
 
 
 def test_a_container_that_holds_nothing_and_never_did_is_left_alone(memory: Path) -> None:
     runtime = Runtime(a=Confinement())
-    assert not enforcer(runtime, memory).admit(stored(("exclusive", "5", [])), A, {})
+    assert not enforcer(runtime, memory).admit(lambda: stored(("exclusive", "5", [])), A, {})
     assert runtime.sets == []
 
 
@@ -164,4 +166,16 @@ def test_a_memory_that_cannot_be_read_is_named(memory: Path) -> None:
     memory.parent.mkdir()
     memory.write_text('{"x": {"cpus": "one"}}')
     with pytest.raises(BadInput, match="cannot tell what containers had"):
-        enforcer(Runtime(), memory).check(stored(), {})
+        enforcer(Runtime(), memory).check(stored, {})
+
+
+def test_a_task_may_pass_cpus_while_the_node_is_being_reconfigured_and_no_longer(memory: Path) -> None:
+    runtime = Runtime(a=Confinement(cpus(1)))
+    target = stored(("exclusive", "3", [ONE])).state
+    now = [stored(("exclusive", "1", [ONE]), target=target)]
+    one = enforcer(runtime, memory)
+    one.widen(lambda: now[0], {ONE: cpus(2)})
+    assert runtime.told[A].cpus == cpus(1, 2, 3)
+    assert one.check(lambda: now[0], {}).changed == {}
+    now[0] = Stored(target, "2")
+    assert one.check(lambda: now[0], {}).changed == {A: Confinement(cpus(3), cpus(0))}

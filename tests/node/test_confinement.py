@@ -1,0 +1,70 @@
+"""What a real container runtime makes of a cpuset that it is told, read from the kernel."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from nodewise.cpu.node import residents, threads
+from nodewise.cpu.node.confinement import Confinement
+from nodewise.cpu.node.containers import ContainerRuntime
+from nodewise.errors import Refused
+from tests.cluster.sandbox import Sandbox
+from tests.node import runtime, workloads
+from tests.node.kubelet import Kubelet
+
+pytestmark = pytest.mark.cluster
+
+ONE = frozenset({1})
+
+
+@pytest.fixture
+def asking(node: Kubelet) -> Iterator[ContainerRuntime]:
+    """The node's container runtime, asked from out here."""
+    made = ContainerRuntime(node.runtime.inside(runtime.SOCKET), node.runtime.inside("/proc"))
+    yield made
+    made.close()
+
+
+def masks(node: Kubelet, container: str) -> list[frozenset[int]]:
+    """Where the threads of a container may run."""
+    proc = node.runtime.inside("/proc")
+    (pids,) = residents.find(proc, [container]).values()
+    return [thread.cpus for pid in pids for thread in threads.read(proc, pid)]
+
+
+def test_a_running_container_is_held_to_its_cpus_and_let_go(
+    corner: Sandbox, node: Kubelet, asking: ContainerRuntime
+) -> None:
+    corner.pods(workloads.pod("held", "sleep 1000 & sleep 1000; true", on=node.name))
+    container = workloads.container_of(workloads.running(corner, "held"))
+    assert asking.version().startswith("containerd ")
+    before = asking.find(container)
+    assert before is not None
+    assert before.told == Confinement()
+    assert before.now.cpus >= {0, 1}
+    assert masks(node, container) == [before.now.cpus] * 3
+    asking.confine(container, Confinement(ONE, before.now.mems))
+    after = asking.find(container)
+    assert after is not None
+    assert after.now == Confinement(ONE, before.now.mems)
+    assert after.inherited == before.inherited
+    assert masks(node, container) == [ONE] * 3
+    asking.confine(container, before.now)
+    assert masks(node, container) == [before.now.cpus] * 3
+
+
+def test_cpus_that_are_not_there_are_refused_in_the_runtime_s_words(
+    corner: Sandbox, node: Kubelet, asking: ContainerRuntime
+) -> None:
+    corner.pods(workloads.pod("held", "sleep 1000", on=node.name))
+    container = workloads.container_of(workloads.running(corner, "held"))
+    with pytest.raises(Refused, match=r"cpuset\.cpus"):
+        asking.confine(container, Confinement(frozenset({4000})))
+
+
+def test_a_container_that_ended_is_none(corner: Sandbox, node: Kubelet, asking: ContainerRuntime) -> None:
+    corner.pods(workloads.pod("short", "exit 0", on=node.name))
+    container = workloads.container_of(workloads.ended(corner, "short"))
+    assert asking.find(container) is None
+    asking.confine(container, Confinement(ONE))
+    assert asking.find("d" * 64) is None
