@@ -2,21 +2,30 @@
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
 
 from nodewise.cli import exits, tables
 from nodewise.cli.cpu import preparing, shared
-from nodewise.cpu.cluster import objects, setup, versions
+from nodewise.cli.cpu.webhook import is_told, is_true
+from nodewise.cpu.cluster import applying, removal, setup, versions
+from nodewise.cpu.cluster import objects as pods
 from nodewise.cpu.cluster.applying import Patience
+from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.cluster.setup import Plan, Prepared, Report
 from nodewise.cpu.cluster.versions import Dialect
 from nodewise.cpu.requests import Object, Requests
+from nodewise.cpu.webhook import objects
+from nodewise.cpu.webhook.objects import Installation
 from nodewise.errors import BadSettings, Problem
 
 TIMEOUT_S: Final = 600.0
-_CA: Final = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+_ANYBODY: Final = (
+    "nodewise: the webhook serves whoever reaches it, over TLS; for client certificates give --cafile or"
+    " --insecure=false, and the API server what `nodewise cpu webhook --print-admission-config` writes"
+)
 
 
 def run(**given: Any) -> None:
@@ -33,7 +42,7 @@ def run(**given: Any) -> None:
               nodewise cpu cluster-init --host-list node1,node2 --cmk-cmd-list init,install,discover -o json
     """
     shared.start_logs()
-    commands = objects.parse_commands(given["cmk_cmd_list"])
+    commands = pods.parse_commands(given["cmk_cmd_list"])
     wish = preparing.wish(given)
     if bool(given["host_list"]) == given["all_hosts"]:
         raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
@@ -41,7 +50,7 @@ def run(**given: Any) -> None:
     dialect = versions.fetch(requests)
     with preparing.telling() as tell:
         nodes = hosts(given, requests)
-        plan = Plan(nodes, commands, wish, webhook(given, requests, dialect))
+        plan = Plan(nodes, commands, wish, webhook(given, wish, requests, dialect))
         report = setup.prepare(requests, plan, dialect, Patience(given["timeout_s"]), tell)
     show(report, given["output"])
     click.get_current_context().exit(exits.DONE if report.is_whole else exits.FAILED)
@@ -57,9 +66,25 @@ def hosts(given: shared.Given, requests: Requests) -> Sequence[str]:
     return found
 
 
-def webhook(given: shared.Given, requests: Requests, dialect: Dialect) -> Sequence[Object]:  # noqa: ARG001
-    """What makes pods ready for the pools, where the API server has webhooks."""
-    return ()
+def webhook(given: shared.Given, wish: Wish, requests: Requests, dialect: Dialect) -> Sequence[Object]:
+    """What makes pods ready for the pools, where the API server has webhooks. A certificate that serves stays."""
+    if dialect.webhooks == "none":
+        return ()
+    mutual = not is_true(given["insecure"], "--insecure") and is_told("insecure", "cafile")
+    if not mutual:
+        click.echo(_ANYBODY, err=True)
+    installation = Installation(
+        namespace=wish.namespace,
+        image=wish.image,
+        pull_policy=wish.pull_policy,
+        pull_secret=wish.pull_secret,
+        install_dir=wish.install_dir,
+        cafile=given["cafile"] if mutual else "",
+        version=dialect.webhooks,
+    )
+    registration, secret, *_ = map(applying.path, removal.webhook(wish.namespace, dialect))
+    there = [applying.find(requests, path) for path in (secret, registration)]
+    return objects.objects(installation, objects.kept(*there, wish.namespace, datetime.now(UTC)))
 
 
 def show(report: Report, output: str) -> None:
@@ -97,7 +122,7 @@ command = click.Command(
         click.Option(["--no-taint"], is_flag=True, help="Leave the nodes to all pods."),
         click.Option(
             ["--cafile"],
-            default=_CA,
+            default=objects.DEFAULT_CAFILE,
             show_default=True,
             help="CA of who calls the webhook, in its container.",
         ),

@@ -80,7 +80,7 @@ def _print_admission(given: shared.Given) -> None:
 
 
 def _print_manifests(given: shared.Given) -> None:
-    mutual = not is_true(given["insecure"], "--insecure") and _is_told("insecure", "cafile")
+    mutual = not is_true(given["insecure"], "--insecure") and is_told("insecure", "cafile")
     wish = Installation(
         namespace=given["namespace"],
         image=given["image"],
@@ -95,7 +95,7 @@ def _print_manifests(given: shared.Given) -> None:
     click.echo(objects.printed(objects.objects(wish, made)), nl=False)
 
 
-def _is_told(*parameters: str) -> bool:
+def is_told(*parameters: str) -> bool:
     """Whether any of these was said, and is not the default."""
     context = click.get_current_context()
     return any(context.get_parameter_source(one) != click.core.ParameterSource.DEFAULT for one in parameters)
