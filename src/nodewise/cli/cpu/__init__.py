@@ -10,11 +10,18 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("nodewise.cli.cpu.init", "Divide a node's cores into pools."),
     "discover": ("nodewise.cli.cpu.discover", "Have a node say how many exclusive cores it has."),
     "describe": ("nodewise.cli.cpu.describe", "A node's pools, and who holds which CPUs."),
+    "isolate": ("nodewise.cli.cpu.isolate", "Run a command on CPUs of a pool."),
     "reconcile": ("nodewise.cli.cpu.reconcile", "Free what tasks held that are over."),
     "node-report": ("nodewise.cli.cpu.node_report", "What a node is and has, and what is wrong with it."),
     "topology": ("nodewise.cli.cpu.topology", "Sockets, cores and CPUs of a machine."),
+    "install": ("nodewise.cli.cpu.install", "One program without dependencies, for containers to call."),
     "plan": ("nodewise.cli.cpu.plan", "Which cores would go to which pool; changes nothing."),
     "cluster-init": ("nodewise.cli.cpu.cluster_init", "Prepare nodes, from one place."),
+    "reconfigure": ("nodewise.cli.cpu.reconfigure", "Give a node other pools, under tasks that run."),
+    "reaffinitize": (
+        "nodewise.cli.cpu.reaffinitize",
+        "Nothing: who reconfigures a node moves its processes.",
+    ),
     "reconfigure_setup": (
         "nodewise.cli.cpu.reconfigure_setup",
         "Give all nodes other pools, under tasks that run.",

@@ -1,0 +1,35 @@
+"""The script `cmk`: the CPU manager's commands under the older program's name, with its flags.
+
+`isolate` starts in workloads' containers, so for it nothing but the standard library is imported.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from nodewise.errors import BadSettings
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line of `cmk`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["isolate"]:
+        from nodewise.cpu.node import isolate
+
+        sys.exit(isolate.main(words[1:]))
+    _others(words)
+
+
+def _others(words: Sequence[str]) -> NoReturn:
+    from nodewise.cli import exits, legacy, main
+
+    try:
+        translated = legacy.cmk(words)
+    except BadSettings as error:
+        print(f"nodewise: {error}", file=sys.stderr)
+        sys.exit(exits.USAGE)
+    main.run(translated)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,42 @@
+"""`nodewise cpu isolate`: a command on CPUs of a pool. `cpu/node/isolate.py` does it, which starts fast as `cmk`."""
+
+import click
+
+from nodewise.cpu.node import arguments, isolate
+
+_EXAMPLES = "\n".join(f"          nodewise cpu {example}" for example in arguments.EXAMPLES).lstrip()
+_HELP = f"{arguments.SUMMARY}\n\n{arguments.DETAILS}\n\n\b\nExample:  {_EXAMPLES}\n"
+
+
+class _IsolateCommand(click.Command):
+    """Takes all words as they are: which of them are the command's is not for click to say."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if arguments.asks_for(args) == "--help":
+            return super().parse_args(ctx, ["--help"])
+        ctx.args = args
+        return args
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
+        return ["--pool=POOL", "[OPTIONS]", "COMMAND", "[-- ARGUMENTS...]"]
+
+
+@click.pass_context
+def run(ctx: click.Context) -> None:
+    """Run a command on CPUs of a pool."""
+    ctx.exit(isolate.main(ctx.args, "nodewise cpu"))
+
+
+command = _IsolateCommand(
+    "isolate",
+    callback=run,
+    help=_HELP,
+    short_help="Run a command on CPUs of a pool.",
+    params=[
+        click.Option(
+            [option.name], is_flag=not option.metavar, metavar=option.metavar or None, help=option.help
+        )
+        for option in arguments.OPTIONS
+        if option.name != "--help"
+    ],
+)

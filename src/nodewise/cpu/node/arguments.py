@@ -1,0 +1,189 @@
+"""The command line of `isolate`.
+
+Standard library only.
+
+Options may stand anywhere before `--`, also after the command's name, as the older CPU manager had it; what stands
+after `--` is the command's. A long option may be cut short where only one begins like that; of those that the older
+program had and ours, its own ones count first.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from nodewise.cpu import names
+from nodewise.errors import BadSettings, Problem, shown
+
+
+class Option(NamedTuple):
+    """One option: `metavar` is empty for a switch, `is_old` where the older program had it."""
+
+    name: str
+    metavar: str
+    help: str
+    is_old: bool = False
+
+
+OPTIONS: Final = (
+    Option("--pool", "POOL", "The pool that the CPUs are of.", is_old=True),
+    Option(
+        "--socket-id", "N", "CPUs of this socket; -1 for any. Means nothing for the pool infra.", is_old=True
+    ),
+    Option(
+        "--no-affinity", "", "Hold the CPUs and set no affinity: the command does it itself.", is_old=True
+    ),
+    Option(
+        "--wait", "DURATION", "Keep trying for so long where too few CPU lists are free, such as 30s or 5m."
+    ),
+    Option("--agent-socket", "PATH", f"Where the node agent listens. Default: {names.DEFAULT_SOCKET}."),
+    Option("--conf-dir", "DIR", "Without a node agent: the directory of the node's state.", is_old=True),
+    Option("--direct", "", "Ask no node agent; without --conf-dir the state is in a ConfigMap."),
+    Option("--namespace", "NAMESPACE", "Of the ConfigMap. Default: default.", is_old=True),
+    Option(
+        "--node-name", "NAME", f"The node, without a node agent. Default: {names.NODE_NAME}, else our pod's."
+    ),
+    Option("--kubeconfig", "FILE", "For the ConfigMap. Default: the pod's service account."),
+    Option("--proc-fs", "DIR", f"Where the host's /proc is, without a node agent. Default: {names.PROC_FS}."),
+    Option("--help", "", "Show this message and exit.", is_old=True),
+    Option("--version", "", "Show the version and exit.", is_old=True),
+)
+_KNOWN: Final = {option.name: option for option in OPTIONS}
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+SUMMARY: Final = "Run a command on CPUs of a pool, and give them back when it ends."
+DETAILS: Final = (
+    "The command's exit code is ours; 125: it was not started, 126: it cannot be executed, 127: there is none, "
+    "128+N: it ended by signal N. How many lists of an exclusive pool it gets says CMK_NUM_CORES."
+)
+EXAMPLES: Final = (
+    "isolate --pool=exclusive -- spin --forever",
+    "isolate --pool=shared --wait=30s sleep -- 100",
+)
+
+
+class Arguments(NamedTuple):
+    """What was asked for; an empty text is the default."""
+
+    command: tuple[str, ...]
+    pool: str = ""
+    socket: int | None = None
+    affinity: bool = True
+    wait_s: float = 0.0
+    agent_socket: str = ""
+    conf_dir: str = ""
+    is_direct: bool = False
+    namespace: str = ""
+    node_name: str = ""
+    kubeconfig: str = ""
+    proc_fs: str = ""
+
+
+def asks_for(words: Sequence[str]) -> str:
+    """The option that asks to be told something, if there is one before `--`: the older program heeds it anywhere."""
+    words = words[: words.index("--")] if "--" in words else words
+    asked = {"-h": "--help"}
+    return next((asked.get(word, word) for word in words if word in {"-h", "--help", "--version"}), "")
+
+
+def parse(words: Sequence[str]) -> Arguments:
+    """What the words ask for. BadSettings names all that cannot be used."""
+    given, command = _split(words)
+    problems = [] if "--pool" in given else [Problem("--pool", "not given", "a pool, such as exclusive")]
+    if not command:
+        problems.append(Problem("command", "not given", "a command, such as `-- sleep 10`"))
+    if problems:
+        raise _unusable(problems)
+    return Arguments(
+        tuple(command),
+        given["--pool"],
+        _socket(given.get("--socket-id", "-1")),
+        "--no-affinity" not in given,
+        parse_duration("--wait", given.get("--wait", "0")),
+        given.get("--agent-socket", ""),
+        given.get("--conf-dir", ""),
+        "--direct" in given,
+        given.get("--namespace", ""),
+        given.get("--node-name", ""),
+        given.get("--kubeconfig", ""),
+        given.get("--proc-fs", ""),
+    )
+
+
+def _split(words: Sequence[str]) -> tuple[Mapping[str, str], Sequence[str]]:
+    """The options with their values, and the command with its own words."""
+    given: dict[str, str] = {}
+    command: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            return given, command + left
+        if not word.startswith("-") or word == "-":
+            command.append(word)
+        else:
+            _take(word, left, given)
+    return given, command
+
+
+def _take(word: str, left: list[str], given: dict[str, str]) -> None:
+    """One option, with its value from the word or from those that are left."""
+    begun, equals, value = word.partition("=")
+    option = _option(begun)
+    if not option.metavar and equals:
+        raise _unusable([Problem(option.name, shown(value), "no value")])
+    if option.metavar and not equals:
+        if not left:
+            raise _unusable([Problem(option.name, "nothing after it", option.metavar)])
+        value = left.pop(0)
+    given[option.name] = value
+
+
+def _option(begun: str) -> Option:
+    """The option of this name, or the only one whose name begins so."""
+    if begun in _KNOWN:
+        return _KNOWN[begun]
+    found = [option for option in OPTIONS if option.name.startswith(begun)] if begun.startswith("--") else []
+    old = [option for option in found if option.is_old]
+    found = old or found
+    if len(found) != 1:
+        wanted = " or ".join(option.name for option in found)
+        wanted = wanted or "an option of isolate (the command's own ones stand after --)"
+        raise _unusable([Problem(begun, "not one option" if found else "no such option", wanted)])
+    return found[0]
+
+
+def _socket(text: str) -> int | None:
+    if text.strip() == "-1":
+        return None
+    if not re.fullmatch(r"\s*\d{1,9}\s*", text, re.ASCII):
+        raise _unusable([Problem("--socket-id", shown(text), "a number, or -1 for any socket")])
+    return int(text)
+
+
+def parse_duration(field: str, text: str) -> float:
+    """Seconds of `1.5`, `30s`, `5m`. BadSettings names `field`."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", text.strip(), re.ASCII)
+    if not found:
+        raise _unusable([Problem(field, shown(text), "a duration, such as 30s or 5m")])
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _unusable(problems: Sequence[Problem]) -> BadSettings:
+    return BadSettings("cannot read the command line", problems, remedy="isolate --help tells what there is")
+
+
+def format_help(program: str) -> str:
+    """What `--help` prints."""
+    import textwrap
+
+    width = max(len(option.name) + len(option.metavar) for option in OPTIONS) + 3
+    lines = [
+        f"Usage: {program} isolate --pool=POOL [OPTIONS] COMMAND [-- ARGUMENTS...]",
+        "",
+        f"  {SUMMARY}",
+        "",
+    ]
+    lines += [*textwrap.wrap(DETAILS, 100, initial_indent="  ", subsequent_indent="  "), "", "Options:"]
+    lines += [f"  {f'{option.name} {option.metavar}'.rstrip():<{width}} {option.help}" for option in OPTIONS]
+    lines += ["", "Example:", *(f"  {program} {example}" for example in EXAMPLES)]
+    return "\n".join(lines)
