@@ -234,6 +234,35 @@ EVENTS: Final[dict[str, Event]] = {
         "warning",
         "The definition of reports could not be made: apply `deploy/crds`, or grant the right to create it.",
     ),
+    "cpu_intent_recovered": Event(
+        "warning",
+        "Who reconfigured the node ended in the middle of it: tasks are back on the CPUs that they hold, and nodes can"
+        " be reconfigured again.",
+    ),
+    "cpu_claim_refused": Event(
+        "warning",
+        "A process may not have the CPUs that it asked the node agent for; it was told `error`. One line in ten"
+        " seconds, `unlogged` counts the others.",
+    ),
+    "cpu_unchecked": Event(
+        "warning",
+        "Nobody checks whether pods requested the exclusive CPUs that they claim: there is no API server"
+        " (`--conf-dir`), or `--allow-unrequested`.",
+    ),
+    "cpu_enforcing_failed": Event(
+        "warning",
+        "A container's cpuset could not be set to the CPUs of its tasks; the next sweep tries again. `error` says why.",
+    ),
+    "cpu_enforced": Event(
+        "info",
+        "A container's cpuset was set: the CPUs of its tasks, or all that it had before, where it has no task left.",
+    ),
+    "cpu_chore_failed": Event(
+        "warning",
+        "Something that the node agent does after each sweep failed, or the sweep itself, `what` says which; it is"
+        " tried again, and told once for each reason.",
+    ),
+    "cpu_chore_back": Event("info", "What failed before is done again."),
     "listening": Event("info", "A port is open; `url` is where."),
     "accept_failed": Event("error", "No connection can be accepted for now: raise the limit of open files."),
     "connection_ended": Event(
@@ -381,5 +410,16 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "cpu_mutations_failing": Metric(
         "gauge", "1 while the webhook's mutations changed and cannot be used, and the last good ones are."
+    ),
+    "cpu_claims_total": Metric(
+        "counter", "Claims that the node agent answered: given, refused or unavailable.", ("outcome",)
+    ),
+    "cpu_reclaimed_total": Metric("counter", "CPU lists that a sweep freed, by pool.", ("pool",)),
+    "cpu_lists": Metric("gauge", "CPU lists of a pool: held or free.", ("pool", "state")),
+    "cpu_tasks": Metric("gauge", "Tasks on the CPU lists of a pool.", ("pool",)),
+    "cpu_sweep_seconds": Metric("histogram", "Time that a sweep takes.", (), _CALL_S),
+    "cpu_connections": Metric("gauge", "Connections to the node agent's socket."),
+    "cpu_failures_total": Metric(
+        "counter", "Failures of what the node agent does after each sweep, and of sweeps.", ("what",)
     ),
 }

@@ -22,6 +22,8 @@ class Round(NamedTuple):
     doubtful: tuple[Task, ...]
     """Tasks whose wrapper is gone, of which processes may live that we may not look at."""
     known: Known
+    stored: Stored
+    """The book as it is left."""
 
     def as_report(self) -> dict[str, Any]:
         """As `reconcile` prints it."""
@@ -46,7 +48,8 @@ def carry_out(book: Book, proc: Path, known: Known | None, wait: Callable[[int],
         over = tuple(one for one in swept.reclaimed if one.task not in doubtful)
         left = stored.state.mapped(_living(swept, doubtful))
         elsewhere = sweep.mismatches(left, _allowed(left, proc))
-        return left, Round(over, elsewhere, tuple(sorted(doubtful)), swept.known)
+        book_left = stored._replace(state=left)
+        return left, Round(over, elsewhere, tuple(sorted(doubtful)), swept.known, book_left)
 
     return books.change(book, decide, wait, whatever=True)
 

@@ -1,0 +1,83 @@
+"""The file of the node agent's socket: one agent a path, in a folder that nobody else may change."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from nodewise.errors import BadSettings, Problem, Unavailable, shown
+
+_BACKLOG: Final = 128
+_MODE: Final = 0o666
+"""Anybody may connect: who may have what is decided by who asks."""
+_LOOK_S: Final = 0.1
+_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+@contextlib.contextmanager
+def opened(path: Path, patience_s: float = 10.0) -> Iterator[socket.socket]:
+    """A socket that listens at `path`; the file is gone at the end. What an agent left that died is replaced.
+
+    BadSettings if there can be no socket, or others may write to the folder; Unavailable if another agent still has
+    the path after `patience_s`.
+    """
+    _make(path.parent)
+    with _only_one(path, patience_s), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        try:
+            path.unlink(missing_ok=True)
+            listening.bind(str(path))
+            path.chmod(_MODE)
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            problem = Problem("--socket", str(path), f"a path for a Unix socket ({error})")
+            raise BadSettings("the node agent cannot listen", [problem]) from error
+        try:
+            yield listening
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        problem = Problem("--socket", shown(str(folder)), f"a folder ({error})")
+        raise BadSettings("the node agent cannot listen", [problem]) from error
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+        seen = f"owned by user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
+        wanted = f"a folder of user {os.geteuid()}, into which nobody else may write"
+        raise BadSettings("the node agent cannot listen", [Problem(str(folder), seen, wanted)])
+
+
+@contextlib.contextmanager
+def _only_one(path: Path, patience_s: float) -> Iterator[None]:
+    """The lock goes with the process that has it."""
+    end = time.monotonic() + patience_s
+    try:
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        problem = Problem("--socket", str(path), f"a folder that can be written to ({error})")
+        raise BadSettings("the node agent cannot listen", [problem]) from error
+    try:
+        while not _locked(lock):
+            if time.monotonic() >= end:
+                problem = Problem("--socket", str(path), "a path that no other agent serves")
+                raise Unavailable("the node agent cannot listen", [problem])
+            time.sleep(_LOOK_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
