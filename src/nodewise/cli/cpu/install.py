@@ -1,0 +1,95 @@
+"""`nodewise cpu install`: one program without dependencies, where workloads' containers mount it."""
+
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from nodewise.cli.cpu import COMMANDS, shared
+from nodewise.cpu import names
+from nodewise.cpu.node import installing, packaging
+from nodewise.errors import BadSettings, Problem
+
+_READY: Final = Path(sys.prefix) / "share" / "nodewise" / installing.PROGRAM
+"""Where an image has the ready folder."""
+_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command(params=shared.options("proc_fs"))
+@click.option(
+    "--install-dir",
+    type=_FOLDER,
+    default=names.DEFAULT_INSTALL_DIR,
+    show_default=True,
+    help="The host's folder, as it is seen here.",
+)
+@click.option(
+    "--mount-path",
+    type=_FOLDER,
+    default=names.DEFAULT_INSTALL_DIR,
+    show_default=True,
+    help="Where containers see that folder. The program starts only there.",
+)
+@click.option(
+    "--from",
+    "ready",
+    type=_FOLDER,
+    metavar="DIR",
+    help="A ready folder. Default: the image's own, else one is built.",
+)
+@click.option(
+    "--build",
+    "build_only",
+    type=_FOLDER,
+    metavar="DIR",
+    help="Only build a ready folder there, for an image; needs nodewise[install].",
+)
+def command(
+    install_dir: Path, mount_path: Path, ready: Path | None, build_only: Path | None, **given: Any
+) -> None:
+    """Install `cmk` on the host: a program that needs nothing of the images of the containers that call it.
+
+    It may be run again at any time: processes go on with the version that they began with, new ones get the new
+    version at once, and a version that nobody runs any more is removed. Running processes are looked for where
+    --proc-fs, or /proc outside of containers, shows those of the host; otherwise older versions stay.
+
+    \b
+    Example:  nodewise cpu install
+              nodewise cpu install --build /usr/share/nodewise/cmk
+              nodewise cpu install --install-dir /host/opt/bin --from /usr/share/nodewise/cmk
+    """  # fmt: skip
+    shared.start_logs()
+    if build_only is not None:
+        click.echo(f"{packaging.build(build_only, modules())}: ready to be installed")
+        return
+    if not mount_path.is_absolute():
+        raise BadSettings("cannot install", [Problem("--mount-path", str(mount_path), "an absolute path")])
+    with tempfile.TemporaryDirectory(prefix="nodewise-install-") as temporary:
+        folder = ready or _found() or packaging.build(Path(temporary) / installing.PROGRAM, modules())
+        done = installing.install(folder, install_dir, mount_path, _proc(given))
+    click.echo(f"{done.program}: {'installed' if done.changed else 'already there'} ({done.version})")
+    for version in done.removed:
+        click.echo(f"{install_dir / version}: removed, nobody runs it any more")
+    for version in done.kept:
+        click.echo(f"{install_dir / version}: kept, it may still be run")
+
+
+def modules() -> list[str]:
+    """What the program imports by name."""
+    return [module for module, _ in COMMANDS.values() if importlib.util.find_spec(module)]
+
+
+def _found() -> Path | None:
+    """The folder that is there already: the image's, or the one that we run from."""
+    own = Path(sys.executable).resolve().parent
+    return own if getattr(sys, "frozen", False) else _READY if _READY.is_dir() else None
+
+
+def _proc(given: dict[str, Any]) -> Path | None:
+    try:
+        return shared.proc(given)
+    except BadSettings:
+        return None

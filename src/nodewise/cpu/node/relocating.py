@@ -1,0 +1,98 @@
+"""The two paths that an executable names: its loader's (ELF's PT_INTERP) and its libraries' (DT_RPATH).
+
+Standard library only.
+
+The kernel starts a dynamically linked program by the loader whose absolute path stands in it, and the loader finds
+the libraries by another; one relative to the program (`$ORIGIN`) would need `/proc`. A program that brings its own
+has to name paths that depend on where it will be, so they are written when that is known, into room that was left.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from nodewise.errors import BadInput, Problem, shown
+
+LONGEST_PATH: Final = 255
+"""Bytes of the paths that `cpu.node.packaging` has put in: so long the new ones may be."""
+
+_HEADER_BYTES: Final = 64
+_MAGIC: Final = b"\x7fELF\x02"
+"""Of 64-bit files; the byte after it is the order of bytes, 1 for the least significant first."""
+_ORDERS: Final = {1: "<", 2: ">"}
+_LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
+_STRINGS, _RPATH = 5, 15
+
+
+class _Segment(NamedTuple):
+    """A program header (Elf64_Phdr)."""
+
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    physical: int
+    stored: int
+    memory: int
+    alignment: int
+
+
+def relocated(program: bytes, loader: str, libraries: str) -> bytes:
+    """The program with other paths. BadInput if it is no executable that has room for them."""
+    for what, path, at in zip(("loader", "libraries"), (loader, libraries), _places(program), strict=True):
+        text = path.encode()
+        if len(text) > LONGEST_PATH:
+            wanted = f"at most {LONGEST_PATH} bytes"
+            raise BadInput(
+                "cannot relocate the program", [Problem(f"path of the {what}", shown(path), wanted)]
+            )
+        program = program[:at] + text.ljust(LONGEST_PATH, b"\0") + program[at + LONGEST_PATH :]
+    return program
+
+
+def _places(program: bytes) -> tuple[int, int]:
+    """Where the two paths begin, with room behind each."""
+    order = _ORDERS.get(program[5]) if len(program) >= _HEADER_BYTES and program.startswith(_MAGIC) else None
+    if order is None:
+        raise _bad(shown(program[:8]), "a 64-bit ELF executable")
+    try:
+        segments = list(_segments(program, order))
+        loader = next((one.offset for one in segments if one.kind == _INTERPRETER), None)
+        entries = {
+            tag: value
+            for one in segments
+            if one.kind == _DYNAMIC
+            for tag, value in _entries(program, order, one)
+        }
+    except struct.error as error:
+        raise _bad("cut off", "a whole file") from error
+    if loader is None or _RPATH not in entries or _STRINGS not in entries:
+        raise _bad("no path of a loader or of libraries", "a program that `install --build` made")
+    address = entries[_STRINGS] + entries[_RPATH]
+    held = [one for one in segments if one.kind == _LOAD and 0 <= address - one.address < one.stored]
+    libraries = held[0].offset + address - held[0].address if held else len(program)
+    for at in (loader, libraries):
+        path, _, rest = program[at : at + LONGEST_PATH + 1].partition(b"\0")
+        if len(path) + len(rest) != LONGEST_PATH or rest.strip(b"\0"):
+            raise _bad("no room for paths", "a program that `install --build` made")
+    return loader, libraries
+
+
+def _segments(program: bytes, order: str) -> Iterator[_Segment]:
+    (table,) = struct.unpack_from(f"{order}Q", program, 32)
+    size, count = struct.unpack_from(f"{order}HH", program, 54)
+    for number in range(count):
+        yield _Segment(*struct.unpack_from(f"{order}IIQQQQQQ", program, table + number * size))
+
+
+def _entries(program: bytes, order: str, segment: _Segment) -> Iterator[tuple[int, int]]:
+    """Tag and value of what the loader is told."""
+    for at in range(segment.offset, segment.offset + segment.stored, 16):
+        tag, value = struct.unpack_from(f"{order}QQ", program, at)
+        if not tag:
+            return
+        yield tag, value
+
+
+def _bad(seen: str, wanted: str) -> BadInput:
+    return BadInput("cannot relocate the program", [Problem("executable", seen, wanted)])

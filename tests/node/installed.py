@@ -1,0 +1,50 @@
+"""The program as it is installed on hosts, built once for the sources and the lock that there are.
+
+folder = installed.install(tmp_path / "opt-bin")   # mount it at /opt/bin; `cmk` is in it
+"""
+
+import fcntl
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+from nodewise.cli.cpu.install import modules
+from nodewise.cpu.node import installing, packaging
+from tests.cluster.toolchain import cache
+
+ROOT = Path(__file__).parents[2]
+MOUNT = Path("/opt/bin")
+_KEPT = 4
+"""Builds that stay in the cache, the newest."""
+
+
+def ready() -> Path:
+    """The ready folder: what `nodewise cpu install --build` makes."""
+    home = cache() / "program"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = home / _digest()
+        if not folder.is_dir():
+            packaging.build(folder, modules())
+        folder.touch()
+        builds = sorted(
+            (path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime
+        )
+        for old in builds[:-_KEPT]:
+            shutil.rmtree(old)
+        return folder
+
+
+def install(into: Path, mount: Path = MOUNT) -> Path:
+    """The folder, with the program installed for containers that mount it at `mount`."""
+    installing.install(ready(), into, mount, None)
+    return into
+
+
+def _digest() -> str:
+    found = hashlib.sha256(sys.version.encode())
+    for path in (*sorted((ROOT / "src").rglob("*.py")), ROOT / "uv.lock"):
+        found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
