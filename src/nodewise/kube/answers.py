@@ -6,14 +6,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
-from nodewise.kube.api import Expired, NotFound
+from nodewise.kube.api import Expired, NotAllowed, NotFound
 
 KINDS: Final[Mapping[int, type[NodewiseError]]] = {
     400: BadInput,
     401: Refused,
     403: Refused,
     404: NotFound,
-    405: Refused,
+    405: NotAllowed,
     406: Refused,
     409: Conflict,
     410: Expired,

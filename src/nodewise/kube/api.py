@@ -1,6 +1,7 @@
 """The API server as the rest of the program knows it: paths and JSON, and two kinds of error of its own.
 
-Refused   └── NotFound   there is no such object, or no such kind
+Refused   ├── NotFound   there is no such object, or no such kind
+          └── NotAllowed the API server takes no such call for this kind (405)
 Conflict  └── Expired    what was read is too old to go on from (410): read again
 """
 
@@ -24,6 +25,10 @@ IDLE_S: Final = 100.0
 
 class NotFound(Refused):
     """No such object, or the API server knows no such kind."""
+
+
+class NotAllowed(Refused):
+    """The API server takes no such call for this kind of object, whoever asks."""
 
 
 class Expired(Conflict):

@@ -4,7 +4,27 @@ import re
 from pathlib import Path
 
 from tests.conformance.cmk import rows
-from tests.conformance.cmk.rows import ClaimRow, LineRow, ListRow, MaskRow, MoveRow, PoolsRow, Row, SweepRow
+from tests.conformance.cmk.rows import (
+    ClaimRow,
+    ClusterRow,
+    ContainerRow,
+    DiscoverRow,
+    InitRow,
+    LineRow,
+    ListRow,
+    MaskRow,
+    MovedRow,
+    MoveRow,
+    NameRow,
+    PoolsRow,
+    PublishRow,
+    Row,
+    StoryRow,
+    SweepRow,
+    VersionRow,
+    WebhookHttpRow,
+    WebhookRow,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
 HEADING = "\n## CPU Manager for Kubernetes"
@@ -16,6 +36,17 @@ TABLES: dict[str, type[Row]] = {
     "isolate": ClaimRow,
     "reconcile": SweepRow,
     "reconfigure": MoveRow,
+    "moving": MovedRow,
+    "versions": VersionRow,
+    "names": NameRow,
+    "init": InitRow,
+    "discover": DiscoverRow,
+    "publish": PublishRow,
+    "container": ContainerRow,
+    "cluster": ClusterRow,
+    "webhook": WebhookRow,
+    "webhook_http": WebhookHttpRow,
+    "webhook_process": StoryRow,
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import answers
 from nodewise.kube.answers import Call
-from nodewise.kube.api import Expired, NotFound
+from nodewise.kube.api import Expired, NotAllowed, NotFound
 
 CALL = Call("list", "https://host/api/v1/nodes")
 
@@ -26,6 +26,7 @@ def error_of(code: int, body: bytes = b"", retry_after: str = "", hint: str = ""
         (401, Refused),
         (403, Refused),
         (404, NotFound),
+        (405, NotAllowed),
         (409, Conflict),
         (410, Expired),
         (418, Refused),

@@ -14,7 +14,7 @@ from nodewise.cpu.cluster import versions
 from nodewise.cpu.cluster.versions import Dialect
 from nodewise.cpu.requests import Object, Requests
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, shown
-from nodewise.kube.api import NotFound
+from nodewise.kube.api import NotAllowed, NotFound
 from nodewise.kube.resources import Resource
 from nodewise.observe import logs
 
@@ -167,9 +167,7 @@ def publish(
                 continue
             logs.emit("cpu_report_skipped", kind=resource.kind, name=name, why=str(error))
             return False
-        except Refused as error:
-            if "405" not in str(error) and "not allow" not in str(error):
-                raise
+        except NotAllowed as error:
             logs.emit("cpu_report_blocked", kind=resource.kind, name=name, why=str(error))
             return False
         return True

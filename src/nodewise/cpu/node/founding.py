@@ -7,7 +7,7 @@ from nodewise.cpu import state as states
 from nodewise.cpu.book import Book
 from nodewise.cpu.pools import Plan
 from nodewise.cpu.state import State
-from nodewise.errors import Conflict, NodewiseError, Problem
+from nodewise.errors import Conflict, Problem
 from nodewise.kube.api import NotFound
 
 _REMEDY: Final = "`nodewise cpu reconfigure` gives a node other pools, `uninstall` takes them away"
@@ -23,28 +23,28 @@ def found(book: Book, plan: Plan) -> bool:
     """
     wanted = states.from_lists(plan.pools)
     try:
-        book.create(wanted)
-    except Conflict as there:
-        _check(book, wanted, there)
-        return False
-    return True
-
-
-def _check(book: Book, wanted: State, there: NodewiseError) -> None:
-    try:
         stored = book.read().state
     except NotFound:
-        raise there from None  # it went away just now, or is not ours
+        try:
+            book.create(wanted)
+        except Conflict:
+            stored = book.read().state  # somebody was faster
+        else:
+            return True
+    _check(book.place, stored, wanted)
+    return False
+
+
+def _check(place: str, stored: State, wanted: State) -> None:
     old, new = cores(stored), cores(wanted)
-    if old == new:
-        return
-    names = dict.fromkeys([*(pool for pool, _ in old), *(pool for pool, _ in new)])
+    names = dict.fromkeys([*stored.pools, *wanted.pools])
     problems = [
         Problem(f"pool {name}", _told(stored, name), _told(wanted, name))
         for name in names
         if _of(old, name) != _of(new, name)
     ]
-    raise Conflict(f"there are other pools already in {book.place}", problems, remedy=_REMEDY)
+    if problems:
+        raise Conflict(f"there are other pools already in {place}", problems, remedy=_REMEDY)
 
 
 def cores(state: State) -> Cores:

@@ -1,0 +1,42 @@
+"""`nodewise cpu node-report`: what a node is and has, and what is wrong with it."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodewise.cli.cpu import rounds, shared
+from nodewise.cpu.cluster import reports
+from nodewise.cpu.node import machine, node_report
+
+
+def run(*, interval: int, publish: bool, **given: Any) -> None:
+    """Print a node's cores and pools, and what is wrong with them.
+
+    Takes no lock. A node whose pools cannot be read is reported as well: `checks` says why. The kubelet's own CPU
+    manager is looked at where its state file can be read.
+
+    \b
+    Example:  nodewise cpu node-report --conf-dir /etc/cmk
+              nodewise cpu node-report --interval 60 --publish --namespace cmk-namespace
+    """
+    shared.start_logs()
+    book = shared.book(given)
+
+    def once() -> None:
+        found = machine.read(Path(given["sysfs"]), shared.labels(given))
+        report = node_report.make(book, found)
+        shared.print_json(report)
+        if publish:
+            shared.publish(given, reports.NODE_REPORT, report)
+
+    rounds.go(once, interval)
+
+
+command = click.Command(
+    "node-report",
+    callback=run,
+    help=run.__doc__,
+    short_help="What a node is and has, and what is wrong with it.",
+    params=[*shared.options(*shared.PLACE, "sysfs"), *rounds.options()],
+)
