@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nodewise.cpu import cpulist
+from nodewise.cpu.pools import IS_EXCLUSIVE
 from nodewise.cpu.state import Pool, Slot, State, Task, from_lists
 from nodewise.errors import BadInput, Problem, Refused
 
@@ -36,7 +37,7 @@ class Reconfiguration(NamedTuple):
 def plan(state: State, lists: Mapping[str, Mapping[int, Iterable[str]]]) -> Reconfiguration:
     """How the node comes to have these lists (those of a `pools.Plan`).
 
-    BadInput if a pool will have fewer lists than are held; Refused if tasks of exclusive pools would have to change
+    BadInput if a pool will have fewer lists than are held, or is none that there can be; Refused if tasks of exclusive pools would have to change
     places with nowhere to go in between.
     """
     target = from_lists(lists)
@@ -67,7 +68,11 @@ def carried(cpus: Cpus, before: Cpus, after: Cpus) -> Cpus:
 
 
 def _check(state: State, target: State) -> None:
-    problems = []
+    known = ", ".join(IS_EXCLUSIVE)
+    problems = [
+        Problem(f"pool {name}", "not one of ours", f"one of {known}")
+        for name in state.pools.keys() - IS_EXCLUSIVE - target.pools.keys()
+    ]
     for pool in state.pools.values():
         held = sum(bool(slot.tasks) for slot in pool.slots)
         there = len(list(target.pools[pool.name].slots)) if pool.name in target.pools else 0
@@ -92,7 +97,8 @@ def _settled(old: Pool, new: Pool) -> Mapping[str, list[Task]]:
             if place is None:
                 left.append((socket, slot))
             else:
-                settled.setdefault(place.text, []).extend(slot.tasks)
+                here = settled.setdefault(place.text, [])
+                here += (task for task in slot.tasks if task not in here)
     return settled
 
 

@@ -6,6 +6,8 @@ from nodewise.cpu.topology import CPUS
 
 SPARSE = (0, 1, 2, 8, 9, 10)
 MACHINES: Mapping[str, tuple[int, Callable[[int], tuple[int, int]]]] = {
+    "B2": (2, lambda cpu: (cpu, 0)),
+    "B2d": (2, lambda cpu: (0, cpu)),
     "T4": (8, lambda cpu: (cpu % 4, 0)),
     "T4n": (4, lambda cpu: (cpu, 0)),
     "T8": (16, lambda cpu: (cpu % 8, 0)),

@@ -225,6 +225,15 @@ class WebhookHttpRow(Row, frozen=True, kw_only=True):
     status: int
 
 
+class WordsRow(Row, frozen=True, kw_only=True):
+    """A command line of `isolate`, and the words that the command is started with."""
+
+    line: str
+    runs: list[str] = []
+    pins: bool = True
+    """Whether the command may run on its CPUs only."""
+
+
 class StoryRow(Row, frozen=True, kw_only=True):
     """A case that a test tells."""
 
@@ -253,6 +262,20 @@ class ContainerRow(Row, frozen=True, kw_only=True):
 
     command: str
     code: int
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Words after `cmk`, the exit code, and what stands on stderr."""
+
+    words: list[str]
+    code: int
+    says: list[str]
+
+
+class ArgumentsRow(Row, frozen=True, kw_only=True):
+    """Command lines."""
+
+    runs: list[Run]
 
 
 Some = TypeVar("Some", bound=Row)

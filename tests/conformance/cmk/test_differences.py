@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.conformance.cmk import rows
 from tests.conformance.cmk.rows import (
+    ArgumentsRow,
     ClaimRow,
     ClusterRow,
     ContainerRow,
@@ -24,16 +25,20 @@ from tests.conformance.cmk.rows import (
     VersionRow,
     WebhookHttpRow,
     WebhookRow,
+    WordsRow,
 )
 
 PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
 HEADING = "\n## CPU Manager for Kubernetes"
 TABLES: dict[str, type[Row]] = {
+    "arguments": ArgumentsRow,
     "lists": ListRow,
     "masks": MaskRow,
     "lines": LineRow,
     "pools": PoolsRow,
     "isolate": ClaimRow,
+    "words": WordsRow,
+    "isolate_process": StoryRow,
     "reconcile": SweepRow,
     "reconfigure": MoveRow,
     "moving": MovedRow,

@@ -72,6 +72,19 @@ def test_a_task_stays_on_its_socket_where_a_list_is_free() -> None:
     assert {move.task: move.after for move in found.moves} == {A: {1}, B: {6}}
 
 
+def test_a_task_whose_lists_come_together_is_on_the_list_once() -> None:
+    before = node({"shared": {"0": (A,), "1": (A, B)}, "infra": {"2": ()}})
+    found = reconfigure.plan(before, {"shared": {0: ["0,1"]}, "infra": {0: ["2"]}})
+    assert [slot.tasks for _, slot in found.state.slots if slot.tasks] == [(A, B)]
+
+
+def test_a_pool_of_somebody_elses_is_not_taken_away() -> None:
+    pool = state.pool("fast", {0: [state.slot("1")]}, is_exclusive=True)
+    before = State({**node({"exclusive": {"0": ()}}).pools, "fast": pool})
+    with pytest.raises(BadInput, match="pool fast: not one of ours"):
+        reconfigure.plan(before, {"exclusive": {0: ["0"]}})
+
+
 def test_a_list_written_with_ranges_survives() -> None:
     before = node({"infra": {"0-2": (A,)}})
     assert reconfigure.plan(before, {"infra": {0: ["0,1,2"]}}).moves == ()

@@ -4,7 +4,8 @@ from typing import Final
 
 import click
 
-from nodewise.cli.main import Table
+import nodewise
+from nodewise.cli.main import CONTEXT, Table
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("nodewise.cli.cpu.init", "Divide a node's cores into pools."),
@@ -32,6 +33,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-@click.group(cls=Table, commands_of=COMMANDS)
+@click.group(cls=Table, commands_of=COMMANDS, context_settings=CONTEXT)
+@click.version_option(nodewise.__version__, prog_name="nodewise", message="%(prog)s %(version)s")
 def command() -> None:
     """Pools of cores on a node: exclusive ones for who needs them, and who holds which."""

@@ -1,0 +1,30 @@
+"""`nodewise cpu reaffinitize`: what the older program ran in every container."""
+
+import click
+
+
+def run() -> None:
+    """Move nothing: who reconfigures a node moves its processes from outside, all threads of them.
+
+    The older CPU manager ran this in every container of the cluster, to have each move its own first processes. It is
+    here for scripts that call it.
+
+    \b
+    Example:  nodewise cpu reaffinitize --node-name node1
+    """
+    click.echo(
+        "nodewise: nothing to do: `nodewise cpu reconfigure`, or the node agent, moves all processes of a node",
+        err=True,
+    )
+
+
+command = click.Command(
+    "reaffinitize",
+    callback=run,
+    help=run.__doc__,
+    short_help="Nothing: who reconfigures a node moves its processes.",
+    params=[
+        click.Option([option], hidden=True, expose_value=False)
+        for option in ("--node-name", "--namespace", "--conf-dir", "--kubeconfig")
+    ],
+)

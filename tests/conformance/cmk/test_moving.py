@@ -1,0 +1,102 @@
+"""The numbered cases of CMK that are about moving real processes, asked of the real process."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from nodewise.cpu import configmap, cpulist, state
+from nodewise.cpu.configmap import Texts
+from nodewise.cpu.node.files import DirectoryBook
+from nodewise.cpu.state import State, Task
+from nodewise.kube.resources import NODES
+from tests.cluster import availability
+from tests.conformance.cmk import machines, rows
+from tests.conformance.cmk.rows import MovedRow, Pools
+from tests.conformance.cmk.server import Server
+from tests.conformance.cmk.test_node_commands import CONFIG_MAP, cluster, directory_of, run, write
+from tests.conformance.cmk.test_reconfigure import brief
+from tests.unit.cpu.node import families
+from tests.unit.cpu.node.families import Family
+
+
+@contextmanager
+def started(row: MovedRow) -> Iterator[Mapping[str, Family]]:
+    """All families of a row, by letter, each on the CPUs of its lists."""
+    cpus: dict[str, set[int]] = {name: set(cpulist.parse_list(text)) for name, text in row.strays.items()}
+    for sockets in row.before.values():
+        for text in " ".join(sockets.values()).split():
+            numbers, *letters = text.split(":")
+            for letter in letters:
+                cpus.setdefault(letter, set()).update(cpulist.parse_list(numbers))
+    with ExitStack() as stack:
+        yield {letter: stack.enter_context(families.running(wanted)) for letter, wanted in cpus.items()}
+
+
+def node(told: Pools, tasks: Mapping[str, Task]) -> State:
+    """The state with these tasks for letters."""
+    return State(
+        {
+            name: state.pool(
+                name,
+                {
+                    socket: [
+                        state.slot(
+                            text.partition(":")[0], tasks=[tasks[letter] for letter in text.split(":")[1:]]
+                        )
+                        for text in lists.split()
+                    ]
+                    for socket, lists in sockets.items()
+                },
+                is_exclusive=name == "exclusive",
+            )
+            for name, sockets in told.items()
+        }
+    )
+
+
+def stored(server: Server) -> Texts:
+    found = server.objects[CONFIG_MAP]
+    return Texts(found["data"]["config"], found["metadata"]["annotations"][state.IDENTITIES])
+
+
+def filled(found: State) -> Pools:
+    """Without pools that have no list."""
+    return {name: dict(sockets) for name, sockets in brief(found).items() if sockets}
+
+
+@pytest.mark.parametrize("place", ["directory", "configmap"])
+@pytest.mark.parametrize("row", rows.read("moving", MovedRow), ids=lambda row: row.id)
+def test_processes_are_moved(row: MovedRow, place: str, tmp_path: Path) -> None:
+    if os.geteuid() != 0 or not {0, 1} <= os.sched_getaffinity(0):
+        availability.not_run("moving processes takes root and two CPUs")
+    machine = write(machines.texts(row.machine, row.isolated), tmp_path / "machine")
+    with started(row) as found, cluster("v1.36.3", tmp_path) as (server, leading):
+        tasks = {letter: family.task for letter, family in found.items()}
+        first = node(row.before, tasks)
+        texts = configmap.format_texts(first)
+        about = {"name": "cmk-config-n1", "annotations": {"Owner": "", state.IDENTITIES: texts.identities}}
+        server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
+        conf = directory_of(first, tmp_path / "conf")
+        done = run(
+            "reconfigure", "--direct", "--sysfs", machine, *leading,
+            *(["--conf-dir", conf] if place == "directory" else []),
+            "--num-exclusive-cores", row.exclusive, "--num-shared-cores", row.shared,
+        )  # fmt: skip
+        everywhere = {letter: found[letter].everywhere for letter in row.runs}
+        capacity = server.objects[NODES.path(name="n1")].get("status", {}).get("capacity", {})
+        config_maps = {path.rpartition("/")[2] for path in server.folder("configmaps")}
+    left = {"directory": DirectoryBook(conf).read().state}
+    if place == "configmap" and not row.error:
+        left["configmap"] = configmap.parse(stored(server))
+    assert done.returncode == bool(row.error), done.stderr
+    assert [part for part in row.error if part not in done.stderr] == []
+    assert everywhere == {letter: {frozenset(cpulist.parse_list(cpus))} for letter, cpus in row.runs.items()}
+    if row.error:
+        assert (left["directory"], stored(server)) == (first, texts)
+    else:
+        assert filled(left[place]) == filled(node(row.after, tasks))
+    assert not row.capacity or capacity == row.capacity
+    assert config_maps == {"cmk-config-n1"}

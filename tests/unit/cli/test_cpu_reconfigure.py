@@ -1,0 +1,74 @@
+"""`nodewise cpu reconfigure` has the node agent do it where there is one; `reaffinitize` says who does its work."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nodewise.cli import main
+from nodewise.cpu import messages
+from nodewise.cpu.messages import ReconfigureRequest
+from nodewise.cpu.pools import Ask
+from nodewise.cpu.reconfigure import Move
+from nodewise.cpu.state import Task
+from nodewise.errors import Refused
+
+MOVE = Move(Task(17), frozenset({1, 2}), frozenset({3}))
+ASKED = ("--num-exclusive-cores", "2", "--num-shared-cores", "1", "--exclusive-mode", "spread", "--check")
+
+
+@contextmanager
+def agent(path: Path, answer: bytes) -> Iterator[list[bytes]]:
+    """A socket that answers one line; what it was asked."""
+    asked: list[bytes] = []
+
+    def serve() -> None:
+        connected, _ = listening.accept()
+        with connected, connected.makefile("rb") as lines:
+            asked.append(lines.readline())
+            connected.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield asked
+        thread.join(10)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main.run(["cpu", *arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_the_agent_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with agent(tmp_path / "socket", messages.reconfigured([MOVE])) as asked:
+        assert run("reconfigure", "--agent", str(tmp_path / "socket"), *ASKED) == 0
+    request = messages.parse_reconfigure(messages.decode(asked[0]))
+    assert request == ReconfigureRequest(Ask(2, 1, "spread"), only_check=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"done": False, "moves": [{"pid": 17, "from": "1-2", "to": "3"}]}
+
+
+def test_what_the_agent_refuses_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with agent(tmp_path / "socket", messages.failed(Refused("no CPU is free"))):
+        assert run("reconfigure", "--agent", str(tmp_path / "socket"), *ASKED) == 1
+    assert capsys.readouterr().err == "nodewise: no CPU is free\n"
+
+
+def test_an_agent_that_hangs_up_is_no_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with agent(tmp_path / "socket", b""):
+        assert run("reconfigure", "--agent", str(tmp_path / "socket"), *ASKED) == 1
+    assert "the node agent does not answer" in capsys.readouterr().err
+
+
+def test_reaffinitize_moves_nothing_and_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("reaffinitize", "--node-name=n1", "--namespace=default") == 0
+    assert "nothing to do" in capsys.readouterr().err
