@@ -296,6 +296,22 @@ class TestNodeReport:
         )
         assert told["checks"]["configDirectory"]["errors"] == ["exclusive:63 (not online: [63])"]
 
+    def test_a_kubelet_that_gives_cpus_away_itself(self, tmp_path: Path) -> None:
+        conf = directory_of(lists({"exclusive": {0: "1,9"}, "infra": {0: "0,8"}}), tmp_path / "conf")
+        state_file = {
+            "policyName": "static",
+            "defaultCpuSet": "0,2-15",
+            "entries": {"pod-1": {"app": "1"}},
+            "checksum": 1,
+        }
+        kubelet = write({"cpu_manager_state": json.dumps(state_file)}, tmp_path / "kubelet")
+        machine = write(machines.texts("T8"), tmp_path / "m")
+        told = answered("node-report", "--conf-dir", conf, "--sysfs", machine, "--kubelet-dir", kubelet)
+        check = told["checks"]["kubelet"]
+        assert (check["ok"], check["policy"]) == (False, "static")
+        assert "container app of pod pod-1 has CPUs 1" in check["errors"][0]
+        assert "full-pcpus-only" in check["instead"]["exclusive"]
+
 
 def test_kinds_of_reports_have_names_that_kubectl_knows() -> None:
     assert {kind.resource.plural for kind in reports.KINDS} == {"cmk-nodereports", "cmk-reconcilereports"}

@@ -7,7 +7,7 @@ import click
 
 from nodewise.cli.cpu import rounds, shared
 from nodewise.cpu.cluster import reports
-from nodewise.cpu.node import machine, node_report
+from nodewise.cpu.node import kubelet, machine, node_report
 
 
 def run(*, interval: int, publish: bool, **given: Any) -> None:
@@ -25,7 +25,7 @@ def run(*, interval: int, publish: bool, **given: Any) -> None:
 
     def once() -> None:
         found = machine.read(Path(given["sysfs"]), shared.labels(given))
-        report = node_report.make(book, found)
+        report = node_report.make(book, found, Path(given["kubelet_dir"]))
         shared.print_json(report)
         if publish:
             shared.publish(given, reports.NODE_REPORT, report)
@@ -38,5 +38,15 @@ command = click.Command(
     callback=run,
     help=run.__doc__,
     short_help="What a node is and has, and what is wrong with it.",
-    params=[*shared.options(*shared.PLACE, "sysfs"), *rounds.options()],
+    params=[
+        *shared.options(*shared.PLACE, "sysfs"),
+        *rounds.options(),
+        click.Option(
+            ["--kubelet-dir"],
+            default=str(kubelet.DEFAULT_FOLDER),
+            metavar="DIR",
+            show_default=True,
+            help="Where the kubelet keeps its checkpoints.",
+        ),
+    ],
 )

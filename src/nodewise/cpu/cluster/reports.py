@@ -36,6 +36,8 @@ class Kind(NamedTuple):
     """What it was called as a third-party resource: `Nodereport`."""
     schema: Mapping[str, Any]
     """Of the report itself."""
+    columns: Mapping[str, tuple[str, str]]
+    """What `kubectl get` shows besides the name: type, and place below the report."""
 
     @property
     def resource(self) -> Resource:
@@ -86,6 +88,7 @@ NODE_REPORT: Final = Kind(
         description={**_object(pools=_by_name(_POOL)), "nullable": True},
         topology=_object(sockets=_by_name(_object(id={"type": "integer"}, cores=_list_of(_CORE)))),
     ),
+    {"Pools": ("boolean", ".checks.configDirectory.ok"), "Kubelet": ("boolean", ".checks.kubelet.ok")},
 )
 _TASK: Final = {"pool": _TEXT, "cpus": _TEXT, "pid": {"type": "integer"}}
 RECONCILE_REPORT: Final = Kind(
@@ -97,6 +100,10 @@ RECONCILE_REPORT: Final = Kind(
         reclaimedCpuLists=_list_of(_object(("cpus", "pid", "pool"), **_TASK)),
         mismatchedCpuMasks=_list_of(_object(("cpus", "pid", "pool"), actualCpus=_CPUS, **_TASK)),
     ),
+    {
+        "Reclaimed": ("string", ".reclaimedCpuLists[*].cpus"),
+        "Elsewhere": ("string", ".mismatchedCpuMasks[*].pid"),
+    },
 )
 KINDS: Final = (NODE_REPORT, RECONCILE_REPORT)
 
@@ -131,7 +138,7 @@ def definition(kind: Kind, dialect: Dialect) -> dict[str, Any]:
     if dialect.reports == "v1":
         schema = {"type": "object", "properties": {"spec": _object(("report",), report=kind.schema)}}
         version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-        spec["versions"] = [version]
+        spec["versions"] = [{**version, "additionalPrinterColumns": _columns(kind)}]
     else:
         spec["version"] = "v1"
     return {
@@ -140,6 +147,14 @@ def definition(kind: Kind, dialect: Dialect) -> dict[str, Any]:
         "metadata": {"name": f"{kind.resource.plural}.{GROUP}"},
         "spec": spec,
     }
+
+
+def _columns(kind: Kind) -> list[dict[str, str]]:
+    told = [
+        {"name": name, "type": type_, "jsonPath": f".spec.report{path}"}
+        for name, (type_, path) in kind.columns.items()
+    ]
+    return [*told, {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}]
 
 
 def publish(

@@ -1,0 +1,25 @@
+"""The definitions of reports; what the API server makes of them is in `tests/cluster/test_cpu_node.py`."""
+
+from pathlib import Path
+
+import yaml
+
+from nodewise.cpu.cluster import reports, versions
+
+FILE = Path(__file__).parents[4] / "deploy" / "crds" / "cmk-reports.yaml"
+
+
+def test_the_definitions_to_apply_are_those_of_the_program() -> None:
+    wanted = [reports.definition(kind, versions.TABLE[-1]) for kind in reports.KINDS]
+    assert list(yaml.safe_load_all(FILE.read_text())) == wanted
+
+
+def test_each_kind_of_api_server_has_its_form() -> None:
+    forms = {
+        row.reports: reports.definition(reports.NODE_REPORT, row)["apiVersion"] for row in versions.TABLE
+    }
+    assert forms == {
+        "third-party": "extensions/v1beta1",
+        "v1beta1": "apiextensions.k8s.io/v1beta1",
+        "v1": "apiextensions.k8s.io/v1",
+    }
