@@ -21,14 +21,14 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _others(words: Sequence[str]) -> NoReturn:
-    from nodewise.cli import exits, legacy, main
+    from nodewise.cli import cpu, exits, legacy, main
 
     try:
         translated = legacy.cmk(words)
     except BadSettings as error:
         print(f"nodewise: {error}", file=sys.stderr)
         sys.exit(exits.USAGE)
-    main.run(translated)
+    main.run(translated, cpu.command, "cmk")
 
 
 if __name__ == "__main__":

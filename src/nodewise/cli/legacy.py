@@ -227,7 +227,7 @@ _ASKING: Final = _same("help", "version", boolean=True)
 
 
 def cmk(arguments: Sequence[str]) -> list[str]:
-    """A command line of `cmk` as one of `nodewise`; of `isolate` nothing is changed, `cpu.node` reads its options.
+    """A command line of `cmk` as one of `nodewise cpu`; of `isolate` nothing is changed, `cpu.node` reads its options.
 
     Options may stand before the subcommand as well, and the version may be asked for anywhere before `--`.
     BadSettings for what docopt would not have understood either.
@@ -235,11 +235,11 @@ def cmk(arguments: Sequence[str]) -> list[str]:
     words, verbatim = until(arguments, "--")
     at = _subcommand(words)
     if at is not None and words[at] == "isolate":
-        return ["cpu", *arguments[at : at + 1], *arguments[:at], *arguments[at + 1 :]]
+        return [*arguments[at : at + 1], *arguments[:at], *arguments[at + 1 :]]
     command = words[at : at + 1] if at is not None else []
     table = CMK.get("".join(command), {})
     found = docopt(words if at is None else words[:at] + words[at + 1 :], table)
-    return ["--version"] if "--version" in found else ["cpu", *command, *found, *verbatim]
+    return ["--version"] if "--version" in found else [*command, *found, *verbatim]
 
 
 def until(words: Sequence[str], end: str) -> tuple[list[str], list[str]]:

@@ -28,6 +28,10 @@ COMMANDS: Final = {
 }
 
 
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+"""Of the programs' command lines."""
+
+
 class Table(click.Group):
     """Looks commands up in a table: name to module and short help."""
 
@@ -53,7 +57,7 @@ class Table(click.Group):
 @click.group(
     cls=Table,
     commands_of=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings=CONTEXT,
     epilog='Shell completion: eval "$(_NODEWISE_COMPLETE=bash_source nodewise)" (or zsh_source, fish_source).',
 )
 @click.version_option(nodewise.__version__, prog_name="nodewise", message="%(prog)s %(version)s")
@@ -66,10 +70,13 @@ def command() -> None:
     """
 
 
-def run(arguments: Sequence[str] | None = None) -> NoReturn:
+def run(
+    arguments: Sequence[str] | None = None, program: click.Command = command, name: str | None = None
+) -> NoReturn:
     """Run a command line; errors become one line on stderr and an exit code."""
+    words = list(arguments) if arguments is not None else None
     try:
-        code = command.main(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        code = program.main(args=words, prog_name=name, standalone_mode=False)
     except click.exceptions.Exit as done:
         code = done.exit_code
     except click.ClickException as error:
