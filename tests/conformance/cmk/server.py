@@ -97,6 +97,9 @@ class Server:
                     return one.status, _status(one.status, one.message, one.reason)
             if path == "/version":
                 return 200, {"gitVersion": self.version}
+            if verb == "GET" and "/pods" in path:
+                self.looks += 1
+                self.behave(self)
             if verb == "GET" and path.split("/")[-1] in _FOLDERS:
                 return self._list(path, parse_qs(url.query))
             if verb == "POST":
@@ -104,9 +107,6 @@ class Server:
             return self._of_one(verb, path, body, content_type)
 
     def _list(self, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
-        if path.endswith("/pods"):
-            self.looks += 1
-            self.behave(self)
         wanted = dict(one.split("=", 1) for one in ",".join(query.get("labelSelector", [])).split(",") if one)
         items = [
             obj
@@ -172,7 +172,7 @@ def nodes_at_work(server: Server) -> None:
     for path, pod in server.folder("pods").items():
         if pod.get("status"):
             continue
-        is_once = pod["spec"]["restartPolicy"] == "Never"
+        is_once = pod.get("spec", {}).get("restartPolicy", "Never") == "Never"
         pod["status"] = {"phase": "Succeeded"} if is_once else running(pod)
         server.objects[path] = pod
 

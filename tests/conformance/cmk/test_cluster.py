@@ -1,0 +1,172 @@
+"""The numbered cases of CMK that are about clusters: preparing nodes, reconfiguring all, and leaving.
+
+The real process asks an API server of the version that the case is about. What a real one of today says is in
+`tests/cluster/test_cpu_nodes.py`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodewise.cpu import names, procfs
+from nodewise.cpu.state import IDENTITIES
+from tests.conformance.cmk import rows, server
+from tests.conformance.cmk.rows import ClusterRow
+from tests.conformance.cmk.server import Object, Refusal, Server
+
+PROC = Path("/proc")
+ROWS = rows.read("cluster", ClusterRow)
+SLOW_S = 120
+
+
+@pytest.fixture
+def cluster(row: ClusterRow) -> Iterator[Server]:
+    with server.serving(row.version) as serving:
+        for name in row.nodes:
+            serving.node(name)
+        for name in row.labelled:
+            node = serving.node(name, **({"taints": row.taints} if row.taints else {}))
+            node["metadata"]["labels"] = {names.LABEL: "true"}
+            node["status"] = {"capacity": dict(row.capacity), "allocatable": dict(row.capacity)}
+        for name in row.cordoned:
+            serving.node(name, unschedulable=True)
+        for one in row.there:
+            plural, name = one.split()
+            obj = {"kind": plural, "metadata": {"name": name}}
+            serving.put(f"/api/v1/namespaces/default/{plural}/{name}", obj)
+        if row.labelled and row.command[0] == "uninstall":
+            state = config_map(row)
+            serving.put(f"/api/v1/namespaces/default/configmaps/{state['metadata']['name']}", state)
+        serving.behave = scripted(row)
+        if row.refuses:
+            verb, part, status, message = row.refuses
+            serving.refusals.append(Refusal(verb, part, status, message, message))
+        yield serving
+
+
+def scripted(row: ClusterRow) -> Callable[[Server], None]:
+    """Nodes at work, but for pods whose phases the row tells."""
+
+    def behave(serving: Server) -> None:
+        server.nodes_at_work(serving)
+        for path, pod in serving.folder("pods").items():
+            phases = row.pods.get(path.rpartition("/")[2])
+            if phases:
+                phase = phases[min(serving.looks, len(phases)) - 1]
+                pod["status"] = server.running(pod) if phase == "Running" else {"phase": phase}
+
+    return behave
+
+
+def config_map(row: ClusterRow) -> Object:
+    """The state of the node, with its tasks: ours, and such as have ended on an earlier boot."""
+    pools = {"exclusive": "0", "shared": "1", "infra": "2"}
+    me = procfs.read_self(PROC)
+    running = {"pid": me.pid, "start": me.start, "boot": procfs.read_boot(PROC), "pod": "", "container": ""}
+    kinds = {"running": running, "over": running | {"boot": "another", "pid": me.pid + 1}}
+    tasks = {pool: kinds[row.tasks[pool]] for pool in pools if pool in row.tasks}
+    config = {
+        pool: {0: {text: [str(tasks[pool]["pid"])] if pool in tasks else []}} for pool, text in pools.items()
+    }
+    known = {pool: {pools[pool]: [task]} for pool, task in tasks.items()}
+    annotations = {"Owner": "", IDENTITIES: json.dumps(known)}
+    metadata = {"name": f"cmk-config-{row.labelled[0]}", "annotations": annotations}
+    return {"kind": "ConfigMap", "metadata": metadata, "data": {"config": yaml.safe_dump(config)}}
+
+
+def run(row: ClusterRow, cluster: Server, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The command, as it is given to a shell."""
+    given = [*row.command, f"--kubeconfig={cluster.kubeconfig(folder)}", "--timeout=30"]
+    if row.command[0] == "uninstall":
+        node = (row.labelled or row.nodes)[0]
+        given += [f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc"]
+    return subprocess.run(
+        [sys.executable, "-m", "nodewise", "cpu", *given],
+        capture_output=True,
+        text=True,
+        timeout=SLOW_S,
+        check=False,
+        env={**os.environ, "NODE_NAME": ""},
+    )
+
+
+def named(cluster: Server, verb: str) -> list[str]:
+    """Plural and name of what was asked for by this verb, in order."""
+    asked = [one for one in cluster.requests if one.verb == verb]
+    paths = [one.path if verb != "POST" else f"{one.path}/{one.body['metadata']['name']}" for one in asked]
+    return [" ".join(path.split("/")[-2:]) for path in paths]
+
+
+def agrees(found: Any, wanted: Any) -> bool:
+    """Whether an object has all that is wanted of it."""
+    if isinstance(wanted, dict):
+        return all(agrees((found or {}).get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(agrees, found, wanted))
+    return bool(found == wanted)
+
+
+def containers(cluster: Server) -> dict[str, str]:
+    """What each container of what was made runs; the last one of a name."""
+    found = {}
+    for body in (one.body for one in cluster.requests if one.verb == "POST"):
+        spec = body.get("spec", {}).get("template", body).get("spec", {})
+        for one in [*spec.get("initContainers", []), *spec.get("containers", [])]:
+            found[one["name"]] = " ".join(one.get("args", []))
+    return found
+
+
+def check_pods(row: ClusterRow, cluster: Server) -> None:
+    """What was made is what the row says."""
+    made = {
+        f"{one.path.rpartition('/')[2]} {one.body['metadata']['name']}": {**one.body}
+        for one in cluster.requests
+        if one.verb == "POST"
+    }
+    for name, wanted in row.has.items():
+        assert agrees(made[name], wanted), made[name]
+    assert row.runs.items() <= containers(cluster).items()
+    if row.annotated:
+        annotations = next(iter(made.values()))["metadata"]["annotations"]
+        listed = json.loads(annotations["pod.beta.kubernetes.io/init-containers"])
+        assert [one["name"] for one in listed] == row.annotated
+
+
+def check_node(row: ClusterRow, cluster: Server) -> None:
+    """What is left of the node when it was left."""
+    node = cluster.objects[f"/api/v1/nodes/{(row.labelled or row.nodes)[0]}"]
+    assert names.LABEL not in node["metadata"].get("labels", {})
+    assert node["spec"].get("taints", []) == row.leaves_taints
+    kept = row.capacity if row.keeps_capacity else {}
+    for part in ("capacity", "allocatable"):
+        assert node.get("status", {}).get(part, {}) == kept
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row.number}-{at}" for at, row in enumerate(ROWS)])
+def test_cluster(row: ClusterRow, cluster: Server, tmp_path: Path) -> None:
+    done = run(row, cluster, tmp_path)
+    told = done.stdout + done.stderr
+    assert [part for part in (*row.error, *row.prints) if part not in told] == [], told
+    assert bool(done.returncode) == bool(row.error), told
+    assert "Traceback" not in told
+    for verb, wanted in (("POST", row.makes), ("DELETE", row.removes)):
+        assert wanted is None or named(cluster, verb) == wanted, told
+    left = {" ".join(path.split("/")[-2:]) for path in cluster.objects}
+    assert not left.intersection(row.gone)
+    assert cluster.looks >= row.looks
+    check_pods(row, cluster)
+    if row.command[0] == "uninstall" and not row.error:
+        check_node(row, cluster)
+    if row.again:
+        cluster.requests.clear()
+        again = run(row, cluster, tmp_path)
+        assert again.returncode == 0, again.stderr
+        if row.command[0] == "cluster-init":
+            assert cluster.requests == []
