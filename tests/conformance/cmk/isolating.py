@@ -1,0 +1,121 @@
+"""`cmk isolate` as a real process, with the node's state in a directory."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nodewise.cpu import state
+from nodewise.cpu.node.files import DirectoryBook
+from nodewise.cpu.state import State
+
+PATIENCE_S = 60.0
+SHOW = """
+import json, os, sys
+print(json.dumps({
+    "words": sys.argv[1:],
+    "environment": dict(os.environ),
+    "cpus": sorted(os.sched_getaffinity(0)),
+    "parent": os.getppid(),
+}), flush=True)
+"""
+"""A command that tells what it was given."""
+
+
+class Node(NamedTuple):
+    """A node's state, in a directory."""
+
+    root: Path
+
+    @property
+    def book(self) -> DirectoryBook:
+        return DirectoryBook(self.root, PATIENCE_S)
+
+    def holders(self) -> dict[str, list[int]]:
+        """Process ids, by CPU list, of those that have some."""
+        slots = self.book.read().state.slots
+        return {slot.text: [task.pid for task in slot.tasks] for _, slot in slots if slot.tasks}
+
+    def words(self, *more: str) -> list[str]:
+        """A command line of isolate that asks no node agent."""
+        return [
+            sys.executable,
+            "-m",
+            "nodewise.cli.cmk",
+            "isolate",
+            "--direct",
+            f"--conf-dir={self.root}",
+            *more,
+        ]
+
+
+def made(root: Path, found: State) -> Node:
+    node = Node(root / "cmk")
+    node.book.create(found)
+    return node
+
+
+def on_two_cpus(root: Path) -> Node:
+    """Every list on CPUs that this machine has."""
+    lists = {"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0,1",)}}
+    return made(root, state.from_lists(lists))
+
+
+def show(*words: str) -> list[str]:
+    return ["--", sys.executable, "-c", SHOW, *words]
+
+
+def clean(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Our environment without what CMK's words in it would change."""
+    found = {name: text for name, text in os.environ.items() if not name.startswith(("CMK_", "NODEWISE_"))}
+    return found | dict(more or {})
+
+
+def run(words: list[str], more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, env=clean(more), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+def shown(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@contextmanager
+def started(words: list[str], more: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A process of which the first line was read; it is gone at the end."""
+    process = subprocess.Popen(
+        words,
+        env=clean(more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def texts(root: Path) -> dict[str, str]:
+    return {str(path): path.read_text() for path in sorted(root.rglob("*")) if path.is_file()}

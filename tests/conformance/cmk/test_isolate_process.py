@@ -1,0 +1,271 @@
+"""The numbered cases of CMK that are about `isolate`, asked of the real process."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodewise.cpu import state, sweep
+from nodewise.cpu.names import LOCK_TIMEOUT
+from nodewise.cpu.node import sweeping
+from nodewise.cpu.node.journal import Folder
+from tests.cluster import availability
+from tests.conformance.cmk import isolating, rows
+from tests.conformance.cmk.isolating import Node, clean, run, said, show, shown, started, texts, until
+from tests.conformance.cmk.rows import ClaimRow, StoryRow, WordsRow
+from tests.conformance.cmk.test_tasks import node as state_of_row
+
+FAILED = 125
+STAY = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+FORK = """
+import os, signal
+child = os.fork()
+if not child:
+    os.setsid()
+    os.closerange(0, 3)
+    signal.pause()
+print(child, flush=True)
+"""
+"""A command that ends, and leaves a process that no longer has anything to do with it."""
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Node:
+    if not {0, 1} <= os.sched_getaffinity(0):
+        availability.not_run("isolate takes CPUs 0 and 1")
+    return isolating.on_two_cpus(tmp_path)
+
+
+def wait(number: int) -> None:
+    """Between two tries to write."""
+
+
+def swept(node: Node, known: sweep.Known | None = None) -> sweep.Known:
+    return sweeping.carry_out(node.book, Path("/proc"), known, wait).known
+
+
+@pytest.mark.parametrize("row", rows.read("isolate", ClaimRow), ids=lambda row: row.id)
+def test_lists_and_environment(row: ClaimRow, tmp_path: Path) -> None:
+    """The machine of the rows has other CPUs than ours, so no affinity is set."""
+    node = isolating.made(tmp_path, state_of_row(row))
+    before = node.holders()
+    unchanged = texts(node.root)
+    socket = [] if row.socket is None else [f"--socket-id={row.socket}"]
+    tell = "--", sys.executable, "-c", f"{isolating.SHOW}\nos.system({f'cat {node.root}/tasks.json'!r})"
+    done = run(
+        node.words(f"--pool={row.pool}", "--no-affinity", *socket, *tell), {"CMK_NUM_CORES": row.cores}
+    )
+    if row.error:
+        assert done.returncode == FAILED
+        assert all(part in done.stderr for part in row.error), done.stderr
+        assert texts(node.root) == unchanged
+        return
+    assert done.returncode == 0, done.stderr
+    first, tasks = done.stdout.splitlines()
+    told = json.loads(first)
+    environment = told["environment"]
+    assert environment["CMK_CPUS_ASSIGNED"] == row.gets.replace(" ", ",")
+    assert environment["CMK_CPUS_ASSIGNED_MASK"] == (row.mask or environment["CMK_CPUS_ASSIGNED_MASK"])
+    assert environment.get("CMK_CPUS_SHARED") == (row.shared or environment.get("CMK_CPUS_SHARED"))
+    assert environment.get("CMK_CPUS_INFRA") == (row.infra or environment.get("CMK_CPUS_INFRA"))
+    during = json.loads(tasks)[row.pool]
+    held = {cpu for text in during for cpu in state.slot(text).cpus}
+    assert held == set(map(int, environment["CMK_CPUS_ASSIGNED"].split(",")))
+    assert {one["pid"] for listed in during.values() for one in listed} == {told["parent"]}
+    assert node.holders() == before
+
+
+@pytest.mark.parametrize("row", rows.read("words", WordsRow), ids=lambda row: row.id)
+def test_words(row: WordsRow, two: Node, tmp_path: Path) -> None:
+    for name in ("sleep", "cmk.py", "cmd", "echo"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!{sys.executable}\n{isolating.SHOW.replace('sys.argv[1:]', 'sys.argv')}")
+        program.chmod(0o755)
+    line = row.line.format(conf=two.root)
+    done = run(two.words(*shlex.split(line)), {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    if row.error:
+        assert done.returncode == FAILED
+        assert all(part in done.stderr for part in row.error), done.stderr
+        return
+    told = shown(done)
+    first, *rest = told["words"]
+    assert [Path(first).name, *rest] == row.runs
+    assigned = [int(cpu) for cpu in told["environment"]["CMK_CPUS_ASSIGNED"].split(",")]
+    assert (told["cpus"] == assigned) == row.pins
+
+
+def both_win(two: Node) -> None:
+    """Two processes claim at once from the same version, and two are served."""
+    words = two.words("--pool=exclusive", *show())
+    with started(words) as one, started(words) as other:
+        cpus = [json.loads(said(process))["cpus"] for process in (one, other)]
+        assert [one.wait(isolating.PATIENCE_S), other.wait(isolating.PATIENCE_S)] == [0, 0]
+    # whichever was over first may have left its CPU to the other
+    assert all(cpu in ([0], [1]) for cpu in cpus)
+    assert two.holders() == {}
+
+
+def holder_that_died(two: Node) -> None:
+    """Of a ConfigMap: tests/unit/cpu/node/test_configmaps.py."""
+    ready, tell = os.pipe()
+    if not (holder := os.fork()):
+        with Folder(two.root, "pools", (), ()).locked(1):
+            os.write(tell, b"x")
+            signal.pause()
+    os.read(ready, 1)
+    with started(two.words("--pool=exclusive", *show())) as process:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        assert json.loads(said(process))["cpus"] == [0]
+
+
+def lock_that_is_held(two: Node) -> None:
+    with Folder(two.root, "pools", (), ()).locked(1):
+        done = run(two.words("--pool=exclusive", *show()), {LOCK_TIMEOUT: "0.1"})
+    assert (done.returncode, "lock: still held" in done.stderr) == (FAILED, True)
+    assert two.holders() == {}
+    assert shown(run(two.words("--pool=exclusive", *show())))["cpus"] == [0]
+
+
+def no_affinity(two: Node) -> None:
+    done = run(two.words("--pool=exclusive", "--no-affinity", *show()))
+    told = shown(done)
+    assert told["cpus"] == sorted(os.sched_getaffinity(0))
+    assert told["environment"]["CMK_CPUS_ASSIGNED"] == "0"
+    assert "no affinity is set" in done.stderr
+    assert (
+        run(two.words("--pool=exclusive", "--no-affinity", *show()), {"CMK_LOG_LEVEL": "ERROR"}).stderr == ""
+    )
+
+
+def exit_code(two: Node) -> None:
+    assert run(two.words("--pool=exclusive", "sh", "--", "-c", "exit 7")).returncode == 7
+    assert (
+        run(two.words("--pool=exclusive", "sh", "--", "-c", "kill -9 $$")).returncode == 128 + signal.SIGKILL
+    )
+    assert two.holders() == {}
+
+
+def no_such_command(two: Node) -> None:
+    done = run(two.words("--pool=exclusive", "no-such-command"))
+    assert (done.returncode, "no-such-command" in done.stderr) == (127, True)
+    for path in ("/etc/passwd", "/"):
+        assert run(two.words("--pool=exclusive", path)).returncode == 126
+    assert two.holders() == {}
+
+
+def signals(two: Node) -> None:
+    with started(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
+        child = int(said(process))
+        assert two.holders() == {"0": [process.pid]}
+        process.terminate()
+        assert process.wait(isolating.PATIENCE_S) == 128 + signal.SIGTERM
+        assert not Path(f"/proc/{child}").exists()
+    assert two.holders() == {}
+
+
+def killed_wrapper(two: Node) -> None:
+    """What it held stays held for as long as anything that it started runs."""
+    with started(two.words("--pool=exclusive", "--", sys.executable, "-c", STAY)) as process:
+        child = int(said(process))
+        process.kill()
+        process.wait()
+        known = swept(two)
+        assert two.holders() == {"0": [process.pid]}
+        os.kill(child, signal.SIGKILL)
+        until(lambda: not is_alive(child))
+        swept(two, known)
+    assert two.holders() == {}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def no_proc_fs(two: Node) -> None:
+    """Where process ids are those of a container."""
+    if os.geteuid() != 0:
+        availability.not_run("a namespace of process ids takes root")
+    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
+    before = texts(two.root)
+    done = run([*inside, *two.words("--pool=exclusive", *show())])
+    assert (done.returncode, "CMK_PROC_FS" in done.stderr) == (FAILED, True)
+    assert texts(two.root) == before
+    # with the host's /proc it is the host that knows it
+    shell = 'mkdir -p "$0" && mount --rbind /proc "$0" && exec "$@"'
+    outside = str(two.root.parent / "proc")
+    words = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        shell,
+        outside,
+        *inside,
+        *two.words("--pool=exclusive", *show()),
+    ]
+    with started(words, {"CMK_PROC_FS": outside}) as process:
+        told = json.loads(said(process))
+        assert told["environment"]["NODEWISE_CPU_TASK"].partition("-")[0] != str(told["parent"])
+        assert process.wait(isolating.PATIENCE_S) == 0
+
+
+STORIES: dict[str, Callable[[Node], None]] = {
+    story.__name__: story
+    for story in (
+        both_win,
+        holder_that_died,
+        lock_that_is_held,
+        no_affinity,
+        exit_code,
+        no_such_command,
+        signals,
+        killed_wrapper,
+        no_proc_fs,
+    )
+}
+
+
+@pytest.mark.parametrize("row", rows.read("isolate_process", StoryRow), ids=lambda row: row.id)
+def test_stories(row: StoryRow, two: Node) -> None:
+    STORIES[row.story](two)
+
+
+def test_a_directory_is_described_with_its_path(two: Node) -> None:
+    """Case 101."""
+    words = [sys.executable, "-m", "nodewise.cli.cmk", "describe", "--conf-dir", str(two.root)]
+    done = subprocess.run(words, env=clean(), capture_output=True, text=True, check=True)
+    told = yaml.safe_load(done.stdout)
+    assert (told["path"], list(told["pools"])) == (str(two.root), ["exclusive", "infra", "shared"])
+    assert told["pools"]["shared"] == {
+        "cpuLists": {"1": {"cpus": "1", "tasks": []}},
+        "exclusive": False,
+        "name": "shared",
+    }
+
+
+def test_a_child_that_forks_away_keeps_its_cpus_until_it_ends(two: Node) -> None:
+    done = run(two.words("--pool=exclusive", "--", sys.executable, "-c", FORK))
+    left = int(done.stdout)
+    try:
+        assert done.returncode == 0
+        assert "still run: CPUs 0 stay held" in done.stderr
+        known = swept(two)
+        assert list(two.holders()) == ["0"]
+        assert os.sched_getaffinity(left) == {0}
+    finally:
+        os.kill(left, signal.SIGKILL)
+    until(lambda: not is_alive(left))
+    swept(two, known)
+    assert two.holders() == {}
