@@ -24,7 +24,6 @@ _WORDS: Final = {
     **dict.fromkeys(("true", "1", "yes", "y", "on", "t"), True),
     **dict.fromkeys(("false", "0", "no", "n", "off", "f", ""), False),
 }
-_DRAIN_S: Final = 5.0
 _UNTRUSTED: Final = (
     "# No certificate is in here (--with-certificate). The Secret {secret} has to hold cert.pem and key.pem, and\n"
     "# caBundle of the MutatingWebhookConfiguration who signed them.\n"
@@ -135,7 +134,7 @@ async def _serve(given: shared.Given, *, any_client: bool) -> None:
         await admin.start()
         if await came.get() == signal.SIGTERM:
             server.drain()
-            await asyncio.wait([asyncio.create_task(came.get())], timeout=_DRAIN_S)
+            await asyncio.wait([asyncio.create_task(came.get())], timeout=given["shutdown_delay"])
     finally:
         await admin.stop()
         await server.stop()
@@ -166,6 +165,13 @@ def _parameters() -> list[click.Parameter]:
             help="Ask for no certificate: whoever reaches the port is served.",
         ),
         *admin,
+        click.Option(
+            ["--shutdown-delay"],
+            type=settings.Duration(),
+            default="5s",
+            show_default=True,
+            help="How long SIGTERM is not the end: all that come are served, and told to go elsewhere.",
+        ),
         click.Option(
             ["--print-admission-config"],
             default="",

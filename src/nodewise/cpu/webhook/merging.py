@@ -21,9 +21,11 @@ def merge(held: Any, given: Any, path: str = "") -> Any:
     """`held` with what `given` says besides.
 
     Mappings are merged key by key. To a list what it lacks is appended: an entry of the same name stays as it is, and
-    one without a name is not appended twice. Any other value is replaced. BadSettings, which names the `path`, where
-    `given` has something else for a mapping.
+    one without a name is not appended twice. Any other value is replaced; a null says nothing. BadSettings, which
+    names the `path`, where `given` has something else for a mapping.
     """
+    if given is None:
+        return held
     if isinstance(held, dict):
         return _merge_mapping(held, given, path)
     if isinstance(held, list):
@@ -39,7 +41,9 @@ def _merge_mapping(held: dict[str, Any], given: Any, path: str) -> dict[str, Any
     if not isinstance(given, dict):
         raise BadSettings("mutations cannot be merged", [Problem(path, shown(given), "a mapping")])
     merged = {
-        key: merge(held.get(key), value, f"{path}.{key}" if path else key) for key, value in given.items()
+        key: merge(held.get(key), value, f"{path}.{key}" if path else key)
+        for key, value in given.items()
+        if value is not None
     }
     if all(key in held and held[key] is value for key, value in merged.items()):
         return held

@@ -1,0 +1,310 @@
+"""The numbered cases of CMK's webhook, asked of the running program over TLS."""
+
+import base64
+import json
+import socket
+import ssl
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.conformance.cmk import rows, webhooks
+from tests.conformance.cmk.rows import StoryRow, WebhookHttpRow, WebhookRow
+from tests.conformance.cmk.webhooks import NODEWISE, Object, Papers, Webhook
+from tests.unit.cpu.webhook.patching import applied
+
+OLDER: Object = {
+    "perPod": {
+        "metadata": {"annotations": {"cmk.intel.com/resources-injected": "true"}},
+        "spec": {
+            "serviceAccountName": "cmk-serviceaccount",
+            "tolerations": [{"operator": "Exists"}],
+            "volumes": [
+                {"name": "cmk-host-proc", "hostPath": {"path": "/proc"}},
+                {"name": "cmk-install-dir", "hostPath": {"path": "/opt/bin"}},
+            ],
+        },
+    },
+    "perContainer": {
+        "env": [{"name": "CMK_PROC_FS", "value": "/host/proc"}],
+        "volumeMounts": [
+            {"name": "cmk-host-proc", "mountPath": "/host/proc", "readOnly": True},
+            {"name": "cmk-install-dir", "mountPath": "/opt/bin", "readOnly": True},
+        ],
+    },
+}
+MOUNTS = {"own": ["/opt/bin", "/run/nodewise"], "older": ["/host/proc", "/opt/bin"]}
+TOLERATED = {
+    "own": {"key": "cmk", "operator": "Exists", "effect": "NoSchedule"},
+    "older": {"operator": "Exists"},
+}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
+    with webhooks.serving(tmp_path_factory.mktemp("own"), "--insecure=True") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
+    folder = tmp_path_factory.mktemp("older")
+    with webhooks.serving(folder, "--insecure=True", mutations=OLDER) as running:
+        yield running
+
+
+# pods
+
+
+def pod_of(told: Object) -> Object:
+    spec: Object = {
+        kind: [container(name, given) for name, given in told[kind].items()]
+        for kind in ("containers", "initContainers")
+        if kind in told
+    }
+    if "serviceAccountName" in told:
+        spec["serviceAccountName"] = told["serviceAccountName"]
+    if "volumes" in told:
+        spec["volumes"] = [{"name": name, "emptyDir": {}} for name in told["volumes"]]
+    metadata: Object = {"name": "p"}
+    if "annotations" in told:
+        metadata["annotations"] = told["annotations"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def container(name: str, given: Object) -> Object:
+    resources = {
+        part: {f"cmk.intel.com/{word}": amount for word, amount in given[part].items()}
+        for part in ("requests", "limits")
+        if part in given
+    }
+    made: Object = {"name": name, "image": "none", "resources": resources}
+    if "env" in given:
+        made["env"] = [{"name": key, "value": value} for key, value in given["env"].items()]
+    return made
+
+
+def by_name(entries: list[Object] | None, key: str, value: str) -> dict[str, Any]:
+    found = {one[key]: one[value] for one in entries or ()}
+    assert len(found) == len(entries or ())
+    return found
+
+
+@pytest.mark.parametrize("row", rows.read("webhook", WebhookRow), ids=lambda row: row.id)
+def test_pods(row: WebhookRow, own: Webhook, older: Webhook) -> None:
+    asked = {"own": own, "older": older}[row.mutations]
+    pod = pod_of(row.pod)
+    operations = asked.operations(pod)
+    if not row.mounted:
+        assert operations == []
+        return
+    assert {one["path"] for one in operations}.isdisjoint({"", "/metadata", "/spec", "/spec/containers"})
+    mutated = applied(operations, pod)
+    spec = mutated["spec"]
+    containers = {one["name"]: one for one in (*spec["containers"], *spec.get("initContainers", ()))}
+    assert {name: by_name(one.get("env"), "name", "value") for name, one in containers.items()} == {
+        name: row.env.get(name, {}) for name in containers
+    }
+    mounts = {
+        name: list(by_name(one.get("volumeMounts"), "mountPath", "name")) for name, one in containers.items()
+    }
+    assert mounts == {name: MOUNTS[row.mutations] if name in row.mounted else [] for name in containers}
+    volumes = [one["name"] for one in spec["volumes"]]
+    assert volumes == (row.volumes or volumes)
+    assert len(set(volumes)) == len(volumes)
+    assert mutated["metadata"]["annotations"] == (row.annotations or mutated["metadata"]["annotations"])
+    assert spec["tolerations"] == [TOLERATED[row.mutations]]
+    assert spec.get("serviceAccountName", "") == (
+        row.serviceAccountName or spec.get("serviceAccountName", "")
+    )
+    assert asked.operations(mutated) == []
+
+
+# HTTP
+
+
+def content(row: WebhookHttpRow) -> bytes:
+    if row.text is not None:
+        return row.text.encode()
+    body = webhooks.review(webhooks.asking()) if row.body is None else {"apiVersion": webhooks.V1, **row.body}
+    text = json.dumps(body).encode()
+    padding = max(0, row.pad - len(text) - len(b'"pad": "", '))
+    return text.replace(b"{", b'{"pad": "%s", ' % (b"x" * padding), 1) if row.pad else text
+
+
+@pytest.mark.parametrize("row", rows.read("webhook_http", WebhookHttpRow), ids=lambda row: row.id)
+def test_requests(row: WebhookHttpRow, own: Webhook) -> None:
+    sent = content(row)
+    assert len(sent) == (row.pad or len(sent))
+    with own.client(own.papers.context()) as client:
+        answer = client.request(row.method, row.path, content=sent, headers={"Content-Type": row.type})
+    assert answer.status_code == row.status
+    assert [part for part in row.error if part not in answer.text] == []
+    if row.status == httpx2.codes.OK:
+        response = answer.json()["response"]
+        assert response["uid"] == "u1"
+        assert response["allowed"] is not bool(row.error)
+        assert ("patch" in response) is not bool(row.error)
+        assert response.get("status", {}).get("code") == (400 if row.error else None)
+    else:
+        assert answer.json()["error"]
+    assert own.operations(webhooks.asking())
+
+
+@pytest.mark.parametrize("version", ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"])
+def test_the_answer_is_of_the_version_that_asks(version: str, own: Webhook) -> None:
+    answer = own.post(webhooks.review(webhooks.asking(), version)).json()
+    assert answer["apiVersion"] == version
+    assert answer["response"]["patchType"] == "JSONPatch"
+
+
+def test_what_is_not_new_is_left_alone(own: Webhook) -> None:
+    """A registration that sends too much must not keep pods from going."""
+    for operation in ("DELETE", "UPDATE", "CONNECT"):
+        body = webhooks.review(webhooks.asking())
+        body["request"] |= {"operation": operation, "object": None}
+        assert own.post(body).json()["response"] == {"uid": "u1", "allowed": True}
+
+
+# stories
+
+
+def certificate(folder: Path) -> None:
+    command = [NODEWISE, "cpu", "webhook", "--print-manifests", "--with-certificate", "--namespace=ns1"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=folder)
+    found = {one["kind"]: one for one in yaml.safe_load_all(said.stdout)}
+    secret = {name: base64.b64decode(text) for name, text in found["Secret"]["data"].items()}
+    (hook,) = found["MutatingWebhookConfiguration"]["webhooks"]
+    leaf = x509.load_pem_x509_certificate(secret["cert.pem"])
+    trusted = x509.load_pem_x509_certificate(base64.b64decode(hook["clientConfig"]["caBundle"]))
+    leaf.verify_directly_issued_by(trusted)
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    host = "cmk-webhook-service"
+    assert names.get_values_for_type(x509.DNSName) == [host, f"{host}.ns1", f"{host}.ns1.svc"]
+    assert leaf.subject.rfc4514_string() == f"CN={host}.ns1.svc"
+    assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    public = leaf.public_key()
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    assert trusted.public_key() != public
+    assert leaf.not_valid_after_utc - leaf.not_valid_before_utc > timedelta(days=3650)
+    assert said.stdout.count("PRIVATE KEY") == 0  # what is base64 is the Secret's, and nothing else has one
+    assert secret.keys() == {"cert.pem", "key.pem"}
+
+
+def bad_mutations(folder: Path) -> None:
+    with webhooks.serving(folder, "--insecure=True") as running:
+        before = running.operations(webhooks.asking())
+        for text in ("mutations: {perPod: [1]}", "mutations: {", "", "mutations: {perpod: {}}"):
+            running.mutations.write_text(text)
+            assert running.operations(webhooks.asking()) == before
+        assert running.says("warning", "cpu_mutations_failed", "mutations.perPod", "[1]", "a mapping")
+        assert running.says("cpu_mutations_failed", "mutations.perpod", "unknown")
+        assert "nodewise_cpu_mutations_failing 1.0" in httpx2.get(f"{running.health}/metrics").text
+        running.mutations.unlink()
+        assert running.operations(webhooks.asking()) == before
+        assert running.says("cpu_mutations_failed", "No such file")
+        running.mutations.write_text("mutations: {perPod: {metadata: {labels: {a: b}}}}")
+        assert {"op": "add", "path": "/metadata/labels", "value": {"a": "b"}} in running.operations(
+            webhooks.asking()
+        )
+        assert "nodewise_cpu_mutations_failing 0.0" in httpx2.get(f"{running.health}/metrics").text
+    ended = started(folder, "--insecure=True", mutations={"perPod": [1]})
+    assert ended.returncode == 2
+    assert "mutations.perPod: [1]; wanted a mapping" in ended.stderr
+
+
+def edited_mutations(folder: Path) -> None:
+    with webhooks.serving(folder, "--insecure=True") as running:
+        assert running.operations(webhooks.asking())
+        edited = webhooks.own_mutations()
+        edited["perContainer"] = {"env": [{"name": "EDITED", "value": "yes"}]}
+        running.mutations.write_text(yaml.safe_dump({"mutations": edited}))
+        pod = applied(running.operations(webhooks.asking()), webhooks.asking())
+        env = [one["name"] for one in pod["spec"]["containers"][0]["env"]]
+        assert env == ["EDITED", "CMK_NUM_CORES"]
+
+
+def no_certificate(folder: Path) -> None:
+    """Also where a word says no in another way than `False`."""
+    for word in ("False", "no"):
+        with webhooks.serving(folder, f"--insecure={word}") as running:
+            for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+                context = running.papers.context()
+                context.minimum_version = context.maximum_version = version
+                with running.client(context) as client, pytest.raises(httpx2.TransportError):
+                    client.post("/mutate", json=webhooks.review(webhooks.asking()))
+            assert running.says("info", "cpu_webhook_mutual", "cafile=")
+    ended = started(folder, "--insecure=perhaps")
+    assert ended.returncode == 2
+    assert "--insecure: 'perhaps'; wanted true or false" in ended.stderr
+
+
+def client_certificate(folder: Path) -> None:
+    with webhooks.serving(folder, "--insecure=False") as running:
+        answer = running.post(webhooks.review(webhooks.asking()), shows=True)
+        assert answer.status_code == 200
+        assert answer.json()["response"]["allowed"]
+        strangers = running.papers.servers.issue("stranger")
+        context = running.papers.servers.client_context(strangers)
+        with running.client(context) as client, pytest.raises(httpx2.TransportError):
+            client.post("/mutate", json=webhooks.review(webhooks.asking()))
+
+
+def any_client(folder: Path) -> None:
+    with webhooks.serving(folder, "--insecure=True") as running:
+        assert running.post(webhooks.review(webhooks.asking())).status_code == 200
+        assert running.says("warning", "cpu_webhook_any_client")
+        port = int(running.url.rpartition(":")[2])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+        with socket.create_connection(("127.0.0.1", port), 60) as raw, pytest.raises(ssl.SSLError):
+            context.wrap_socket(raw)
+
+
+def lacking_key(folder: Path) -> None:
+    ended = started(folder, "--insecure=True", without="port")
+    assert ended.returncode == 2
+    assert "server.port: missing" in ended.stderr
+
+
+def started(
+    folder: Path, *arguments: str, without: str = "", mutations: Object | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A start that fails."""
+    papers = Papers(folder)
+    given = webhooks.own_mutations() if mutations is None else mutations
+    file = webhooks.configure(folder, papers, given, without=without)
+    command = [NODEWISE, "cpu", "webhook", f"--conf-file={file}", "--health-port=0", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+STORIES: dict[str, Callable[[Path], None]] = {
+    told.__name__: told
+    for told in (
+        certificate,
+        bad_mutations,
+        edited_mutations,
+        no_certificate,
+        client_certificate,
+        any_client,
+        lacking_key,
+    )
+}
+
+
+@pytest.mark.parametrize("row", rows.read("webhook_process", StoryRow), ids=lambda row: row.id)
+def test_stories(row: StoryRow, tmp_path: Path) -> None:
+    STORIES[row.story](tmp_path)

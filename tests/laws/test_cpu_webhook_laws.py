@@ -1,0 +1,176 @@
+"""The webhook's laws: a pod is mutated once, nothing stands twice, and whatever comes in gets an answer."""
+
+import base64
+import copy
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise.cpu import names
+from nodewise.cpu.webhook import merging, mutation, patch, review
+from nodewise.cpu.webhook.mutation import Mutations
+from nodewise.errors import BadInput, BadSettings
+from tests.unit.cpu.webhook.patching import applied
+
+WORDS = st.sampled_from(["a", "b", "name", "env", "spec", "x/y", "~", "volumeMounts", ""])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats(-2, 2) | WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=20,
+)
+NAMES = ["a", "b", "cmk-install-dir", "CMK_NUM_CORES", "CMK_PROC_FS"]
+AMOUNTS = st.sampled_from(["0", "1", "2", 3, "1k"])
+RESOURCES = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        part: st.none()
+        | st.dictionaries(
+            st.sampled_from(["cpu", names.EXCLUSIVE_CORES, names.NON_ISOLCPUS_CORES]), AMOUNTS, max_size=3
+        )
+        for part in ("requests", "limits")
+    },
+)
+
+
+def listed(key: str, **more: Any) -> st.SearchStrategy[Any]:
+    """A list whose entries have names of their own, or none at all."""
+    values = [*NAMES, "/opt/bin"] if key == "mountPath" else NAMES
+    entry = st.fixed_dictionaries({key: st.sampled_from(values), **more})
+    return st.none() | st.lists(entry, max_size=4, unique_by=lambda one: one[key])
+
+
+ENV = listed("name", value=st.sampled_from(["1", "x"]))
+MOUNTS = listed("mountPath", name=st.sampled_from(NAMES))
+CONTAINER = st.fixed_dictionaries(
+    {"name": st.sampled_from(["one", "two"])},
+    optional={"env": ENV, "volumeMounts": MOUNTS, "resources": RESOURCES},
+)
+ANNOTATIONS = st.none() | st.dictionaries(
+    st.sampled_from(["a", names.MUTATE, names.INJECTED]), st.sampled_from(["true", "1", "no"]), max_size=3
+)
+PODS = st.fixed_dictionaries(
+    {
+        "spec": st.fixed_dictionaries(
+            {"containers": st.lists(CONTAINER, min_size=1, max_size=3)},
+            optional={
+                "initContainers": st.none() | st.lists(CONTAINER, max_size=2),
+                "volumes": listed("name"),
+                "tolerations": st.none() | st.lists(st.just({"operator": "Exists"}), max_size=1),
+            },
+        )
+    },
+    optional={"metadata": st.none() | st.fixed_dictionaries({}, optional={"annotations": ANNOTATIONS})},
+)
+PER_CONTAINER = st.fixed_dictionaries(
+    {}, optional={"env": ENV, "volumeMounts": MOUNTS, "resources": RESOURCES}
+)
+PER_POD = st.fixed_dictionaries(
+    {},
+    optional={
+        "metadata": st.fixed_dictionaries({}, optional={"annotations": ANNOTATIONS}),
+        "spec": st.fixed_dictionaries({}, optional={"volumes": listed("name"), "serviceAccountName": WORDS}),
+    },
+)
+MUTATIONS = st.just(mutation.defaults()) | st.builds(Mutations, PER_POD, PER_CONTAINER)
+LISTS = (("env", "name"), ("volumeMounts", "mountPath"))
+
+
+def encoded(pod: Any) -> bytes:
+    return json.dumps(pod).encode()
+
+
+def asked(pod: Any, mutations: Mutations) -> list[patch.Operation]:
+    """The patch for a pod, through a whole review."""
+    request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
+    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    response = json.loads(review.answer(encoded(body), lambda: mutations).body)["response"]
+    assert response["uid"] == "7"
+    assert response["allowed"]
+    return json.loads(base64.b64decode(response["patch"])) if "patch" in response else []
+
+
+@given(JSON, JSON)
+def test_a_patch_makes_one_value_of_another(before: Any, after: Any) -> None:
+    operations = list(patch.difference(before, after))
+    assert encoded(applied(operations, before)) == encoded_like(after, applied(operations, before))
+
+
+def encoded_like(value: Any, other: Any) -> bytes:
+    """Keys may come in another order."""
+    assert value == other
+    return encoded(other)
+
+
+@given(JSON, JSON)
+def test_what_is_merged_twice_is_merged_once(held: Any, given_: Any) -> None:
+    before = copy.deepcopy(held)
+    try:
+        once = merging.merge(held, given_)
+        twice = merging.merge(once, given_)
+    except BadSettings:
+        return
+    assert twice is once
+    assert held == before
+
+
+@given(PODS, MUTATIONS)
+def test_a_mutated_pod_is_not_mutated_again(pod: Any, mutations: Mutations) -> None:
+    mutated = applied(asked(pod, mutations), pod)
+    assert asked(mutated, mutations) == []
+
+
+@given(PODS, MUTATIONS)
+def test_nothing_stands_twice(pod: Any, mutations: Mutations) -> None:
+    spec = applied(asked(pod, mutations), pod)["spec"]
+    named = [("volumes", "name", spec)]
+    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
+        named += [(field, key, container) for field, key in LISTS]
+    for field, key, holder in named:
+        found = [one[key] for one in holder.get(field) or ()]
+        assert len(found) == len(set(found)), field
+
+
+@given(PODS, MUTATIONS)
+def test_who_does_not_ask_is_left_alone_and_who_asks_gets_a_number(pod: Any, mutations: Mutations) -> None:
+    operations = asked(pod, mutations)
+    if not mutation.is_asked(encoded(pod)):
+        assert operations == []
+        return
+    spec = applied(operations, pod)["spec"]
+    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
+        amounts = container.get("resources") or {}
+        sums = [(amounts.get(part) or {}).get(names.EXCLUSIVE_CORES, 0) for part in ("requests", "limits")]
+        if any(str(one) not in ("0", "") for one in sums):
+            (number,) = [one for one in container["env"] if one["name"] == mutation.NUM_CORES]
+            assert isinstance(number["value"], str)
+
+
+@given(st.data())
+def test_every_review_gets_an_answer_whatever_is_in_it(data: st.DataObject) -> None:
+    pod = data.draw(PODS)
+    request = {"uid": "7", "kind": {"kind": "Pod"}, "operation": "CREATE", "object": pod}
+    body: Any = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    for _ in range(data.draw(st.integers(0, 2))):
+        body = spoilt(body, data)
+    try:
+        answer = review.answer(encoded(body), mutation.defaults)
+    except BadInput:
+        return
+    told = json.loads(answer.body)["response"]
+    assert told["uid"] == body["request"]["uid"]
+    assert told["allowed"] or told["status"]["message"]
+
+
+def spoilt(value: Any, data: st.DataObject) -> Any:
+    """The value with something else somewhere in it."""
+    if not isinstance(value, dict | list) or not value or data.draw(st.integers(0, 5)) == 0:
+        return data.draw(JSON)
+    if isinstance(value, list):
+        index = data.draw(st.integers(0, len(value) - 1))
+        return [*value[:index], spoilt(value[index], data), *value[index + 1 :]]
+    key = data.draw(st.sampled_from(sorted(value)))
+    if data.draw(st.booleans()):
+        return value | {key: spoilt(value[key], data)}
+    return {one: value[one] for one in value if one != key}
