@@ -202,18 +202,32 @@ def _cleared(into: Path, version: str, proc: Path | None) -> tuple[tuple[str, ..
 
 
 def _running(proc: Path) -> frozenset[tuple[int, int]] | None:
-    """Device and inode of every program that runs: paths would be those of containers. None if some are not shown."""
+    """Device and inode of every program that runs: paths would be those of containers.
+
+    None if there is one of our name whose program is not shown.
+    """
     found: set[tuple[int, int]] = set()
     for path in proc.iterdir():
-        if path.name.isdecimal():
-            try:
-                status = (path / "exe").stat()
-            except PermissionError:
+        if not path.name.isdecimal():
+            continue
+        try:
+            status = (path / "exe").stat()
+        except PermissionError:
+            if _name(path) == PROGRAM:
                 return None
-            except OSError:
-                continue  # it has ended, or is the kernel's own
+        except OSError:
+            continue  # it has ended, or is the kernel's own
+        else:
             found.add((status.st_dev, status.st_ino))
     return frozenset(found)
+
+
+def _name(process: Path) -> str:
+    """What the kernel calls it, which everybody may read."""
+    try:
+        return (process / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
