@@ -1,0 +1,394 @@
+"""A node's own commands of the CPU manager, with a real API server: pools, what the node says, reports."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import configmap, names, state
+from nodewise.cpu.cluster import advertise, reports, versions
+from nodewise.cpu.cluster.blocking import BlockingRequests
+from nodewise.cpu.cluster.reports import KINDS, NODE_REPORT, RECONCILE_REPORT
+from nodewise.cpu.names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
+from nodewise.cpu.state import State, Task
+from nodewise.errors import Conflict
+from nodewise.kube.options import KubeOptions
+from tests.cluster import objects, processes
+from tests.cluster.access import User, rule
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import Sandbox, wait
+from tests.conformance.cmk import machines
+
+NODEWISE = Path(sys.executable).parent / "nodewise"
+CRDS = Path(__file__).parents[2] / "deploy" / "crds" / "cmk-reports.yaml"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+GONE = 99_999_999
+"""No process: ids end at 2^22."""
+FOREIGN = {"key": "other", "effect": "NoExecute", "timeAdded": "2026-01-02T03:04:05Z"}
+
+
+class Node:
+    """A node of its own, and the commands about it, as some user."""
+
+    def __init__(self, corner: Sandbox, folder: Path) -> None:
+        self.corner = corner
+        self.name = f"cpu-{processes.number()}"
+        self.folder = folder
+        corner.nodes(objects.node(self.name))
+        for path, text in machines.texts("T8").items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/nodes/{self.name}"
+
+    @property
+    def config_map(self) -> str:
+        return f"/api/v1/namespaces/{self.corner.namespace}/configmaps/{names.config_map(self.name)}"
+
+    def now(self) -> Object:
+        return self.corner.api.get(self.path)
+
+    def run(self, *arguments: object, user: User | None = None) -> subprocess.CompletedProcess[str]:
+        with self.start(*arguments, user=user) as child:
+            out, err = child.communicate(timeout=120)
+        return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+    def start(self, command: object, *options: object, user: User | None = None) -> subprocess.Popen[str]:
+        user = user or self.corner.plane.admin
+        place = [
+            "--kubeconfig",
+            user.kubeconfig,
+            "--namespace",
+            self.corner.namespace,
+            "--node-name",
+            self.name,
+        ]
+        return subprocess.Popen(
+            [NODEWISE, "cpu", *map(str, [command, *place, *options])],
+            env={"PATH": os.environ["PATH"]},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def answered(self, *arguments: object) -> Any:
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def init(self, exclusive: int = 2, *options: object) -> subprocess.CompletedProcess[str]:
+        return self.run("init", "--sysfs", self.folder, "--num-exclusive-cores", exclusive, *options)
+
+    def store(self, found: State) -> None:
+        """As an older program would, over whatever is there."""
+        texts = configmap.format_texts(found)
+        patch = {
+            "metadata": {"annotations": {state.IDENTITIES: texts.identities}},
+            "data": {"config": texts.config},
+        }
+        self.corner.api.patch(self.config_map, patch)
+
+    def stored(self) -> State:
+        found = self.corner.api.get(self.config_map)
+        identities = (found["metadata"].get("annotations") or {}).get(state.IDENTITIES, "{}")
+        return configmap.parse(configmap.Texts(found["data"]["config"], identities))
+
+
+@pytest.fixture
+def node(corner: Sandbox, tmp_path: Path) -> Node:
+    return Node(corner, tmp_path)
+
+
+@contextmanager
+def requests(user: User) -> Iterator[BlockingRequests]:
+    with BlockingRequests(
+        KubeOptions(kubeconfig=str(user.kubeconfig), kube_qps=1000, kube_burst=1000)
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def without_definitions(plane: ControlPlane) -> Iterator[None]:
+    def clear() -> None:
+        for kind in KINDS:
+            path = f"{DEFINITIONS}/{kind.resource.plural}.intel.com"
+            plane.api.delete(path)
+            wait(
+                f"{kind.name} is no longer defined",
+                lambda path=path: True if plane.api.find(path) is None else None,
+            )
+
+    clear()
+    yield
+    clear()
+
+
+def pids(pools: Mapping[str, Any]) -> list[str]:
+    return [pid for pool in pools.values() for one in pool["cpuLists"].values() for pid in one["tasks"]]
+
+
+class TestPools:
+    def test_are_made_once(self, node: Node) -> None:
+        assert node.init().returncode == 0
+        made = node.corner.api.get(node.config_map)
+        assert node.init().returncode == 0
+        assert node.corner.api.get(node.config_map) == made
+        other = node.init(3)
+        assert other.returncode == 1
+        assert "pool exclusive: 2 CPU lists (0,8 1,9); wanted 3 CPU lists" in other.stderr
+        assert node.corner.api.get(node.config_map) == made
+        told = node.answered("describe")["pools"]
+        assert list(told["exclusive"]["cpuLists"]) == ["0,8", "1,9"]
+
+    def test_two_who_make_them_at_once_agree(self, node: Node) -> None:
+        children = [node.start("init", "--sysfs", node.folder, "--num-exclusive-cores", 2) for _ in range(3)]
+        for child in children:
+            with child:
+                _, err = child.communicate(timeout=120)
+            assert child.returncode == 0, err
+        assert len(list(node.stored().pools["exclusive"].slots)) == 2
+
+    def test_impossible_ones_are_not_begun(self, node: Node) -> None:
+        done = node.init(40)
+        assert done.returncode == 1
+        assert "pool exclusive: 8 cores available; wanted 40 requested" in done.stderr
+        assert node.corner.api.find(node.config_map) is None
+
+    def test_a_table_says_who_holds_what(self, node: Node) -> None:
+        node.init()
+        node.store(
+            node.stored().mapped(
+                lambda pool, _: [Task(7, 5, "b", "pod-1", "c1")] if pool.is_exclusive else []
+            )
+        )
+        told = node.run("describe", "-o", "table").stdout.splitlines()
+        assert told[0].split() == ["POOL", "SOCKET", "CPUS", "TASK", "POD", "CONTAINER"]
+        assert told[1].split() == ["exclusive", "0", "0,8", "7", "pod-1", "c1"]
+
+    @pytest.mark.parametrize("command", ["init", "describe", "discover", "reconcile", "node-report"])
+    def test_a_corrupt_state_is_named_and_left(self, command: str, node: Node) -> None:
+        node.init()
+        broken = "exclusive: {0: {'0,8': [x]}}\nfoo: {}\n"
+        node.corner.api.patch(node.config_map, {"data": {"config": broken}})
+        before = node.corner.api.get(node.config_map)
+        done = node.init() if command == "init" else node.run(command)
+        told = done.stdout if command == "node-report" else done.stderr
+        assert done.returncode == (command != "node-report")
+        assert "pool 'foo'" in told
+        assert "config.exclusive.0.0,8" in told
+        assert "Traceback" not in done.stderr
+        assert node.corner.api.get(node.config_map) == before
+
+    @pytest.mark.parametrize("command", ["init", "describe", "discover", "reconcile"])
+    def test_rights_that_lack_are_named(self, command: str, node: Node, nobody: User) -> None:
+        node.init()
+        arguments: Sequence[object] = ["--sysfs", node.folder] if command == "init" else []
+        done = node.run(command, *arguments, user=nobody)
+        assert done.returncode == 1
+        assert "grant this right" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def nobody(plane: ControlPlane) -> User:
+    return plane.user(f"nobody-{processes.number()}")
+
+
+class TestDiscover:
+    def test_the_node_says_what_it_has(self, node: Node) -> None:
+        node.corner.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
+        node.init()
+        assert node.run("discover").returncode == 0
+        now = node.now()
+        assert now["status"]["capacity"][EXCLUSIVE_CORES] == "2"
+        assert NON_ISOLCPUS_CORES not in now["status"]["capacity"]
+        assert now["metadata"]["labels"][names.LABEL] == "true"
+        assert now["spec"]["taints"] == [FOREIGN, advertise.OURS]
+        again = node.run("discover")
+        assert node.now() == now
+        assert "cpu_advertised" in again.stderr
+
+    def test_a_taint_that_is_ours_in_part_is_mended(self, node: Node) -> None:
+        wrong = {"key": names.TAINT, "value": "false", "effect": "NoSchedule"}
+        node.corner.api.patch(node.path, {"spec": {"taints": [wrong, FOREIGN]}})
+        node.init()
+        node.run("discover", "--no-taint")
+        assert node.now()["spec"]["taints"] == [wrong, FOREIGN]
+        node.run("discover")
+        assert node.now()["spec"]["taints"] == [FOREIGN, advertise.OURS]
+
+    def test_what_a_kubelet_took_back_is_said_again(self, node: Node) -> None:
+        node.init()
+        node.run("discover")
+        zero = {"capacity": {EXCLUSIVE_CORES: "0"}, "allocatable": {EXCLUSIVE_CORES: "0"}}
+        node.corner.api.patch(f"{node.path}/status", {"status": zero})
+        node.run("discover")
+        assert node.now()["status"]["capacity"][EXCLUSIVE_CORES] == "2"
+
+    def test_a_pool_that_is_gone_is_no_longer_said(self, node: Node, plane: ControlPlane) -> None:
+        with requests(plane.admin) as asked:
+            for counts in ({EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, {EXCLUSIVE_CORES: 0}):
+                assert advertise.advertise(asked, node.name, counts, taint=False)
+                assert not advertise.advertise(asked, node.name, counts, taint=False)
+                capacity = node.now()["status"]["capacity"]
+                assert {name: int(capacity[name]) for name in capacity if "cmk" in name} == counts
+
+    def test_all_of_it_can_be_taken_back(self, node: Node, plane: ControlPlane) -> None:
+        node.corner.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
+        before = node.now()
+        with requests(plane.admin) as asked:
+            advertise.advertise(asked, node.name, {EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, taint=True)
+            assert advertise.withdraw(asked, node.name)
+            assert not advertise.withdraw(asked, node.name)
+        after = node.now()
+        for part in ("spec", "status"):
+            assert after[part] == before[part]
+        assert after["metadata"]["labels"] == before["metadata"]["labels"]
+
+    def test_taints_that_others_write_meanwhile_stay(self, node: Node, plane: ControlPlane) -> None:
+        """Another controller adds one taint after the other while ours is put on and taken off."""
+        theirs = [{"key": f"t{number}", "effect": "NoSchedule"} for number in range(15)]
+
+        def add() -> None:
+            with requests(plane.admin) as asked:
+                for taint in theirs:
+                    while True:
+                        now = asked.get(node.path)
+                        version = {"resourceVersion": now["metadata"]["resourceVersion"]}
+                        taints = [*(now["spec"].get("taints") or []), taint]
+                        try:
+                            asked.patch(node.path, {"metadata": version, "spec": {"taints": taints}}, "merge")
+                        except Conflict:
+                            continue
+                        break
+
+        other = threading.Thread(target=add)
+        other.start()
+        with requests(plane.admin) as asked:
+            while other.is_alive():
+                advertise.advertise(asked, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
+                advertise.withdraw(asked, node.name)
+            other.join()
+            advertise.advertise(asked, node.name, {EXCLUSIVE_CORES: 1}, taint=True)
+        taints = node.now()["spec"]["taints"]
+        assert sorted(one["key"] for one in taints) == sorted([names.TAINT, *(one["key"] for one in theirs)])
+
+
+class TestReconcile:
+    def test_several_at_once_free_what_is_over_and_nothing_else(self, node: Node) -> None:
+        node.init(4)
+        me = os.getpid()
+        tasks = {
+            "0,8": Task(GONE),
+            "1,9": Task(me),
+            "2,10": Task(GONE - 1),
+            "3,11": Task(GONE - 2, 5, "no such boot"),
+        }
+        node.store(node.stored().mapped(lambda _, slot: [tasks[slot.text]] if slot.text in tasks else []))
+        children = [node.start("reconcile", "--proc-fs", "/proc") for _ in range(3)]
+        freed = []
+        for child in children:
+            with child:
+                out, err = child.communicate(timeout=120)
+            assert child.returncode == 0, err
+            freed += [one["cpus"] for one in json.loads(out)["reclaimedCpuLists"]]
+        assert sorted(freed) == ["0,8", "2,10", "3,11"]
+        assert pids(node.answered("describe")["pools"]) == [str(me)]
+        (mine,) = [slot.tasks[0] for _, slot in node.stored().slots if slot.tasks]
+        assert mine.start is not None
+
+    def test_nothing_is_written_where_nothing_is_over(self, node: Node) -> None:
+        node.init()
+        before = node.corner.api.get(node.config_map)
+        assert node.answered("reconcile", "--proc-fs", "/proc") == {"reclaimedCpuLists": []}
+        assert node.corner.api.get(node.config_map) == before
+
+    def test_rounds_go_on_after_one_that_failed(self, node: Node) -> None:
+        """The API server is there, and the state only later: a node whose `init` is yet to come."""
+        node.init()
+        with node.start("reconcile", "--proc-fs", "/proc", "--interval", 1) as child:
+            try:
+                assert child.stdout is not None
+                first = [child.stdout.readline() for _ in range(3)]
+                node.store(node.stored().mapped(lambda pool, _: [Task(GONE)] if pool.is_exclusive else []))
+                wait(
+                    "the tasks are gone",
+                    lambda: True if not pids(node.answered("describe")["pools"]) else None,
+                )
+            finally:
+                child.terminate()
+        assert json.loads("".join(first)) == {"reclaimedCpuLists": []}
+
+
+class TestReports:
+    def test_kinds_that_are_missing_are_defined(self, node: Node, without_definitions: None) -> None:
+        node.init()
+        report = node.answered("node-report", "--publish", "--sysfs", node.folder)
+        told = node.answered("reconcile", "--publish", "--proc-fs", "/proc")
+        namespace = node.corner.namespace
+        found = {kind.name: node.corner.api.get(kind.resource.path(namespace, node.name)) for kind in KINDS}
+        assert found[NODE_REPORT.name]["spec"]["report"] == report
+        assert found[RECONCILE_REPORT.name]["spec"]["report"] == told
+        shown = node.corner.plane.kubectl("get", "cmk-nr", node.name, "-n", namespace)
+        assert shown.split()[-3:-1] == [node.name, "true"]
+        for kind in KINDS:
+            path = f"{DEFINITIONS}/{kind.resource.plural}.intel.com"
+            conditions = {
+                one["type"]: one["status"] for one in node.corner.api.get(path)["status"]["conditions"]
+            }
+            assert conditions.get("NonStructuralSchema", "False") == "False"
+            assert conditions["Established"] == "True"
+
+    def test_a_node_without_pools_is_reported_too(self, node: Node, without_definitions: None) -> None:
+        report = node.answered("node-report", "--publish", "--sysfs", node.folder)
+        found = node.corner.api.get(NODE_REPORT.resource.path(node.corner.namespace, node.name))
+        assert found["spec"]["report"] == report
+        assert found["spec"]["report"]["description"] is None
+
+    def test_the_definitions_may_be_applied_before(self, node: Node, without_definitions: None) -> None:
+        plane = node.corner.plane
+        plane.kubectl("apply", "-f", str(CRDS))
+        writer = plane.user(
+            f"reporter-{processes.number()}",
+            [
+                rule("get create update", "cmk-nodereports", "intel.com"),
+                rule("get", "configmaps nodes"),
+            ],
+        )
+        node.init()
+        plane.kubectl("wait", "--for=condition=established", "-f", str(CRDS))
+        done = node.run("node-report", "--publish", "--sysfs", node.folder, user=writer)
+        assert (done.returncode, "cpu_report" in done.stderr) == (0, False), done.stderr
+        assert node.corner.api.get(NODE_REPORT.resource.path(node.corner.namespace, node.name))
+
+    def test_who_may_not_define_them_is_told(self, node: Node, without_definitions: None) -> None:
+        plane = node.corner.plane
+        reader = plane.user(
+            f"reporter-{processes.number()}",
+            [rule("get create update", "cmk-nodereports", "intel.com"), rule("get", "configmaps nodes")],
+        )
+        node.init()
+        done = node.run("node-report", "--publish", "--sysfs", node.folder, user=reader)
+        assert done.returncode == 0
+        assert "cpu_report_undefined" in done.stderr
+        assert "cpu_report_skipped" in done.stderr
+
+    def test_a_report_that_is_none_is_refused(self, node: Node, without_definitions: None) -> None:
+        plane = node.corner.plane
+        with requests(plane.admin) as asked:
+            dialect = versions.TABLE[-1]
+            assert reports.define(asked, NODE_REPORT, dialect)
+            with pytest.raises(Exception, match=r"spec.report.checks"):
+                reports.publish(
+                    asked, NODE_REPORT, node.name, node.corner.namespace, {"checks": 5, "topology": {}}
+                )
