@@ -8,6 +8,7 @@ Whatever fails, the moves are undone in reverse and the intent is taken back; wh
 `recover` does the same in his place. Where even that fails the intent stays: no core is given away until it is done.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -31,6 +32,8 @@ Widen = Callable[[Mapping[Task, Cpus]], None]
 """Lets the containers of tasks use these CPUs, on which the tasks are, will be, and pass."""
 
 _NOBODY: Final[Known] = {}
+_AT_IT: Final = threading.Lock()
+"""Held by the thread of this program that moves tasks."""
 
 
 def _nothing(wanted: Mapping[Task, Cpus]) -> None:
@@ -52,9 +55,18 @@ def reconfigure(
     Refused say why it cannot be: then all is as it was. Unavailable: somebody else is at it, or the book does not
     answer; one that stops to answer at the very end keeps its intent, and `recover` puts all back.
     """
-    if not only_check:
-        threads.check_namespace(proc)
-        recover(book, proc, known=known)
+    if only_check:
+        return _tried(book, lists, proc, known, widen, only_check=True)
+    threads.check_namespace(proc)
+    with _AT_IT:
+        _recover(book, proc, known)
+        return _tried(book, lists, proc, known, widen)
+
+
+def _tried(
+    book: Book, lists: Lists, proc: Path, known: Known, widen: Widen, *, only_check: bool = False
+) -> Reconfiguration:
+    """Anew for as long as others write first."""
     for number in range(books.TRIES):
         _pause(number)
         stored = book.read()
@@ -145,10 +157,16 @@ def _undo(book: Book, intent: Intent, mover: Mover, why: BaseException) -> None:
 
 
 def recover(book: Book, proc: Path, *, known: Known = _NOBODY) -> bool:
-    """Undo what a program began that is gone; whether there was something to undo.
+    """Undo what a program began that is gone, or what this one could not end; whether there was something to undo."""
+    if not _AT_IT.acquire(blocking=False):
+        return False
+    try:
+        return _recover(book, proc, known)
+    finally:
+        _AT_IT.release()
 
-    A program that asks for itself is taken as one that is gone: it must not be at it in another thread.
-    """
+
+def _recover(book: Book, proc: Path, known: Known) -> bool:
     stored = book.read()
     intent = stored.intent
     if intent is None or _is_alive(intent.by, proc):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,18 @@ def test_who_is_at_it_is_left_to_it(book: DirectoryBook) -> None:
             ):
                 moving.reconfigure(book, only(exclusive="1"), PROC, only_check=only_check)
         assert found["exclusive"].everywhere == {ZERO}
+
+
+def test_who_is_at_it_in_another_thread_is_left_to_it(book: DirectoryBook) -> None:
+    """The node agent sweeps while it moves tasks."""
+    with held(book, exclusive="0") as found, ThreadPoolExecutor(1) as other:
+
+        def sweep(wanted: Mapping[Task, frozenset[int]]) -> None:
+            assert not other.submit(moving.recover, book, PROC).result(10)
+
+        moving.reconfigure(book, only(exclusive="1"), PROC, widen=sweep)
+        assert found["exclusive"].everywhere == {ONE}
+        assert book.read()[::2] == (node({"exclusive": {"1": (found["exclusive"].task,)}}), None)
 
 
 def test_what_an_earlier_boot_began_is_over(book: DirectoryBook) -> None:
