@@ -1,0 +1,98 @@
+"""Plays the kubelets of a namespace's pods: says what becomes of them, and lets them go when they are deleted."""
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from tests.cluster.api import Api, ApiError, Object
+
+_PAUSE_S = 0.05
+SUCCEEDED: Object = {"phase": "Succeeded"}
+
+
+def failed(message: str, container: str = "init") -> Object:
+    """The status of a pod one of whose containers ended with an error."""
+    ended = {"exitCode": 1, "message": message}
+    return {"phase": "Failed", "containerStatuses": [_container(container, {"terminated": ended})]}
+
+
+def crashing(pod: Object) -> Object:
+    """The status of a pod that starts again and again, at a moment at which it waits for that."""
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}
+    names = [one["name"] for one in pod["spec"]["containers"]]
+    return {
+        "phase": "Running",
+        "containerStatuses": [_container(name, {"waiting": waiting}, 4) for name in names],
+    }
+
+
+def running(pod: Object) -> Object:
+    """The status of a pod all of whose containers run."""
+    names = [one["name"] for one in pod["spec"]["containers"]]
+    return {
+        "phase": "Running",
+        "containerStatuses": [_container(name, {"running": {}}, ready=True) for name in names],
+    }
+
+
+def _container(name: str, state: Object, restarts: int = 0, *, ready: bool = False) -> Object:
+    return {
+        "name": name,
+        "image": "none",
+        "imageID": "none",
+        "ready": ready,
+        "restartCount": restarts,
+        "state": state,
+    }
+
+
+class Kubelets:
+    """From `playing`. `fates` says for pods, by patterns of their names, what their status is; others do well."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.fates: dict[str, Object] = {}
+        self.seen: list[str] = []
+        """Names of the pods that were told anything, in order."""
+        self._api = api
+        self._folder = f"/api/v1/namespaces/{namespace}/pods"
+        self._over = threading.Event()
+        self._told: set[str] = set()
+
+    def work(self) -> None:
+        while not self._over.wait(_PAUSE_S):
+            for pod in self._api.get(self._folder)["items"]:
+                with contextlib.suppress(ApiError):  # it changed, or is gone
+                    self._tend(pod)
+
+    def end(self) -> None:
+        self._over.set()
+
+    def _tend(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        path = f"{self._folder}/{metadata['name']}"
+        if metadata.get("deletionTimestamp"):
+            self._api.delete(path)
+        elif metadata["uid"] not in self._told and pod["spec"].get("nodeName"):
+            self._api.patch(f"{path}/status", {"status": self._status(pod)})
+            self._told.add(metadata["uid"])
+            self.seen.append(metadata["name"])
+
+    def _status(self, pod: Object) -> Any:
+        fates = [fate for form, fate in self.fates.items() if re.fullmatch(form, pod["metadata"]["name"])]
+        once = pod["spec"]["restartPolicy"] == "Never"
+        return fates[0] if fates else SUCCEEDED if once else running(pod)
+
+
+@contextlib.contextmanager
+def playing(api: Api, namespace: str) -> Iterator[Kubelets]:
+    """The kubelets of a namespace, while the context lasts."""
+    kubelets = Kubelets(api, namespace)
+    thread = threading.Thread(target=kubelets.work)
+    thread.start()
+    try:
+        yield kubelets
+    finally:
+        kubelets.end()
+        thread.join()

@@ -1,0 +1,355 @@
+"""Nodes are prepared, reconfigured and left through a real API server, with the controllers that DaemonSets need."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodewise.cpu import names, pools, procfs
+from nodewise.cpu.cluster import objects, versions
+from nodewise.cpu.cluster.objects import Wish
+from nodewise.cpu.state import IDENTITIES
+from tests.cluster import kubelet_double
+from tests.cluster import objects as cluster_objects
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.kubelet_double import Kubelets
+from tests.cluster.sandbox import Sandbox, wait
+
+CONTROLLERS = "daemonset-controller,garbage-collector-controller"
+PREPARING = ("init", "install", "discover")
+LOOKING = ("reconcile", "nodereport")
+FOREIGN = {"key": "other", "value": "b", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}
+
+
+@pytest.fixture(scope="module")
+def controllers(plane: ControlPlane) -> Iterator[None]:
+    with plane.start_controller_manager(CONTROLLERS):
+        yield
+
+
+@pytest.fixture
+def nodes(corner: Sandbox, controllers: None) -> list[str]:
+    """Two nodes, one's name in the other's."""
+    found = [f"{corner.namespace}-n1", f"{corner.namespace}-n10"]
+    corner.nodes(*map(cluster_objects.node, found))
+    return found
+
+
+@pytest.fixture
+def kubelets(corner: Sandbox, nodes: list[str]) -> Iterator[Kubelets]:
+    with kubelet_double.playing(corner.api, corner.namespace) as playing:
+        yield playing
+        for kind in ("daemonsets", "deployments"):
+            corner.api.delete(f"/apis/apps/v1/namespaces/{corner.namespace}/{kind}")
+        corner.api.delete(f"{HOOKS}/cmk-webhook-config")
+
+
+HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+def run(corner: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
+    arguments = [*given, f"--namespace={corner.namespace}", f"--kubeconfig={corner.plane.admin.kubeconfig}"]
+    return subprocess.run(
+        [sys.executable, "-m", "nodewise", "cpu", *arguments, f"--timeout={timeout_s:g}", "-o", "json"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "NODE_NAME": ""},
+    )
+
+
+def prepared(corner: Sandbox, nodes: list[str], *given: str, **more: float) -> Any:
+    """The report of cluster-init, and whether the command says that all went well."""
+    said = run(corner, "cluster-init", f"--host-list={','.join(nodes)}", *given, **more)
+    assert "Traceback" not in said.stderr, said.stderr
+    report = json.loads(said.stdout)
+    ready = all(one["ready"] for one in (*report["nodes"], report["webhook"]))
+    assert (said.returncode == 0) == ready, said
+    return report
+
+
+def made(corner: Sandbox) -> dict[str, tuple[str, str]]:
+    """UID and version of what is in the namespace, by kind and name; of pods the UID only: kubelets write them."""
+    folders = ["api/v1/{}/pods", "api/v1/{}/secrets", "api/v1/{}/configmaps", "api/v1/{}/services"]
+    folders += ["apis/apps/v1/{}/daemonsets", "apis/apps/v1/{}/deployments"]
+    found = {}
+    for folder in folders:
+        path = "/" + folder.format(f"namespaces/{corner.namespace}")
+        for one in corner.api.get(path)["items"]:
+            about = one["metadata"]
+            version = about["generation"] if "generation" in about else about["resourceVersion"]
+            found[f"{folder.rpartition('/')[2]} {about['name']}"] = (
+                about["uid"],
+                "" if folder.endswith("pods") else str(version),
+            )
+    return found
+
+
+def outcomes(report: Any) -> list[str]:
+    return [step["outcome"] for one in (*report["nodes"], report["webhook"]) for step in one["steps"]]
+
+
+def test_a_second_run_finds_what_is_there(corner: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
+    report = prepared(corner, nodes)
+    assert [one["node"] for one in report["nodes"]] == nodes
+    assert set(outcomes(report)) == {"created"}
+    assert corner.api.find(f"{HOOKS}/cmk-webhook-config")
+    before = made(corner)
+    assert {f"daemonsets {objects.daemon_set_name(LOOKING, node)}" for node in nodes} <= before.keys()
+    again = prepared(corner, nodes)
+    assert set(outcomes(again)) == {"unchanged"}
+    assert made(corner) == before
+    once = [objects.pod_name(PREPARING, node) for node in nodes]
+    assert sorted(name for name in kubelets.seen if name in once) == sorted(once)
+
+
+def test_what_differs_is_replaced(corner: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
+    first = nodes[:1]
+    prepared(corner, first)
+    before = made(corner)
+    report = prepared(corner, first, "--num-exclusive-cores=2")
+    assert outcomes(report)[:2] == ["replaced", "unchanged"]
+    report = prepared(corner, first, "--num-exclusive-cores=2", "--cmk-img=other:v2")
+    assert outcomes(report)[:2] == ["replaced", "replaced"]
+    after = made(corner)
+    pod = f"pods {objects.pod_name(PREPARING, first[0])}"
+    daemon_set = f"daemonsets {objects.daemon_set_name(LOOKING, first[0])}"
+    secret = "secrets cmk-webhook-certs"
+    assert before[pod] != after[pod]
+    assert (before[daemon_set][0], before[secret]) == (after[daemon_set][0], after[secret])
+    images = {
+        one["image"]
+        for pod in corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"]
+        for one in pod["spec"]["containers"]
+        if not pod["metadata"].get("deletionTimestamp")
+    }
+    assert images == {"other:v2"}
+
+
+def test_a_pod_that_failed_is_told_and_tried_again(
+    corner: Sandbox, nodes: list[str], kubelets: Kubelets
+) -> None:
+    ill, well = nodes
+    name = objects.pod_name(PREPARING, ill)
+    kubelets.fates[name] = kubelet_double.failed("too few cores are isolated", "discover")
+    report = prepared(corner, nodes)
+    assert [one["ready"] for one in report["nodes"]] == [False, True]
+    [step] = report["nodes"][0]["steps"]
+    assert f"pod {name} went into Failed state" in step["error"]
+    assert "container discover: exit code 1: too few cores are isolated" in step["error"]
+    assert f"daemonsets {objects.daemon_set_name(LOOKING, ill)}" not in made(corner)
+    assert f"daemonsets {objects.daemon_set_name(LOOKING, well)}" in made(corner)
+    kubelets.fates.clear()
+    again = prepared(corner, nodes)
+    assert [step["outcome"] for step in again["nodes"][0]["steps"]] == ["replaced", "created"]
+    assert {step["outcome"] for step in again["nodes"][1]["steps"]} == {"unchanged"}
+
+
+def test_a_pod_that_starts_again_and_again_is_not_ready(
+    corner: Sandbox, nodes: list[str], kubelets: Kubelets
+) -> None:
+    daemon_set = objects.daemon_set_name(("reconcile",), nodes[0])
+    wanted = objects.daemon_set(("reconcile",), nodes[0], Wish(), versions.TABLE[-1])
+    kubelets.fates[rf"{daemon_set}-.*"] = kubelet_double.crashing(
+        {"spec": wanted["spec"]["template"]["spec"]}
+    )
+    report = prepared(corner, nodes, "--cmk-cmd-list=reconcile", timeout_s=8)
+    first, second = report["nodes"]
+    assert "container reconcile: CrashLoopBackOff" in first["steps"][0]["error"]
+    assert second["ready"]
+
+
+def test_a_host_that_is_not_there_is_named(corner: Sandbox, nodes: list[str]) -> None:
+    said = run(corner, "cluster-init", f"--host-list={nodes[0]},nobody")
+    assert said.returncode == 2
+    assert "nobody" in said.stderr
+    assert made(corner) == {}
+
+
+def test_all_that_is_made_is_what_the_api_server_knows(corner: Sandbox, nodes: list[str]) -> None:
+    """It refuses unknown and misplaced fields if it is asked to, which it is by kubectl."""
+    wish = Wish(namespace=corner.namespace, pull_secret="sec")
+    newest = versions.TABLE[-1]
+    some = [
+        objects.preparing(PREPARING, nodes[0], wish, newest),
+        objects.daemon_set(LOOKING, nodes[0], wish, newest),
+        objects.reconfiguring(nodes[0], wish),
+        objects.reconfiguring(nodes[0], wish, checks=True),
+        objects.preparing(PREPARING, f"{'n.' * 100}com", wish, newest),
+        objects.daemon_set(LOOKING, f"{'n.' * 100}com", wish, newest),
+    ]
+    for one in some:
+        path = (
+            f"/{'api' if one['kind'] == 'Pod' else 'apis'}/{one['apiVersion']}/namespaces/{corner.namespace}"
+        )
+        strict = {"dryRun": "All", "fieldValidation": "Strict"}
+        corner.api.request("POST", f"{path}/{one['kind'].lower()}s", json=one, params=strict)
+
+
+class TestReconfigureSetup:
+    """Case 207 and Appendix E 9 for a whole cluster: nothing is changed unless all nodes can be."""
+
+    @pytest.fixture
+    def labelled(self, corner: Sandbox, nodes: list[str]) -> list[str]:
+        for node in nodes:
+            corner.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {names.LABEL: "true"}}})
+        return nodes
+
+    def reconfigured(self, corner: Sandbox) -> Any:
+        said = run(corner, "reconfigure_setup", "--num-exclusive-cores=2")
+        report = json.loads(said.stdout)
+        assert (said.returncode == 0) == all("error" not in one for one in report["nodes"]), said.stderr
+        return report["nodes"]
+
+    def test_one_after_the_other_and_again(
+        self, corner: Sandbox, labelled: list[str], kubelets: Kubelets
+    ) -> None:
+        for _ in range(2):
+            kubelets.seen.clear()
+            found = self.reconfigured(corner)
+            assert [one["state"] for one in found] == ["reconfigured"] * 2
+            changing = [objects.reconfigure_name(node) for node in labelled]
+            assert [name for name in kubelets.seen if "check" not in name] == changing
+            assert len(kubelets.seen) == 4
+            assert made(corner) == {}
+
+    def test_nothing_is_changed_unless_every_node_can_be(
+        self, corner: Sandbox, labelled: list[str], kubelets: Kubelets
+    ) -> None:
+        why = "the tasks that run do not fit into the new pools"
+        kubelets.fates[objects.reconfigure_name(labelled[1], checks=True)] = kubelet_double.failed(why)
+        found = self.reconfigured(corner)
+        assert [one["state"] for one in found] == ["can be reconfigured", "failed"]
+        assert why in found[1]["error"]
+        assert [name for name in kubelets.seen if "check" not in name] == []
+        kubelets.fates.clear()
+        assert [one["state"] for one in self.reconfigured(corner)] == ["reconfigured"] * 2
+
+    def test_it_ends_where_it_fails(self, corner: Sandbox, labelled: list[str], kubelets: Kubelets) -> None:
+        kubelets.fates[objects.reconfigure_name(labelled[0])] = kubelet_double.failed("moved back")
+        found = self.reconfigured(corner)
+        assert [one["state"] for one in found] == ["failed", "not touched"]
+        assert objects.reconfigure_name(labelled[1]) not in kubelets.seen
+
+
+class TestUninstall:
+    """Appendix E 11: cluster-init then uninstall restores labels, taints, capacity and objects."""
+
+    @pytest.fixture
+    def node(self, corner: Sandbox, nodes: list[str]) -> str:
+        """A node with pools, as `init` and `discover` leave it, and taints of others."""
+        path = f"/api/v1/nodes/{nodes[0]}"
+        boot = procfs.read_boot(Path("/proc"))
+        info = corner.api.get(path)["status"].get("nodeInfo", {}) | {"bootID": boot}
+        cores = {names.EXCLUSIVE_CORES: "2", names.NON_ISOLCPUS_CORES: "1"}
+        status = {"status": {"nodeInfo": info, "capacity": cores, "allocatable": cores}}
+        corner.api.patch(f"{path}/status", status)
+        cmk = {"key": "cmk", "value": "true", "effect": "NoSchedule"}
+        taints = {"spec": {"taints": [FOREIGN, cmk]}, "metadata": {"labels": {names.LABEL: "true"}}}
+        corner.api.patch(path, taints)
+        return nodes[0]
+
+    def state(self, corner: Sandbox, node: str, pool: str = "", boot: str = "") -> None:
+        """The node's ConfigMap; with a task of this process on a pool, if one is named."""
+        me = procfs.read_self(Path("/proc"))
+        task = {
+            "pid": me.pid,
+            "start": me.start,
+            "boot": boot or procfs.read_boot(Path("/proc")),
+            "pod": "p1",
+            "container": "",
+        }
+        texts = {pools.EXCLUSIVE: "0", pools.SHARED: "1", pools.INFRA: "2"}
+        config = {name: {0: {text: [str(me.pid)] if name == pool else []}} for name, text in texts.items()}
+        known = {pool: {texts[pool]: [task]}} if pool else {}
+        annotations = {"Owner": "", IDENTITIES: json.dumps(known)}
+        metadata = {"name": names.config_map(node), "annotations": annotations}
+        made = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": {"config": yaml.safe_dump(config)},
+        }
+        corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/configmaps/{names.config_map(node)}")
+        corner.put(made)
+
+    def left(
+        self, corner: Sandbox, node: str, folder: Path, *given: str
+    ) -> "subprocess.CompletedProcess[str]":
+        return run(
+            corner, "uninstall", f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc", *given
+        )
+
+    def test_nothing_is_left(
+        self, corner: Sandbox, nodes: list[str], node: str, kubelets: Kubelets, tmp_path: Path
+    ) -> None:
+        prepared(corner, nodes)
+        self.state(corner, node, pools.EXCLUSIVE, boot="another")
+        said = self.left(corner, node, tmp_path)
+        assert said.returncode == 0, said.stderr
+        self.is_left(corner, node)
+        assert {
+            f"daemonsets {objects.daemon_set_name(LOOKING, nodes[1])}",
+            f"pods {objects.pod_name(PREPARING, nodes[1])}",
+        } <= made(corner).keys()
+        assert corner.api.find(f"{HOOKS}/cmk-webhook-config") is None
+        again = self.left(corner, node, tmp_path)
+        assert again.returncode == 0, again.stderr
+        assert {step["outcome"] for step in json.loads(again.stdout)["steps"]} == {"not there"}
+
+    def is_left(self, corner: Sandbox, node: str) -> None:
+        found = corner.api.get(f"/api/v1/nodes/{node}")
+        assert found["spec"]["taints"] == [FOREIGN]
+        assert names.LABEL not in found["metadata"]["labels"]
+        for part in ("capacity", "allocatable"):
+            assert not [name for name in found["status"][part] if name.startswith("cmk.")]
+        own = {
+            objects.pod_name(PREPARING, node),
+            objects.daemon_set_name(LOOKING, node),
+            names.config_map(node),
+        }
+        assert not [one for one in made(corner) if one.split(maxsplit=1)[1] in own]
+
+    @pytest.mark.parametrize("pool", [pools.EXCLUSIVE, pools.SHARED, pools.INFRA])
+    def test_a_running_task_keeps_all_as_it_is(
+        self, corner: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path, pool: str
+    ) -> None:
+        prepared(corner, [node], "--cmk-cmd-list=init")
+        self.state(corner, node, pool)
+        before = made(corner), corner.api.get(f"/api/v1/nodes/{node}")
+        said = self.left(corner, node, tmp_path)
+        assert said.returncode == 1
+        assert "running tasks" in said.stderr
+        assert f"process {os.getpid()} of pod p1" in said.stderr
+        assert (made(corner), corner.api.get(f"/api/v1/nodes/{node}")) == before
+
+    def test_elsewhere_no_task_is_taken_to_be_over(
+        self, corner: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path
+    ) -> None:
+        info = corner.api.get(f"/api/v1/nodes/{node}")["status"]["nodeInfo"] | {"bootID": "of-the-node"}
+        corner.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"nodeInfo": info}})
+        self.state(corner, node, pools.SHARED, boot="of-the-node")
+        said = self.left(corner, node, tmp_path)
+        assert said.returncode == 1
+        assert "running tasks" in said.stderr
+        assert "not on node" in said.stderr
+
+    def test_in_two_parts(self, corner: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path) -> None:
+        prepared(corner, [node])
+        (tmp_path / "cmk").write_text("a program")
+        said = self.left(corner, node, tmp_path, "--scope=node")
+        assert said.returncode == 0, said.stderr
+        self.is_left(corner, node)
+        assert not (tmp_path / "cmk").exists()
+        assert corner.api.find(f"{HOOKS}/cmk-webhook-config")
+        said = run(corner, "uninstall", "--scope=cluster")
+        assert said.returncode == 0, said.stderr
+        assert corner.api.find(f"{HOOKS}/cmk-webhook-config") is None
+        wait("nothing is left", lambda: None if made(corner) else True)
