@@ -1,0 +1,291 @@
+"""A real API server calls the webhook, over TLS, and mutates the pods that it makes."""
+
+import base64
+import contextlib
+import functools
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx2
+import pytest
+import yaml
+
+from nodewise.cpu import names
+from nodewise.cpu.webhook import certificate, objects
+from tests.cluster import controlplane, sandbox
+from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
+from tests.cluster.certificates import Authority, Pair
+from tests.cluster.processes import Process, free_port, number
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import NODEWISE
+
+REGISTRATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+class Running(NamedTuple):
+    """The webhook, as the API server reaches it: by a name of the cluster that leads to this machine."""
+
+    corner: Sandbox
+    process: Process
+    health: str
+    pair: Pair
+
+    def offered(self, pod: Object) -> Object:
+        """What becomes of a pod, without making it."""
+        path = f"/api/v1/namespaces/{self.corner.namespace}/pods"
+        answer: Object = self.corner.api.request("POST", path, json=pod, params={"dryRun": "All"}).json()
+        return answer
+
+    def says(self, *parts: str) -> bool:
+        lines = self.process.log.read_text().splitlines()
+        return any(all(part in line for part in parts) for line in lines)
+
+    def count(self, outcome: str) -> float:
+        """How many reviews came to this."""
+        lines = httpx2.get(f"{self.health}/metrics").text.splitlines()
+        name = f'nodewise_cpu_reviews_total{{outcome="{outcome}"}} '
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+def manifests(*arguments: str) -> dict[str, Object]:
+    """What the command prints, by kind."""
+    command = [NODEWISE, "cpu", "webhook", "--print-manifests", "--with-certificate", *arguments]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return {one["kind"]: one for one in yaml.safe_load_all(said.stdout)}
+
+
+@contextlib.contextmanager
+def running(
+    corner: Sandbox, folder: Path, *arguments: str, port: int = 0, asks: bool = True
+) -> Iterator[Running]:
+    """The webhook with what it printed for a cluster, but that it runs here, with `arguments` in place of the
+    Deployment's. `asks`: until the API server asks it.
+    """
+    space = corner.namespace
+    selector = f"kubernetes.io/metadata.name={space}"
+    printed = manifests(f"--namespace={space}", "--failure-policy=Fail", f"--namespace-selector={selector}")
+    files = {name: base64.b64decode(text) for name, text in printed["Secret"]["data"].items()}
+    files |= {name: text.encode() for name, text in printed["ConfigMap"]["data"].items()}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    server = yaml.safe_load(files["server.yaml"])["server"]
+    server |= {"binding-address": "127.0.0.1", "port": port, "mutations": str(folder / "mutations.yaml")}
+    server |= {"cert": str(folder / "cert.pem"), "key": str(folder / "key.pem")}
+    (folder / "server.yaml").write_text(yaml.safe_dump({"server": server}))
+    given = [f"--conf-file={folder / 'server.yaml'}", "--health-port=0", "--shutdown-delay=0s", *arguments]
+    log = folder / f"webhook-{number()}.log"
+    with Process([NODEWISE, "cpu", "webhook", *given], log) as process, contextlib.ExitStack() as stack:
+        process.wait_ready(lambda: log.read_text().count("url=") > 1)
+        urls = [line.partition("url=")[2].strip() for line in log.read_text().splitlines() if "url=" in line]
+        registration = at_hand(
+            printed["MutatingWebhookConfiguration"], space, int(urls[0].rpartition(":")[2])
+        )
+        corner.put(printed["Service"] | {"spec": {"type": "ExternalName", "externalName": "localhost"}})
+        corner.api.create(registration)
+        stack.callback(corner.api.delete, path_of(registration))
+        made = Running(corner, process, urls[1], Pair(folder / "cert.pem", folder / "key.pem"))
+        if asks:
+            wait("the API server asks the webhook", functools.partial(mutated, made))
+        yield made
+
+
+def mutated(running: Running) -> Object | None:
+    """An API server hears of a registration a moment after it was made."""
+    found = running.offered(pod(requests={names.EXCLUSIVE_CORES: "1"}))
+    return found if "annotations" in found["metadata"] else None
+
+
+def at_hand(registration: Object, space: str, port: int) -> Object:
+    """One of its own, that calls this machine."""
+    registration["metadata"]["name"] += f"-{space}"
+    (hook,) = registration["webhooks"]
+    hook["clientConfig"]["service"]["port"] = port
+    return registration
+
+
+def pod(
+    name: str = "p", *, requests: dict[str, str] | None = None, annotations: dict[str, str] | None = None
+) -> Object:
+    asked = {"requests": requests, "limits": requests} if requests else {}
+    containers = [{"name": "c1", "image": "none", "resources": asked}, {"name": "c2", "image": "none"}]
+    metadata: Object = {"name": name, **({"annotations": annotations} if annotations else {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
+
+
+def expect_ready_for_cores(found: Object) -> None:
+    assert found["metadata"]["annotations"][names.INJECTED] == "true"
+    spec = found["spec"]
+    one, other = spec["containers"]
+    assert one["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
+    assert [mount["mountPath"] for mount in one["volumeMounts"]] == ["/opt/bin", "/run/nodewise"]
+    assert all(mount["readOnly"] for mount in one["volumeMounts"])
+    assert "env" not in other
+    assert "volumeMounts" not in other
+    assert [volume["hostPath"]["path"] for volume in spec["volumes"]] == ["/opt/bin", "/run/nodewise"]
+    assert {"key": "cmk", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
+
+
+@pytest.fixture(scope="module")
+def plain(plane: controlplane.ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """With TLS of the server alone, as it is where the API server was told nothing."""
+    with (
+        sandbox.sandbox(plane) as corner,
+        running(corner, tmp_path_factory.mktemp("webhook"), "--insecure=True") as made,
+    ):
+        yield made
+
+
+@pytest.mark.parametrize("resource", [names.EXCLUSIVE_CORES, names.NON_ISOLCPUS_CORES])
+def test_a_pod_that_is_made_is_mutated(plain: Running, resource: str) -> None:
+    name = f"made-{resource.rpartition('/')[2]}"
+    plain.corner.put(pod(name, requests={resource: "1"}))
+    expect_ready_for_cores(plain.corner.pod(name) or {})
+
+
+def test_that_everybody_is_served_is_said(plain: Running) -> None:
+    assert plain.says("warning", "cpu_webhook_any_client")
+
+
+def test_a_pod_that_is_mutated_already_stays_as_it_is(plain: Running) -> None:
+    first = plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"}))
+    before = plain.count("untouched")
+    again = plain.offered(
+        {key: first[key] for key in ("apiVersion", "kind", "spec")}
+        | {"metadata": {"name": "p", "annotations": first["metadata"]["annotations"]}}
+    )
+    assert again["spec"] == first["spec"]
+    assert plain.count("untouched") > before
+
+
+def test_the_api_server_asks_only_about_pods_that_ask_for_cores(plain: Running) -> None:
+    before = {outcome: plain.count(outcome) for outcome in ("mutated", "untouched", "refused")}
+    for one in (pod(), pod(requests={"cpu": "1"}), pod(annotations={"a": "b"})):
+        found = plain.offered(one)
+        assert "volumes" not in found["spec"]
+        assert "env" not in found["spec"]["containers"][0]
+    assert before == {outcome: plain.count(outcome) for outcome in before}
+    plain.offered(pod(annotations={names.MUTATE: "no"}))
+    assert plain.count("untouched") == before["untouched"] + 1
+
+
+def test_all_containers_of_a_pod_that_wants_to_be_mutated(plain: Running) -> None:
+    found = plain.offered(pod(annotations={names.MUTATE: "true"}))
+    mounts = [len(one["volumeMounts"]) for one in found["spec"]["containers"]]
+    assert mounts == [2, 2]
+
+
+def test_a_container_that_runs_first_is_seen(plain: Running) -> None:
+    asked = pod()
+    first = {"name": "i1", "image": "none", "resources": {"limits": {names.EXCLUSIVE_CORES: "1"}}}
+    asked["spec"]["initContainers"] = [first]
+    found = plain.offered(asked)["spec"]
+    assert found["initContainers"][0]["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
+    assert "volumeMounts" not in found["containers"][0]
+
+
+def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(plain: Running, corner: Sandbox) -> None:
+    own = pod(requests={names.EXCLUSIVE_CORES: "1"})
+    own["metadata"]["labels"] = {"app": "cmk-webhook-app"}
+    assert "volumes" not in plain.offered(own)["spec"]
+    corner.put(pod("elsewhere", requests={names.EXCLUSIVE_CORES: "1"}))
+    assert "volumes" not in (corner.pod("elsewhere") or {})["spec"]
+
+
+def test_a_certificate_made_anew_loses_no_pod(plain: Running) -> None:
+    """First the API server trusts both, then the webhook shows the new one: nothing is refused in between."""
+    api = plain.corner.api
+    path = f"{REGISTRATIONS}/{objects.REGISTRATION}-{plain.corner.namespace}"
+    now = datetime.now(UTC)
+    held = api.get(path)
+    config = held["webhooks"][0]["clientConfig"]
+    made = certificate.make(plain.corner.namespace, now)
+    trusted = certificate.trusting(made, base64.b64decode(config["caBundle"]), now)
+    config["caBundle"] = base64.b64encode(trusted).decode()
+    api.request("PUT", path, json=held)
+    for content, file in ((made.cert, plain.pair.cert), (made.key, plain.pair.key)):
+        file.write_bytes(content)
+    while not plain.says("tls_reloaded"):
+        expect_ready_for_cores(plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"})))
+    expect_ready_for_cores(plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"})))
+
+
+def test_what_is_printed_is_what_an_api_server_takes(corner: Sandbox) -> None:
+    """Strictly: a field that it does not know, or knows under another type, is an error."""
+    printed = manifests(f"--namespace={corner.namespace}", "--insecure=false")
+    printed["MutatingWebhookConfiguration"]["metadata"]["name"] += f"-{corner.namespace}"
+    strictly = {"dryRun": "All", "fieldValidation": "Strict"}
+    for one in printed.values():
+        corner.api.request("POST", folder_of(one), json=one, params=strictly)
+
+
+class Told(NamedTuple):
+    """An API server that was told to show a certificate, and who signed that."""
+
+    plane: controlplane.ControlPlane
+    clients: Authority
+    port: int
+    """Where it calls the webhook."""
+
+
+@pytest.fixture(scope="module")
+def told(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    """By the two files that the command writes, for a webhook in the namespace that its sandbox gets."""
+    folder = tmp_path_factory.mktemp("told")
+    clients = Authority(folder, "clients")
+    pair = clients.issue("kube-apiserver")
+    where = folder / "admission"
+    command = [NODEWISE, "cpu", "webhook", f"--print-admission-config={where}", "--namespace=told"]
+    command += [f"--client-certificate={pair.cert}", f"--client-key={pair.key}"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    file, kubeconfig = said.stdout.splitlines()
+    port = free_port()
+    config = yaml.safe_load(Path(kubeconfig).read_text())
+    config["users"][0]["name"] += f":{port}"  # a Service has 443, which goes without saying
+    Path(kubeconfig).write_text(yaml.safe_dump(config))
+    with controlplane.running(
+        control_plane_programs, folder, {"admission-control-config-file": file}
+    ) as plane:
+        yield Told(plane, clients, port)
+
+
+def test_an_api_server_with_a_certificate_is_served_by_mutual_tls(told: Told, tmp_path: Path) -> None:
+    with named_sandbox(told.plane, "told") as corner:
+        arguments = ("--insecure=False", f"--cafile={told.clients.ca_file}")
+        with running(corner, tmp_path, *arguments, port=told.port) as webhook:
+            corner.put(pod("mutual", requests={names.EXCLUSIVE_CORES: "1"}))
+            expect_ready_for_cores(corner.pod("mutual") or {})
+            assert webhook.says("info", "cpu_webhook_mutual")
+            assert not webhook.says("any_client")
+
+
+def test_an_api_server_that_shows_none_is_refused_and_both_say_so(told: Told, tmp_path: Path) -> None:
+    """The files are for another webhook."""
+    arguments = ("--insecure=False", f"--cafile={told.clients.ca_file}")
+    with sandbox.sandbox(told.plane) as corner, running(corner, tmp_path, *arguments, asks=False) as webhook:
+        said = wait("the API server is refused", functools.partial(refusal, webhook))
+        assert "certificate required" in said
+        assert webhook.says("no_certificate")
+
+
+def refusal(webhook: Running) -> str | None:
+    try:
+        webhook.offered(pod(requests={names.EXCLUSIVE_CORES: "1"}))
+    except ApiError as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def named_sandbox(plane: controlplane.ControlPlane, name: str) -> Iterator[Sandbox]:
+    """A sandbox whose namespace is called so, as the API server's files have it."""
+    with sandbox.sandbox(plane) as corner:
+        api: Api = corner.api
+        api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        corner.namespace, own = name, corner.namespace
+        try:
+            yield corner
+        finally:
+            corner.namespace = own
