@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from nodewise.cli.cpu import install
+from nodewise.cpu.node import packaging
 from tests.cluster import packages, programs
 from tests.cluster.conftest import control_plane_programs, corner, got, plane
 from tests.cluster.controlplane import ControlPlane
@@ -23,6 +25,12 @@ def kubelet_program(request: pytest.FixtureRequest) -> Path:
 def container_programs(request: pytest.FixtureRequest) -> packages.Containers:
     """containerd and all that it needs."""
     return got(request, packages.containers)
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that is installed on nodes, ready to be: needs nothing of the image that it starts in."""
+    return packaging.build(tmp_path_factory.mktemp("program") / "ready", install.modules())
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,17 @@ KIND = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfigura
 class Kubelet:
     """A running kubelet; `name` is its Node's."""
 
-    def __init__(self, name: str, plane: ControlPlane, beside: Runtime, process: Process) -> None:
+    def __init__(self, name: str, plane: ControlPlane, beside: Runtime, start: Callable[[], Process]) -> None:
         self.name = name
-        self.process = process
         self.runtime = beside
         self._api = plane.api
+        self._start = start
+        self.process = start()
+
+    def restart(self) -> None:
+        """Ends the program and starts it anew; its pods run on, and it finds them."""
+        self.process.stop()
+        self.process = self._start()
 
     @property
     def path(self) -> str:
@@ -65,38 +71,50 @@ class Kubelet:
 
 @contextlib.contextmanager
 def running(
-    plane: ControlPlane, program: Path, containers: Containers, folder: Path, name: str
+    plane: ControlPlane,
+    program: Path,
+    containers: Containers,
+    folder: Path,
+    name: str,
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Kubelet]:
-    """A kubelet whose Node is ready; its pods end with it, and the Node is gone at the end."""
+    """A kubelet whose Node is ready; its pods end with it, and the Node is gone at the end.
+
+    `settings` are further ones of its configuration.
+    """
     with (
         cgroups.corner(f"nodewise-{processes.free_port()}-{name}") as cgroup,
         runtime.running(containers, folder) as beside,
     ):
-        process = _start(plane, program, folder, name, cgroup, beside)
-        with process:
-            kubelet = Kubelet(name, plane, beside, process)
-            process.wait_ready(kubelet.is_ready)
+        command = _command(plane, program, folder, name, _settings(cgroup) | dict(settings or {}))
+        words = beside.enter(command)
+        kubelet = Kubelet(
+            name, plane, beside, lambda: Process(words, folder / "kubelet.log", beside.environment)
+        )
+        try:
+            kubelet.process.wait_ready(kubelet.is_ready)
             yield kubelet
+        finally:
+            kubelet.process.stop()
         plane.api.delete(kubelet.path)
 
 
-def _start(
-    plane: ControlPlane, program: Path, folder: Path, name: str, cgroup: str, beside: Runtime
-) -> Process:
+def _command(
+    plane: ControlPlane, program: Path, folder: Path, name: str, settings: Mapping[str, Any]
+) -> list[str]:
     user = plane.user(f"system:node:{name}", group="system:nodes")
     serving = plane.authority.issue(f"kubelet-{name}", "127.0.0.1", name)
     config = folder / "kubelet.json"
-    config.write_text(json.dumps(KIND | _serving(plane, serving) | _settings(cgroup)))
+    config.write_text(json.dumps(KIND | _serving(plane, serving) | dict(settings)))
     flags = {
         "config": config,
         "kubeconfig": user.kubeconfig,
         "hostname-override": name,
         "node-ip": processes.own_address(),
     }
-    command = [str(program), *(f"--{flag}={value}" for flag, value in flags.items())]
     # nsenter does not pass on that it was ended
     ending = ["setpriv", "--pdeathsig", "TERM", "--"]
-    return Process(beside.enter([*ending, *command]), folder / "kubelet.log", beside.environment)
+    return [*ending, str(program), *(f"--{flag}={value}" for flag, value in flags.items())]
 
 
 def _serving(plane: ControlPlane, serving: Pair) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from tests.node import cgroups, image
 SOCKET = "/run/containerd/containerd.sock"
 """Where it listens, seen from inside."""
 
-IN_MEMORY = ("/run", "/var/lib", "/var/log")
-"""What containerd, its shims, runc and the kubelet write to by default."""
+IN_MEMORY = ("/run", "/var/lib", "/var/log", "/opt")
+"""What containerd, its shims, runc, the kubelet and nodewise write to by default."""
 
 TUNED = (
     "vm/overcommit_memory",

@@ -1,0 +1,169 @@
+"""nodewise's CPU manager on a real node: pools, the installed program, the node agent, and pods that ask for cores."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from nodewise.cpu import names
+from nodewise.cpu.node import residents, threads
+from tests.cluster import processes
+from tests.cluster.access import User
+from tests.cluster.api import Object
+from tests.cluster.processes import Process
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import NODEWISE
+from tests.node import workloads
+from tests.node.kubelet import Kubelet
+
+EXCLUSIVE = frozenset({0})
+"""The only core of the pool; the others of the machine are infra's."""
+ISOLATE = f"{names.DEFAULT_INSTALL_DIR}/cmk isolate --pool=exclusive"
+PERIOD_S = 2.0
+MOUNTED = {"program": names.DEFAULT_INSTALL_DIR, "socket": str(Path(names.DEFAULT_SOCKET).parent)}
+
+
+class Manager:
+    """The node's commands, run beside its processes, and what they say."""
+
+    def __init__(self, corner: Sandbox, node: Kubelet, user: User, folder: Path) -> None:
+        self.corner = corner
+        self.node = node
+        self._user = user
+        self._folder = folder
+        self._health_port = 0
+
+    @property
+    def place(self) -> list[str]:
+        """The options that say which node's state is meant, and where it is."""
+        return [
+            f"--node-name={self.node.name}",
+            f"--namespace={self.corner.namespace}",
+            f"--kubeconfig={self._user.kubeconfig}",
+        ]
+
+    def beside(self, *words: str | Path) -> list[str]:
+        """The command line of `nodewise cpu` among the node's processes; it ends with us."""
+        return self.node.runtime.enter(["setpriv", "--pdeathsig", "TERM", "--", NODEWISE, "cpu", *words])
+
+    def run(self, *words: str | Path) -> str:
+        """What a command prints on stdout; AssertionError if it fails."""
+        said = self.tried(*words)
+        assert said.returncode == 0, f"{words}: {said.stderr}"
+        return said.stdout
+
+    def tried(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.beside(*words), capture_output=True, text=True, timeout=120, check=False)
+
+    def agent(self, *options: str) -> Process:
+        """The node agent, once it answers and the kubelet offers the pool's cores."""
+        self._health_port = processes.free_port()
+        socket = self.node.runtime.inside(names.DEFAULT_SOCKET)
+        socket.unlink(missing_ok=True)
+        words = [
+            "agent",
+            *self.place,
+            "--proc-fs=/proc",
+            f"--interval={PERIOD_S:g}s",
+            f"--health-port={self._health_port}",
+            *options,
+        ]
+        process = Process(self.beside(*words), self._folder / "agent.log", self.node.runtime.environment)
+        process.wait_ready(lambda: socket.exists() and self.offered() == "1")
+        return process
+
+    def wait_sweep(self) -> None:
+        """Until the agent has made one whole sweep that had not begun yet."""
+        begun = self._sweeps()
+        wait("one more sweep", lambda: True if self._sweeps() >= begun + 2 else None)
+
+    def _sweeps(self) -> int:
+        said = httpx2.get(f"http://127.0.0.1:{self._health_port}/metrics").text
+        (count,) = re.findall(r"^nodewise_cpu_sweep_seconds_count (\S+)", said, re.MULTILINE)
+        return int(float(count))
+
+    def offered(self) -> str:
+        """How many exclusive cores the kubelet says that it has."""
+        status = self.corner.api.get(self.node.path)["status"]
+        return status["allocatable"].get(names.EXCLUSIVE_CORES, "")
+
+    def tasks(self, pool: str = "exclusive") -> list[str]:
+        """The process ids that hold anything of a pool."""
+        pools = json.loads(self.run("describe", *self.place))["pools"]
+        return [pid for one in pools[pool]["cpuLists"].values() for pid in one["tasks"]]
+
+    def masks(self, pod: Object) -> dict[str, frozenset[int]]:
+        """Of all threads in a pod's container, by program and thread id, the CPUs that they may use."""
+        proc = self.node.runtime.inside("/proc")
+        (pids,) = residents.find(proc, [workloads.container_of(pod)]).values()
+        found = {}
+        for thread in (one for pid in pids for one in threads.read(proc, pid)):
+            with contextlib.suppress(OSError):
+                name = (proc / f"{thread.pid}/task/{thread.tid}/comm").read_text().strip()
+                found[f"{name} {thread.tid}"] = thread.cpus
+        return found
+
+    def wait_held(self, pod: Object) -> str:
+        """Until the exclusive core is held, by this pod; the wrapper's process id."""
+
+        def said() -> object:
+            return self.node.log(pod, "main"), self.corner.pod(pod["metadata"]["name"])
+
+        (task,) = wait("the exclusive core is held", lambda: self.tasks() or None, show=said)
+        return task
+
+    def kill(self, pid: str | int) -> None:
+        """SIGKILL, for a process by the node's number."""
+        subprocess.run(self.node.runtime.enter(["kill", "-KILL", str(pid)]), check=True)
+
+    def wait_gone(self, pod: Object) -> None:
+        """Until no process of the pod's container is left."""
+        wait(
+            "the container is empty", lambda: None if self.masks(pod) else True, show=lambda: self.masks(pod)
+        )
+
+
+@contextlib.contextmanager
+def managed(corner: Sandbox, node: Kubelet, program: Path, folder: Path, user: User) -> Iterator[Manager]:
+    """A node with the program in its place, one exclusive core, and no agent yet."""
+    manager = Manager(corner, node, user, folder)
+    manager.run("install", f"--from={program}", "--proc-fs=/proc")
+    manager.run("init", *manager.place, "--num-exclusive-cores=1", "--num-shared-cores=0")
+    yield manager
+
+
+def pod(name: str, script: str, on: str, *, cores: int = 1, **spec: Any) -> Object:
+    """A pod that has what `isolate` needs, and requests so many exclusive cores."""
+    made = workloads.pod(name, script, on=on, **spec)
+    (container,) = made["spec"]["containers"]
+    container["volumeMounts"] = [{"name": key, "mountPath": path} for key, path in MOUNTED.items()]
+    if cores:
+        container["resources"] = {"limits": {names.EXCLUSIVE_CORES: str(cores)}}
+    made["spec"]["volumes"] = [{"name": key, "hostPath": {"path": path}} for key, path in MOUNTED.items()]
+    return made
+
+
+def with_python(made: Object) -> Object:
+    """The same pod, in which this interpreter runs."""
+    paths = {
+        sys.base_prefix: sys.base_prefix,
+        "/lib": "/usr/lib",
+        "/usr/lib": "/usr/lib",
+        "/lib64": "/usr/lib64",
+    }
+    (container,) = made["spec"]["containers"]
+    for number, (inside, outside) in enumerate(paths.items()):
+        container["volumeMounts"].append({"name": f"python-{number}", "mountPath": inside, "readOnly": True})
+        made["spec"]["volumes"].append({"name": f"python-{number}", "hostPath": {"path": outside}})
+    return made
+
+
+def python(*lines: str) -> str:
+    """The command that runs these lines, in a pod `with_python`; they have no quotes."""
+    return f"{sys.base_prefix}/bin/python3 -S -c '{'; '.join(lines)}'"
