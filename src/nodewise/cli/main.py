@@ -45,7 +45,14 @@ class Table(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in self._table:
             return None
-        command = import_module(self._table[cmd_name][0]).command
+        module = self._table[cmd_name][0]
+        try:
+            command = import_module(module).command
+        except ModuleNotFoundError as error:
+            if error.name != module or not getattr(sys, "frozen", False):
+                raise
+            why = f"{cmd_name} is not part of the program that is installed on hosts: run it from nodewise's image"
+            raise click.ClickException(why) from error
         assert isinstance(command, click.Command)
         return command
 

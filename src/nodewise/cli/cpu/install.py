@@ -1,6 +1,5 @@
 """`nodewise cpu install`: one program without dependencies, where workloads' containers mount it."""
 
-import importlib.util
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,8 @@ from nodewise.errors import BadSettings, Problem
 
 _READY: Final = Path(sys.prefix) / "share" / "nodewise" / installing.PROGRAM
 """Where an image has the ready folder."""
+_ELSEWHERE: Final = frozenset({"agent", "cluster-init", "webhook"})
+"""Commands that servers and people run from nodewise's image; what only they need would double the program's size."""
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
@@ -79,7 +80,7 @@ def command(
 
 def modules() -> list[str]:
     """What the program imports by name."""
-    return [module for module, _ in COMMANDS.values() if importlib.util.find_spec(module)]
+    return [module for name, (module, _) in COMMANDS.items() if name not in _ELSEWHERE]
 
 
 def _found() -> Path | None:

@@ -32,10 +32,10 @@ program = EXE(
 COLLECT(program, found.binaries, found.datas, name={name!r}, strip={strip!r}, upx=False)
 """
 _EXCLUDED: Final = (
-    "numpy", "scipy", "matplotlib", "tkinter", "uvloop",
+    "numpy", "scipy", "matplotlib", "tkinter", "grpc", "google", "uvicorn", "uvloop", "httptools",
     "setuptools", "pkg_resources", "pip", "pygments", "pytest", "PyInstaller",
 )  # fmt: skip
-"""What libraries would use if it were there, and our commands do without."""
+"""What serves, what is for other commands, and what libraries would use if it were there."""
 _LIBRARY: Final = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x", re.MULTILINE)
 
 
