@@ -343,11 +343,14 @@ class TestUninstall:
 
     def test_in_two_parts(self, corner: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path) -> None:
         prepared(corner, [node])
-        (tmp_path / "cmk").write_text("a program")
+        (tmp_path / ".cmk-1").mkdir()
+        (tmp_path / ".cmk-1" / "cmk").write_text("a program")
+        (tmp_path / "cmk").symlink_to(".cmk-1/cmk")
+        (tmp_path / "other").write_text("somebody's")
         said = self.left(corner, node, tmp_path, "--scope=node")
         assert said.returncode == 0, said.stderr
         self.is_left(corner, node)
-        assert not (tmp_path / "cmk").exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["other"]
         assert corner.api.find(f"{HOOKS}/cmk-webhook-config")
         said = run(corner, "uninstall", "--scope=cluster")
         assert said.returncode == 0, said.stderr

@@ -83,8 +83,9 @@ def webhook(given: shared.Given, wish: Wish, requests: Requests, dialect: Dialec
         version=dialect.webhooks,
     )
     registration, secret, *_ = map(applying.path, removal.webhook(wish.namespace, dialect))
-    there = [applying.find(requests, path) for path in (secret, registration)]
-    return objects.objects(installation, objects.kept(*there, wish.namespace, datetime.now(UTC)))
+    hook, certs = applying.find(requests, registration), applying.find(requests, secret)
+    certificate = objects.kept(certs, hook, wish.namespace, datetime.now(UTC))
+    return objects.objects(installation, certificate)
 
 
 def show(report: Report, output: str) -> None:

@@ -9,16 +9,16 @@ from typing import Any, Final
 import click
 
 from nodewise.cli import tables
-from nodewise.cli.cpu import shared
+from nodewise.cli.cpu import rounds, shared
 from nodewise.cli.cpu.shared import Given
-from nodewise.cpu import procfs, sweep
+from nodewise.cpu import procfs
 from nodewise.cpu.cluster import removal, versions
 from nodewise.cpu.cluster.applying import Patience
 from nodewise.cpu.cluster.removal import Node, Step
 from nodewise.cpu.cluster.versions import Dialect
 from nodewise.cpu.names import DEFAULT_INSTALL_DIR
+from nodewise.cpu.node import feature, installing, sweeping
 from nodewise.cpu.requests import Requests
-from nodewise.cpu.state import State
 
 TIMEOUT_S: Final = 120.0
 
@@ -50,13 +50,28 @@ def run(**given: Any) -> None:
 
 def _leave_node(given: Given, requests: Requests, dialect: Dialect, tell: Callable[[Step], None]) -> None:
     name = shared.node(given, requests)
-    is_here, swept = _processes(given, requests, name)
-    node = Node(name, given["namespace"], shared.book({**given, "node_name": name}), swept)
+    book = shared.book({**given, "node_name": name})
+    proc = shared.proc(given)
+    is_here = removal.boot_of(requests, name) in {"", procfs.read_boot(proc)}
+    if not is_here:
+        click.echo(f"nodewise: not on node {name}: tasks that are over are not known as such", err=True)
+
+    def sweep() -> None:
+        sweeping.carry_out(book, proc, None, rounds.wait)
+
+    node = Node(name, given["namespace"], book, sweep if is_here else None)
     removal.leave(requests, node, dialect, Patience(given["timeout_s"]), tell)
-    if is_here:
-        tell(Step(f"program in {given['install_dir']}", _remove_program(given["install_dir"])))
-    else:
-        tell(Step(f"program in {given['install_dir']}", f"not looked for: this is not node {name}"))
+    program = f"program in {given['install_dir']}"
+    if not is_here:
+        tell(Step(program, f"not looked for: this is not node {name}"))
+        return
+    tell(Step(program, _word(was_there=installing.remove(Path(given["install_dir"])))))
+    file = feature.FOLDER / feature.FILE
+    tell(Step(f"feature file {file}", _word(was_there=feature.write(feature.FOLDER, ()))))
+
+
+def _word(*, was_there: bool) -> str:
+    return "removed" if was_there else "not there"
 
 
 def _leave_cluster(given: Given, requests: Requests, dialect: Dialect, tell: Callable[[Step], None]) -> None:
@@ -66,28 +81,6 @@ def _leave_cluster(given: Given, requests: Requests, dialect: Dialect, tell: Cal
         *(removal.definitions(dialect) if given["crds"] else ()),
     ]
     removal.leave_cluster(requests, namespace, shared_objects, dialect, Patience(given["timeout_s"]), tell)
-
-
-def _processes(given: Given, requests: Requests, name: str) -> tuple[bool, removal.Swept | None]:
-    """Whether the processes that we see are the node's, and then what says which tasks are over."""
-    proc = shared.proc(given)
-    boot = procfs.read_boot(proc)
-    if removal.boot_of(requests, name) not in {"", boot}:
-        click.echo(f"nodewise: not on node {name}: tasks that are over are not known as such", err=True)
-        return False, None
-
-    def swept(state: State) -> State:
-        return sweep.sweep(state, procfs.read_processes(proc).processes, boot).state
-
-    return True, swept
-
-
-def _remove_program(folder: str) -> str:
-    program = Path(folder) / "cmk"
-    if not program.is_symlink() and not program.exists():
-        return "not there"
-    program.unlink()
-    return "removed"
 
 
 def _show(steps: list[Step], output: str) -> None:

@@ -8,11 +8,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 
 import nodewise
 from nodewise.cpu.cluster.versions import Dialect
-from nodewise.cpu.names import DEFAULT_INSTALL_DIR, NODE_NAME, PROC_FS
+from nodewise.cpu.names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET, NODE_NAME, PROC_FS
 from nodewise.cpu.pools import Ask
 from nodewise.cpu.requests import Object
 from nodewise.errors import BadSettings, Problem, shown
@@ -38,6 +39,10 @@ _PROGRAM: Final = "/cmk/cmk.py"
 _INIT_CONTAINERS: Final = "pod.beta.kubernetes.io/init-containers"
 _PROC: Final = {"name": "host-proc", "hostPath": {"path": "/proc"}}
 _PROC_MOUNT: Final = {"mountPath": "/host/proc", "name": "host-proc", "readOnly": True}
+_AGENT: Final = str(PurePosixPath(DEFAULT_SOCKET).parent)
+_SOCKET: Final = {"name": "agent", "hostPath": {"path": _AGENT, "type": "DirectoryOrCreate"}}
+"""Where there is a node agent it moves the tasks, for it may hold them to their CPUs by cgroup."""
+_SOCKET_MOUNT: Final = {"mountPath": _AGENT, "name": "agent", "readOnly": True}
 _LONGEST_LABEL: Final = 63
 
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -162,7 +167,13 @@ def reconfiguring(node: str, wish: Wish, *, checks: bool = False) -> Object:
         f" --install-dir={wish.install_dir} --namespace={wish.namespace}"
     )
     container = _container("reconfigure", line + " --check" * checks, wish)
-    parts = {"containers": [container], "hostPID": True, "tolerations": [{"operator": "Exists"}]}
+    container["volumeMounts"] = [*container["volumeMounts"], _SOCKET_MOUNT]
+    parts = {
+        "containers": [container],
+        "hostPID": True,
+        "tolerations": [{"operator": "Exists"}],
+        "volumes": [_PROC, _SOCKET],
+    }
     return _pod(reconfigure_name(node, checks=checks), node, wish, {"spec": parts})
 
 

@@ -20,8 +20,8 @@ from nodewise.errors import Conflict, Problem, Unavailable
 from nodewise.kube.api import NotFound
 from nodewise.kube.resources import NODES, PODS, Resource
 
-Swept = Callable[[State], State]
-"""The state without the tasks that are over, as the node's processes say."""
+Sweep = Callable[[], object]
+"""Takes the tasks that are over out of the node's book, as its processes say; NotFound if there is no state."""
 
 TASKS_S: Final = 10.0
 """How long tasks that run are waited for."""
@@ -46,7 +46,7 @@ class Node(NamedTuple):
     name: str
     namespace: str
     book: Book
-    swept: Swept | None
+    sweep: Sweep | None
     """None where the node's processes cannot be seen: all tasks that are written down count as running."""
 
 
@@ -166,20 +166,29 @@ def _await_no_tasks(
 
     end = patience.now() + TASKS_S
     while True:
-        try:
-            stored = node.book.read()
-        except NotFound:
+        stored = _swept(node)
+        if stored is None:
             return None
-        if stored.intent:
-            raise books.busy(node.book.place, stored.intent)
-        state = node.swept(stored.state) if node.swept else stored.state
-        running = list(_running(state, spared))
+        running = list(_running(stored.state, spared))
         if not running:
             return stored
         if patience.now() >= end:
             remedy = "end them first; nothing of them was touched"
             raise Unavailable(f"running tasks on node {node.name}", running, remedy=remedy)
         patience.pause()
+
+
+def _swept(node: Node) -> Stored | None:
+    """The node's state, without what is over; None if there is none. Unavailable while it is being reconfigured."""
+    try:
+        if node.sweep:
+            node.sweep()
+        stored = node.book.read()
+    except NotFound:
+        return None
+    if stored.intent:
+        raise books.busy(node.book.place, stored.intent)
+    return stored
 
 
 def _remove_state(node: Node, patience: Patience, tell: Tell) -> None:

@@ -70,6 +70,26 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
     return Installed(into / PROGRAM, version, changed, removed, kept)
 
 
+def remove(into: Path) -> bool:
+    """Takes the program away, with all its versions; False if there is none. Who runs one goes on with it.
+
+    Refused if the folder cannot be written to.
+    """
+    link = into / PROGRAM
+    try:
+        if not link.is_symlink() and not link.exists() and not list(into.glob(f"{_VERSION}*")):
+            return False
+        with _alone(into):
+            link.unlink(missing_ok=True)
+            for path in into.glob(f"{_VERSION}*"):
+                _remove(path)
+        (into / _LOCK).unlink(missing_ok=True)
+    except OSError as error:
+        problem = Problem(str(error.filename or into), error.strerror or str(error), "")
+        raise Refused("cannot remove the program", [problem]) from error
+    return True
+
+
 def _loader(folder: Path) -> str:
     """The file name of the loader in a ready folder."""
     libraries = folder / LIBRARIES
