@@ -14,6 +14,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "isolate": ("nodewise.cli.cpu.isolate", "Run a command on CPUs of a pool."),
     "reconcile": ("nodewise.cli.cpu.reconcile", "Free what tasks held that are over."),
     "node-report": ("nodewise.cli.cpu.node_report", "What a node is and has, and what is wrong with it."),
+    "validate": ("nodewise.cli.cpu.validate", "Whether a node is as the CPU manager needs it."),
     "agent": ("nodewise.cli.cpu.agent", "Give a node's containers CPUs, and take them back."),
     "topology": ("nodewise.cli.cpu.topology", "Sockets, cores and CPUs of a machine."),
     "install": ("nodewise.cli.cpu.install", "One program without dependencies, for containers to call."),

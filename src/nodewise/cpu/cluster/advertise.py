@@ -62,9 +62,9 @@ def advertise(
         return _capacity(found, dialect, wanted)
 
     def labelled(found: Object) -> Object:
-        taints = _taints(found, dialect)
+        taints = read_taints(found, dialect)
         whole = [one for one in taints if one.get("key") != TAINT] + [OURS]
-        has_all = not taint or any(_is_ours(one) for one in taints)
+        has_all = not taint or any(is_ours(one) for one in taints)
         return _merged(_label(found, "true"), {} if has_all else _tainted(whole, dialect))
 
     return _change(requests, node, {"status": status, "": labelled})
@@ -132,11 +132,11 @@ def _label(found: Object, value: str | None) -> Object:
     return {} if labels.get(LABEL) == value else {"metadata": {"labels": {LABEL: value}}}
 
 
-def _is_ours(taint: Mapping[str, Any]) -> bool:
+def is_ours(taint: Mapping[str, Any]) -> bool:
     return all(taint.get(name) == value for name, value in OURS.items())
 
 
-def _taints(found: Object, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
+def read_taints(found: Object, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
     """The node's taints, each whole; BadInput if the annotation of old API servers cannot be read."""
     if dialect.taints == "spec":
         return (found.get("spec") or {}).get("taints") or []
@@ -158,7 +158,7 @@ def _tainted(taints: Sequence[Mapping[str, Any]], dialect: Dialect) -> Object:
 
 
 def _untainted(found: Object, dialect: Dialect) -> Object:
-    taints = _taints(found, dialect)
+    taints = read_taints(found, dialect)
     others = [one for one in taints if one.get("key") != TAINT]
     return _tainted(others, dialect) if len(others) < len(taints) else {}
 

@@ -1,0 +1,99 @@
+"""A node of the API server's, and the CPU manager's commands about it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nodewise.cpu import configmap, names, state
+from nodewise.cpu.cluster.blocking import BlockingRequests
+from nodewise.cpu.state import State
+from nodewise.kube.options import KubeOptions
+from tests.cluster import objects, processes
+from tests.cluster.access import User
+from tests.cluster.api import Object
+from tests.cluster.sandbox import Sandbox
+from tests.conformance.cmk import machines
+
+NODEWISE = Path(sys.executable).parent / "nodewise"
+GONE = 99_999_999
+"""No process: ids end at 2^22."""
+
+
+class Node:
+    """A node of its own, and the commands about it, as some user."""
+
+    def __init__(self, corner: Sandbox, folder: Path) -> None:
+        self.corner = corner
+        self.name = f"cpu-{processes.number()}"
+        self.folder = folder
+        corner.nodes(objects.node(self.name))
+        for path, text in machines.texts("T8").items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/nodes/{self.name}"
+
+    @property
+    def config_map(self) -> str:
+        return f"/api/v1/namespaces/{self.corner.namespace}/configmaps/{names.config_map(self.name)}"
+
+    def now(self) -> Object:
+        return self.corner.api.get(self.path)
+
+    def run(self, *arguments: object, user: User | None = None) -> subprocess.CompletedProcess[str]:
+        with self.start(*arguments, user=user) as child:
+            out, err = child.communicate(timeout=120)
+        return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+    def start(self, command: object, *options: object, user: User | None = None) -> subprocess.Popen[str]:
+        """A command of this node's own."""
+        return self.start_of(command, "--node-name", self.name, *options, user=user)
+
+    def start_of(self, command: object, *options: object, user: User | None = None) -> subprocess.Popen[str]:
+        """A command of the cluster's."""
+        user = user or self.corner.plane.admin
+        place = ["--kubeconfig", user.kubeconfig, "--namespace", self.corner.namespace]
+        return subprocess.Popen(
+            [NODEWISE, "cpu", *map(str, [command, *place, *options])],
+            env={"PATH": os.environ["PATH"]},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def answered(self, *arguments: object) -> Any:
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def init(self, exclusive: int = 2, *options: object) -> subprocess.CompletedProcess[str]:
+        return self.run("init", "--sysfs", self.folder, "--num-exclusive-cores", exclusive, *options)
+
+    def store(self, found: State) -> None:
+        """As an older program would, over whatever is there."""
+        texts = configmap.format_texts(found)
+        patch = {
+            "metadata": {"annotations": {state.IDENTITIES: texts.identities}},
+            "data": {"config": texts.config},
+        }
+        self.corner.api.patch(self.config_map, patch)
+
+    def stored(self) -> State:
+        found = self.corner.api.get(self.config_map)
+        identities = (found["metadata"].get("annotations") or {}).get(state.IDENTITIES, "{}")
+        return configmap.parse(configmap.Texts(found["data"]["config"], identities))
+
+
+@contextmanager
+def requests(user: User) -> Iterator[BlockingRequests]:
+    with BlockingRequests(
+        KubeOptions(kubeconfig=str(user.kubeconfig), kube_qps=1000, kube_burst=1000)
+    ) as opened:
+        yield opened

@@ -1,0 +1,140 @@
+"""`nodewise cpu validate` against a real API server, on nodes that are right and on such that are not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import names
+from nodewise.cpu.names import EXCLUSIVE_CORES
+from nodewise.cpu.state import Task
+from tests.cluster import objects, test_cpu_webhook
+from tests.cluster.api import Object
+from tests.cluster.cpu_node import Node
+from tests.cluster.sandbox import Sandbox
+
+
+@pytest.fixture
+def node(corner: Sandbox, tmp_path: Path) -> Node:
+    return Node(corner, tmp_path)
+
+
+@pytest.fixture
+def prepared(node: Node) -> Node:
+    """A node as it should be, but for the webhook."""
+    node.init()
+    node.run("discover")
+    gives = node.now()["status"]["capacity"][EXCLUSIVE_CORES]
+    node.corner.api.patch(f"{node.path}/status", {"status": {"allocatable": {EXCLUSIVE_CORES: gives}}})
+    node.run("node-report", "--publish", "--sysfs", node.folder)
+    agent(node)
+    return node
+
+
+def agent(node: Node) -> Object:
+    """A pod that says that it is the node agent."""
+    pod = objects.running_on(node.name, objects.pod("agent"))
+    pod["spec"]["containers"][0]["args"] = ["nodewise cpu agent"]
+    made = node.corner.put(pod)
+    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    path = f"/api/v1/namespaces/{node.corner.namespace}/pods/agent/status"
+    node.corner.api.patch(path, {"status": status})
+    return made
+
+
+def checks(node: Node, *options: object, code: int = 0) -> dict[str, dict[str, Any]]:
+    child = node.start_of("validate", node.name, *options, "-o", "json")
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == code, err + out
+    told = json.loads(out)
+    assert (told["node"], told["ok"]) == (node.name, code == 0)
+    return {check["name"]: check for check in told["checks"]}
+
+
+def wrong(found: dict[str, dict[str, Any]]) -> set[str]:
+    assert all(check["remedy"] for check in found.values() if check["ok"] is False)
+    return {name for name, check in found.items() if check["ok"] is False}
+
+
+def test_a_node_as_it_should_be(prepared: Node) -> None:
+    found = checks(prepared)
+    assert wrong(found) == set()
+    assert {name for name, check in found.items() if check["ok"] is None} == {"webhook", "program"}
+    assert found[EXCLUSIVE_CORES]["seen"] == "capacity 2, allocatable 2; the pool has 2"
+
+
+def test_a_node_that_nobody_prepared(node: Node) -> None:
+    found = checks(node, code=3)
+    assert wrong(found) == {"label", "taint", "pools", "agent", "cmk-nodereport"}
+    assert f"discover --node-name {node.name}" in found["label"]["remedy"]
+    assert "cluster-init" in found["pools"]["remedy"]
+
+
+def test_a_node_that_is_none(node: Node) -> None:
+    node.name = "no-such-node"
+    assert wrong(checks(node, code=3)) == {"node"}
+
+
+def test_what_a_kubelet_took_back(prepared: Node) -> None:
+    zero = {"capacity": {EXCLUSIVE_CORES: "0"}, "allocatable": {EXCLUSIVE_CORES: "0"}}
+    prepared.corner.api.patch(f"{prepared.path}/status", {"status": zero})
+    assert wrong(checks(prepared, code=3)) == {EXCLUSIVE_CORES}
+
+
+def test_a_taint_that_nobody_wants(prepared: Node) -> None:
+    prepared.corner.api.patch(prepared.path, {"spec": {"taints": None}})
+    assert wrong(checks(prepared, code=3)) == {"taint"}
+    assert wrong(checks(prepared, "--no-taint")) == set()
+
+
+def test_tasks_of_pods_that_are_gone(prepared: Node) -> None:
+    tasks = [Task(7, 5, "b", "no-such-pod", "c")]
+    prepared.store(prepared.stored().mapped(lambda pool, _: tasks if pool.is_exclusive else []))
+    found = checks(prepared, code=3)
+    assert wrong(found) == {"tasks"}
+    assert "processes 7 hold cores" in found["tasks"]["seen"]
+
+
+def test_tasks_of_pods_that_run(prepared: Node) -> None:
+    pod = prepared.corner.api.get(f"/api/v1/namespaces/{prepared.corner.namespace}/pods/agent")
+    tasks = [Task(7, 5, "b", pod["metadata"]["uid"], "c")]
+    prepared.store(prepared.stored().mapped(lambda pool, _: tasks if pool.name == "infra" else []))
+    assert checks(prepared)["tasks"]["seen"] == "1 running"
+
+
+def test_a_corrupt_state(prepared: Node) -> None:
+    prepared.corner.api.patch(prepared.config_map, {"data": {"config": "foo: {}"}})
+    found = checks(prepared, code=3)
+    assert wrong(found) == {"pools"}
+    assert "pool 'foo'" in found["pools"]["seen"]
+
+
+def test_a_report_of_other_pools(prepared: Node) -> None:
+    prepared.corner.api.delete(prepared.config_map)
+    prepared.init(3)
+    assert wrong(checks(prepared, code=3)) == {EXCLUSIVE_CORES, "cmk-nodereport"}
+
+
+def test_a_webhook_that_works(prepared: Node, tmp_path: Path) -> None:
+    space = prepared.corner.namespace
+    with test_cpu_webhook.running(prepared.corner, tmp_path, "--insecure=True") as running:
+        assert checks(prepared, "--pod-namespace", space)["webhook"]["ok"] is True
+        assert prepared.corner.api.get(f"/api/v1/namespaces/{space}/pods")["items"][1:] == []
+        running.process.stop()
+        found = checks(prepared, "--pod-namespace", space, code=3)
+        assert wrong(found) == {"webhook"}
+        assert "logs" in found["webhook"]["remedy"]
+
+
+def test_a_webhook_that_does_not_see_the_pod(prepared: Node, tmp_path: Path) -> None:
+    with test_cpu_webhook.running(prepared.corner, tmp_path, "--insecure=True"):
+        found = checks(prepared, code=3)
+    assert wrong(found) == {"webhook"}
+    assert names.INJECTED in found["webhook"]["seen"]
+
+
+def test_a_table_for_people(prepared: Node) -> None:
+    child = prepared.start_of("validate", prepared.name, "-o", "table")
+    lines = child.communicate(timeout=120)[0].splitlines()
+    assert lines[1].split()[:2] == ["label", "ok"]
