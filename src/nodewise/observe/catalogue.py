@@ -191,6 +191,10 @@ EVENTS: Final[dict[str, Event]] = {
     "cpu_pools_kept": Event("info", "The node has these very pools already; nothing is written."),
     "cpu_node_patched": Event("info", "What a node says of its cores was written; `patch` is what."),
     "cpu_advertised": Event("info", "The node says what it should of its cores already; nothing is written."),
+    "cpu_feature_written": Event(
+        "info",
+        "The file by which Node Feature Discovery hears of classes of core power (SST-CP) was changed.",
+    ),
     "cpu_reclaimed": Event("info", "A task is over, and its CPU list free."),
     "cpu_elsewhere": Event(
         "warning",

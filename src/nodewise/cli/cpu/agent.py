@@ -16,7 +16,7 @@ from nodewise.cli.cpu import shared
 from nodewise.cli.declared import Duration
 from nodewise.cpu import names, procfs
 from nodewise.cpu.book import Book
-from nodewise.cpu.node import chores, containers, machine, moving, probing, threads
+from nodewise.cpu.node import chores, containers, feature, machine, moving, probing, threads
 from nodewise.cpu.node.agent import Agent, Chore
 from nodewise.cpu.node.chores import Cluster
 from nodewise.cpu.node.claiming import Desk, Node
@@ -135,6 +135,8 @@ def _chores(
     given: shared.Given, book: Book, cluster: Cluster | None, enforcer: Enforcer | None
 ) -> Sequence[Chore]:
     doing = [Chore("enforce", chores.Enforcing(enforcer, book).do)] if enforcer else []
+    features = chores.Features(Path(given["nfd_dir"]), Path(given["sysfs"]))
+    doing.append(Chore("features", features.do))
     if cluster is None:
         return doing
     doing.append(Chore("advertise", chores.Advertising(cluster, taint=not given["no_taint"]).do))
@@ -180,6 +182,13 @@ _OWN: Final[Sequence[click.Parameter]] = (
         help="Give exclusive CPUs also to containers that do not request them.",
     ),
     click.Option(["--no-taint"], is_flag=True, help="Do not taint the node: other pods may use it."),
+    click.Option(
+        ["--nfd-dir"],
+        default=str(feature.FOLDER),
+        show_default=True,
+        metavar="DIR",
+        help="Where Node Feature Discovery looks for features; nothing is written where it is missing.",
+    ),
     click.Option(
         ["--publish/--no-publish"], default=True, show_default=True, help="Write reports to the API server."
     ),

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from nodewise.cpu import cpulist
+from nodewise.cpu import cpulist, speed_select, sysfs
 from nodewise.cpu.book import Book
 from nodewise.cpu.cluster import advertise, reports
 from nodewise.cpu.cluster.reports import Kind
-from nodewise.cpu.node import machine, node_report
+from nodewise.cpu.node import feature, machine, node_report
 from nodewise.cpu.node.confinement import Confinement
 from nodewise.cpu.node.enforcing import Checked, Read
 from nodewise.cpu.node.sweeping import Round
@@ -121,6 +121,23 @@ class _Report:
         cluster = self._cluster
         reports.publish(cluster.requests, self._kind, cluster.node, cluster.namespace, report)
         self._published = report
+
+
+class Features:
+    """Tells Node Feature Discovery whether the classes of core power differ."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self._folder = folder
+        self._root = root
+        self._due = Due(_LOOK_EVERY_S)
+
+    def do(self, _: Round) -> None:
+        if not self._due.is_due():
+            return
+        preferences = speed_select.preferences(sysfs.read(self._root))
+        if feature.write(self._folder, preferences.values()):
+            logs.emit("cpu_feature_written", file=str(self._folder / feature.FILE))
+        self._due.done()
 
 
 class Enforcing:

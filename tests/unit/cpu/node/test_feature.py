@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cpu.node import feature
+from nodewise.cpu.book import Stored
+from nodewise.cpu.node import chores, feature
+from nodewise.cpu.node.sweeping import Round
+from nodewise.cpu.state import State
+from nodewise.cpu.topology import CPUS
 from nodewise.errors import Refused
 
 WANTED = "feature.node.kubernetes.io/cpu-power.sst_cp.enabled=true\n"
@@ -44,6 +48,18 @@ def test_the_file_of_the_older_script_is_left_alone(tmp_path: Path) -> None:
 def test_without_the_folder_nobody_would_read_it(tmp_path: Path) -> None:
     assert not feature.write(tmp_path / "none", ["power", "performance"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_agent_looks_at_all_cpus(tmp_path: Path) -> None:
+    for cpu, word in enumerate(["power", "performance"]):
+        folder = tmp_path / CPUS / f"cpu{cpu}" / "cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "energy_performance_preference").write_text(f"{word}\n")
+    (tmp_path / "features.d").mkdir()
+    chore = chores.Features(tmp_path / "features.d", tmp_path)
+    done = Round(Stored(State({}), "1"), (), (), (), {})
+    chore.do(done)
+    assert (tmp_path / "features.d" / "nodewise-cpu").read_text() == WANTED
 
 
 def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
