@@ -1,7 +1,6 @@
 """The API server's side of mutual TLS: the two files that have it show a certificate to the webhook."""
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
 import yaml
@@ -23,11 +22,11 @@ class Client(NamedTuple):
 
 def files(folder: str, namespace: str, client: Client) -> Mapping[str, str]:
     """Text by name. `folder` is where they will be on the API server's machine: an absolute path, as it insists."""
-    kubeconfig = PurePosixPath(folder) / KUBECONFIG
+    folder = folder.rstrip("/")
     webhook = {
         "apiVersion": "apiserver.config.k8s.io/v1",
         "kind": "WebhookAdmissionConfiguration",
-        "kubeConfigFile": str(kubeconfig),
+        "kubeConfigFile": f"{folder}/{KUBECONFIG}",
     }
     configuration = {
         "apiVersion": "apiserver.config.k8s.io/v1",
@@ -38,7 +37,7 @@ def files(folder: str, namespace: str, client: Client) -> Mapping[str, str]:
     user = {"client-certificate": client.certificate, "client-key": client.key}
     users = [{"name": host, "user": user}]
     config = {"apiVersion": "v1", "kind": "Config", "users": users}
-    told = f"# kube-apiserver --admission-control-config-file={PurePosixPath(folder) / CONFIGURATION}\n"
+    told = f"# kube-apiserver --admission-control-config-file={folder}/{CONFIGURATION}\n"
     return {
         CONFIGURATION: told + yaml.safe_dump(configuration, sort_keys=False),
         KUBECONFIG: yaml.safe_dump(config, sort_keys=False),

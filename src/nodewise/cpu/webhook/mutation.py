@@ -17,6 +17,10 @@ NUM_CORES: Final = "CMK_NUM_CORES"
 _WORDS: Final = ("true", "True", "1")
 _KINDS: Final = ("containers", "initContainers")
 _WHAT: Final = "the pod cannot be read"
+_MOST_PARTS: Final = 100_000
+"""Objects and lists in a pod: a hundred times more than the largest that people make, and a tenth of what three
+megabytes could hold, which would cost seconds.
+"""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -36,7 +40,6 @@ class _Resources(msgspec.Struct, frozen=True):
 
 class _Container(msgspec.Struct, frozen=True):
     resources: _Resources | None = None
-    env: list[dict[str, Any]] | None = None
 
 
 class _Spec(msgspec.Struct, frozen=True, rename="camel"):
@@ -89,6 +92,9 @@ def _host_path(name: str, path: str, kind: str) -> dict[str, Any]:
 
 def is_asked(pod: bytes) -> bool:
     """Whether a pod, as JSON, asks for cores or to be mutated. BadInput names the field that cannot be read."""
+    parts = pod.count(b"{") + pod.count(b"[")
+    if parts > _MOST_PARTS:
+        raise BadInput(_WHAT, [Problem("", f"{parts} objects and lists", f"at most {_MOST_PARTS}")])
     found = _decoded(pod)
     return _is_annotated(found) or any(
         _count(one.resources, f"spec.{kind}[{index}]")
@@ -170,7 +176,9 @@ def _treated(container: dict[str, Any], given: Mapping[str, Any], path: str) -> 
     looked = _looked(merged, _Container, "perContainer")
     lists = _count(looked.resources, path)
     env = merged.get("env") or []
-    if not lists or any(one.get("name") == NUM_CORES for one in env):
+    if not isinstance(env, list):
+        raise BadInput(_WHAT, [Problem(f"{path}.env", shown(env), "a list")])
+    if not lists or any(isinstance(one, dict) and one.get("name") == NUM_CORES for one in env):
         return merged
     return merged | {"env": [*env, {"name": NUM_CORES, "value": str(lists)}]}
 
