@@ -88,7 +88,7 @@ def run(row: ClusterRow, cluster: Server, folder: Path) -> "subprocess.Completed
         node = (row.labelled or row.nodes)[0]
         given += [f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc"]
     return subprocess.run(
-        [sys.executable, "-m", "nodewise", "cpu", *given],
+        [sys.executable, "-m", "nodewise.cli.cmk", *given],
         capture_output=True,
         text=True,
         timeout=SLOW_S,
