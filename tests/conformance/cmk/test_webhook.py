@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.conformance.cmk import rows, webhooks
 from tests.conformance.cmk.rows import StoryRow, WebhookHttpRow, WebhookRow
-from tests.conformance.cmk.webhooks import NODEWISE, Object, Papers, Webhook
+from tests.conformance.cmk.webhooks import CMK, NODEWISE, Object, Papers, Webhook
 from tests.unit.cpu.webhook.patching import applied
 
 OLDER: Object = {
@@ -287,7 +287,7 @@ def started(
     papers = Papers(folder)
     given = webhooks.own_mutations() if mutations is None else mutations
     file = webhooks.configure(folder, papers, given, without=without)
-    command = [NODEWISE, "cpu", "webhook", f"--conf-file={file}", "--health-port=0", *arguments]
+    command = [CMK, "webhook", "--conf-file", file, "--health-port=0", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

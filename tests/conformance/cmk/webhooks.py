@@ -20,6 +20,7 @@ from tests.cluster.processes import Process, number
 
 Object = dict[str, Any]
 NODEWISE = Path(sys.executable).with_name("nodewise")
+CMK = NODEWISE.with_name("cmk")
 PATIENCE_S = 60.0
 V1 = "admission.k8s.io/v1"
 
@@ -131,7 +132,7 @@ def serving(folder: Path, *arguments: str, mutations: Object | None = None) -> I
         *arguments,
     ]
     log = folder / f"webhook-{number()}.log"
-    with Process([NODEWISE, "cpu", "webhook", *given], log) as process:
+    with Process([CMK, "webhook", *given], log) as process:
         process.wait_ready(lambda: len(_urls(log)) > 1)
         yield Webhook(process, *_urls(log), papers, folder / "mutations.yaml")
 

@@ -1,5 +1,6 @@
 import base64
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import yaml
@@ -152,3 +153,8 @@ def test_the_api_servers_files_name_each_other() -> None:
         "name": "cmk-webhook-service.ns1.svc",
         "user": {"client-certificate": "/c", "client-key": "/k"},
     }
+
+
+def test_the_manifest_that_ships_is_what_the_command_prints() -> None:
+    shipped = (Path(__file__).parents[4] / "deploy/cpu-webhook.yaml").read_text()
+    assert list(yaml.safe_load_all(shipped)) == objects.objects(Installation("nodewise"), None)
