@@ -10,13 +10,27 @@ from typing import Final
 
 from tests.cluster.toolchain import MissingError
 
-from bench import bursts, clients, gpu, growth, names, report, results, scoring, stage, start, whole
+from bench import (
+    bursts,
+    clients,
+    gpu,
+    growth,
+    isolating,
+    names,
+    report,
+    results,
+    scoring,
+    stage,
+    start,
+    whole,
+)
 from bench.clients import Client
 from bench.progress import told
 from bench.results import (
     BURSTS,
     GPU,
     GROWTH,
+    ISOLATE,
     NAMES,
     SCORING,
     START,
@@ -80,6 +94,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         SCORING: partial(scoring.measure, times=times, requests=requests),
         START: partial(start.measure, times=times, seconds=seconds),
         GROWTH: partial(growth.measure, requests=max(requests // 10, 30), periods=2),
+        ISOLATE: partial(isolating.measure, times=times, requests=requests, seconds=seconds),
         BURSTS: partial(bursts.measure, runs=times, hours=given.hours),
     }
 
@@ -104,7 +119,7 @@ def _arguments() -> argparse.Namespace:
     return given
 
 
-PARTS: Final = (NAMES, WHOLE_NODES, GPU, SCORING, START, GROWTH, BURSTS)
+PARTS: Final = (NAMES, WHOLE_NODES, GPU, SCORING, START, GROWTH, ISOLATE, BURSTS)
 
 if __name__ == "__main__":
     main()

@@ -18,6 +18,7 @@ PROGRAMS: Final = ("nodewise", "msgspec", "numpy", "uvicorn", "uvloop", "httptoo
 FILTER, PRIORITIZE, REFRESH = "filter", "prioritize", "filter, metrics refresh"
 GPU_FILTER: Final = "gpu filter"
 SCORING_AGENTS: Final = ("safe", "congestion", "pigeon", "learned")
+ISOLATED, PLAIN = "a command by isolate: to its first word", "the same command without"
 SCORED: Final = "prioritize by "
 """Before the name of an agent: the series that asks for its scores."""
 WHOLE: Final = "whole nodes: "
@@ -54,7 +55,7 @@ class Measured(NamedTuple):
 
 
 NAMES, WHOLE_NODES, GPU, GROWTH, START = "names", "whole", "gpu", "growth", "start"
-SCORING, BURSTS, CLUSTER = "scoring", "bursts", "cluster"
+SCORING, BURSTS, ISOLATE, CLUSTER = "scoring", "bursts", "isolate", "cluster"
 PARTS: Final[Mapping[str, str]] = {
     NAMES: "filter and prioritize, names",
     WHOLE_NODES: "filter and prioritize, whole nodes",
@@ -63,6 +64,7 @@ PARTS: Final[Mapping[str, str]] = {
     START: "start, memory and the event loop, on a real API server with 50,000 pods",
     GROWTH: "growth",
     BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); no figures of speed",
+    ISOLATE: "the CPU manager: the installed program in a busybox image, its node agent, one exclusive core",
     CLUSTER: "a real kube-scheduler (`make bench-cluster`)",
 }
 
@@ -135,6 +137,13 @@ FIGURES: Final[Mapping[str, Figure]] = {
         bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {told}")
         for agents, told in BURSTS_ASKED.items()
     },
+    "isolate_overhead_ms": Figure(ISOLATE, "`isolate`: start to exec, by plain exec: median", "ms", 100.0),
+    "jitter_exclusive_p999_us": Figure(
+        ISOLATE,
+        "a loop in the pool exclusive beside a loaded core: 99.9th percentile of a turn above the median",
+        "µs",
+    ),
+    "jitter_unpinned_p999_us": Figure(ISOLATE, "the same loop, not pinned", "µs"),
     "cluster_bind_rate_none": Figure(CLUSTER, "pods bound a second, no extender", "1/s"),
     "cluster_bind_rate_nothing": Figure(CLUSTER, "the same, do-nothing extender", "1/s"),
     "cluster_bind_rate_5000": Figure(CLUSTER, "the same, nodewise", "1/s"),
