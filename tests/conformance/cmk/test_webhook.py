@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -173,6 +175,31 @@ def test_what_is_not_new_is_left_alone(own: Webhook) -> None:
         body = webhooks.review(webhooks.asking())
         body["request"] |= {"operation": operation, "object": None}
         assert own.post(body).json()["response"] == {"uid": "u1", "allowed": True}
+
+
+def test_clients_that_say_nothing_hold_nobody_up(own: Webhook) -> None:
+    port = int(own.url.rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(20)]
+    try:
+        assert own.operations(webhooks.asking())
+    finally:
+        for one in silent:
+            one.close()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_both_versions_of_tls_are_served(version: ssl.TLSVersion, own: Webhook) -> None:
+    context = own.papers.context()
+    context.minimum_version = context.maximum_version = version
+    with own.client(context) as client:
+        assert client.post("/mutate", json=webhooks.review(webhooks.asking())).status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_well(number: signal.Signals, tmp_path: Path) -> None:
+    with webhooks.serving(tmp_path, "--insecure=True") as running:
+        os.kill(running.process.pid, number)
+        assert running.process._child.wait(60) == 0
 
 
 # stories
