@@ -18,7 +18,7 @@ from nodewise.cpu.state import State
 from tests.conformance.cmk import isolating
 from tests.conformance.cmk.isolating import Node, clean, until
 
-AT_ONCE: Final = 8
+AT_ONCE: Final = 12
 IN_ALL: Final = 40
 LISTS: Final = ("0", "1", "2,3", "4")
 WITNESS: Final = """
@@ -35,7 +35,7 @@ open(f"{folder}/served", "a").write("x")
 time.sleep(seconds)
 """
 """Holds a lock of its own for each CPU that it was told, for as long as it lives; nobody else may have it."""
-SIGNALS: Final = (None, None, None, signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGKILL)
+SIGNALS: Final = (None, None, signal.SIGTERM, signal.SIGINT, *3 * [signal.SIGKILL])
 
 
 class Crowd:
@@ -46,7 +46,7 @@ class Crowd:
         self.folder = root / "witness"
         self.folder.mkdir()
         self._chance = chance
-        self._running: dict[subprocess.Popen[bytes], tuple[float, int | None]] = {}
+        self._running: dict[subprocess.Popen[bytes], int | None] = {}
         self._started = 0
         self._known: sweep.Known | None = None
 
@@ -57,13 +57,14 @@ class Crowd:
     def step(self) -> None:
         if self._started < IN_ALL and len(self._running) < AT_ONCE:
             self._start()
-        for process, (at, number) in list(self._running.items()):
+        holders = {pid for pids in self.node.holders().values() for pid in pids}
+        for process, number in list(self._running.items()):
             if process.poll() is not None:
                 del self._running[process]
-            elif number is not None and time.monotonic() > at:
+            elif number is not None and self._chance.random() < (0.3 if process.pid in holders else 0.005):
                 process.send_signal(number)
-                self._running[process] = (at, None)
-        if self._chance.random() < 0.2:
+                self._running[process] = None
+        if self._chance.random() < 0.4:
             self.sweep()
 
     def sweep(self) -> None:
@@ -80,14 +81,13 @@ class Crowd:
         )
         folder = self.folder if pool == "exclusive" else self.folder / "shared"
         folder.mkdir(exist_ok=True)
-        seconds = self._chance.uniform(0, 0.3)
+        seconds = self._chance.uniform(0, 1.2)
         environment = clean({"CMK_LOG_LEVEL": "error", "CMK_NUM_CORES": self._chance.choice(["1", "1", "2"])})
         program = WITNESS if pool == "exclusive" else "import sys, time; time.sleep(float(sys.argv[2]))"
         process = subprocess.Popen(
             [*words, program, str(folder), str(seconds)], env=environment, stderr=subprocess.DEVNULL
         )
-        ends = time.monotonic() + self._chance.uniform(0, 0.6)
-        self._running[process] = (ends, self._chance.choice(SIGNALS))
+        self._running[process] = self._chance.choice(SIGNALS)
 
 
 def fresh() -> State:

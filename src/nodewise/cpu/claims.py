@@ -3,6 +3,7 @@
 Standard library only.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -16,6 +17,8 @@ COUNT: Final = "CMK_NUM_CORES"
 
 MARK: Final = "NODEWISE_CPU_TASK"
 """The variable by which a task's descendants are known after its wrapper is gone."""
+
+_NAME: Final = re.compile(r"isolate-(\d{1,7})", re.ASCII)
 
 
 class Wish(NamedTuple):
@@ -43,6 +46,20 @@ class Claim(NamedTuple):
     @property
     def cpus(self) -> tuple[int, ...]:
         return tuple(cpu for slot in self.slots for cpu in slot.cpus)
+
+
+def wrapper_name(pid: int) -> str:
+    """What a wrapper names itself before it starts its command, which has this name until it is executed.
+
+    The kernel keeps 15 letters.
+    """
+    return f"isolate-{pid}"
+
+
+def parse_wrapper(name: str) -> int:
+    """The process id in a name of `wrapper_name`; 0 in any other name."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else 0
 
 
 def parse_count(text: str) -> int:

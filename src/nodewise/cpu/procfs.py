@@ -6,17 +6,21 @@ Standard library only.
 """
 
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.cpu import cpulist
-from nodewise.cpu.claims import MARK
+from nodewise.cpu.claims import MARK, parse_wrapper
 from nodewise.cpu.sweep import Process
 from nodewise.errors import BadInput, Problem, Unavailable, shown
 
 _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)
 _OVER: Final = frozenset("ZXx")
+_ROUNDS: Final = 20
+_LOOKS: Final = 5
+_PAUSE_S: Final = 0.002
 
 
 class Stat(NamedTuple):
@@ -26,6 +30,9 @@ class Stat(NamedTuple):
     state: str
     parent: int
     start: int
+    name: str = ""
+    has_memory: bool = True
+    """No thread of the kernel, and none that is just ending."""
 
     @property
     def is_over(self) -> bool:
@@ -43,11 +50,12 @@ class Census(NamedTuple):
 def parse_stat(text: str, field: str = "stat") -> Stat:
     """The second field is the command's name, in parentheses, and may hold anything, such as `) R 1 (`."""
     pid, _, rest = text.partition(" (")
-    fields = rest.rpartition(") ")[2].split()
+    name, _, rest = rest.rpartition(") ")
+    fields = rest.split()
     numbers = (pid, *fields[1:2], *fields[19:20])
     if len(numbers) < 3 or not all(map(_NUMBER.fullmatch, numbers)):  # noqa: PLR2004 - id, parent and start
         raise BadInput("cannot read a process", [Problem(field, shown(text), "proc(5), at least 22 fields")])
-    return Stat(int(pid), fields[0], int(fields[1]), int(fields[19]))
+    return Stat(int(pid), fields[0], int(fields[1]), int(fields[19]), name, fields[20:21] != ["0"])
 
 
 def read_self(proc: Path) -> Stat:
@@ -68,25 +76,49 @@ def _text(path: Path) -> str:
 
 
 def read_processes(proc: Path) -> Census:
-    """All processes that are not over; one that ends meanwhile is left out. Unavailable if `proc` cannot be read."""
+    """All processes that are not over; one that ends meanwhile is left out. Unavailable if `proc` cannot be read.
+
+    A process may start another and end before it is looked at, so new ones are looked for until there are none.
+    """
     processes: dict[int, Process] = {}
     hidden: set[int] = set()
-    for pid in pids(proc):
-        try:
-            stat = parse_stat((proc / f"{pid}/stat").read_text(encoding="utf-8", errors="surrogateescape"))
-        except OSError:
-            continue
-        if stat.is_over:
-            continue
-        mark = ""
-        try:
-            mark = _mark((proc / f"{pid}/environ").read_bytes())
-        except PermissionError:
-            hidden.add(pid)
-        except OSError:
-            continue
-        processes[pid] = Process(stat.start, stat.parent, mark)
+    seen: set[int] = set()
+    for _ in range(_ROUNDS):
+        new = [pid for pid in pids(proc) if pid not in seen]
+        if not new:
+            break
+        seen.update(new)
+        for pid in new:
+            try:
+                processes[pid], is_seen = _read_process(proc / str(pid))
+            except (_Over, OSError):
+                continue
+            if not is_seen:
+                hidden.add(pid)
     return Census(processes, frozenset(hidden))
+
+
+class _Over(Exception):
+    """A process that runs no more."""
+
+
+def _read_process(folder: Path) -> tuple[Process, bool]:
+    """A process, and whether its environment was to be seen. Some kind of error if it is over."""
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_PAUSE_S)
+        stat = parse_stat((folder / "stat").read_text(encoding="utf-8", errors="surrogateescape"))
+        if stat.is_over:
+            raise _Over
+        process = Process(stat.start, stat.parent, wrapper=parse_wrapper(stat.name))
+        try:
+            environment = (folder / "environ").read_bytes()
+        except PermissionError:
+            return process, False
+        # while a process executes a program it has neither an environment nor words, and then has both
+        if environment or not stat.has_memory or (folder / "cmdline").read_bytes():
+            return process._replace(mark=_mark(environment)), True
+    return process, False
 
 
 def pids(proc: Path) -> Iterable[int]:

@@ -24,6 +24,8 @@ class Process(NamedTuple):
     parent: int
     mark: str = ""
     """The value of `claims.MARK` in its environment."""
+    wrapper: int = 0
+    """The process id in its name (`claims.wrapper_name`): it is that wrapper, or about to become its command."""
 
 
 class Reclaimed(NamedTuple):
@@ -87,7 +89,7 @@ def _life(task: Task, tree: "_Tree", boot: str, known: Known) -> _Life:
         )
     if task.boot != boot:
         return _Life(task, frozenset())
-    return _Life(task, tree.family({(task.pid, task.start), *known.get(task, ()), *tree.carriers(task.mark)}))
+    return _Life(task, tree.family({(task.pid, task.start), *known.get(task, ()), *tree.carriers(task)}))
 
 
 class _Tree:
@@ -97,12 +99,16 @@ class _Tree:
         self.processes = processes
         self._children: dict[int, list[int]] = {}
         self._carriers: dict[str, list[tuple[int, int]]] = {}
+        self._named: dict[int, list[tuple[int, int]]] = {}
         for pid, process in processes.items():
             self._children.setdefault(process.parent, []).append(pid)
             self._carriers.setdefault(process.mark, []).append((pid, process.start))
+            self._named.setdefault(process.wrapper, []).append((pid, process.start))
 
-    def carriers(self, mark: str) -> Iterable[tuple[int, int]]:
-        return self._carriers.get(mark, ())
+    def carriers(self, task: Task) -> Iterable[tuple[int, int]]:
+        """What says of itself that it is of the task. A command has its mark only once it is executed."""
+        named = self._named.get(task.pid, ())
+        return [*self._carriers.get(task.mark, ()), *(one for one in named if one[1] >= (task.start or 0))]
 
     def family(self, roots: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
         """Those of these processes that live, and all below them."""

@@ -1,6 +1,7 @@
 """Processes, real ones and those of a folder."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,39 @@ def test_a_process_that_nobody_has_waited_for_is_over(child: subprocess.Popen[by
     child.stdout.close()
 
 
+def test_a_process_that_has_just_been_started_has_its_wrappers_name() -> None:
+    before = Path("/proc/self/comm").read_text()
+    Path("/proc/self/comm").write_text("isolate-77")
+    child = os.fork()
+    if not child:
+        signal.pause()
+    try:
+        found = procfs.read_processes(PROC).processes
+        assert [found[pid].wrapper for pid in (os.getpid(), child, os.getppid())] == [77, 77, 0]
+    finally:
+        Path("/proc/self/comm").write_text(before)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_threads_of_the_kernel_and_programs_without_an_environment_are_no_riddle() -> None:
+    with subprocess.Popen(["sleep", "60"], env={}) as bare:
+        census = procfs.read_processes(PROC)
+        bare.kill()
+    assert bare.pid in census.processes
+    assert not census.hidden & {2, bare.pid}
+
+
+@pytest.mark.parametrize("words", [b"", b"sleep\0"])
+def test_a_process_that_is_executing_a_program_may_be_anybodys(tmp_path: Path, words: bytes) -> None:
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "stat").write_text(NUMBERS.replace(" 99 ", " 99 4096 "))
+    (folder / "environ").write_bytes(b"")
+    (folder / "cmdline").write_bytes(words)
+    assert procfs.read_processes(tmp_path).hidden == (set() if words else {7})
+
+
 def test_oneself() -> None:
     me = procfs.read_self(PROC)
     assert (me.pid, me.parent) == (os.getpid(), os.getppid())
@@ -64,7 +98,9 @@ def test_the_boot() -> None:
 
 @pytest.mark.parametrize("name", ["x", "a b", ") R 1 (", "x) (y", "é"])
 def test_a_name_may_hold_anything(name: str) -> None:
-    assert procfs.parse_stat(NUMBERS.replace("(x)", f"({name})")) == procfs.Stat(7, "S", 3, 99)
+    assert procfs.parse_stat(NUMBERS.replace("(x)", f"({name})")) == procfs.Stat(
+        7, "S", 3, 99, name, has_memory=False
+    )
 
 
 @pytest.mark.parametrize(

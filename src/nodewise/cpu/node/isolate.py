@@ -85,7 +85,8 @@ def _isolate(asked: Arguments, runner: Runner) -> int:
 def _run(asked: Arguments, runner: Runner, source: Source, answer: ClaimAnswer) -> int:
     is_over = True
     try:
-        code, has_left_some = runner.run(asked.command, _environment(answer.environment))
+        name = claims.wrapper_name(answer.task.pid)
+        code, has_left_some = runner.run(asked.command, _environment(answer.environment), name)
         is_over = not has_left_some
         return code
     finally:

@@ -16,7 +16,9 @@ NOT_FOUND: Final = 127
 BY_SIGNAL: Final = 128
 
 _SUBREAPER: Final = 36
-"""PR_SET_CHILD_SUBREAPER of prctl(2)."""
+"""PR_SET_CHILD_SUBREAPER of prctl(2): what the command starts is our child once its parent ended, and no other's."""
+_NAME: Final = 15
+"""PR_SET_NAME."""
 _FROM_KERNEL: Final = 0x80
 """SI_KERNEL, the code of a signal that a terminal sends to all of its foreground."""
 _OF_TERMINALS: Final = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH})
@@ -72,9 +74,13 @@ class Runner:
         if found is not None:
             raise Ended(found.si_signo)
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
-        """Start the command without a shell, and come back when it has ended. CannotStart says why it did not."""
-        _adopt_orphans()
+    def run(self, command: Sequence[str], environment: Mapping[str, str], name: str) -> Outcome:
+        """Start the command without a shell, and come back when it has ended. CannotStart says why it did not.
+
+        `name` is this process's from now on, and its child's until that is the command.
+        """
+        _control(_SUBREAPER, 1)
+        _control(_NAME, name.encode())
         try:
             child = os.posix_spawnp(
                 command[0], list(command), environment, setsigmask=self._before, setsigdef=_RESTORED
@@ -89,11 +95,11 @@ class Runner:
                 return Outcome(code, _has_children())
 
 
-def _adopt_orphans() -> None:
-    """Whatever the command starts becomes our child when its parent ends, and no other's."""
+def _control(option: int, value: int | bytes) -> None:
+    """prctl(2), which Python has no function for."""
     import ctypes
 
-    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def _pass_on(seen: signal.struct_siginfo, child: int) -> None:
