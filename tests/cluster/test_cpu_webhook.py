@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import functools
+import json
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ import yaml
 
 from nodewise.cpu import names
 from nodewise.cpu.webhook import certificate, objects
-from tests.cluster import controlplane, sandbox
+from tests.cluster import controlplane, loopback, sandbox
 from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.processes import Process, free_port, number
@@ -192,6 +193,61 @@ def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(plain: Runnin
     assert "volumes" not in plain.offered(own)["spec"]
     corner.put(pod("elsewhere", requests={names.EXCLUSIVE_CORES: "1"}))
     assert "volumes" not in (corner.pod("elsewhere") or {})["spec"]
+
+
+def test_a_container_that_another_webhook_adds_gets_what_it_needs(plain: Running, tmp_path: Path) -> None:
+    """It is asked after ours, by its name; so the API server asks ours once more."""
+    added = {"name": "added", "image": "none", "resources": {"limits": {names.EXCLUSIVE_CORES: "2"}}}
+    with another_webhook(plain.corner, tmp_path, added):
+
+        def seen() -> Object | None:
+            spec: Object = plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"}))["spec"]
+            return spec if len(spec["containers"]) > 2 else None
+
+        spec = wait("the other webhook is asked", seen)
+    wait("the other webhook is gone", lambda: None if seen() else True)
+    one, _, last = spec["containers"]
+    assert last["env"] == [{"name": "CMK_NUM_CORES", "value": "2"}]
+    assert one["env"] == [{"name": "CMK_NUM_CORES", "value": "1"}]
+    assert len(last["volumeMounts"]) == len(one["volumeMounts"]) == len(spec["volumes"]) == 2
+
+
+@contextlib.contextmanager
+def another_webhook(corner: Sandbox, folder: Path, container: Object) -> Iterator[None]:
+    """One that adds a container to every pod of the namespace."""
+
+    async def application(_scope: loopback.Scope, receive: loopback.Receive, send: loopback.Send) -> None:
+        uid = json.loads(await loopback.body_of(receive))["request"]["uid"]
+        patch = [{"op": "add", "path": "/spec/containers/-", "value": container}]
+        response = {"uid": uid, "allowed": True, "patchType": "JSONPatch"}
+        response["patch"] = base64.b64encode(json.dumps(patch).encode()).decode()
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+        await loopback.answer(send, 200, review)
+
+    authority = Authority(folder, "other")
+    tls = loopback.Tls(authority.issue("other", "127.0.0.1"))
+    with loopback.serving(application, tls) as url:
+        hook = {
+            "name": "other.nodewise.io",
+            "clientConfig": {"url": url, "caBundle": base64.b64encode(authority.ca_pem).decode()},
+            "rules": [
+                {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
+            ],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": corner.namespace}},
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+        }
+        registration = {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingWebhookConfiguration",
+            "metadata": {"name": f"other-{corner.namespace}"},
+            "webhooks": [hook],
+        }
+        made = corner.api.create(registration)
+        try:
+            yield
+        finally:
+            corner.api.delete(path_of(made))
 
 
 def test_a_certificate_made_anew_loses_no_pod(plain: Running) -> None:
