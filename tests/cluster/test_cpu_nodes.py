@@ -15,7 +15,7 @@ from nodewise.cpu import names, pools, procfs
 from nodewise.cpu.cluster import objects, versions
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.state import IDENTITIES
-from tests.cluster import kubelet_double
+from tests.cluster import kubelet_double, served
 from tests.cluster import objects as cluster_objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet_double import Kubelets
@@ -191,6 +191,17 @@ def test_all_that_is_made_is_what_the_api_server_knows(corner: Sandbox, nodes: l
         )
         strict = {"dryRun": "All", "fieldValidation": "Strict"}
         corner.api.request("POST", f"{path}/{one['kind'].lower()}s", json=one, params=strict)
+
+
+@pytest.mark.parametrize("name", ["cpu-cluster-init.yaml", "cpu-uninstall.yaml", "cpu-pods.yaml"])
+def test_the_manifests_that_ship_are_what_the_api_server_knows(corner: Sandbox, name: str) -> None:
+    for one in served.manifest(name):
+        about = one["metadata"] | {"namespace": corner.namespace}
+        version = one["apiVersion"]
+        path = f"/{'api' if version == 'v1' else 'apis'}/{version}/namespaces/{corner.namespace}"
+        strict = {"dryRun": "All", "fieldValidation": "Strict"}
+        body = one | {"metadata": about}
+        corner.api.request("POST", f"{path}/{one['kind'].lower()}s", json=body, params=strict)
 
 
 class TestReconfigureSetup:

@@ -1,0 +1,160 @@
+"""The rights of the commands that prepare and leave nodes that ship are those that were needed: the audit log tells."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from nodewise.cpu import names, procfs
+from tests.cluster import controlplane, kubelet_double, objects, rights, served
+from tests.cluster.access import User
+from tests.cluster.audit import AuditLog
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.kubelet_double import Kubelets
+from tests.cluster.rights import Right
+
+NAMESPACE = "cmk-namespace"
+NODES = ("n1", "n2")
+HOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/cmk-webhook-config"
+
+
+class Run(NamedTuple):
+    """Two nodes, so that no right is for one only."""
+
+    plane: ControlPlane
+    log: AuditLog
+    kubelets: Kubelets
+    folder: Path
+
+    def cpu(self, user: User, *given: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "nodewise", "cpu", *given, f"--kubeconfig={user.kubeconfig}"],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            env={**os.environ, "NODE_NAME": "", "CMK_PROC_FS": "/proc"},
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    def account(self, name: str) -> User:
+        return self.plane.service_account(name, NAMESPACE)
+
+    def needed(self, account: str) -> set[Right]:
+        """What was asked for in each namespace, all of it allowed; `/version` and discovery are everybody's."""
+        asked = self.log.requests(f"system:serviceaccount:{NAMESPACE}:{account}")
+        requests = [one for one in asked if one.resource]
+        assert [one for one in requests if one.code in {401, 403}] == []
+        places = {one.namespace for one in requests}
+        return set().union(
+            *(rights.needed(one for one in requests if one.namespace == place) for place in places)
+        )
+
+    def shipped(self, role: str) -> set[Right]:
+        return rights.granted(one for one in served.manifest("cpu.yaml") if one["metadata"]["name"] == role)
+
+    def check(self, account: str, role: str) -> None:
+        """A right for all objects of a kind is needed where several were asked for, else that for the one."""
+        needed, shipped = self.needed(account), self.shipped(role)
+        assert shipped - needed == set()
+        assert needed - shipped == set()
+
+
+@pytest.fixture(scope="module")
+def run(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("cpu-rights")
+    log = AuditLog(folder)
+    with controlplane.running(control_plane_programs, folder, log.flags) as plane:
+        for name in ("crds/cmk-reports.yaml", "cpu.yaml"):
+            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+        for name in NODES:
+            plane.api.create(objects.node(name))
+        controllers = "daemonset-controller,garbage-collector-controller"
+        with (
+            plane.start_controller_manager(controllers),
+            kubelet_double.playing(plane.api, NAMESPACE) as kubelets,
+        ):
+            yield Run(plane, log, kubelets, folder)
+
+
+def test_of_who_prepares(run: Run) -> None:
+    setup = run.account("cmk-setup")
+    given = ("cluster-init", "--all-hosts", f"--namespace={NAMESPACE}", "--timeout=60")
+    run.cpu(setup, *given)
+    service = f"/api/v1/namespaces/{NAMESPACE}/services/cmk-webhook-service"
+    run.plane.api.patch(service, {"spec": {"selector": {"app": "another"}}})
+    run.plane.api.delete(f"/api/v1/namespaces/{NAMESPACE}/secrets/cmk-webhook-certs")
+    run.cpu(setup, *given, "--cmk-img=other:v2", "--install-dir=/opt/other")
+    run.plane.api.delete(HOOK)
+    secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/cmk-webhook-certs"
+    run.plane.api.patch(secret, {"data": {"cert.pem": ""}})
+    run.cpu(setup, *given, "--cmk-img=other:v2", "--install-dir=/opt/other")
+    for node in NODES:
+        run.plane.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {names.LABEL: "true"}}})
+    run.cpu(setup, "reconfigure_setup", f"--namespace={NAMESPACE}", "--timeout=60")
+    run.check("cmk-setup", "cmk-setup")
+
+
+def test_of_a_nodes_own_commands(run: Run) -> None:
+    """One exclusive core and one for all else, as there are on any machine that runs this."""
+    account = run.account("cmk-serviceaccount")
+    cores = ("--num-exclusive-cores=1", "--num-shared-cores=0")
+    for node in NODES:
+        here = (f"--namespace={NAMESPACE}", f"--node-name={node}")
+        run.cpu(account, "init", *cores, *here)
+        run.cpu(account, "discover", *here)
+        run.cpu(account, "reconcile", "--publish", *here)
+        run.cpu(account, "node-report", "--publish", *here)
+        dead_task(run, node)
+        run.cpu(account, "node-report", "--publish", *here)
+        assert "999999999" in run.cpu(account, "reconcile", "--publish", *here)
+        run.cpu(account, "reconfigure", "--direct", *cores, *here)
+    run.check("cmk-serviceaccount", "cmk-node")
+
+
+def dead_task(run: Run, node: str) -> None:
+    """A task on the node's exclusive list that is over."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{names.config_map(node)}"
+    found = run.plane.api.get(path)
+    config = found["data"]["config"].replace("[]", "['999999999']", 1)
+    assert config != found["data"]["config"]
+    run.plane.api.patch(path, {"data": {"config": config}})
+
+
+def test_of_who_leaves(run: Run) -> None:
+    """After the tests above, in this order: there is something to leave."""
+    account = run.account("cmk-uninstall")
+    boot = procfs.read_boot(Path("/proc"))
+    for node in NODES:
+        path = f"/api/v1/nodes/{node}"
+        info = run.plane.api.get(path)["status"]["nodeInfo"] | {"bootID": boot}
+        run.plane.api.patch(f"{path}/status", {"status": {"nodeInfo": info}})
+        dead_task(run, node)
+        run.cpu(
+            account,
+            "uninstall",
+            f"--namespace={NAMESPACE}",
+            f"--node-name={node}",
+            f"--install-dir={run.folder}",
+            *(["--scope=node"] if node == NODES[0] else []),
+        )
+    run.check("cmk-uninstall", "cmk-uninstall")
+    assert [name for name in left(run) if name != "kube-root-ca.crt"] == []
+
+
+def left(run: Run) -> list[str]:
+    kinds = (
+        ("api/v1", "configmaps"),
+        ("api/v1", "secrets"),
+        ("apis/apps/v1", "daemonsets"),
+        ("api/v1", "services"),
+    )
+    found: list[Any] = []
+    for root, kind in kinds:
+        found += run.plane.api.get(f"/{root}/namespaces/{NAMESPACE}/{kind}")["items"]
+    return [one["metadata"]["name"] for one in found]
