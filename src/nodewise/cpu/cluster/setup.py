@@ -204,11 +204,13 @@ class _Preparing:
         waiting: Mapping[str, Object],
         look: Callable[[Mapping[str, Object]], Mapping[str, Progress]],
     ) -> Mapping[str, Progress]:
-        """An API server that does not answer may answer later."""
+        """An API server that does not answer may answer later; one that refuses will not."""
         try:
             return look(waiting)
         except Unavailable as error:
             return dict.fromkeys(waiting, Progress(why=str(error)))
+        except NodewiseError as error:
+            return dict.fromkeys(waiting, Progress(has_failed=True, why=str(error)))
 
     def _fail(self, node: str, why: str) -> None:
         self.steps[node][-1] = self.steps[node][-1]._replace(error=why)

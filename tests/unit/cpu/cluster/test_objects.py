@@ -1,0 +1,100 @@
+"""What pods are made from: values that a shell would read otherwise never come into a command."""
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodewise.cpu.cluster import objects, pods, versions
+from nodewise.cpu.cluster.objects import Wish
+from nodewise.cpu.cluster.pods import Watched
+from nodewise.cpu.pools import Ask
+from nodewise.errors import BadSettings
+
+NEWEST = versions.TABLE[-1]
+PLAIN = re.compile(r"[A-Za-z0-9 _./:=,-]*", re.ASCII)
+TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["packed", "cmk-namespace", "/opt/bin", "3,5-7", "a;b", "$(id)", "`id`", "a b", "-1", "x\n"]
+    ),
+)
+
+
+@given(modes=st.tuples(TEXTS, TEXTS), cores=TEXTS, namespace=TEXTS, folder=TEXTS, node=TEXTS)
+def test_commands_are_plain_words_or_the_options_are_refused(
+    modes: tuple[str, str], cores: str, namespace: str, folder: str, node: str
+) -> None:
+    wish = Wish(Ask(4, 1, *modes, cores), namespace=namespace, install_dir=folder)
+    try:
+        objects.check(wish)
+        objects.check_node(node)
+    except BadSettings:
+        return
+    made = [objects.preparing(objects.ONCE, node, wish, NEWEST), objects.reconfiguring(node, wish)]
+    made.append(objects.daemon_set(objects.ALWAYS, node, wish, NEWEST)["spec"]["template"])
+    for pod in made:
+        for one in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):
+            [line] = one["args"]
+            assert PLAIN.fullmatch(line), line
+            assert shlex.split(line) == line.split(" ")
+
+
+@pytest.mark.parametrize("option", ["cmk-img", "pull-secret", "saname", "namespace", "install-dir"])
+def test_a_value_that_cannot_be_is_named_with_its_option(option: str) -> None:
+    fields = {"cmk-img": "image", "pull-secret": "pull_secret", "saname": "service_account"}
+    field = fields.get(option, option.replace("-", "_"))
+    values: dict[str, Any] = {field: "a; reboot"}
+    with pytest.raises(BadSettings, match=f"--{option}: 'a; reboot'"):
+        objects.check(Wish(**values))
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(BadSettings) as caught:
+        objects.check(Wish(Ask(exclusive_mode="a b"), namespace="A", pull_policy="Sometimes"))
+    assert [problem.field for problem in caught.value.problems] == [
+        "--namespace",
+        "--exclusive-mode",
+        "--cmk-img-pol",
+    ]
+
+
+def test_the_order_of_commands_is_not_that_of_their_list() -> None:
+    made = objects.preparing(("init", "discover", "install"), "n", Wish(), NEWEST)
+    assert made["metadata"]["name"] == "cmk-init-discover-install-pod-n"
+    assert [one["name"] for one in made["spec"]["initContainers"]] == ["init", "install"]
+    assert [one["name"] for one in made["spec"]["containers"]] == ["discover"]
+
+
+@given(st.text("abc-.", min_size=1, max_size=300))
+def test_labels_are_short_enough_and_differ(name: str) -> None:
+    assert len(objects.label(name)) <= 63
+    assert objects.label(name) != objects.label(name + "x")
+
+
+def pod(restarts: int, *, is_ready: bool, uid: str = "u1") -> dict[str, Any]:
+    container = {"name": "main", "ready": is_ready, "restartCount": restarts}
+    state = {"running": {}} if is_ready else {"waiting": {"reason": "CrashLoopBackOff"}}
+    return {
+        "metadata": {"name": "p", "uid": uid, "annotations": {objects.MADE_FROM: "wanted"}},
+        "spec": {"containers": [{"name": "main"}]},
+        "status": {"phase": "Running", "containerStatuses": [container | {"state": state}]},
+    }
+
+
+def test_a_pod_that_starts_anew_has_to_run_for_a_while_again() -> None:
+    watched = Watched()
+    assert not watched.steady([pod(0, is_ready=True)], "wanted", 0).is_done
+    assert not watched.steady([pod(1, is_ready=False)], "wanted", 2).is_done
+    assert not watched.steady([pod(1, is_ready=True)], "wanted", 4).is_done
+    assert watched.steady([pod(1, is_ready=True)], "wanted", 4 + pods.SETTLED_S).is_done
+
+
+def test_a_pod_of_an_older_template_does_not_count() -> None:
+    old = pod(0, is_ready=True)
+    old["metadata"]["annotations"] = {objects.MADE_FROM: "former"}
+    watched = Watched()
+    assert [watched.steady([old], "wanted", now).is_done for now in (0, 10)] == [False, False]

@@ -1,0 +1,172 @@
+"""Nodes are prepared and left whatever fails on the way, if it is done once more."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from nodewise.cpu import names
+from nodewise.cpu.cluster import fleet, objects, removal, setup, versions
+from nodewise.cpu.cluster.applying import Patience
+from nodewise.cpu.cluster.objects import Wish
+from nodewise.cpu.cluster.setup import Plan, Report
+from nodewise.cpu.node.configmaps import ConfigMapBook
+from nodewise.errors import NodewiseError, Refused
+from tests.conformance.cmk.server import Refusal, Server
+from tests.unit.cpu.cluster.asking import Asked, Clock
+
+DIALECT = versions.of((1, 36))
+WISH = Wish(namespace="cmk")
+COMMANDS = ("init", "reconcile", "install", "discover", "nodereport")
+NODES = ("node1", "node10")
+
+
+@pytest.fixture
+def asked() -> Asked:
+    server = Server("v1.36.3")
+    for name in NODES:
+        server.node(name)
+    return Asked(server)
+
+
+def prepare(asked: Asked, wish: Wish = WISH) -> Report:
+    plan = Plan(NODES, COMMANDS, wish, [webhook_part()])
+    return setup.prepare(asked, plan, DIALECT, Patience(20, Clock()), lambda _: None)
+
+
+def webhook_part() -> dict[str, Any]:
+    metadata = {"name": "cmk-webhook-configmap", "namespace": "cmk"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"server.yaml": "port: 1"}}
+
+
+def kept(server: Server) -> Mapping[str, Any]:
+    """What there is, without what is the server's own."""
+    return {
+        path: (one.get("spec"), one.get("data"), one["metadata"].get("labels"))
+        for path, one in server.objects.items()
+    }
+
+
+def at_every_call(asked: Asked, run: Callable[[], object], check: Callable[[], None]) -> None:
+    """Have each call be the last that is answered, and then `run` again."""
+    number = 0
+    while True:
+        number += 1
+        asked.calls, asked.fails = 0, number
+        failed = False
+        try:
+            failed = not getattr(run(), "is_whole", True)
+        except NodewiseError:
+            failed = True
+        asked.fails = None
+        if not failed:
+            assert number > 5
+            return
+        run()
+        check()
+
+
+def test_whatever_fails_a_second_run_ends_it(asked: Asked) -> None:
+    assert prepare(asked).is_whole
+    whole = kept(asked.server)
+    nodes = {path: one for path, one in asked.server.objects.items() if "/nodes/" in path}
+
+    def check() -> None:
+        assert kept(asked.server) == whole
+        asked.server.objects = dict(nodes)
+
+    asked.server.objects = dict(nodes)
+    at_every_call(asked, lambda: prepare(asked), check)
+
+
+def test_whatever_fails_leaving_once_more_ends_it(asked: Asked) -> None:
+    untouched = kept(asked.server)
+    for node in asked.server.objects.values():
+        node["metadata"]["labels"] = {names.LABEL: "true"}
+    assert prepare(asked).is_whole
+    config = yaml.safe_dump({"exclusive": {0: {"0": []}}, "shared": {}, "infra": {0: {"1": []}}})
+    name = names.config_map("node1")
+    asked.server.put(
+        f"/api/v1/namespaces/cmk/configmaps/{name}", {"metadata": {"name": name}, "data": {"config": config}}
+    )
+    before = dict(asked.server.objects)
+
+    def run() -> None:
+        for node in NODES:
+            leaving = removal.Node(node, "cmk", ConfigMapBook(asked, "cmk", node), None)
+            removal.leave(asked, leaving, DIALECT, Patience(20, Clock()), lambda _: None)
+        shared = removal.webhook("cmk", DIALECT)
+        removal.leave_cluster(asked, "cmk", shared, DIALECT, Patience(20, Clock()), lambda _: None)
+
+    def check() -> None:
+        left = {
+            path: (spec, data, labels or None) for path, (spec, data, labels) in kept(asked.server).items()
+        }
+        assert left == untouched
+        asked.server.objects = dict(before)
+
+    at_every_call(asked, run, check)
+
+
+def test_rights_that_are_missing_are_told_of_each_node(asked: Asked) -> None:
+    refused = Refusal("GET", "/namespaces/cmk/pods", 403, "cannot list pods")
+    prepare(asked)
+    asked.server.refusals.append(refused)
+    report = prepare(asked)
+    assert [bool(one.error) for one in report.nodes] == [True, True]
+    assert all("cannot list pods" in one.error for one in report.nodes)
+
+
+def test_two_at_once_make_the_same(asked: Asked) -> None:
+    """The second one finds that the first one was faster, between its look and its write."""
+    create = asked.create
+
+    def overtaken(path: str, body: Any) -> Any:
+        asked.create = create  # type: ignore[method-assign]
+        prepare(asked)
+        return create(path, body)
+
+    asked.create = overtaken  # type: ignore[method-assign]
+    report = prepare(asked)
+    assert report.is_whole
+    assert report.nodes[0].steps[0].outcome == "unchanged"
+
+
+def test_a_pod_that_somebody_deletes_is_no_success(asked: Asked) -> None:
+    work = asked.server.behave
+
+    def behave(server: Server) -> None:
+        work(server)
+        name = objects.pod_name(("init", "install", "discover"), "node1")
+        server.objects.pop(f"/api/v1/namespaces/cmk/pods/{name}", None)
+
+    asked.server.behave = behave
+    first, second = prepare(asked).nodes
+    assert "somebody deleted the pod" in first.error
+    assert not second.error
+
+
+def test_what_somebody_changed_by_hand_is_put_right(asked: Asked) -> None:
+    prepare(asked)
+    path = f"/apis/apps/v1/namespaces/cmk/daemonsets/{objects.daemon_set_name(('reconcile', 'nodereport'), 'node1')}"
+    changed = asked.server.objects[path]
+    changed["spec"]["template"]["spec"]["containers"][0]["args"] = ["sleep"]
+    asked.server.put(path, changed)
+    report = prepare(asked)
+    assert [step.outcome for step in report.nodes[0].steps] == ["unchanged", "replaced"]
+    assert "reconcile" in asked.server.objects[path]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+
+
+def test_a_name_space_that_is_not_there_is_told(asked: Asked) -> None:
+    asked.server.refusals.append(
+        Refusal("POST", "/namespaces/cmk/", 404, 'namespaces "cmk" not found', "NotFound")
+    )
+    report = prepare(asked)
+    assert 'namespaces "cmk" not found' in report.nodes[0].error
+    assert report.shared.steps == ()
+
+
+def test_no_node_of_that_label_is_an_error(asked: Asked) -> None:
+    with pytest.raises(Refused, match="no node to reconfigure"):
+        fleet.nodes(asked)
