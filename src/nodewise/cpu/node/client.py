@@ -17,6 +17,7 @@ from nodewise.errors import BadInput, NodewiseError, Problem, Refused, Unavailab
 
 ANSWER_S: Final = 30.0
 """For one answer: the agent may have to ask the API server, and others write to the same state."""
+_PAUSE_S: Final = 0.02
 
 
 class Agent:
@@ -84,10 +85,18 @@ class Agent:
     def _connected(self, deadline: float) -> socket.socket:
         if self._link is None:
             self._link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._limit(self._link, deadline)
-            self._link.connect(str(self._path))
+            self._connect(self._link, deadline)
         self._limit(self._link, deadline)
         return self._link
+
+    def _connect(self, link: socket.socket, deadline: float) -> None:
+        """While others wait to be let in the kernel turns away who would not wait as well (connect(2), EAGAIN)."""
+        while True:
+            self._limit(link, deadline)
+            try:
+                return link.connect(str(self._path))
+            except BlockingIOError:
+                time.sleep(_PAUSE_S)
 
     def _line(self, link: socket.socket, deadline: float) -> bytes:
         """Up to its end; what comes after it is the next one's."""

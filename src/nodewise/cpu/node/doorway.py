@@ -12,7 +12,8 @@ from typing import Final
 
 from nodewise.errors import BadSettings, Problem, Unavailable, shown
 
-_BACKLOG: Final = 128
+_BACKLOG: Final = 4096
+"""A client that finds it full is turned away by the kernel: whoever connects very often must not fill it."""
 _MODE: Final = 0o666
 """Anybody may connect: who may have what is decided by who asks."""
 _LOOK_S: Final = 0.1

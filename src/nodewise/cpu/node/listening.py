@@ -37,6 +37,8 @@ REASONS: Final[dict[str, str]] = {
 
 _LOOK_S: Final = 0.25
 """How often deadlines are looked at."""
+_ACCEPTS: Final = 64
+"""Connections taken in one go, before those that are open have their turn."""
 _PAUSE_S: Final = 0.1
 """Between two tries to accept a connection where there is no file descriptor for it."""
 
@@ -164,14 +166,19 @@ class Listener:
                 self._selector.unregister(self._listening)
 
     def _accept(self) -> None:
-        try:
-            link, _ = self._listening.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            logs.emit("accept_failed", error=str(error))
-            time.sleep(_PAUSE_S)
-            return
+        """Those that wait, many at once, for others may connect faster than one in each round."""
+        for _ in range(_ACCEPTS):
+            try:
+                link, _address = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                logs.emit("accept_failed", error=str(error))
+                time.sleep(_PAUSE_S)
+                return
+            self._admit(link)
+
+    def _admit(self, link: socket.socket) -> None:
         link.setblocking(False)
         try:
             peer = self._identify(link)

@@ -80,4 +80,6 @@ def read_task(proc: Path, pid: int, boot: str) -> Task:
             place = parse_cgroup(file.read(_LONGEST_BYTES).decode("utf-8", "replace"))
     except OSError as error:
         raise Unavailable("cannot tell who asks", [Problem(f"process {pid}", str(error), "")]) from error
+    if stat.is_over:
+        raise Unavailable("cannot tell who asks", [Problem(f"process {pid}", "is over", "one that runs")])
     return Task(pid, stat.start, boot, place.pod, place.container)

@@ -1,0 +1,217 @@
+"""Tenants who mean harm at the node agent's socket: nobody else notices."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import procfs
+from tests.unit.cpu.node import agents
+from tests.unit.cpu.node.agents import PATIENCE_S, Running
+
+POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ("1",)}, "infra": {0: ()}}
+TASK = {"pid": 1, "start": 5, "boot": "b", "pod": "p", "container": "c"}
+ODD = {
+    "nothing": b"\n",
+    "words": b"GET / HTTP/1.1\n",
+    "no text": b"\xff\xfe\x00\n",
+    "a number": b"17\n",
+    "a list": b"[1,2]\n",
+    "nested": b"[" * 30_000 + b"\n",
+    "a large number": b'{"do":"claim","pool":"shared","lists":' + b"9" * 5_000 + b"}\n",
+    "no task": b'{"do":"release"}\n',
+    "half of a surrogate": b'{"do":"claim","pool":"\\ud800"}\n',
+    "another method": b'{"do":"delete"}\n',
+    "a method that is no text": b'{"do":{"claim":1}}\n',
+}
+WRONG: list[dict[str, Any]] = [
+    {"do": "claim"},
+    {"do": "claim", "pool": 5},
+    {"do": "claim", "pool": ["exclusive"]},
+    {"do": "claim", "pool": "none"},
+    {"do": "claim", "pool": "exclusive", "lists": True},
+    {"do": "claim", "pool": "exclusive", "lists": -1},
+    {"do": "claim", "pool": "exclusive", "lists": 0},
+    {"do": "claim", "pool": "exclusive", "lists": 1e3},
+    {"do": "claim", "pool": "exclusive", "socket": "0"},
+    {"do": "claim", "pool": "exclusive", "socket": 17},
+    {"do": "claim", "pool": "exclusive", "affinity": "no"},
+    {"do": "release", "task": TASK},
+    {"do": "release", "task": {**TASK, "pid": "x"}},
+    {"do": "release", "task": [TASK]},
+    {"do": "reconfigure", "exclusive": "1"},
+    {"do": "reconfigure", "exclusive": -1, "only_check": True},
+    {"do": "reconfigure", "only_check": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("agent")
+    with agents.running(folder, "--interval=1s", "--max-per-pod=40", pools=POOLS) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _serves_on(agent: Running) -> Iterator[None]:
+    yield
+    agent.expect_free()
+    assert agent.process.is_running
+    assert agent.isolate("true").wait(PATIENCE_S) == 0
+    assert "task_failed" not in agent.log
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_is_no_message_gets_an_error_and_the_connection_lives(agent: Running, what: str) -> None:
+    with agent.client() as client:
+        for _ in range(2):
+            assert set(client.ask_bytes(ODD[what])) == {"error"}
+
+
+@pytest.mark.parametrize("message", WRONG, ids=json.dumps)
+def test_a_message_with_a_wrong_field_gets_an_error(agent: Running, message: dict[str, Any]) -> None:
+    with agent.client() as client:
+        error = client.ask(message)["error"]
+    assert error["kind"] in {"BadInput", "Refused", "Unavailable"}
+    assert error["problems"]
+
+
+def test_several_messages_at_once_are_answered_in_turn(agent: Running) -> None:
+    lines = [b'{"do":"claim","pool":"none"}', b"17", b'{"do":"claim"}']
+    with agent.client() as client:
+        client.link.sendall(b"\n".join(lines) + b"\n")
+        answers = [client.answer() for _ in lines]
+    assert [one["error"]["problems"][0][0] for one in answers] == ["--pool", "line", "--pool"]
+
+
+def test_a_line_without_an_end_is_cut_off(agent: Running) -> None:
+    with agent.client() as client:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            client.link.sendall(b"x" * 10_000_000)
+        answer = client.answer()
+        assert answer is None or "at most 65536" in json.dumps(answer)
+        assert client.answer() is None
+
+
+def test_a_slow_sender_is_cut_off_and_keeps_nobody_waiting(agent: Running) -> None:
+    with agent.client() as slow:
+        slow.link.sendall(b'{"do":')
+        assert _claim_as(agent, 0)["cpus"] == [1]
+        assert slow.answer() is None
+    assert "line_deadline" in agent.log
+
+
+def test_who_does_not_read_is_not_waited_for(agent: Running) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            deaf = stack.enter_context(agent.client())
+            deaf.link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            deaf.link.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(1_000):
+                    deaf.link.send(b"17\n" * 1_000)
+        assert _claim_as(agent, 0)["cpus"] == [1]
+
+
+def test_a_thousand_connections_of_one_tenant_are_its_own_trouble(tmp_path: Path) -> None:
+    with agents.running(tmp_path, "--max-connections=60", "--max-per-pod=40", pools=POOLS) as agent:
+        with contextlib.ExitStack() as stack:
+            links = []
+            for _ in range(1_000):
+                link = stack.enter_context(socket.socket(socket.AF_UNIX))
+                link.connect(str(agent.path))
+                link.settimeout(PATIENCE_S)
+                links.append(link)
+            # those beyond its share are told so, and closed
+            refused = 0
+            for link in links[40:]:
+                refused += b"too many" in link.recv(65536)
+            assert refused == 960
+            # another user has a share of its own
+            assert _claim_as(agent, 65534)["cpus"] == [1]
+        assert "unlogged" in agent.log
+        agent.expect_free()
+
+
+def test_one_that_idles_gives_way_to_another_tenant(tmp_path: Path) -> None:
+    with agents.running(tmp_path, "--max-connections=20", "--max-per-pod=20", pools=POOLS) as agent:
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(agent.client()) for _ in range(20)]
+            for client in clients:
+                assert "error" in client.ask_bytes(b"17\n")
+            assert _claim_as(agent, 65534)["cpus"] == [1]
+        agent.expect_free()
+
+
+def test_clients_that_die_between_claim_and_answer_leave_nothing(agent: Running) -> None:
+    program = (
+        "import socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        's.sendall(b\'{"do":"claim","pool":"exclusive"}\\n\')\n'
+    )
+    for _ in range(10):
+        subprocess.run([sys.executable, "-S", "-c", program, agent.path], check=True)
+    agent.expect_free()
+
+
+def test_wrappers_killed_at_any_moment_leave_nothing(agent: Running) -> None:
+    for number in range(12):
+        wrapper = agent.isolate("sleep", "600", pool="shared")
+        time.sleep(0.02 * number)
+        wrapper.kill()
+        wrapper.wait()
+        for pid in _left_of(wrapper.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wrapper.communicate(timeout=PATIENCE_S)
+    agent.expect_free()
+
+
+def test_a_claim_of_a_process_that_handed_its_connection_on_is_refused(agent: Running) -> None:
+    """The connection outlives the process that opened it."""
+    program = (
+        "import socket, sys, os, time\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.set_inheritable(True)\n"
+        "s.sendall(b'17\\n'); s.recv(4096)\n"
+        "parent = os.getpid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "while os.getppid() == parent: time.sleep(0.01)\n"
+        's.sendall(b\'{"do":"claim","pool":"exclusive"}\\n\'); print(s.recv(65536).decode())\n'
+    )
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", program, agent.path],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    assert json.loads(ran.stdout)["error"]["what"] == "cannot tell who asks"
+
+
+def _claim_as(agent: Running, user: int) -> Any:
+    program = (
+        "import socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        's.sendall(b\'{"do":"claim","pool":"shared"}\\n\'); print(s.recv(65536).decode())\n'
+    )
+    for folder in (agent.path.parent, *agent.path.parents):
+        if folder.owner() == "root" and folder != Path("/"):
+            folder.chmod(0o755)
+    command = ["/usr/bin/env", "python3", "-S", "-c", program, str(agent.path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, user=user)
+    return json.loads(ran.stdout)
+
+
+def _left_of(pid: int) -> list[int]:
+    """What a wrapper that was killed left, by its mark."""
+    found = procfs.read_processes(Path("/proc")).processes
+    return [one for one, process in found.items() if process.mark.startswith(f"{pid}-")]
