@@ -31,7 +31,9 @@ class Kubelet:
 
     def restart(self) -> None:
         """Ends the program and starts it anew; its pods run on, and it finds them."""
+        (inner,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         self.process.stop()
+        wait("the kubelet ended", lambda: None if Path(f"/proc/{inner}").exists() else True)
         self.process = self._start()
 
     @property

@@ -118,6 +118,10 @@ class Manager:
         (task,) = wait("the exclusive core is held", lambda: self.tasks() or None, show=said)
         return task
 
+    def wait_free(self) -> None:
+        """Until nobody holds the exclusive core."""
+        wait("the exclusive core is free", lambda: None if self.tasks() else True, show=self.tasks)
+
     def kill(self, pid: str | int) -> None:
         """SIGKILL, for a process by the node's number."""
         subprocess.run(self.node.runtime.enter(["kill", "-KILL", str(pid)]), check=True)

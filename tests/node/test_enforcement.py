@@ -1,0 +1,119 @@
+"""No thread leaves its pool: real cpusets, against programs, kubelets and whoever else would change them."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodewise.cpu import names
+from tests.cluster import packages
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.processes import Process
+from tests.cluster.sandbox import Sandbox, wait
+from tests.node import kubelet as kubelets
+from tests.node import managed, workloads
+from tests.node.kubelet import Kubelet
+from tests.node.managed import EXCLUSIVE, ISOLATE, Manager
+
+pytestmark = pytest.mark.cluster
+
+ENFORCED = ("--no-publish", "--enforce=cgroup")
+CPUS = frozenset(range(os.cpu_count() or 1))
+PREPARED = "echo 'until [ -e /go ]; do sleep 1; done' > /until; sleep 1000 &"
+ESCAPES = "taskset 2 true; echo other=$?; taskset 3 sh /until & sh /until; wait"
+"""Programs that want CPU 1, alone or too."""
+
+
+@pytest.fixture
+def manager(
+    plane: ControlPlane, corner: Sandbox, node: Kubelet, program: Path, tmp_path: Path
+) -> Iterator[Manager]:
+    with managed.managed(corner, node, program, tmp_path, plane.admin) as made:
+        yield made
+
+
+STATIC = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "1", "cpuManagerReconcilePeriod": "1s"}
+
+
+@pytest.fixture(scope="module")
+def static(
+    plane: ControlPlane,
+    kubelet_program: Path,
+    container_programs: packages.Containers,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Kubelet]:
+    """A node whose kubelet gives CPUs to containers by itself, and writes the cpusets of all."""
+    folder = tmp_path_factory.mktemp("static")
+    with kubelets.running(plane, kubelet_program, container_programs, folder, "static", STATIC) as running:
+        yield running
+
+
+def wait_masks(manager: Manager, pod: Object, cpus: frozenset[int]) -> None:
+    """Until all threads of a pod may use these CPUs and no others."""
+
+    def all_of_them() -> bool | None:
+        return True if set(manager.masks(pod).values()) == {cpus} else None
+
+    wait(f"all threads are on {sorted(cpus)}", all_of_them, show=lambda: manager.masks(pod))
+
+
+def said(node: Kubelet, pod: Object, *words: str) -> list[str]:
+    """What a container has said, once it said all of these words."""
+
+    def seen() -> list[str] | None:
+        lines = node.log(pod, "main")
+        return lines if set(words) <= set(lines) else None
+
+    return wait(f"the container says {words}", seen, show=lambda: node.log(pod, "main"))
+
+
+def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_afterwards(
+    corner: Sandbox, node: Kubelet, manager: Manager
+) -> None:
+    script = f"{PREPARED} {ISOLATE} -- sh -c '{ESCAPES}'; echo over; sleep 1000"
+    with manager.agent(*ENFORCED):
+        corner.pods(managed.pod("escaping", script, node.name))
+        pod = workloads.running(corner, "escaping")
+        wrapper = manager.wait_held(pod)
+        lines = said(node, pod, "other=1")
+        assert any("Invalid argument" in line for line in lines)
+        wait("all of it runs", lambda: True if len(manager.masks(pod)) >= 5 else None)
+        wait_masks(manager, pod, EXCLUSIVE)
+    with manager.agent(*ENFORCED):
+        manager.wait_sweep()
+        assert set(manager.masks(pod).values()) == {EXCLUSIVE}
+        (node.runtime.inside("/proc") / wrapper / "root/go").touch()
+        said(node, pod, "over")
+        manager.wait_free()
+        wait_masks(manager, pod, CPUS)
+
+
+def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_right(
+    plane: ControlPlane, corner: Sandbox, static: Kubelet, program: Path, tmp_path: Path
+) -> None:
+    with (
+        managed.managed(corner, static, program, tmp_path, plane.admin) as manager,
+        manager.agent(*ENFORCED) as agent,
+    ):
+        corner.pods(managed.pod("held", f"sleep 1000 & {ISOLATE} -- busybox sleep 1000", static.name))
+        pod = workloads.running(corner, "held")
+        manager.wait_held(pod)
+        wait_masks(manager, pod, EXCLUSIVE)
+        before = enforced(agent)
+        static.restart()
+        wait("the cpuset was narrowed again", lambda: True if enforced(agent) > before else None)
+        # what a kubelet does that finds no checkpoint of devices; one of 1.36 finds its socket in their place
+        nothing = {"status": {"capacity": {names.EXCLUSIVE_CORES: "0"}}}
+        corner.api.patch(f"{static.path}/status", nothing)
+        wait("the cores are offered no more", lambda: True if manager.offered() == "0" else None)
+        wait("the cores are offered again", lambda: True if manager.offered() == "1" else None)
+        wait_masks(manager, pod, EXCLUSIVE)
+        manager.wait_sweep()
+        assert set(manager.masks(pod).values()) == {EXCLUSIVE}
+
+
+def enforced(agent: Process) -> int:
+    """How often the agent put a container right."""
+    return agent.log.read_text().count("cpu_enforced")
