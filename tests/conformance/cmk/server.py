@@ -16,6 +16,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 Object = dict[str, Any]
 _FOLDERS: Final = ("pods", "daemonsets", "nodes")
+_GROUPS: Final = ("/apis/intel.com/v1", "/apis/cmk.intel.com/v1")
+"""Of kinds that are known once somebody has defined them."""
 
 
 class Request(NamedTuple):
@@ -95,8 +97,9 @@ class Server:
             for one in self.refusals:
                 if one.verb == verb and one.part in path:
                     return one.status, _status(one.status, one.message, one.reason)
-            if path == "/version":
-                return 200, {"gitVersion": self.version}
+            if path in ("/version", *_GROUPS):
+                kinds = [{"name": name} for name in self._defined(path)]
+                return 200, {"gitVersion": self.version, "resources": kinds}
             if verb == "GET" and "/pods" in path:
                 self.looks += 1
                 self.behave(self)
@@ -105,6 +108,15 @@ class Server:
             if verb == "POST":
                 return self._create(f"{path}/{body['metadata']['name']}", body)
             return self._of_one(verb, path, body, content_type)
+
+    def _defined(self, group: str) -> list[str]:
+        """Plurals of the kinds of a group, as their definitions have them."""
+        parts = [
+            path.rpartition("/")[2].split(".", 1)
+            for path in [*self.folder("customresourcedefinitions"), *self.folder("thirdpartyresources")]
+        ]
+        ending = "s" if "cmk." in group else ""  # a third-party resource is named in the singular
+        return [name + ending for name, of in parts if f"/apis/{of}/v1" == group]
 
     def _list(self, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
         wanted = dict(one.split("=", 1) for one in ",".join(query.get("labelSelector", [])).split(",") if one)
@@ -117,6 +129,9 @@ class Server:
         return 200, {"kind": "List", "metadata": {}, "items": items}
 
     def _create(self, path: str, body: Object) -> tuple[int, Any]:
+        group, _, rest = path.partition("/namespaces/")
+        if group in _GROUPS and rest.split("/")[1] not in self._defined(group):
+            return 404, _status(404, "the server could not find the requested resource", "NotFound")
         if path in self.objects:
             return 409, _status(409, f"{path} already exists", "AlreadyExists")
         return 201, self.put(path, body)

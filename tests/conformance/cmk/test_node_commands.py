@@ -119,7 +119,7 @@ def test_names_of_reports(row: NameRow, tmp_path: Path) -> None:
         )  # fmt: skip
         assert [part for part in row.error if part not in done.stderr] == []
         assert done.returncode == bool(row.error)
-        made = [body["metadata"]["name"] for body in server.sent("POST", "/cmk-nodereports")]
+        made = [body["metadata"]["name"] for body in server.folder("cmk-nodereports").values()]
     assert made == ([row.name] if row.name else [])
 
 
@@ -225,6 +225,27 @@ def test_reports_are_published(row: PublishRow, tmp_path: Path) -> None:
     assert published is None or published["apiVersion"] == "intel.com/v1"
 
 
+@pytest.mark.parametrize(
+    ("version", "path", "definition"),
+    [
+        ("v1.6.4", "/apis/cmk.intel.com/v1/namespaces/default/nodereports/n1", "extensions/v1beta1"),
+        ("v1.7.0", REPORT, "apiextensions.k8s.io/v1beta1"),
+        ("v1.15.12", REPORT, "apiextensions.k8s.io/v1beta1"),
+        ("v1.16.0", REPORT, "apiextensions.k8s.io/v1"),
+    ],
+)
+def test_reports_in_the_form_of_the_version(version: str, path: str, definition: str, tmp_path: Path) -> None:
+    with cluster(version, tmp_path) as (server, leading):
+        for _ in range(2):
+            report = answered("node-report", "--publish", "--conf-dir", tmp_path / "conf", *leading)
+        (_, defined, made) = [one.body for one in server.requests]
+        found = server.objects[path]
+    assert defined["apiVersion"] == definition
+    assert made["metadata"] == {"name": "n1"}
+    assert (found if "last_updated" in found else found["spec"])["report"] == report
+    assert ("last_updated" in found) == ("cmk.intel.com" in path)
+
+
 @pytest.mark.parametrize("row", rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_reconcile(row: SweepRow, tmp_path: Path) -> None:
     found = configmap.parse(Texts(yaml.safe_dump({name: {0: at} for name, at in row.state.items()})))
@@ -311,6 +332,40 @@ class TestNodeReport:
         assert (check["ok"], check["policy"]) == (False, "static")
         assert "container app of pod pod-1 has CPUs 1" in check["errors"][0]
         assert "full-pcpus-only" in check["instead"]["exclusive"]
+
+
+class TestFullDisk:
+    """A limit of the size of files stands for it."""
+
+    FULL = (shutil.which("prlimit") or "prlimit", "--fsize=0")
+
+    def test_no_pools_are_half_made(self, tmp_path: Path) -> None:
+        options = ["--conf-dir", tmp_path / "conf", "--sysfs", write(machines.texts("T8"), tmp_path / "m")]
+        done = run("init", *options, before=self.FULL)
+        assert done.returncode == 1
+        assert "File too large" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert run("describe", *options[:2]).returncode == 1
+        assert run("init", *options).returncode == 0
+
+    def test_nothing_is_said_to_be_free_that_is_not(self, tmp_path: Path) -> None:
+        found = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(99_999_999)])
+        conf = directory_of(found, tmp_path / "conf")
+        options = ["--conf-dir", conf, "--proc-fs", processes({}, tmp_path / "proc")]
+        done = run("reconcile", *options, before=self.FULL)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "File too large" in done.stderr
+        assert len(answered("reconcile", *options)["reclaimedCpuLists"]) == 1
+
+    def test_what_cannot_be_printed_is_told(self, tmp_path: Path) -> None:
+        conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [NODEWISE, "cpu", "describe", "--conf-dir", conf], stdout=full, stderr=subprocess.PIPE, text=True,
+                check=False,
+            )  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr.startswith("nodewise: cannot print: standard output:")
 
 
 def test_kinds_of_reports_have_names_that_kubectl_knows() -> None:

@@ -13,11 +13,13 @@ from nodewise.cpu import names, sysfs, topology
 from nodewise.cpu.book import Book
 from nodewise.cpu.cluster import reports
 from nodewise.cpu.cluster.blocking import BlockingRequests
+from nodewise.cpu.node.configmaps import ConfigMapBook
+from nodewise.cpu.node.files import DirectoryBook
 from nodewise.cpu.node.machine import NO_LABELS, fetch_labels
 from nodewise.cpu.pools import Ask
 from nodewise.cpu.requests import Requests
 from nodewise.cpu.topology import Topology
-from nodewise.errors import BadSettings, Problem, Refused, shown
+from nodewise.errors import BadSettings, Problem, Refused, Unavailable, shown
 from nodewise.kube.kubeconfig import ACCOUNT
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resources import PODS
@@ -131,11 +133,7 @@ def requests(given: Given) -> BlockingRequests:
 def book(given: Given) -> Book:
     """Where this node's state is: the directory that was named, else the node's ConfigMap."""
     if given["conf_dir"]:
-        from nodewise.cpu.node.files import DirectoryBook
-
         return DirectoryBook(Path(given["conf_dir"]), lock_timeout_s())
-    from nodewise.cpu.node.configmaps import ConfigMapBook
-
     asked = requests(given)
     return ConfigMapBook(asked, given["namespace"], node(given, asked))
 
@@ -158,12 +156,14 @@ def lock_timeout_s(environ: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
-def node(given: Given, asked: Requests, environ: Mapping[str, str] = os.environ) -> str:
+def node(
+    given: Given, asked: Requests, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT
+) -> str:
     """The node's name: as told, else that of the pod we are in. BadSettings if neither is known."""
     if given["node_name"]:
         return str(given["node_name"])
     pod = environ.get("HOSTNAME") or socket.gethostname()
-    space = ACCOUNT / "namespace"
+    space = account / "namespace"
     remedy = f"give --node-name, or {names.NODE_NAME} by the downward API (fieldPath: spec.nodeName)"
     if not environ.get("KUBERNETES_SERVICE_HOST") or not space.is_file():
         raise BadSettings(
@@ -213,5 +213,10 @@ def labels(given: Given) -> Mapping[str, str]:
 
 
 def print_json(value: Any) -> None:
-    """As CMK printed it: keys in order, two blanks for each level."""
-    click.echo(json.dumps(value, indent=2, sort_keys=True))
+    """As CMK printed it: keys in order, two blanks for each level. Unavailable if it cannot be written."""
+    try:
+        click.echo(json.dumps(value, indent=2, sort_keys=True))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unavailable("cannot print", [Problem("standard output", str(error), "")]) from error
