@@ -243,6 +243,11 @@ EVENTS: Final[dict[str, Event]] = {
         "Who reconfigured the node ended in the middle of it: tasks are back on the CPUs that they hold, and nodes can"
         " be reconfigured again.",
     ),
+    "cpu_intent_left": Event(
+        "warning",
+        "A reconfiguration was begun by a process that is gone, and could not be undone here: nobody gets a core until"
+        " it is. The node agent does it, or `nodewise cpu reconcile` or `reconfigure` as root with hostPID.",
+    ),
     "cpu_claim_refused": Event(
         "warning",
         "A process may not have the CPUs that it asked the node agent for; it was told `error`. One line in ten"

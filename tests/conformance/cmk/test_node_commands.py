@@ -1,6 +1,7 @@
 """The numbered cases of CMK that are about a node's own commands, asked of the real process."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import configmap, directory, names, state
+from nodewise.cpu import configmap, directory, names, procfs, state
+from nodewise.cpu.book import Intent
 from nodewise.cpu.cluster import reports, versions
 from nodewise.cpu.configmap import Texts
+from nodewise.cpu.node.files import DirectoryBook
 from nodewise.cpu.state import State, Task
 from nodewise.errors import BadInput
 from nodewise.kube.resources import NODES
@@ -267,6 +270,20 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
     proc = processes({}, tmp_path / "proc")
     done = run("reconcile", "--conf-dir", conf, environment={"CMK_PROC_FS": str(proc)})
     assert done.stdout == '{\n  "reclaimedCpuLists": []\n}\n'
+
+
+def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -> None:
+    if os.geteuid():
+        availability.not_run("only root may tell whose processes there are: run as root")
+    book = DirectoryBook(directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf"))
+    target = lists({"exclusive": {0: "0 1"}})
+    by = Task(99_999_999, 5, procfs.read_boot(Path("/proc")))
+    book.replace(book.read().version, book.read().state, Intent(target, by, "2026-01-01T00:00:00Z"))
+    assert answered("describe", "--conf-dir", tmp_path / "conf")["reconfiguring"]["by"]["pid"] == by.pid
+    done = run("reconcile", "--conf-dir", tmp_path / "conf", "--proc-fs", "/proc")
+    assert "cpu_intent_recovered" in done.stderr
+    stored = book.read()
+    assert (stored.intent, stored.state) == (None, lists({"exclusive": {0: "0"}}))
 
 
 @pytest.mark.parametrize("row", rows.read("container", ContainerRow), ids=lambda row: row.id)
