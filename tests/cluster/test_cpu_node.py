@@ -14,6 +14,7 @@ from nodewise.cpu.cluster import advertise, reports, versions
 from nodewise.cpu.cluster.reports import KINDS, NODE_REPORT, RECONCILE_REPORT
 from nodewise.cpu.names import EXCLUSIVE_CORES, NON_ISOLCPUS_CORES
 from nodewise.cpu.state import Task
+from nodewise.cpu.topology import CPUS
 from nodewise.errors import Conflict
 from tests.cluster import processes
 from tests.cluster.access import User, rule
@@ -71,6 +72,28 @@ class TestPools:
                 _, err = child.communicate(timeout=120)
             assert child.returncode == 0, err
         assert len(list(node.stored().pools["exclusive"].slots)) == 2
+
+    def test_classes_of_core_power_are_heeded_where_the_label_says_so(self, node: Node) -> None:
+        """Case 85, with the label that Node Feature Discovery writes."""
+        for cpu in range(16):
+            folder = node.folder / CPUS / f"cpu{cpu}" / "cpufreq"
+            folder.mkdir(parents=True)
+            word = {1: "performance", 2: "performance", 3: "balance_performance", 4: "balance_performance"}
+            (folder / "energy_performance_preference").write_text(word.get(cpu % 8, "power") + "\n")
+        (node.folder / CPUS / "isolated").write_text("1-4,9-12\n")
+        node.corner.api.patch(node.path, {"metadata": {"labels": {names.SST_CP: "true"}}})
+        done = node.init(2, "--num-shared-cores", 2)
+        assert done.returncode == 0, done.stderr
+        assert "performance, balance_performance, power" in done.stderr
+        lists = {pool.name: [slot.text for slot in pool.slots] for pool in node.stored().pools.values()}
+        assert lists["exclusive"] == ["1,9", "2,10"]
+        assert lists["shared"] == ["3,11,4,12"]
+        without_label = Node(node.corner, node.folder)
+        assert without_label.init(3, "--num-shared-cores", 1).returncode == 0
+        lists = {
+            pool.name: [slot.text for slot in pool.slots] for pool in without_label.stored().pools.values()
+        }
+        assert lists["exclusive"] == ["1,9", "2,10", "3,11"]
 
     def test_impossible_ones_are_not_begun(self, node: Node) -> None:
         done = node.init(40)
