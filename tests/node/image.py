@@ -5,19 +5,22 @@ import io
 import json
 import platform
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 NAME = "nodewise.test/busybox:1"
 SLEEP = ["/bin/busybox", "sleep", "1000000000"]
 """What runs unless a container says otherwise, so that the image can hold a pod's namespaces open as well."""
 
+NONE: Final[Mapping[str, str]] = {}
+
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write(file: Path, busybox: Path) -> None:
-    """Writes the image; `busybox` has to be linked statically."""
-    layer = _layer(busybox.read_bytes())
+def write(file: Path, busybox: Path, name: str = NAME, scripts: Mapping[str, str] = NONE) -> None:
+    """Writes the image; `busybox` has to be linked statically. `scripts` are programs for its shell, by path."""
+    layer = _layer(busybox.read_bytes(), scripts)
     config = _json(
         {
             "architecture": _MACHINES.get(platform.machine(), platform.machine()),
@@ -26,19 +29,21 @@ def write(file: Path, busybox: Path) -> None:
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
         }
     )
-    manifest = _json([{"Config": "config.json", "RepoTags": [NAME], "Layers": ["layer.tar"]}])
+    manifest = _json([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}])
     with tarfile.open(file, "w") as archive:
-        for name, content in {"layer.tar": layer, "config.json": config, "manifest.json": manifest}.items():
-            _add(archive, name, content)
+        for path, content in {"layer.tar": layer, "config.json": config, "manifest.json": manifest}.items():
+            _add(archive, path, content)
 
 
-def _layer(busybox: bytes) -> bytes:
+def _layer(busybox: bytes, scripts: Mapping[str, str]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         _add(archive, "bin/busybox", busybox, mode=0o755)
         shell = tarfile.TarInfo("bin/sh")
         shell.type, shell.linkname = tarfile.SYMTYPE, "busybox"
         archive.addfile(shell)
+        for path, script in scripts.items():
+            _add(archive, path.lstrip("/"), f"#!/bin/sh\n{script}\n".encode(), mode=0o755)
     return buffer.getvalue()
 
 

@@ -1,0 +1,160 @@
+"""Nodes are prepared and left through a real kubelet: its pods, their rights, and what it says of those that fail.
+
+What the pods' containers run is played: from in here they do not reach the API server of the test.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import names
+from nodewise.cpu.cluster import objects
+from nodewise.cpu.cluster.advertise import OURS
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.packages import Containers
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import NODEWISE
+from tests.node import image, managed, workloads
+from tests.node.kubelet import Kubelet
+from tests.node.managed import ISOLATE, Manager
+
+pytestmark = pytest.mark.cluster
+
+PLAYED = "nodewise.test/played:1"
+PROGRAM = r"""
+echo "$(id -u) $*" >&2
+case "$1" in
+  isolate) exec busybox sleep 100000 ;;
+  init) busybox test -r /host/proc/self/stat || exit 3 ;;
+  install) echo a program > /opt/bin/cmk || exit 4 ;;
+  discover) ;;
+  reconfigure) busybox test -d /run/nodewise && busybox test -r /host/proc/1/environ || exit 5 ;;
+esac
+"""
+PREPARING = ("init", "install", "discover")
+LOOKING = ("reconcile", "nodereport")
+
+
+@pytest.fixture(scope="module")
+def played(node: Kubelet, container_programs: Containers, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image that has what pods of `cluster-init` start."""
+    archive = tmp_path_factory.mktemp("played") / "image.tar"
+    scripts = {"/bin/bash": 'exec /bin/sh "$@"', "/cmk/cmk.py": PROGRAM}
+    image.write(archive, container_programs.busybox, PLAYED, scripts)
+    node.runtime.load(archive)
+    return PLAYED
+
+
+@pytest.fixture
+def controllers(plane: ControlPlane, corner: Sandbox) -> Iterator[None]:
+    with plane.start_controller_manager("daemonset-controller,garbage-collector-controller"):
+        yield
+        for kind in ("daemonsets", "deployments"):
+            corner.api.delete(f"/apis/apps/v1/namespaces/{corner.namespace}/{kind}")
+        corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods")
+        wait("its pods are gone", lambda: True if not pods(corner) else None, show=lambda: pods(corner))
+
+
+def pods(corner: Sandbox) -> dict[str, Any]:
+    found = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"]
+    return {pod["metadata"]["name"]: pod for pod in found}
+
+
+def run(corner: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
+    place = [f"--namespace={corner.namespace}", f"--kubeconfig={corner.plane.admin.kubeconfig}"]
+    return subprocess.run(
+        [NODEWISE, "cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def prepared(corner: Sandbox, node: Kubelet, *given: str, timeout_s: float = 60) -> Any:
+    options = (f"--host-list={node.name}", "--cmk-img-pol=Never", *given)
+    return json.loads(run(corner, "cluster-init", *options, timeout_s=timeout_s).stdout)["nodes"][0]
+
+
+def test_pods_do_their_work_one_after_the_other(
+    corner: Sandbox, node: Kubelet, controllers: None, played: str
+) -> None:
+    report = prepared(corner, node, f"--cmk-img={played}")
+    assert report["ready"], report
+    found = pods(corner)
+    once = found.pop(objects.pod_name(PREPARING, node.name))
+    said = {name: node.log(once, name) for name in PREPARING}
+    assert [line.split()[:2] for lines in said.values() for line in lines] == [
+        ["1000", "init"],
+        ["0", "install"],
+        ["1000", "discover"],
+    ]
+    assert node.runtime.inside("/opt/bin/cmk").read_text() == "a program\n"
+    (daemon,) = found.values()
+    started = {one["name"]: node.log(daemon, one["name"]) for one in daemon["spec"]["containers"]}
+    assert [lines[0].split()[:2] for lines in started.values()] == [["0", "isolate"], ["1000", "isolate"]]
+    before = {name: pod["metadata"]["uid"] for name, pod in pods(corner).items()}
+    assert prepared(corner, node, f"--cmk-img={played}")["ready"]
+    assert {name: pod["metadata"]["uid"] for name, pod in pods(corner).items()} == before
+
+
+def test_what_the_kubelet_says_is_told(corner: Sandbox, node: Kubelet, controllers: None) -> None:
+    missing = prepared(corner, node, "--cmk-img=nodewise.test/nothing:1", "--cmk-cmd-list=init", timeout_s=8)
+    assert "container init: ErrImageNeverPull" in missing["steps"][0]["error"]
+    without = prepared(corner, node, f"--cmk-img={image.NAME}", "--cmk-cmd-list=init")
+    assert "went into Failed state" in without["steps"][0]["error"]
+    assert "/bin/bash" in without["steps"][0]["error"]
+    again = prepared(corner, node, f"--cmk-img={image.NAME}", "--cmk-cmd-list=reconcile", timeout_s=12)
+    assert not again["ready"]
+    assert "container reconcile: " in again["steps"][0]["error"]
+
+
+def test_a_node_is_reconfigured_by_pods_that_see_its_processes(
+    corner: Sandbox, node: Kubelet, played: str
+) -> None:
+    node.label({names.LABEL: "true"})
+    try:
+        said = run(corner, "reconfigure_setup", f"--cmk-img={played}", "--cmk-img-pol=Never")
+    finally:
+        corner.api.patch(node.path, {"metadata": {"labels": {names.LABEL: None}}})
+    assert json.loads(said.stdout)["nodes"] == [{"node": node.name, "state": "reconfigured"}], said
+    assert pods(corner) == {}
+
+
+class TestLeaving:
+    @pytest.fixture
+    def manager(
+        self, plane: ControlPlane, corner: Sandbox, node: Kubelet, program: Path, tmp_path: Path
+    ) -> Iterator[Manager]:
+        (node.runtime.inside("/opt/bin/cmk")).unlink(missing_ok=True)
+        with managed.managed(corner, node, program, tmp_path, plane.admin) as made:
+            yield made
+
+    def test_nothing_is_left(self, corner: Sandbox, node: Kubelet, manager: Manager) -> None:
+        """While a pod runs on the core nothing is touched."""
+        with manager.agent("--no-publish"):
+            corner.pods(managed.pod("held", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
+            pod = workloads.running(corner, "held")
+            manager.wait_held(pod)
+            said = manager.tried("uninstall", *manager.place, "--proc-fs=/proc")
+            assert said.returncode == 1
+            assert "running tasks" in said.stderr
+            assert pod["metadata"]["uid"] in said.stderr
+            assert manager.offered() == "1"
+            assert len(manager.tasks()) == 1
+            corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods/held")
+            manager.wait_gone(pod)
+        manager.run("uninstall", *manager.place, "--proc-fs=/proc")
+        wait("the kubelet offers no cores", lambda: None if manager.offered() else True, show=manager.offered)
+        found = corner.api.get(node.path)
+        assert names.EXCLUSIVE_CORES not in found["status"]["capacity"]
+        assert OURS not in found["spec"].get("taints", [])
+        assert names.LABEL not in found["metadata"]["labels"]
+        maps = f"/api/v1/namespaces/{corner.namespace}/configmaps/{names.config_map(node.name)}"
+        assert corner.api.find(maps) is None
+        assert list(node.runtime.inside(names.DEFAULT_INSTALL_DIR).iterdir()) == []
+        manager.run("uninstall", *manager.place, "--proc-fs=/proc")
