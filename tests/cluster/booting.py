@@ -1,0 +1,133 @@
+"""Boots a virtual machine: qemu in software, Debian's kernel, and an initial file system that a test puts together.
+
+It is up in some five seconds and, idle, costs next to nothing. Ports of it lead to ports of this machine's loopback.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from tests.cluster.processes import Process
+
+NETWORK = (
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_modern_dev",
+    "virtio_pci_legacy_dev",
+    "virtio_pci",
+    "failover",
+    "net_failover",
+    "virtio_net",
+)
+"""The kernel's modules, each after those that it needs."""
+START = """#!/bin/busybox sh
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sys /sys
+/bin/busybox mount -t devtmpfs dev /dev
+for name in {modules}; do /bin/busybox insmod /modules/$name.ko; done
+/bin/busybox ip link set lo up
+/bin/busybox ip link set eth0 up
+/bin/busybox ip addr add 10.0.2.15/24 dev eth0
+""".format(modules=" ".join(NETWORK))
+"""What every first program begins with."""
+_FOLDER, _PROGRAM, _LINK = 0o40755, 0o100755, 0o120777
+
+
+class Entry(NamedTuple):
+    """One file of an initial file system."""
+
+    mode: int
+    content: bytes
+
+
+class Hardware(NamedTuple):
+    """What qemu emulates, and what the kernel is told."""
+
+    smp: str
+    """How many CPUs, and how they hang together, as qemu takes it."""
+    memory: str
+    options: Sequence[str] = ("-accel", "tcg")
+    kernel: str = ""
+
+
+def program(path: Path) -> Entry:
+    """A file of this machine's, which can be run."""
+    return Entry(_PROGRAM, path.read_bytes())
+
+
+def script(text: str) -> Entry:
+    return Entry(_PROGRAM, text.encode())
+
+
+def tree(folder: Path, at: str) -> dict[str, Entry]:
+    """All files below a folder, links as they are, by their paths below `at`."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = f"{at}/{path.relative_to(folder)}"
+        if path.is_symlink():
+            found[name] = Entry(_LINK, os.fsencode(path.readlink()))
+        elif path.is_dir():
+            found[name] = Entry(_FOLDER, b"")
+        else:
+            found[name] = Entry(0o100000 | path.stat().st_mode & 0o7777, path.read_bytes())
+    return found
+
+
+@contextlib.contextmanager
+def running(
+    root: Path,
+    folder: Path,
+    files: Mapping[str, Entry],
+    hardware: Hardware,
+    forwards: Sequence[tuple[int, int]],
+) -> Iterator[Process]:
+    """A machine of the packages below `root` with these files, `init` among them; ports here to ports there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    initrd = folder / "initrd"
+    initrd.write_bytes(_file_system(root, files))
+    libraries = ":".join(str(root / name / "x86_64-linux-gnu") for name in ("usr/lib", "lib"))
+    forwarded = ",".join(f"hostfwd=tcp:127.0.0.1:{here}-:{there}" for here, there in forwards)
+    with Process(
+        [
+            # it is to be loaded by what runs in it, and not to hold up what it is a node for
+            *("nice", "-n", "10"),
+            root / "usr/bin/qemu-system-x86_64",
+            *("-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio"),
+            *("-smp", hardware.smp, "-m", hardware.memory, *hardware.options),
+            *("-L", root / "usr/share/qemu", "-L", root / "usr/share/seabios"),
+            *("-kernel", next((root / "boot").glob("vmlinuz-*")), "-initrd", initrd),
+            *("-append", f"console=ttyS0 panic=1 quiet {hardware.kernel}".strip()),
+            *("-netdev", f"user,id=net,restrict=on,{forwarded}"),
+            *("-device", "virtio-net-pci,netdev=net,romfile="),
+        ],
+        folder / "machine.log",
+        os.environ | {"LD_LIBRARY_PATH": libraries},
+    ) as process:
+        yield process
+
+
+def _file_system(root: Path, files: Mapping[str, Entry]) -> bytes:
+    """What the kernel begins with, in cpio's form `newc`: folders come before what is in them."""
+    modules = root / "lib/modules"
+    whole = {
+        "bin/busybox": program(root / "bin/busybox"),
+        **{f"modules/{name}.ko": program(next(modules.rglob(f"{name}.ko"))) for name in NETWORK},
+        **files,
+    }
+    parents = {str(parent) for name in whole for parent in PurePosixPath(name).parents} - {"."}
+    folders = dict.fromkeys({*parents, "dev", "proc", "sys"} - whole.keys(), Entry(_FOLDER, b""))
+    ordered = sorted((folders | whole).items())
+    entries = [*ordered, ("TRAILER!!!", Entry(0, b""))]
+    return b"".join(_entry(number, name, entry) for number, (name, entry) in enumerate(entries, 1))
+
+
+def _entry(number: int, name: str, entry: Entry) -> bytes:
+    fields = (number, entry.mode, 0, 0, 1, 0, len(entry.content), 0, 0, 0, 0, len(name) + 1, 0)
+    head = b"070701" + b"".join(b"%08x" % field for field in fields) + name.encode() + b"\0"
+    return _padded(head) + _padded(entry.content)
+
+
+def _padded(content: bytes) -> bytes:
+    return content + b"\0" * (-len(content) % 4)
