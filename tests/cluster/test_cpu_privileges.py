@@ -145,6 +145,10 @@ def test_of_who_leaves(run: Run) -> None:
         )
     run.check("cmk-uninstall", "cmk-uninstall")
     assert [name for name in left(run) if name != "kube-root-ca.crt"] == []
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    assert len(run.plane.api.get(definitions)["items"]) == 2
+    run.cpu(run.plane.admin, "uninstall", "--scope=cluster", "--crds", f"--namespace={NAMESPACE}")
+    assert run.plane.api.get(definitions)["items"] == []
 
 
 def left(run: Run) -> list[str]:

@@ -26,6 +26,10 @@ _ANYBODY: Final = (
     "nodewise: the webhook serves whoever reaches it, over TLS; for client certificates give --cafile or"
     " --insecure=false, and the API server what `nodewise cpu webhook --print-admission-config` writes"
 )
+_AGENT: Final = (
+    "nodewise: pods that the webhook has seen to ask the node agent for CPUs; where it does not run yet:"
+    " kubectl apply -f deploy/cpu-agent.yaml"
+)
 
 
 def run(**given: Any) -> None:
@@ -53,6 +57,8 @@ def run(**given: Any) -> None:
         plan = Plan(nodes, commands, wish, webhook(given, wish, requests, dialect))
         report = setup.prepare(requests, plan, dialect, Patience(given["timeout_s"]), tell)
     show(report, given["output"])
+    if plan.shared:
+        click.echo(_AGENT, err=True)
     click.get_current_context().exit(exits.DONE if report.is_whole else exits.FAILED)
 
 

@@ -125,10 +125,17 @@ class _Pods:
         for node, pod in waiting.items():
             progress = self._end(node, pod)
             if progress.is_done:
-                applying.remove(self._requests, pod, self._patience, pod)
+                self._remove(pod)
             else:
                 errors[node] = progress.why
         return errors
+
+    def _remove(self, pod: Object) -> None:
+        """What stays is replaced by the next run; the node is done all the same."""
+        try:
+            applying.remove(self._requests, pod, self._patience, pod)
+        except NodewiseError as error:
+            self._tell(str(error))
 
     def _end(self, node: str, made: Object) -> Progress:
         """How a pod ended, or how far it is when there is no time left."""
@@ -149,5 +156,7 @@ class _Pods:
             found = applying.find(self._requests, applying.path(made))
         except Unavailable as error:
             return Progress(why=str(error))
+        except NodewiseError as error:
+            return Progress(has_failed=True, why=str(error))
         is_other = found is not None and found["metadata"]["uid"] != made["metadata"]["uid"]
         return pods.once(None if is_other else found)

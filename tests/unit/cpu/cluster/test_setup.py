@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise.cpu import names
+from nodewise.cpu import names, state
 from nodewise.cpu.cluster import fleet, objects, removal, setup, versions
 from nodewise.cpu.cluster.applying import Patience
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.cluster.setup import Plan, Report
 from nodewise.cpu.node.configmaps import ConfigMapBook
+from nodewise.cpu.state import State, Task
 from nodewise.errors import NodewiseError, Refused
 from tests.conformance.cmk.server import Refusal, Server
 from tests.unit.cpu.cluster.asking import Asked, Clock
@@ -107,6 +108,29 @@ def test_whatever_fails_leaving_once_more_ends_it(asked: Asked) -> None:
         asked.server.objects = dict(before)
 
     at_every_call(asked, run, check)
+
+
+def test_its_own_pods_hold_places_until_they_are_gone(asked: Asked) -> None:
+    """Reconcile and node-report run in the pool infra; they do not keep a node from being left, others do."""
+    prepare(asked)
+    folder = "/api/v1/namespaces/cmk/pods/"
+    own = [one["metadata"]["uid"] for at, one in asked.server.objects.items() if "-ds-node1-" in at]
+    book = ConfigMapBook(asked, "cmk", "node1")
+    slots = [state.slot("1", tasks=[Task(7, 1, "boot", uid) for uid in own])]
+    pools = {"exclusive": {0: [state.slot("0")]}, "shared": {}, "infra": {0: slots}}
+    book.create(State({name: state.pool(name, sockets) for name, sockets in pools.items()}))
+
+    def sweep() -> None:
+        there = {one["metadata"]["uid"] for at, one in asked.server.objects.items() if at.startswith(folder)}
+        stored = book.read()
+        left = stored.state.mapped(lambda _, slot: [task for task in slot.tasks if task.pod in there])
+        if left != stored.state:
+            book.replace(stored.version, left)
+
+    leaving = removal.Node("node1", "cmk", book, sweep)
+    assert own
+    removal.leave(asked, leaving, DIALECT, Patience(20, Clock()), lambda _: None)
+    assert not [at for at in asked.server.objects if at.endswith("node1") and "/nodes/" not in at]
 
 
 def test_rights_that_are_missing_are_told_of_each_node(asked: Asked) -> None:
