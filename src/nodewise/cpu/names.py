@@ -34,6 +34,8 @@ INTENT: Final = "cpu.nodewise.io/reconfiguring"
 
 PROC_FS: Final = "CMK_PROC_FS"
 """The variable that says where the host's `/proc` is."""
+SYSFS: Final = "CMK_DEV_LSCPU_SYSFS"
+"""The variable that says where a machine's `sys` and `proc` are, if it is not this one."""
 NODE_NAME: Final = "NODE_NAME"
 LOG_LEVEL: Final = "CMK_LOG_LEVEL"
 LOCK_TIMEOUT: Final = "CMK_LOCK_TIMEOUT"

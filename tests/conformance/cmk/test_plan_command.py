@@ -128,6 +128,13 @@ def test_a_folder_of_no_machine_is_told(tmp_path: Path) -> None:
     assert "no CPU that is online; wanted the folders `sys` and `proc` of a machine" in done.stderr
 
 
+def test_the_older_programs_variable_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CMK_DEV_LSCPU_SYSFS", str(folder(made_up.texts("SP"), tmp_path)))
+    assert answered("topology", "-o", "json")["cores"] == 6
+
+
 def test_forms_for_people(tmp_path: Path) -> None:
     root = folder(made_up.texts("Ddoc"), tmp_path)
     table = run("topology", "--sysfs", root).stdout.splitlines()

@@ -51,7 +51,7 @@ _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
         ["--conf-dir"], default="", metavar="DIR", help="Keep the state in this directory, not in a ConfigMap."
     ),
     "sysfs": lambda: click.Option(
-        ["--sysfs"], default="/", metavar="DIR", show_default=True,
+        ["--sysfs"], default="/", envvar=names.SYSFS, show_envvar=True, metavar="DIR", show_default=True,
         help="What holds the `sys` and `proc` of the machine.",
     ),
     "proc_fs": lambda: click.Option(
