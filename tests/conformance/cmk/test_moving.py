@@ -14,9 +14,9 @@ from nodewise.cpu.state import State, Task
 from nodewise.kube.resources import NODES
 from tests.cluster import availability
 from tests.conformance.cmk import machines, rows
+from tests.conformance.cmk.node_commands import CONFIG_MAP, cluster, directory_of, run, write
 from tests.conformance.cmk.rows import MovedRow, Pools
 from tests.conformance.cmk.server import Server
-from tests.conformance.cmk.test_node_commands import CONFIG_MAP, cluster, directory_of, run, write
 from tests.conformance.cmk.test_reconfigure import brief
 from tests.unit.cpu.node import families
 from tests.unit.cpu.node.families import Family

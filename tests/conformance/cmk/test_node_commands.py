@@ -4,18 +4,15 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from nodewise.cpu import configmap, directory, names, procfs, state
+from nodewise.cpu import configmap, names, procfs, state
 from nodewise.cpu.book import Intent
-from nodewise.cpu.cluster import reports, versions
+from nodewise.cpu.cluster import versions
 from nodewise.cpu.configmap import Texts
 from nodewise.cpu.node.files import DirectoryBook
 from nodewise.cpu.state import State, Task
@@ -23,80 +20,26 @@ from nodewise.errors import BadInput
 from nodewise.kube.resources import NODES
 from tests.cluster import availability
 from tests.conformance.cmk import machines, rows
+from tests.conformance.cmk.node_commands import (
+    BOOT,
+    CONFIG_MAP,
+    NODEWISE,
+    answered,
+    cluster,
+    directory_of,
+    lists,
+    processes,
+    run,
+    write,
+)
 from tests.conformance.cmk.rows import (
     ContainerRow,
     DiscoverRow,
     InitRow,
-    NameRow,
-    PublishRow,
     SweepRow,
     VersionRow,
 )
-from tests.conformance.cmk.server import Refusal, Server, serving
-
-NODEWISE = Path(sys.executable).parent / "nodewise"
-CONFIG_MAP = "/api/v1/namespaces/default/configmaps/cmk-config-n1"
-REPORT = "/apis/intel.com/v1/namespaces/default/cmk-nodereports/n1"
-BOOT = "one"
-
-
-def run(
-    *arguments: object, before: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*before, NODEWISE, "cpu", *map(str, arguments)],
-        env={"PATH": "/usr/bin:/bin", **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def answered(*arguments: object) -> Any:
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def write(files: Mapping[str, str | None], at: Path) -> Path:
-    """Files below a folder, None being a folder."""
-    for path, text in files.items():
-        whole = at / path
-        (whole if text is None else whole.parent).mkdir(parents=True, exist_ok=True)
-        if text is not None:
-            whole.write_text(text)
-    return at
-
-
-def lists(pools: rows.Pools) -> State:
-    """A node with these CPU lists, and no task."""
-    return state.from_lists(
-        {name: {at: text.split() for at, text in pool.items()} for name, pool in pools.items()}
-    )
-
-
-def directory_of(found: State, at: Path) -> Path:
-    return write(directory.format_files(found), at)
-
-
-def processes(alive: Mapping[int, str], at: Path) -> Path:
-    """A `/proc` with these processes, and the CPUs that they may use."""
-    files: dict[str, str | None] = {"sys/kernel/random/boot_id": f"{BOOT}\n"}
-    for pid, cpus in alive.items():
-        fields = ["S", "0", *["0"] * 17, "5", *["0"] * 30]
-        files[f"{pid}/stat"] = f"{pid} (sleep) {' '.join(fields)}\n"
-        files[f"{pid}/environ"] = ""
-        files[f"{pid}/status"] = f"Name:\tsleep\nCpus_allowed_list:\t{cpus}\n"
-    return write(files, at)
-
-
-@contextmanager
-def cluster(version: str, folder: Path) -> Iterator[tuple[Server, list[str]]]:
-    """An API server with one node, and the options that lead to it."""
-    with serving(version) as server:
-        server.node("n1")
-        yield server, ["--kubeconfig", str(server.kubeconfig(folder)), "--node-name", "n1"]
+from tests.conformance.cmk.server import Refusal, Server
 
 
 @pytest.mark.parametrize("row", rows.read("versions", VersionRow), ids=lambda row: row.text)
@@ -109,21 +52,6 @@ def test_versions(row: VersionRow) -> None:
     found = versions.parse(row.text)
     assert not row.same or found == versions.parse(row.same)
     assert not row.older or found > versions.parse(row.older)
-
-
-@pytest.mark.parametrize("row", rows.read("names", NameRow), ids=lambda row: row.node)
-def test_names_of_reports(row: NameRow, tmp_path: Path) -> None:
-    """By the report that `--publish` makes."""
-    write({"conf": None}, tmp_path)
-    with serving("v1.36.3") as server:
-        done = run(
-            "node-report", "--publish", "--conf-dir", tmp_path / "conf",
-            "--kubeconfig", server.kubeconfig(tmp_path), "--node-name", row.node,
-        )  # fmt: skip
-        assert [part for part in row.error if part not in done.stderr] == []
-        assert done.returncode == bool(row.error)
-        made = [body["metadata"]["name"] for body in server.folder("cmk-nodereports").values()]
-    assert made == ([row.name] if row.name else [])
 
 
 @pytest.mark.parametrize("row", rows.read("init", InitRow), ids=lambda row: row.id)
@@ -201,54 +129,6 @@ def test_what_a_node_says_of_itself(row: DiscoverRow, tmp_path: Path) -> None:
 _TAINTS = "scheduler.alpha.kubernetes.io/taints"
 
 
-@pytest.mark.parametrize("row", rows.read("publish", PublishRow), ids=lambda row: f"{row.id}-{row.answers}")
-def test_reports_are_published(row: PublishRow, tmp_path: Path) -> None:
-    conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
-    with cluster("v1.36.3", tmp_path) as (server, leading):
-        if row.exists:
-            server.put(REPORT, {"metadata": {"name": "n1"}, "spec": {"report": {"old": True}}})
-        if row.answers:
-            server.refusals += [
-                Refusal("POST", "cmk-nodereports", row.answers, "the disk is full"),
-                Refusal("POST", "customresourcedefinitions", 403, "no rights"),
-            ]
-        command = ("node-report", "--publish", "--conf-dir", conf, *leading)
-        done = run(*command)
-        published = server.objects.get(REPORT)
-        writes = len(server.requests)
-        if not (row.answers or row.error):
-            assert run(*command).returncode == 0
-            assert len(server.requests) == writes  # nothing is written where nothing changed
-    assert done.returncode == bool(row.error), done.stderr
-    assert [part for part in row.error if part not in done.stderr] == []
-    assert not row.level or f"[{row.level}" in done.stderr
-    if not row.answers:
-        assert published is not None
-        assert published["spec"]["report"] == json.loads(done.stdout)
-    assert published is None or published["apiVersion"] == "intel.com/v1"
-
-
-@pytest.mark.parametrize(
-    ("version", "path", "definition"),
-    [
-        ("v1.6.4", "/apis/cmk.intel.com/v1/namespaces/default/nodereports/n1", "extensions/v1beta1"),
-        ("v1.7.0", REPORT, "apiextensions.k8s.io/v1beta1"),
-        ("v1.15.12", REPORT, "apiextensions.k8s.io/v1beta1"),
-        ("v1.16.0", REPORT, "apiextensions.k8s.io/v1"),
-    ],
-)
-def test_reports_in_the_form_of_the_version(version: str, path: str, definition: str, tmp_path: Path) -> None:
-    with cluster(version, tmp_path) as (server, leading):
-        for _ in range(2):
-            report = answered("node-report", "--publish", "--conf-dir", tmp_path / "conf", *leading)
-        (_, defined, made) = [one.body for one in server.requests]
-        found = server.objects[path]
-    assert defined["apiVersion"] == definition
-    assert made["metadata"] == {"name": "n1"}
-    assert (found if "last_updated" in found else found["spec"])["report"] == report
-    assert ("last_updated" in found) == ("cmk.intel.com" in path)
-
-
 @pytest.mark.parametrize("row", rows.read("reconcile", SweepRow), ids=lambda row: row.id)
 def test_reconcile(row: SweepRow, tmp_path: Path) -> None:
     found = configmap.parse(Texts(yaml.safe_dump({name: {0: at} for name, at in row.state.items()})))
@@ -303,52 +183,21 @@ def test_a_container_says_where_the_hosts_processes_are(row: ContainerRow, tmp_p
     assert told["pools"]["exclusive"]["cpuLists"]["0"]["tasks"] == ["99999999"]
 
 
-class TestNodeReport:
-    def test_lists_that_overlap(self, tmp_path: Path) -> None:
-        """Case 143."""
-        conf = directory_of(lists({"exclusive": {0: "0"}, "shared": {0: "0"}}), tmp_path / "conf")
-        told = answered(
-            "node-report", "--conf-dir", conf, "--sysfs", write(machines.texts("T8"), tmp_path / "m")
-        )
-        overlap = "exclusive:0 and shared:0 (in both: [0])"
-        assert told["checks"]["configDirectory"] == {"errors": [overlap], "ok": False}
-        assert told["description"]["pools"].keys() == {"exclusive", "shared"}
-        (socket,) = told["topology"]["sockets"].values()
-        assert [core["id"] for core in socket["cores"]] == list(range(8))
-        assert socket["cores"][1]["cpus"] == [{"id": 1, "isolated": False}, {"id": 9, "isolated": False}]
-
-    def test_a_node_without_pools(self, tmp_path: Path) -> None:
-        """Case 145."""
-        machine = write(machines.texts("T8"), tmp_path / "m")
-        told = answered("node-report", "--conf-dir", tmp_path / "nothing", "--sysfs", machine)
-        (error,) = told["checks"]["configDirectory"]["errors"]
-        assert "unable to read" in error
-        assert told["checks"]["configDirectory"]["ok"] is False
-        assert told["description"] is None
-        assert len(told["topology"]["sockets"]["0"]["cores"]) == 8
-
-    def test_lists_whose_cpus_went(self, tmp_path: Path) -> None:
-        conf = directory_of(lists({"exclusive": {0: "1,9 63"}}), tmp_path / "conf")
-        told = answered(
-            "node-report", "--conf-dir", conf, "--sysfs", write(machines.texts("T8"), tmp_path / "m")
-        )
-        assert told["checks"]["configDirectory"]["errors"] == ["exclusive:63 (not online: [63])"]
-
-    def test_a_kubelet_that_gives_cpus_away_itself(self, tmp_path: Path) -> None:
-        conf = directory_of(lists({"exclusive": {0: "1,9"}, "infra": {0: "0,8"}}), tmp_path / "conf")
-        state_file = {
-            "policyName": "static",
-            "defaultCpuSet": "0,2-15",
-            "entries": {"pod-1": {"app": "1"}},
-            "checksum": 1,
-        }
-        kubelet = write({"cpu_manager_state": json.dumps(state_file)}, tmp_path / "kubelet")
-        machine = write(machines.texts("T8"), tmp_path / "m")
-        told = answered("node-report", "--conf-dir", conf, "--sysfs", machine, "--kubelet-dir", kubelet)
-        check = told["checks"]["kubelet"]
-        assert (check["ok"], check["policy"]) == (False, "static")
-        assert "container app of pod pod-1 has CPUs 1" in check["errors"][0]
-        assert "full-pcpus-only" in check["instead"]["exclusive"]
+def test_people_get_a_table_and_programs_json(tmp_path: Path) -> None:
+    conf = directory_of(lists({"exclusive": {0: "1,9"}, "infra": {1: "0,8"}}), tmp_path / "conf")
+    reading, terminal = os.openpty()
+    subprocess.run(
+        [NODEWISE, "cpu", "describe", "--conf-dir", conf], stdout=terminal, timeout=120, check=True
+    )
+    os.close(terminal)
+    shown = os.read(reading, 10_000).decode().splitlines()
+    os.close(reading)
+    assert [line.split() for line in shown] == [
+        ["POOL", "SOCKET", "CPUS", "TASK"],
+        ["exclusive", "0", "1,9", "-"],
+        ["infra", "1", "0,8", "-"],
+    ]
+    assert answered("describe", "--conf-dir", conf)["path"] == str(conf)
 
 
 class TestFullDisk:
@@ -383,7 +232,3 @@ class TestFullDisk:
             )  # fmt: skip
         assert done.returncode == 1
         assert done.stderr.startswith("nodewise: cannot print: standard output:")
-
-
-def test_kinds_of_reports_have_names_that_kubectl_knows() -> None:
-    assert {kind.resource.plural for kind in reports.KINDS} == {"cmk-nodereports", "cmk-reconcilereports"}

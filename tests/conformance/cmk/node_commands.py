@@ -1,0 +1,77 @@
+"""A node's commands, run as a user runs them, on made-up machines, states, processes and clusters."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nodewise.cpu import directory, state
+from nodewise.cpu.state import State
+from tests.conformance.cmk import rows
+from tests.conformance.cmk.server import Server, serving
+
+NODEWISE = Path(sys.executable).parent / "nodewise"
+BOOT = "one"
+CONFIG_MAP = "/api/v1/namespaces/default/configmaps/cmk-config-n1"
+
+
+def run(
+    *arguments: object, before: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*before, NODEWISE, "cpu", *map(str, arguments)],
+        env={"PATH": "/usr/bin:/bin", **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def answered(*arguments: object) -> Any:
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def write(files: Mapping[str, str | None], at: Path) -> Path:
+    """Files below a folder, None being a folder."""
+    for path, text in files.items():
+        whole = at / path
+        (whole if text is None else whole.parent).mkdir(parents=True, exist_ok=True)
+        if text is not None:
+            whole.write_text(text)
+    return at
+
+
+def lists(pools: rows.Pools) -> State:
+    """A node with these CPU lists, and no task."""
+    return state.from_lists(
+        {name: {at: text.split() for at, text in pool.items()} for name, pool in pools.items()}
+    )
+
+
+def directory_of(found: State, at: Path) -> Path:
+    return write(directory.format_files(found), at)
+
+
+def processes(alive: Mapping[int, str], at: Path) -> Path:
+    """A `/proc` with these processes, and the CPUs that they may use."""
+    files: dict[str, str | None] = {"sys/kernel/random/boot_id": f"{BOOT}\n"}
+    for pid, cpus in alive.items():
+        fields = ["S", "0", *["0"] * 17, "5", *["0"] * 30]
+        files[f"{pid}/stat"] = f"{pid} (sleep) {' '.join(fields)}\n"
+        files[f"{pid}/environ"] = ""
+        files[f"{pid}/status"] = f"Name:\tsleep\nCpus_allowed_list:\t{cpus}\n"
+    return write(files, at)
+
+
+@contextmanager
+def cluster(version: str, folder: Path) -> Iterator[tuple[Server, list[str]]]:
+    """An API server with one node, and the options that lead to it."""
+    with serving(version) as server:
+        server.node("n1")
+        yield server, ["--kubeconfig", str(server.kubeconfig(folder)), "--node-name", "n1"]
