@@ -68,6 +68,10 @@ class Patience:
         self._clock.sleep(min(self._pause_s, left_s))
         self._pause_s = min(self._pause_s * 1.6, _LONGEST_S)
 
+    def rest(self, seconds: float) -> None:
+        """A pause that does not depend on how long nothing has happened."""
+        self._clock.sleep(seconds)
+
     def hurry(self) -> None:
         """Something happened: more may happen soon."""
         self._pause_s = _FIRST_S

@@ -25,6 +25,8 @@ Sweep = Callable[[], object]
 
 TASKS_S: Final = 10.0
 """How long tasks that run are waited for."""
+_ROUND_S: Final = 1.0
+"""Longer than a node agent takes from reading the state to telling the node of it."""
 _SHARED_PODS: Final = ("cmk-cluster-init-pod", "cmk-discover-pod", "cmk-init-pod", "cmk-install-pod")
 _SHARED_DAEMON_SETS: Final = ("cmk-node-report-ds-all", "cmk-reconcile-ds-all")
 _DAEMON_SETS: Final = "daemonsets"
@@ -56,12 +58,12 @@ def leave(requests: Requests, node: Node, dialect: Dialect, patience: Patience, 
     for one in _own(requests, node, dialect):
         _remove(requests, one, patience, tell)
     _remove_state(node, patience, tell)
+    if not dialect.resources:
+        tell(Step("resources", "not supported by Kubernetes 1.8.0: left as they are"))
+    _withdraw(requests, node, dialect, patience, tell)
     _remove_reports(requests, node, dialect, tell)
     gone = Resource("", "v1", "configmaps", "ConfigMap").path(node.namespace, f"cmk-reconfigure-{node.name}")
     _delete(requests, gone, f"ConfigMap cmk-reconfigure-{node.name}", tell)
-    if not dialect.resources:
-        tell(Step("resources", "not supported by Kubernetes 1.8.0: left as they are"))
-    _withdraw(requests, node, dialect, tell)
 
 
 def leave_cluster(
@@ -221,10 +223,14 @@ def _delete(requests: Requests, path: str, title: str, tell: Tell) -> None:
         tell(Step(title, "removed"))
 
 
-def _withdraw(requests: Requests, node: Node, dialect: Dialect, tell: Tell) -> None:
+def _withdraw(requests: Requests, node: Node, dialect: Dialect, patience: Patience, tell: Tell) -> None:
+    """Until it stays away: a node agent in the middle of a round may write it once more."""
     title = "resources, taint and label"
     try:
-        was_there = advertise.withdraw(requests, node.name, dialect=dialect)
+        was_there = again = advertise.withdraw(requests, node.name, dialect=dialect)
+        while again and not patience.is_over:
+            patience.rest(_ROUND_S)
+            again = advertise.withdraw(requests, node.name, dialect=dialect)
     except NotFound:
         tell(Step(f"Node {node.name}", "not there"))
     else:
