@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nodewise.cli.cpu import install
-from nodewise.cpu.node import packaging
 from tests.cluster import packages, programs
 from tests.cluster.conftest import control_plane_programs, corner, got, plane
 from tests.cluster.controlplane import ControlPlane
-from tests.node import kubelet
+from tests.node import installed, kubelet
 from tests.node.kubelet import Kubelet
 
 __all__ = ["control_plane_programs", "corner", "plane"]
@@ -28,9 +26,9 @@ def container_programs(request: pytest.FixtureRequest) -> packages.Containers:
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program() -> Path:
     """The program that is installed on nodes, ready to be: needs nothing of the image that it starts in."""
-    return packaging.build(tmp_path_factory.mktemp("program") / "ready", install.modules())
+    return installed.ready()
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,6 @@ def _namespaces() -> None:
         availability.not_run(f"no file systems of their own: {why}")
 
 
-@pytest.fixture(scope="module")
-def ready() -> Path:
-    return installed.ready()
-
-
 class Image:
     """A root file system that is mounted read-only around each command."""
 
@@ -65,10 +60,10 @@ class Image:
 
 
 @pytest.fixture
-def empty(tmp_path: Path, ready: Path) -> Image:
+def empty(tmp_path: Path, program: Path) -> Image:
     """Nothing but the mount."""
     image = Image(tmp_path / "image")
-    installing.install(ready, tmp_path / "host", installed.MOUNT, None)
+    installing.install(program, tmp_path / "host", installed.MOUNT, None)
     image.mount(tmp_path / "host", "opt/bin", "bind,ro")
     return image
 
@@ -139,17 +134,17 @@ def test_its_exit_code_is_the_commands(busybox: Image) -> None:
     assert busybox.run(*ISOLATE, "/bin/none").returncode == 127
 
 
-def other(ready: Path, folder: Path) -> Path:
+def other(program: Path, folder: Path) -> Path:
     """The same program as another version."""
-    shutil.copytree(ready, folder, symlinks=True)
+    shutil.copytree(program, folder, symlinks=True)
     (folder / "lib" / "another").write_text("version")
     return folder
 
 
 def test_whoever_starts_it_while_it_is_replaced_starts_one_of_both(
-    empty: Image, ready: Path, tmp_path: Path
+    empty: Image, program: Path, tmp_path: Path
 ) -> None:
-    second = other(ready, tmp_path / "second")
+    second = other(program, tmp_path / "second")
     codes: list[int] = []
     done = threading.Event()
 
@@ -160,7 +155,7 @@ def test_whoever_starts_it_while_it_is_replaced_starts_one_of_both(
     starting = threading.Thread(target=start)
     starting.start()
     try:
-        for folder in (second, ready, second, ready):
+        for folder in (second, program, second, program):
             installing.install(folder, tmp_path / "host", installed.MOUNT, Path("/proc"))
     finally:
         done.set()
@@ -180,11 +175,11 @@ ls -A {host}
 """
 
 
-def test_a_full_disk_leaves_the_program_that_is_there(ready: Path, tmp_path: Path) -> None:
-    second, host = other(ready, tmp_path / "second"), tmp_path / "disk"
+def test_a_full_disk_leaves_the_program_that_is_there(program: Path, tmp_path: Path) -> None:
+    second, host = other(program, tmp_path / "second"), tmp_path / "disk"
     host.mkdir()
-    size_bytes = 3 * sum(path.stat().st_size for path in ready.rglob("*") if path.is_file()) // 2
-    script = FULL.format(size_bytes=size_bytes, host=host, cmk=BIN / "cmk", ready=ready, second=second)
+    size_bytes = 3 * sum(path.stat().st_size for path in program.rglob("*") if path.is_file()) // 2
+    script = FULL.format(size_bytes=size_bytes, host=host, cmk=BIN / "cmk", ready=program, second=second)
     command = ["unshare", "--mount", "--propagation=private", "sh", "-e", "-c", script]
     said = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert said.returncode == 0, said.stderr
