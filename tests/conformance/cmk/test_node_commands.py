@@ -183,6 +183,17 @@ def test_a_container_says_where_the_hosts_processes_are(row: ContainerRow, tmp_p
     assert told["pools"]["exclusive"]["cpuLists"]["0"]["tasks"] == ["99999999"]
 
 
+def test_rounds_end_at_sigterm(tmp_path: Path) -> None:
+    conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
+    proc = processes({}, tmp_path / "proc")
+    command = [NODEWISE, "cpu", "reconcile", "--conf-dir", conf, "--proc-fs", proc, "--interval", "3600"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert any("cpu_waiting" in line for line in child.stderr)
+        child.terminate()
+        assert child.wait(60) == 0
+
+
 def test_people_get_a_table_and_programs_json(tmp_path: Path) -> None:
     conf = directory_of(lists({"exclusive": {0: "1,9"}, "infra": {1: "0,8"}}), tmp_path / "conf")
     reading, terminal = os.openpty()

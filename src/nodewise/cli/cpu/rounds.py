@@ -1,6 +1,8 @@
 """What commands do with `--interval`: the same thing over and over."""
 
 import random
+import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -22,18 +24,20 @@ def options() -> list[click.Parameter]:
 
 
 def go(act: Callable[[], None], interval_s: int) -> None:
-    """Once, or for ever; then a round that fails because somebody does not answer is followed by the next."""
-    while True:
+    """Once, or until SIGTERM; then a round that fails because somebody does not answer is followed by the next."""
+    if interval_s <= 0:
+        act()
+        return
+    over = threading.Event()
+    # the first process of a container is not ended by a signal that it does not handle
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    while not over.is_set():
         try:
             act()
         except (Unavailable, Conflict) as error:
-            if interval_s <= 0:
-                raise
             logs.emit("cpu_round_failed", error=str(error))
-        if interval_s <= 0:
-            return
         logs.emit("cpu_waiting", seconds=interval_s)
-        time.sleep(interval_s)
+        over.wait(interval_s)
 
 
 def wait(number: int) -> None:
