@@ -16,9 +16,10 @@ from nodewise.cpu.cluster import removal, versions
 from nodewise.cpu.cluster.applying import Patience
 from nodewise.cpu.cluster.removal import Node, Step
 from nodewise.cpu.cluster.versions import Dialect
-from nodewise.cpu.names import DEFAULT_INSTALL_DIR
-from nodewise.cpu.node import feature, installing, sweeping
+from nodewise.cpu.names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET
+from nodewise.cpu.node import doorway, enforcing, feature, installing, sweeping
 from nodewise.cpu.requests import Requests
+from nodewise.errors import NodewiseError
 
 TIMEOUT_S: Final = 120.0
 
@@ -66,8 +67,17 @@ def _leave_node(given: Given, requests: Requests, dialect: Dialect, tell: Callab
         tell(Step(program, f"not looked for: this is not node {name}"))
         return
     tell(Step(program, _word(was_there=installing.remove(Path(given["install_dir"])))))
+    socket = Path(DEFAULT_SOCKET)
+    tell(Step(f"files of the node agent in {socket.parent}", _cleared(socket)))
     file = feature.FOLDER / feature.FILE
     tell(Step(f"feature file {file}", _word(was_there=feature.write(feature.FOLDER, ()))))
+
+
+def _cleared(socket: Path) -> str:
+    try:
+        return _word(was_there=doorway.clear(socket, enforcing.DEFAULT_MEMORY))
+    except NodewiseError as error:
+        return f"left: {error}"
 
 
 def _word(*, was_there: bool) -> str:

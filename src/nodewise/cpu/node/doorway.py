@@ -43,6 +43,24 @@ def opened(path: Path, patience_s: float = 10.0) -> Iterator[socket.socket]:
             path.unlink(missing_ok=True)
 
 
+def clear(path: Path, *others: Path, patience_s: float = 10.0) -> bool:
+    """Remove what agents at `path` left, and these `others` of their files; whether there was anything.
+
+    Unavailable if an agent still serves the path after `patience_s`: then nothing is removed.
+    """
+    files = (path, _lock_file(path), *others)
+    if not any(file.exists() for file in files):
+        return False
+    with _only_one(path, patience_s):
+        for file in files:
+            file.unlink(missing_ok=True)
+    return True
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -61,7 +79,7 @@ def _only_one(path: Path, patience_s: float) -> Iterator[None]:
     """The lock goes with the process that has it."""
     end = time.monotonic() + patience_s
     try:
-        lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = os.open(_lock_file(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
         problem = Problem("--socket", str(path), f"a folder that can be written to ({error})")
         raise BadSettings("the node agent cannot listen", [problem]) from error
