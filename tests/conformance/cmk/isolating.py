@@ -2,11 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,19 +90,20 @@ def shown(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @contextmanager
 def started(words: list[str], more: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A process of which the first line was read; it is gone at the end."""
+    """A process in a group of its own; all of the group is gone at the end."""
     process = subprocess.Popen(
         words,
         env=clean(more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
+        process_group=0,
     )
     try:
         yield process
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 

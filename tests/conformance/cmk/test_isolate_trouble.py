@@ -1,0 +1,266 @@
+"""`isolate` as a real process, where something is not as it should be, and when somebody sends it signals."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from nodewise.cpu import state
+from nodewise.cpu.book import Intent
+from nodewise.cpu.state import Task
+from tests.cluster import availability
+from tests.conformance.cmk import isolating
+from tests.conformance.cmk.isolating import PATIENCE_S, Node, clean, run, said, show, shown, started, until
+
+FAILED = 125
+COUNT = """
+import os, signal, sys, time
+counts = {}
+def count(number, frame):
+    counts[number] = counts.get(number, 0) + 1
+for name in sys.argv[1].split(","):
+    signal.signal(getattr(signal, name), count)
+print(os.getpid(), flush=True)
+sys.stdin.readline()
+time.sleep(0.2)
+print({signal.Signals(number).name: times for number, times in sorted(counts.items())}, flush=True)
+"""
+"""A command that counts its signals until it reads a line."""
+CPUSET = Path("/sys/fs/cgroup/cpuset")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Node:
+    if not {0, 1} <= os.sched_getaffinity(0):
+        availability.not_run("isolate takes CPUs 0 and 1")
+    return isolating.on_two_cpus(tmp_path)
+
+
+def cpu(node: Node, *options: str) -> list[str]:
+    return node.words("--pool=exclusive", *options)
+
+
+def test_a_list_that_names_a_cpu_that_is_offline_is_an_error(tmp_path: Path) -> None:
+    last = max(map(int, re.findall(r"\d+", Path("/sys/devices/system/cpu/online").read_text())))
+    node = isolating.made(tmp_path, state.from_lists({"exclusive": {0: (f"0,{last + 1}",)}}))
+    done = run(cpu(node, *show()))
+    assert done.returncode == FAILED
+    assert f"0 of 1 CPU lists free, CPUs {last + 1} offline" in done.stderr
+    assert node.holders() == {}
+    told = shown(run(cpu(node, "--no-affinity", *show())))
+    assert told["environment"]["CMK_CPUS_ASSIGNED"] == f"0,{last + 1}"
+
+
+@contextmanager
+def cpuset(cpus: str) -> Iterator[Path]:
+    """A group of processes that may use these CPUs."""
+    if os.geteuid() != 0 or not (CPUSET / "cpuset.mems").exists():
+        availability.not_run("a cpuset takes root, and a hierarchy of version 1")
+    group = CPUSET / f"nodewise-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "cpuset.mems").write_text((CPUSET / "cpuset.mems").read_text())
+        (group / "cpuset.cpus").write_text(cpus)
+        yield group
+    finally:
+        until(lambda: not (group / "tasks").read_text())
+        group.rmdir()
+
+
+@pytest.mark.parametrize(("pool", "wanted"), [("shared", "1"), ("infra", "0-1")])
+def test_a_cpuset_that_forbids_the_pool_is_an_error(two: Node, pool: str, wanted: str) -> None:
+    with cpuset("0") as group:
+        inside = ["sh", "-c", 'echo $$ > "$0/tasks" && exec "$@"', str(group)]
+        done = run([*inside, *two.words(f"--pool={pool}", *show())])
+        assert done.returncode == FAILED
+        assert f"CPUs 1 cannot be used here, 0 can; wanted all of {wanted}" in done.stderr
+        assert two.holders() == {}
+        assert shown(run([*inside, *two.words("--pool=exclusive", *show())]))["cpus"] == [0]
+
+
+def test_without_a_state_it_says_what_to_do(tmp_path: Path) -> None:
+    done = run(cpu(Node(tmp_path / "none"), *show()))
+    assert (done.returncode, "nodewise cpu init" in done.stderr) == (FAILED, True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_state_that_cannot_be_read_is_named(two: Node) -> None:
+    (two.root / "pools/exclusive/0/1/tasks").write_text("17,x")
+    done = run(cpu(two, *show()))
+    assert done.returncode == FAILED
+    assert "config.exclusive.0.1: 'x'; wanted a whole number" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["--pool=exclusive"], "command: not given"),
+        (["--pool=exclusive", "--socket-id=x", "true"], "--socket-id: 'x'"),
+        (["--pool=exclusive", "--socket-id=7", "true"], "--socket-id: 7; wanted one of 0"),
+        (["--pool=exclusive", "--wait=long", "true"], "--wait: 'long'"),
+        (
+            ["--pool=exclusive", "--no", "--n=x", "true"],
+            "--n: not one option; wanted --no-affinity or --namespace",
+        ),
+        (["--pool=exclusive", "--no-affinity=1", "true"], "--no-affinity: '1'; wanted no value"),
+        (["true", "--pool"], "--pool: nothing after it"),
+        (["--pool=exclusive", "ls", "-l"], "-l: no such option"),
+    ],
+)
+def test_words_that_mean_nothing_are_named(two: Node, words: list[str], seen: str) -> None:
+    done = run(two.words(*words))
+    assert done.returncode == FAILED
+    assert seen in done.stderr
+    assert two.holders() == {}
+
+
+def test_it_waits_while_the_node_is_reconfigured(two: Node) -> None:
+    stored = two.book.read()
+    target = state.from_lists({"exclusive": {0: ("1",)}, "shared": {}, "infra": {0: ("0",)}})
+    two.book.replace(stored.version, stored.state, Intent(target, Task(1, 1, "boot"), "2026-01-01T00:00:00Z"))
+    done = run(cpu(two, *show()))
+    assert (done.returncode, "being reconfigured by process 1" in done.stderr) == (FAILED, True)
+    with started(cpu(two, "--wait=1m", *show()), {"CMK_LOG_LEVEL": "debug"}) as process:
+        assert process.stderr
+        assert "trying again" in process.stderr.readline()
+        two.book.replace(two.book.read().version, target)
+        assert json.loads(said(process))["cpus"] == [1]
+
+
+def test_it_waits_until_one_ends_and_ends_at_once_when_it_should(two: Node) -> None:
+    with started(cpu(two, *show()[:-1], "import os,time; print(1, flush=True); time.sleep(600)")) as first:
+        said(first)
+        taken = {"CMK_NUM_CORES": "2", "CMK_LOG_LEVEL": "debug"}
+        done = run(cpu(two, *show()), taken)
+        assert done.returncode == FAILED
+        assert "pool exclusive: 1 of 2 CPU lists free, 1 held; wanted 2" in done.stderr
+        with started(cpu(two, "--wait=1h", *show()), taken) as waiting:
+            assert waiting.stderr
+            assert "trying again" in waiting.stderr.readline()
+            waiting.send_signal(signal.SIGTERM)
+            assert waiting.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        with started(cpu(two, "--wait=1h", *show()), taken) as waiting:
+            assert waiting.stderr
+            assert "trying again" in waiting.stderr.readline()
+            first.terminate()
+            assert json.loads(said(waiting))["cpus"] == [0, 1]
+            assert waiting.wait(PATIENCE_S) == 0
+    assert two.holders() == {}
+
+
+def test_signals_reach_the_command_once_each(two: Node) -> None:
+    names = ["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGWINCH", "SIGQUIT", "SIGINT", "SIGALRM", "SIGRTMIN"]
+    words = cpu(two, "--", sys.executable, "-c", COUNT, ",".join(names))
+    process = subprocess.Popen(
+        words, env=clean(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    assert process.stdin
+    said(process)
+    for name in names:
+        process.send_signal(getattr(signal, name))
+    time.sleep(0.2)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert eval(said(process)) == dict.fromkeys(names, 1)
+    process.communicate()
+    assert process.returncode == 0
+
+
+def test_a_key_of_the_terminal_reaches_the_command_once(two: Node) -> None:
+    pid, terminal = pty.fork()
+    if not pid:
+        words = cpu(two, "--", sys.executable, "-c", COUNT, "SIGINT,SIGQUIT")
+        os.execve(words[0], words, clean())
+    seen = b""
+    while b"\n" not in seen:
+        seen += os.read(terminal, 1000)
+    os.write(terminal, b"\x03\x1c")
+    time.sleep(0.3)
+    os.write(terminal, b"\n")
+    with suppress(OSError):  # EIO when the other side has gone
+        while piece := os.read(terminal, 1000):
+            seen += piece
+    assert "{'SIGINT': 1, 'SIGQUIT': 1}" in seen.decode()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+
+
+def test_it_stops_and_goes_on_with_its_command(two: Node) -> None:
+    """As a shell's job."""
+    stay = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with started(cpu(two, "--", sys.executable, "-c", stay)) as process:
+        child = int(said(process))
+        process.send_signal(signal.SIGTSTP)
+        until(lambda: state_of(child) == "T" and state_of(process.pid) == "T")
+        process.send_signal(signal.SIGCONT)
+        until(lambda: state_of(child) == "S" and state_of(process.pid) == "S")
+        process.send_signal(signal.SIGTSTP)
+        until(lambda: state_of(process.pid) == "T")
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert two.holders() == {}
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+
+
+def test_as_the_first_process_of_a_container_it_passes_signals_on(two: Node) -> None:
+    if os.geteuid() != 0:
+        availability.not_run("a namespace of process ids takes root")
+    stay = "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)"
+    inside = ["unshare", "--pid", "--fork", "--kill-child", *cpu(two, "--", sys.executable, "-c", stay)]
+    with started(inside, {"CMK_PROC_FS": "/proc"}) as process:
+        assert said(process).split()[1] == "1"
+        (wrapper,) = (pid for pids in two.holders().values() for pid in pids)
+        os.kill(wrapper, signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert two.holders() == {}
+
+
+def test_orphans_are_waited_for_by_it(two: Node) -> None:
+    """And none stays a zombie."""
+    grandchild = "(sh -c 'sleep 0.05' &) ; sleep 1; ps -o stat= --ppid $PPID | grep -c Z || true"
+    if shutil.which("ps") is None:
+        availability.not_run("ps is missing")
+    done = run(cpu(two, "--", "sh", "-c", grandchild))
+    assert (done.stdout.strip(), done.returncode) == ("0", 0)
+
+
+def test_the_command_has_no_signals_blocked_or_ignored(two: Node) -> None:
+    done = run(cpu(two, "--", "grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"))
+    masks = [int(line.split()[1], 16) for line in done.stdout.splitlines()]
+    # glibc's own two stay ignored after posix_spawn until they are used
+    assert [mask & ~(1 << 31 | 1 << 32) for mask in masks] == [0, 0]
+
+
+def test_it_imports_nothing_but_the_standard_library(two: Node) -> None:
+    words = cpu(two, "true")
+    done = run([words[0], "-X", "importtime", *words[1:]])
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    foreign = imported - sys.stdlib_module_names
+    assert {name for name in foreign if not name.startswith(("_", "site", "sitecustomize"))} == {
+        "nodewise",
+        "imported package",
+    }
+    assert not imported & {
+        "asyncio",
+        "http",
+        "email",
+        "ssl",
+        "hashlib",
+        "subprocess",
+        "argparse",
+        "dataclasses",
+    }
