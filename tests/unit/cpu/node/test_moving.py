@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -169,6 +170,24 @@ def test_a_thread_that_was_on_one_cpu_is_there_again(book: DirectoryBook) -> Non
         with pytest.raises(Refused):
             moving.reconfigure(book, only(shared="1,63"), PROC)
         assert family.affinities == before
+
+
+def test_a_signal_that_ends_it_undoes_it(book: DirectoryBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the third thread; later ones come through, so that it can be undone."""
+    put, count = os.sched_setaffinity, iter(range(1000))
+
+    def interrupted(tid: int, cpus: frozenset[int]) -> None:
+        if next(count) == 3:
+            signal.raise_signal(signal.SIGINT)
+        put(tid, cpus)
+
+    with held(book, exclusive="0") as found:
+        before = book.read().state
+        monkeypatch.setattr(os, "sched_setaffinity", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            moving.reconfigure(book, only(exclusive="1"), PROC)
+        assert next(count) > 4
+        assert (book.read()[::2], found["exclusive"].everywhere) == ((before, None), {ZERO})
 
 
 class Meddled:
