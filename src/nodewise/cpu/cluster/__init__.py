@@ -1,1 +1,12 @@
-"""What of the CPU manager is in the API server: nodes that advertise cores, reports, set-up and removal."""
+"""What of the CPU manager is in the API server.
+
+| file | what lives there |
+|---|---|
+| `blocking.py` | the API server, one call after the other |
+| `versions.py` | what an API server of a certain version understands |
+| `advertise.py` | how many cores a node says it has, its label and its taint |
+| `reports.py` | reports of nodes, and the definitions of their kinds |
+| `validating.py` | whether a node is as it should be, and what to do |
+| `objects.py`, `pods.py`, `applying.py` | the pods by which nodes are prepared; how far they are; objects made what they should be |
+| `setup.py`, `fleet.py`, `removal.py` | nodes prepared, given other pools, and left |
+"""
