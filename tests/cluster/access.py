@@ -95,18 +95,23 @@ def _metadata(name: str, namespace: str) -> Object:
     return {"name": name} | ({"namespace": namespace} if namespace else {})
 
 
-def service_account_token(api: Api, name: str, namespace: str, lifetime_s: int = 3600) -> str:
-    """A token of a service account, made where there is none; `lifetime_s` is at least 600."""
+def service_account_token(
+    api: Api, name: str, namespace: str, lifetime_s: int = 3600, pod: Object | None = None
+) -> str:
+    """A token of a service account, made where there is none; `lifetime_s` is at least 600.
+
+    With a pod it is bound to that, as are those that a kubelet mounts.
+    """
     account: Object = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": {"name": name, "namespace": namespace},
     }
     api.ensure(account)
-    wanted = {
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {"expirationSeconds": lifetime_s},
-    }
+    spec: Object = {"expirationSeconds": lifetime_s}
+    if pod:
+        about = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", **about}
+    wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
     return str(api.request("POST", path, json=wanted).json()["status"]["token"])

@@ -131,6 +131,12 @@ class ControlPlane:
             access.grant(self.api, f"system:serviceaccount:{namespace}:{name}", rules)
         return self._kept(self._server.bearer(name, token))
 
+    def pod_account(self, pod: Object) -> User:
+        """The service account that a pod names, with a token that is bound to it."""
+        name, space = pod["spec"]["serviceAccountName"], pod["metadata"]["namespace"]
+        token = access.service_account_token(self.api, name, space, pod=pod)
+        return self._kept(self._server.bearer(pod["metadata"]["name"], token))
+
     def kubectl(self, *arguments: str) -> str:
         """What kubectl prints, asked as the administrator."""
         command = [str(self._programs / "kubectl"), f"--kubeconfig={self.admin.kubeconfig}", *arguments]

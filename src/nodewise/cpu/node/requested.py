@@ -88,7 +88,9 @@ def _mirrored(pod: Object) -> str:
 
 
 def _allowed(pod: Object | None, resource: str, container: str, wanted: int) -> int | None:
-    """How many the container requested, or `wanted` where all of the pod's do so; None if that is not known yet."""
+    """How many the container requested; where it is not known yet which of the pod's it is, `wanted` if all request
+    that many, and the most that one requests if none does; else None.
+    """
     if pod is None:
         return None
     counts = {}
@@ -99,7 +101,10 @@ def _allowed(pod: Object | None, resource: str, container: str, wanted: int) -> 
             if names.get(one["name"], "").rpartition("//")[2] == container:
                 return count
             counts[one["name"]] = count
-    return wanted if min(counts.values(), default=0) >= wanted else None
+    least, most = min(counts.values(), default=0), max(counts.values(), default=0)
+    if most < wanted:
+        return most
+    return wanted if least >= wanted else None
 
 
 def _count(container: Object, resource: str) -> int:
