@@ -1,0 +1,205 @@
+"""`isolate` without a node agent, against a real API server: its book, its requests, and the real process."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from nodewise.cpu import state
+from nodewise.cpu.cluster.blocking import BlockingRequests
+from nodewise.cpu.node import inside
+from nodewise.cpu.node.configmaps import ConfigMapBook
+from nodewise.cpu.node.inside import InsideRequests
+from nodewise.errors import BadSettings, Refused, Unavailable
+from nodewise.kube.options import KubeOptions
+from tests.cluster import access, availability, objects, processes
+from tests.cluster.access import rule
+from tests.cluster.certificates import Authority
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import Sandbox
+from tests.conformance.cmk import crowd, isolating
+from tests.conformance.cmk.isolating import clean, show
+from tests.unit.cpu.node.books import BookSuite
+from tests.unit.cpu.requests_suite import CONFIG_MAPS, RequestsSuite
+
+FAILED = 125
+NODE = "node-of-cores"
+RIGHTS = [rule("get patch", "configmaps"), rule("get", "pods")]
+MOUNT = """
+mount -t tmpfs tmpfs /run && mkdir -p "$0" && mount --bind "$1" "$0" && shift && exec "$@"
+"""
+
+
+@pytest.fixture
+def space(corner: Sandbox) -> str:
+    return corner.namespace
+
+
+@pytest.fixture
+def account(plane: ControlPlane, space: str, tmp_path: Path) -> Path:
+    """What a kubelet mounts into a pod's containers, of an account that may do what isolate needs."""
+    folder = tmp_path / "account"
+    folder.mkdir()
+    token = access.service_account_token(plane.api, "worker", space)
+    (folder / "token").write_text(token)
+    (folder / "ca.crt").write_bytes(plane.ca_file.read_bytes())
+    (folder / "namespace").write_text(space)
+    return folder
+
+
+def options(plane: ControlPlane) -> KubeOptions:
+    return KubeOptions(kubeconfig=str(plane.admin.kubeconfig), kube_qps=1000, kube_burst=1000)
+
+
+def environment(plane: ControlPlane) -> dict[str, str]:
+    host, _, port = plane.url.removeprefix("https://").rpartition(":")
+    return {inside.HOST: host, inside.PORT: port}
+
+
+def allow(plane: ControlPlane, space: str, *rules: Any) -> None:
+    access.grant(plane.api, f"system:serviceaccount:{space}:worker", rules, space)
+
+
+class TestInsideOnReal(RequestsSuite):
+    @pytest.fixture
+    def asked(self, plane: ControlPlane, space: str, account: Path) -> InsideRequests:
+        allow(plane, space, rule("*", "*"))
+        return InsideRequests(account, environment(plane))
+
+
+class TestConfigMapBookOnReal(BookSuite):
+    @pytest.fixture
+    def book(self, plane: ControlPlane, space: str) -> Iterator[ConfigMapBook]:
+        with BlockingRequests(options(plane)) as opened:
+            yield ConfigMapBook(opened, space, NODE)
+
+
+def test_who_has_no_rights_is_refused(plane: ControlPlane, space: str, account: Path) -> None:
+    with pytest.raises(Refused, match="403"):
+        InsideRequests(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
+    (account / "token").write_text("no token")
+    with pytest.raises(Refused, match="401"):
+        InsideRequests(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
+
+
+def test_no_answer_is_unavailable(plane: ControlPlane, space: str, account: Path) -> None:
+    nobody = environment(plane) | {inside.PORT: str(processes.free_port())}
+    with pytest.raises(Unavailable, match="refused"):
+        InsideRequests(account, nobody).get(CONFIG_MAPS.path(space, "a"))
+
+
+def test_another_authority_is_not_believed(
+    plane: ControlPlane, space: str, account: Path, tmp_path: Path
+) -> None:
+    (account / "ca.crt").write_bytes(Authority(tmp_path).ca_file.read_bytes())
+    with pytest.raises(Unavailable, match="certificate verify failed"):
+        InsideRequests(account, environment(plane)).get(CONFIG_MAPS.path(space, "a"))
+
+
+def test_outside_of_pods_it_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="node agent"):
+        InsideRequests(tmp_path, {})
+
+
+class Pod:
+    """Processes that find what those of a pod's containers find, in the host's namespace of process ids."""
+
+    def __init__(self, plane: ControlPlane, corner: Sandbox, account: Path) -> None:
+        self._account = account
+        self.space = corner.namespace
+        pod = objects.pod("worker-1")
+        pod["spec"]["nodeName"] = NODE
+        corner.put(pod)
+        self.environment = environment(plane) | {"HOSTNAME": "worker-1", "CMK_PROC_FS": "/proc"}
+
+    def words(self, *words: str) -> list[str]:
+        isolate = [sys.executable, "-m", "nodewise.cli.cmk", "isolate", f"--namespace={self.space}", *words]
+        return ["unshare", "--mount", "sh", "-c", MOUNT, str(inside.ACCOUNT), str(self._account), *isolate]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.words(*words),
+            env=clean(self.environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        process = self.start(*words)
+        out, errors = process.communicate(timeout=isolating.PATIENCE_S)
+        return process.returncode, out, errors
+
+
+@pytest.fixture
+def pod(plane: ControlPlane, corner: Sandbox, account: Path) -> Pod:
+    if os.geteuid() != 0 or not {0, 1} <= os.sched_getaffinity(0):
+        availability.not_run("a mount takes root, and isolate CPUs 0 and 1")
+    return Pod(plane, corner, account)
+
+
+@pytest.fixture
+def book(plane: ControlPlane, space: str) -> Iterator[ConfigMapBook]:
+    with BlockingRequests(options(plane)) as opened:
+        found = ConfigMapBook(opened, space, NODE)
+        found.create(
+            state.from_lists({"exclusive": {0: ("0", "1")}, "shared": {0: ("1",)}, "infra": {0: ("0",)}})
+        )
+        yield found
+
+
+def test_a_pod_with_rights_of_its_own_needs_no_agent(
+    plane: ControlPlane, pod: Pod, book: ConfigMapBook, space: str
+) -> None:
+    allow(plane, space, *RIGHTS)
+    free = book.read().state
+    code, out, errors = pod.run("--pool=exclusive", *show())
+    assert (code, errors) == (0, "")
+    assert json.loads(out)["cpus"] == [0]
+    assert book.read().state == free
+
+
+def test_many_at_once_share_two_cpus(plane: ControlPlane, pod: Pod, book: ConfigMapBook, space: str) -> None:
+    """Case 102: whoever writes second reads again."""
+    allow(plane, space, *RIGHTS)
+    free = book.read().state
+    all_of_them = [pod.start("--pool=exclusive", "--wait=2m", *show()) for _ in range(8)]
+    outcomes = [process.communicate(timeout=120) for process in all_of_them]
+    assert [process.returncode for process in all_of_them] == [0] * 8, outcomes
+    assert {json.dumps(json.loads(out)["cpus"]) for out, _ in outcomes} <= {"[0]", "[1]"}
+    assert book.read().state == free
+
+
+class Place(NamedTuple):
+    """Isolates of a pod, and the book that they write."""
+
+    pod: Pod
+    book: ConfigMapBook
+
+    def words(self, *more: str) -> list[str]:
+        return self.pod.words(*more)
+
+
+def test_no_cpu_has_two_owners_whoever_is_killed(
+    plane: ControlPlane, pod: Pod, book: ConfigMapBook, space: str, tmp_path: Path
+) -> None:
+    allow(plane, space, *RIGHTS)
+    book.replace(book.read().version, crowd.fresh())
+    many = crowd.Crowd(Place(pod, book), tmp_path, random.Random(8), pod.environment)
+    crowd.keep_the_law(many, book)
+
+
+def test_without_rights_or_a_state_it_says_so(plane: ControlPlane, pod: Pod, space: str) -> None:
+    code, _, errors = pod.run("--pool=exclusive", "true")
+    assert (code, "--node-name" in errors, "403" in errors) == (FAILED, True, True)
+    code, _, errors = pod.run("--pool=exclusive", f"--node-name={NODE}", "true")
+    assert (code, "403" in errors) == (FAILED, True)
+    allow(plane, space, *RIGHTS)
+    code, _, errors = pod.run("--pool=exclusive", "true")
+    assert (code, f'configmaps "cmk-config-{NODE}" not found' in errors) == (FAILED, True)
