@@ -208,7 +208,7 @@ def _container(name: str, line: str, wish: Wish) -> dict[str, Any]:
     program = {"mountPath": DEFAULT_INSTALL_DIR, "name": "cmk-install-dir"}
     mounts = {
         INIT: [_PROC_MOUNT],
-        INSTALL: [program],
+        INSTALL: [program, _PROC_MOUNT],  # it leaves versions alone that somebody runs
         DISCOVER: [],
         RECONCILE: [_PROC_MOUNT, program | {"readOnly": True}],
         NODE_REPORT: [_PROC_MOUNT, program | {"readOnly": True}],

@@ -4,13 +4,16 @@ import re
 import shlex
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodewise.cli import cpu, legacy
 from nodewise.cpu.cluster import objects, pods, versions
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.cluster.pods import Watched
+from nodewise.cpu.node import arguments
 from nodewise.cpu.pools import Ask
 from nodewise.errors import BadSettings
 
@@ -98,3 +101,35 @@ def test_a_pod_of_an_older_template_does_not_count() -> None:
     old["metadata"]["annotations"] = {objects.MADE_FROM: "former"}
     watched = Watched()
     assert [watched.steady([old], "wanted", now).is_done for now in (0, 10)] == [False, False]
+
+
+@pytest.mark.parametrize("name", objects.ALLOWED)
+def test_our_own_program_understands_what_containers_run(name: str) -> None:
+    wish = Wish(Ask(2, 1, "packed", "spread", "3,5-7"), namespace="cmk-ns", taint=False)
+    if name in objects.ONCE:
+        [container] = objects.preparing([name], "n1", wish, NEWEST)["spec"]["containers"]
+    else:
+        made = objects.daemon_set([name], "n1", wish, NEWEST)
+        [container] = made["spec"]["template"]["spec"]["containers"]
+    program, *words = shlex.split(container["args"][0])
+    if words[0] == "isolate":
+        given = arguments.parse(words[1:])
+        assert (given.command[0], given.pool, given.namespace) == (program, "infra", "cmk-ns")
+        words = list(given.command[1:])
+    understood(words)
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_our_own_program_understands_how_nodes_are_reconfigured(checks: bool) -> None:
+    made = objects.reconfiguring("n1", Wish(), checks=checks)
+    _, *words = shlex.split(made["spec"]["containers"][0]["args"][0])
+    given = understood(words)
+    assert (given["check"], given["node_name"], given["num_exclusive_cores"]) == (checks, "n1", 4)
+
+
+def understood(words: list[str]) -> dict[str, Any]:
+    """The options that the script `cmk` would run the command with; a usage error is raised."""
+    name, *options = legacy.cmk(words)
+    command = cpu.command.get_command(click.Context(cpu.command), name)
+    assert command is not None
+    return command.make_context(name, options).params
