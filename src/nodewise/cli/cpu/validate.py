@@ -12,7 +12,7 @@ from nodewise.cli.cpu import shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cpu import procfs
 from nodewise.cpu.cluster import removal, validating, versions
-from nodewise.cpu.cluster.validating import Check, Wanted
+from nodewise.cpu.cluster.trial import Check, Wanted
 from nodewise.cpu.names import DEFAULT_INSTALL_DIR
 from nodewise.cpu.requests import Requests
 from nodewise.errors import NodewiseError

@@ -5,47 +5,22 @@ Everything is only looked at. A pod that asks for a core is sent to the API serv
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nodewise.cpu import state as states
 from nodewise.cpu.book import Book, Stored
-from nodewise.cpu.cluster import advertise, reports
+from nodewise.cpu.cluster import advertise, reports, trial
+from nodewise.cpu.cluster.trial import Check, Wanted
 from nodewise.cpu.cluster.versions import Dialect
-from nodewise.cpu.names import EXCLUSIVE_CORES, INJECTED, LABEL
+from nodewise.cpu.names import EXCLUSIVE_CORES, LABEL
 from nodewise.cpu.requests import Object, Requests
 from nodewise.cpu.state import State
 from nodewise.errors import NodewiseError, Refused
 from nodewise.kube.api import NotFound
-from nodewise.kube.resources import NODES, PODS, Resource
-
-WEBHOOK: Final = "cmk.intel.com"
-"""What it is called in whatever configuration it is."""
-NUM_CORES: Final = "CMK_NUM_CORES"
+from nodewise.kube.resources import NODES, PODS
 
 _SWEEPERS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
 """In the command of a container that frees what is over."""
-
-
-class Check(NamedTuple):
-    """One thing that was looked at. `ok` is None where nobody can tell, or it is not wanted."""
-
-    name: str
-    ok: bool | None
-    seen: str
-    remedy: str = ""
-    """What to do; empty where nothing is."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return self._asdict()
-
-
-class Wanted(NamedTuple):
-    """What a node is held to. The pod that is tried would be in `pods`."""
-
-    node: str
-    namespace: str
-    taint: bool = True
-    pods: str = "default"
 
 
 def validate(requests: Requests, book: Book, wanted: Wanted, dialect: Dialect) -> Iterator[Check]:
@@ -62,7 +37,7 @@ def validate(requests: Requests, book: Book, wanted: Wanted, dialect: Dialect) -
     yield from _resources(node, stored, wanted, dialect)
     yield from _processes(requests, stored, wanted)
     yield _report(requests, stored, wanted, dialect)
-    yield _webhook(requests, wanted, dialect)
+    yield trial.webhook(requests, wanted, dialect)
 
 
 def _label(node: Object, wanted: Wanted) -> Check:
@@ -219,57 +194,3 @@ def _report(requests: Requests, stored: Stored | None, wanted: Wanted, dialect: 
 def _lists(description: Mapping[str, Any] | None) -> Mapping[str, set[str]]:
     pools = (description or {}).get("pools") or {}
     return {name: set(pool.get("cpuLists") or ()) for name, pool in pools.items()}
-
-
-def _webhook(requests: Requests, wanted: Wanted, dialect: Dialect) -> Check:
-    """That a pod which asks for a core gets what it needs. Only where pods can be tried without being made."""
-    if dialect.webhooks != "v1":
-        return Check("webhook", ok=None, seen="this API server cannot try a pod without making it")
-    configurations = Resource(
-        "admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", "", namespaced=False
-    )
-    try:
-        found = requests.get(configurations.path())["items"]
-    except Refused as error:
-        return Check("webhook", ok=None, seen=str(error), remedy="the right to list webhook configurations")
-    if not any(hook["name"] == WEBHOOK for one in found for hook in one.get("webhooks") or ()):
-        return Check("webhook", ok=None, seen="not installed: pods have to bring all that `isolate` needs")
-    return _tried(requests, wanted)
-
-
-def _tried(requests: Requests, wanted: Wanted) -> Check:
-    try:
-        pod = requests.create(f"{PODS.path(wanted.pods)}?dryRun=All", _pod(wanted))
-    except Refused as error:
-        return Check("webhook", ok=None, seen=str(error), remedy="the right to create pods, for a dry run")
-    except NodewiseError as error:
-        remedy = (
-            f"see what keeps pods out of namespace {wanted.pods}; `kubectl logs` of cmk-webhook-deployment"
-        )
-        return Check("webhook", ok=False, seen=str(error), remedy=remedy)
-    annotated = (pod["metadata"].get("annotations") or {}).get(INJECTED) == "true"
-    told = {one["name"]: one.get("value") for one in pod["spec"]["containers"][0].get("env") or ()}
-    lacking = [
-        *([] if annotated else [f"annotation {INJECTED}"]),
-        *([] if told.get(NUM_CORES) == "1" else [NUM_CORES]),
-        *([] if pod["spec"]["containers"][0].get("volumeMounts") else ["mounts"]),
-    ]
-    if lacking:
-        remedy = (
-            "is cmk-webhook-deployment ready, and its certificate in cmk-webhook-config? `kubectl logs` it"
-        )
-        return Check(
-            "webhook", ok=False, seen=f"a pod that asks for a core lacks {', '.join(lacking)}", remedy=remedy
-        )
-    return Check("webhook", ok=True, seen="a pod that asks for a core gets what it needs")
-
-
-def _pod(wanted: Wanted) -> dict[str, Any]:
-    resources = {kind: {EXCLUSIVE_CORES: "1"} for kind in ("requests", "limits")}
-    container = {"name": "main", "image": "none", "command": ["true"], "resources": resources}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"generateName": "cmk-validate-"},
-        "spec": {"containers": [container], "restartPolicy": "Never", "nodeName": wanted.node},
-    }
