@@ -55,7 +55,7 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert [f"{page.name}: {to}" for page, to in links if not (page.parent / to).exists()] == []
 
 
-@pytest.mark.parametrize("manifest", ["rbac.yaml", "memory.yaml", "reader.yaml"])
+@pytest.mark.parametrize("manifest", ["rbac.yaml", "memory.yaml", "reader.yaml", "cpu-agent.yaml"])
 def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
     page = (ROOT / "docs/rights.md").read_text()
     section = page.partition(f"`deploy/{manifest}`\n")[2].partition("\n## ")[0]

@@ -31,6 +31,7 @@ from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 from nodewise.serve.options import AdminOptions
 
+LEAST_INTERVAL_S: Final = 0.1
 _SPARE_FILES: Final = 256
 """Besides one for each connection: for `/proc`, the API server, the container runtime."""
 
@@ -50,6 +51,9 @@ def run(**given: Any) -> None:
     shared.start_logs()
     meters, proc = Meters(), shared.proc(given)
     _check_process_ids(proc)
+    if not LEAST_INTERVAL_S <= given["interval"] < float("inf"):
+        problem = Problem("--interval", f"{given['interval']:g}s", f"at least {LEAST_INTERVAL_S:g}s")
+        raise BadSettings("settings", [problem])
     limits = Limits(given["max_connections"], given["max_per_pod"])
     _allow_files(limits.connections + _SPARE_FILES)
     with ExitStack() as stack:
