@@ -30,7 +30,8 @@ COMMAND: Final = ("/bin/busybox", "echo", "here")
 ISOLATE: Final = ("/opt/bin/cmk", "isolate", "--pool=exclusive")
 SPIN: Final = Path(__file__).parent / "spin.py"
 LOAD: Final = "while True: pass"
-PINNED, UNPINNED = "exclusive", "unpinned"
+PINNED, UNPINNED, WITHOUT = "exclusive", "unpinned", "without_pools"
+"""The loop in the pool exclusive or anywhere, the load in the pool infra; and both anywhere."""
 Turns = dict[str, float]
 
 
@@ -48,13 +49,17 @@ def measure(ground: Ground, times: int, requests: int, seconds: float) -> Measur
             PLAIN: partial(_started, root, count, COMMAND),
         }
         starts = rounds.alternate(times, asks, told)
-        with _load(root):
-            ways = {PINNED: _outside(root, "exclusive"), UNPINNED: ()}
-            jitter = {name: [] for name in ways}
-            for _ in range(times):
-                for name, isolate in ways.items():
+        ways: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+            PINNED: (_outside(root, "exclusive"), _outside(root, "infra")),
+            UNPINNED: ((), _outside(root, "infra")),
+            WITHOUT: ((), ()),
+        }
+        jitter: dict[str, list[Turns]] = {name: [] for name in ways}
+        for _ in range(times):
+            for name, (isolate, load) in ways.items():
+                with _load(load):
                     jitter[name].append(turns(_spun(isolate, seconds)))
-                    told(f"{name}: {jitter[name][-1]}")
+                told(f"{name}: {jitter[name][-1]}")
     return Measured(overhead(starts) | tails(jitter), starts, "", {"jitter": jitter})
 
 
@@ -138,9 +143,9 @@ def _outside(root: Path, pool: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _load(root: Path) -> Iterator[None]:
-    """Two busy loops in the pool infra, on the cores that are not exclusive."""
-    command = [*_outside(root, "infra"), sys.executable, "--", "-c", LOAD]
+def _load(isolate: Sequence[str]) -> Iterator[None]:
+    """Two busy loops: in the pool infra on the cores that are not exclusive, or anywhere."""
+    command = [*isolate, sys.executable, *(["--"] if isolate else []), "-c", LOAD]
     busy = [subprocess.Popen(command) for _ in range(2)]
     try:
         yield

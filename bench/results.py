@@ -144,6 +144,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
         "µs",
     ),
     "jitter_unpinned_p999_us": Figure(ISOLATE, "the same loop, not pinned", "µs"),
+    "jitter_without_pools_p999_us": Figure(ISOLATE, "the same, and the load on no core in particular", "µs"),
     "cluster_bind_rate_none": Figure(CLUSTER, "pods bound a second, no extender", "1/s"),
     "cluster_bind_rate_nothing": Figure(CLUSTER, "the same, do-nothing extender", "1/s"),
     "cluster_bind_rate_5000": Figure(CLUSTER, "the same, nodewise", "1/s"),

@@ -1,7 +1,6 @@
 """What the figures about `isolate` are made of."""
 
 import pytest
-
 from bench import isolating, spin
 from bench.results import ISOLATED, PLAIN
 
