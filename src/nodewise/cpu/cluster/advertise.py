@@ -65,7 +65,7 @@ def advertise(
         taints = read_taints(found, dialect)
         whole = [one for one in taints if one.get("key") != TAINT] + [OURS]
         has_all = not taint or any(is_ours(one) for one in taints)
-        return _merged(_label(found, "true"), {} if has_all else _tainted(whole, dialect))
+        return _merged(_label(found, "true"), {} if has_all else tainted(whole, dialect))
 
     return _change(requests, node, {"status": status, "": labelled})
 
@@ -151,7 +151,7 @@ def read_taints(found: Object, dialect: Dialect) -> Sequence[Mapping[str, Any]]:
     return taints
 
 
-def _tainted(taints: Sequence[Mapping[str, Any]], dialect: Dialect) -> Object:
+def tainted(taints: Sequence[Mapping[str, Any]], dialect: Dialect) -> Object:
     if dialect.taints == "spec":
         return {"spec": {"taints": list(taints)}}
     return {"metadata": {"annotations": {TAINTS_ANNOTATION: json.dumps(list(taints), sort_keys=True)}}}
@@ -160,7 +160,7 @@ def _tainted(taints: Sequence[Mapping[str, Any]], dialect: Dialect) -> Object:
 def _untainted(found: Object, dialect: Dialect) -> Object:
     taints = read_taints(found, dialect)
     others = [one for one in taints if one.get("key") != TAINT]
-    return _tainted(others, dialect) if len(others) < len(taints) else {}
+    return tainted(others, dialect) if len(others) < len(taints) else {}
 
 
 def _merged(one: Object, other: Object) -> dict[str, Any]:
