@@ -6,6 +6,7 @@ Standard library only.
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -37,7 +38,8 @@ class Agent:
         deadline = time.monotonic() + self._timeout_s
         try:
             link = self._connected(deadline)
-            link.sendall(line)
+            with suppress(BrokenPipeError):  # it may have said why it does not listen
+                link.sendall(line)
             return messages.decode(self._line(link, deadline))
         except OSError as error:
             self.close()

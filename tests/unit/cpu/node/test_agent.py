@@ -180,17 +180,37 @@ def test_root_on_the_host_may_ask_for_other_pools(agent: Running) -> None:
     assert sorted(agent.book.read().state.pools["exclusive"].slots) == []
 
 
-def test_a_tenant_has_no_more_tasks_than_its_share(tmp_path: Path) -> None:
+def test_a_tenant_has_no_more_connections_than_its_share(tmp_path: Path) -> None:
     with agents.running(tmp_path, "--max-per-pod=3", pools=POOLS) as agent, contextlib.ExitStack() as stack:
         wrappers = [agent.holder("infra") for _ in range(3)]
         wait("three tasks", lambda: True if len(agent.holders().get("1", ())) == 3 else None)
         fourth = agent.isolate("true", pool="infra")
         _, said = fourth.communicate()
         assert fourth.returncode == 125
-        assert "busy" in said or "at most 3 at a time" in said
+        assert "connections: too many; wanted at most 3 of one pod" in said
         for wrapper in wrappers:
             stack.enter_context(wrapper).communicate("")
     assert {wrapper.returncode for wrapper in wrappers} == {0}
+
+
+def test_a_tenant_has_no_more_tasks_than_its_share(tmp_path: Path) -> None:
+    program = (
+        "import socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        's.sendall(b\'{"do":"claim","pool":"infra"}\\n\'); print(s.recv(65536), flush=True)\n'
+        "s.close(); input()\n"
+    )
+    with agents.running(tmp_path, "--max-per-pod=3", pools=POOLS) as agent, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            command = [sys.executable, "-S", "-c", program, agent.path]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            held = stack.enter_context(subprocess.Popen(command, text=True, **pipes))
+            stack.callback(held.kill)
+            assert held.stdout
+            assert "cpus" in held.stdout.readline()
+        with agent.client() as client:
+            problem = client.ask({"do": "claim", "pool": "infra"})["error"]["problems"][0]
+        assert problem == ["processes outside of pods", "3 tasks", "at most 3 at a time"]
 
 
 def _wait_for_sweeps(agent: Running, count: int) -> None:
