@@ -143,9 +143,8 @@ class Desk:
         try:
             claim = self._write(wish, task, allowed)
         except Unavailable:
-            # somebody who is over may hold what is wanted, and nobody looked since
-            if not self._sweeper.sweep().reclaimed:
-                raise
+            # somebody who is over may hold what is wanted, or a sweep freed it just now
+            self._sweeper.sweep()
             claim = self._write(wish, task, allowed)
         self._confine(task)
         return ClaimAnswer(claim.cpus, claims.environment(claim.state, claim.slots, task), task)
