@@ -47,10 +47,13 @@ def read(root: Path) -> Mapping[str, str]:
 
 
 def _text(path: Path) -> str | None:
-    """None if it cannot be read: a kernel answers with an error in place of a figure that it does not know."""
+    """None if it cannot be read: a kernel answers with an error in place of a figure that it does not know.
+
+    In a copy that tar made a file is filled up with zeros to the size that the kernel tells, which is a page.
+    """
     try:
         with path.open("rb") as file:
-            return file.read(_LONGEST_BYTES).decode("utf-8", "replace")
+            return file.read(_LONGEST_BYTES).decode("utf-8", "replace").rstrip("\0")
     except OSError:
         return None
 

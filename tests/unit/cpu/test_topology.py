@@ -78,6 +78,14 @@ def test_the_reader_finds_the_files(name: str, tmp_path: Path) -> None:
     assert sysfs.read(machines.unpack(name, tmp_path)) == machines.texts(name)
 
 
+def test_a_copy_made_by_tar_is_read_as_well(tmp_path: Path) -> None:
+    root = machines.unpack("x86_64-64cpu", tmp_path)
+    for path in root.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes().ljust(4096, b"\0"))
+    assert sysfs.read(root) == machines.texts("x86_64-64cpu")
+
+
 def test_kinds_of_hybrid_machines() -> None:
     hybrid = machines.machine("20em64t-hybrid-1p6c2t+2ca4co1t")
     assert Counter(cpu.kind for cpu in hybrid.cpus) == {"performance": 12, "efficiency": 8}
