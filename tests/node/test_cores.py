@@ -62,9 +62,12 @@ def init(machine: Machine, place: str, mode: str = "packed") -> None:
 
 def tasks(machine: Machine, place: str) -> dict[str, set[int]]:
     """CPU list to the process ids on it, of those that somebody holds."""
-    pools = machine.cmk("describe", place)["pools"].values()
-    lists = [one for pool in pools for one in pool["cpuLists"].values()]
-    return {one["cpus"]: {int(pid) for pid in one["tasks"]} for one in lists if one["tasks"]}
+    folder = place.partition("=")[2]
+    lines = machine.run(
+        f"cd {folder}/pools; for at in */*/*; do echo $at $(cat $at/tasks); done"
+    ).splitlines()
+    held = [line.rpartition("/")[2].split() for line in lines]
+    return {words[0]: set(map(int, words[1].split(","))) for words in held if words[1:]}
 
 
 def test_what_the_machine_is(machine: Machine) -> None:
@@ -85,6 +88,9 @@ def test_every_task_has_its_own_cores(machine: Machine, place: str, mode: str) -
     assert [len(machine.threads(name)) for name in "ab"] == [4, 10]
     assert [machine.everywhere(name) for name in "ab"] == [{cpus} for cpus in wanted["exclusive"]]
     assert [machine.everywhere(name) for name in "cd"] == [{wanted["shared"]}] * 2
+    pools = machine.cmk("describe", place)["pools"].values()
+    lists = {at: set(map(int, one["tasks"])) for pool in pools for at, one in pool["cpuLists"].items()}
+    assert {at: pids for at, pids in lists.items() if pids} == tasks(machine, place)
     late = machine.tried(f"{CMK} isolate {place} --pool=exclusive true")
     assert (late.code, late.out) == (125, "")
     assert "pool exclusive: 0 of 2 CPU lists free, 2 held; wanted 1" in late.err
