@@ -114,6 +114,24 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}
 
 
+def test_a_kubelet_that_gives_cpus_of_pools_away_is_told_of(
+    plane: ControlPlane, corner: Sandbox, static: Kubelet, program: Path, tmp_path: Path
+) -> None:
+    guaranteed = workloads.pod("guaranteed", "sleep 1000", on=static.name)
+    guaranteed["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1", "memory": "64Mi"}}
+    corner.pods(guaranteed)
+    uid = workloads.running(corner, "guaranteed")["metadata"]["uid"]
+    with (
+        managed.managed(corner, static, program, tmp_path, plane.admin) as manager,
+        manager.agent("--no-publish") as agent,
+    ):
+        manager.wait_sweep()
+        said = agent.log.read_text()
+    assert f"container main of pod {uid} has CPUs 0" in said
+    assert "CPUs 0 are in the node's pools" in said
+    assert "full-pcpus-only" in said
+
+
 def enforced(agent: Process) -> int:
     """How often the agent put a container right."""
     return agent.log.read_text().count("cpu_enforced")

@@ -266,6 +266,14 @@ EVENTS: Final[dict[str, Event]] = {
         "info",
         "A container's cpuset was set: the CPUs of its tasks, or all that it had before, where it has no task left.",
     ),
+    "cpu_kubelet_conflict": Event(
+        "warning",
+        "The kubelet's own CPU manager (`cpuManagerPolicy: static`) and the pools are at odds: `what` is or has `seen`;"
+        " `wanted` is what would be well.",
+    ),
+    "cpu_kubelet_instead": Event(
+        "info", "What of the kubelet's own would replace this pool; told where the two are at odds."
+    ),
     "cpu_chore_failed": Event(
         "warning",
         "Something that the node agent does after each sweep failed, or the sweep itself, `what` says which; it is"

@@ -16,7 +16,7 @@ from nodewise.cli.cpu import shared
 from nodewise.cli.declared import Duration
 from nodewise.cpu import names, procfs
 from nodewise.cpu.book import Book
-from nodewise.cpu.node import chores, containers, feature, machine, moving, probing, threads
+from nodewise.cpu.node import chores, containers, feature, kubelet, machine, moving, probing, threads
 from nodewise.cpu.node.agent import Agent, Chore
 from nodewise.cpu.node.chores import Cluster
 from nodewise.cpu.node.claiming import Desk, Node
@@ -110,7 +110,7 @@ def _agent(given: shared.Given, proc: Path, limits: Limits, meters: Meters, stac
         enforcer,
         reconfiguring.answer,
     )
-    doing = _chores(given, book, cluster, enforcer)
+    doing = _chores(given, book, proc, cluster, enforcer)
     return Agent(node, desk, sweeper, doing, limits, given["interval"], meters)
 
 
@@ -136,9 +136,12 @@ def _enforcer(given: shared.Given, found: Machine, proc: Path, stack: ExitStack)
 
 
 def _chores(
-    given: shared.Given, book: Book, cluster: Cluster | None, enforcer: Enforcer | None
+    given: shared.Given, book: Book, proc: Path, cluster: Cluster | None, enforcer: Enforcer | None
 ) -> Sequence[Chore]:
     doing = [Chore("enforce", chores.Enforcing(enforcer, book).do)] if enforcer else []
+    # the host's, which needs no mount: the first process is the host's
+    checkpoints = Path(given["kubelet_dir"]) if given["kubelet_dir"] else proc / _HOST_KUBELET
+    doing.append(Chore("kubelet", chores.Kubelets(checkpoints).do))
     features = chores.Features(Path(given["nfd_dir"]), Path(given["sysfs"]))
     doing.append(Chore("features", features.do))
     if cluster is None:
@@ -151,6 +154,8 @@ def _chores(
         ]
     return doing
 
+
+_HOST_KUBELET: Final = f"1/root{kubelet.DEFAULT_FOLDER}"
 
 _OWN: Final[Sequence[click.Parameter]] = (
     click.Option(
@@ -179,6 +184,12 @@ _OWN: Final[Sequence[click.Parameter]] = (
         default="",
         metavar="PATH",
         help="The container runtime's socket, for --enforce. Default: the first known one that is there.",
+    ),
+    click.Option(
+        ["--kubelet-dir"],
+        default="",
+        metavar="DIR",
+        help=f"Where the kubelet keeps its checkpoints. Default: the host's {kubelet.DEFAULT_FOLDER}.",
     ),
     click.Option(
         ["--allow-unrequested"],

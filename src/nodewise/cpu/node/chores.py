@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -10,14 +10,14 @@ from nodewise.cpu import cpulist, speed_select, sysfs
 from nodewise.cpu.book import Book
 from nodewise.cpu.cluster import advertise, reports
 from nodewise.cpu.cluster.reports import Kind
-from nodewise.cpu.node import feature, machine, node_report
+from nodewise.cpu.node import feature, kubelet, machine, node_report
 from nodewise.cpu.node.confinement import Confinement
 from nodewise.cpu.node.enforcing import Checked, Read
 from nodewise.cpu.node.sweeping import Round
 from nodewise.cpu.requests import Requests
 from nodewise.cpu.state import State
 from nodewise.cpu.sweep import Known
-from nodewise.errors import Unavailable
+from nodewise.errors import Problem, Unavailable
 from nodewise.observe import logs
 
 ADVERTISE_EVERY_S: Final = 30.0
@@ -154,6 +154,28 @@ class Enforcing:
             logs.emit("cpu_enforced", container=container, **_told(to))
         if checked.problems:
             raise Unavailable("cannot hold all containers to their CPUs", checked.problems)
+
+
+class Kubelets:
+    """Says where the kubelet's own CPU manager is at odds with the pools: once, and again when that changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._due = Due(_LOOK_EVERY_S)
+        self._said: Sequence[Problem] = ()
+
+    def do(self, done: Round) -> None:
+        if not self._due.is_due():
+            return
+        found = kubelet.read(self._folder)
+        problems = kubelet.conflicts(found, done.stored.state) if found else ()
+        if problems and problems != self._said:
+            for one in problems:
+                logs.emit("cpu_kubelet_conflict", what=one.field, seen=one.seen, wanted=one.wanted)
+            for pool, instead in kubelet.instead(done.stored.state).items():
+                logs.emit("cpu_kubelet_instead", pool=pool, instead=instead)
+        self._said = problems
+        self._due.done()
 
 
 def _told(to: Confinement) -> Mapping[str, str]:
