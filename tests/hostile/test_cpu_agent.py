@@ -152,6 +152,17 @@ def test_one_that_idles_gives_way_to_another_tenant(tmp_path: Path) -> None:
         agent.expect_free()
 
 
+def test_one_that_holds_gives_way_too_and_loses_nothing(tmp_path: Path) -> None:
+    with agents.running(tmp_path, "--max-connections=5", "--max-per-pod=7", pools=POOLS) as agent:
+        wrappers = [agent.holder("shared") for _ in range(5)]
+        assert _claim_as(agent, 65534)["cpus"] == [1]
+        assert {task.pid for task in agent.holders()["1"]} >= {wrapper.pid for wrapper in wrappers}
+        for wrapper in wrappers:
+            with wrapper:
+                assert "not given back" not in wrapper.communicate("")[1]
+        agent.expect_free()
+
+
 def test_clients_that_die_between_claim_and_answer_leave_nothing(agent: Running) -> None:
     program = (
         "import socket, sys\n"

@@ -57,7 +57,7 @@ class Node(NamedTuple):
     fast: frozenset[int] = frozenset()
     """CPUs of a higher base frequency, whose lists come first."""
     most_tasks: int = 64
-    """Of one pod, or of one user outside of pods: the book has to stay small."""
+    """Of one pod, or of all processes outside of pods: the book has to stay small."""
 
 
 class Desk:

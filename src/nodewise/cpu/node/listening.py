@@ -203,7 +203,11 @@ class Listener:
             link.send(messages.failed(error))
 
     def _has_room(self, owner: str) -> bool:
-        """Whether one more of this owner may stay; one that does nothing, of who has more of them, gives way."""
+        """Whether one more of this owner may stay; one of who has more gives way, sooner one that holds nothing.
+
+        Who holds something loses only the connection: its task is swept when its processes are over, and to give it
+        back it connects again.
+        """
         counts = Counter(one.owner for one in self._connections)
         if counts[owner] >= self._limits.of_one:
             return False
@@ -212,11 +216,11 @@ class Listener:
         idle = [
             one
             for one in self._connections
-            if not (one.is_busy or one.holds or one.unsent) and counts[one.owner] > counts[owner] + 1
+            if not (one.is_busy or one.unsent) and counts[one.owner] > counts[owner] + 1
         ]
         if not idle:
             return False
-        self._end(max(idle, key=lambda one: (counts[one.owner], -one.deadline_s)), "too_many")
+        self._end(max(idle, key=lambda one: (not one.holds, counts[one.owner], -one.deadline_s)), "too_many")
         return True
 
     def _receive(self, connection: _Connection) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu import procfs, state
+from nodewise.cpu.book import Intent
 from nodewise.cpu.node import threads
 from tests.cluster.sandbox import wait
 from tests.unit.cpu.node import agents
@@ -157,6 +158,30 @@ def test_without_pools_it_says_so_and_serves_when_there_are_some(tmp_path: Path)
         wait("it is ready", lambda: agent.is_ready() or None, PATIENCE_S, lambda: agent.log)
         with agent.client() as client:
             assert client.ask(CLAIM)["cpus"] == [0]
+
+
+def test_who_ends_without_a_word_is_swept_at_once(tmp_path: Path) -> None:
+    program = (
+        "import socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        's.sendall(b\'{"do":"claim","pool":"exclusive"}\\n\'); print(s.recv(65536))\n'
+    )
+    with agents.running(tmp_path, "--interval=1h", pools=POOLS) as agent:
+        for _ in range(3):
+            ran = subprocess.run([sys.executable, "-c", program, agent.path], capture_output=True, check=True)
+            assert b"cpus" in ran.stdout
+            agent.expect_free()
+
+
+def test_a_reconfiguration_that_nobody_carries_out_is_taken_back(agent: Running) -> None:
+    stored = agent.book.read()
+    over = procfs.read_self(PROC)
+    by = state.Task(over.pid, over.start - 1, procfs.read_boot(PROC))
+    agent.book.replace(stored.version, stored.state, Intent(stored.state, by, "2026-01-01T00:00:00Z"))
+    wait("it is taken back", lambda: agent.book.read().intent is None or None, PATIENCE_S, lambda: agent.log)
+    wait("it is told", lambda: "cpu_intent_recovered" in agent.log or None)
+    with agent.client() as client:
+        assert client.ask(CLAIM)["cpus"] == [0]
 
 
 def test_it_counts_what_it_does(agent: Running) -> None:
