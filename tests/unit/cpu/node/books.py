@@ -5,6 +5,7 @@ import pytest
 from nodewise.cpu import book as books
 from nodewise.cpu import state
 from nodewise.cpu.book import Book, Intent
+from nodewise.cpu.reconfigure import Move
 from nodewise.cpu.state import State, Task
 from nodewise.errors import Conflict, Unavailable
 from nodewise.kube.api import NotFound
@@ -14,7 +15,8 @@ FREE = state.from_lists(
     {"exclusive": {0: ("0,4", "1,5"), 1: ()}, "shared": {0: ("2,6",), 1: ()}, "infra": {0: ("3,7",), 1: ()}}
 )
 HELD = FREE.mapped(lambda _, slot: (TASK,) if slot.text in {"0,4", "2,6"} else slot.tasks)
-INTENT = Intent(HELD, Task(3, 4, "one"), "2026-01-01T00:00:00Z")
+MOVE = Move(TASK, frozenset({1, 5}), frozenset({0, 4}))
+INTENT = Intent(HELD, Task(3, 4, "one"), "2026-01-01T00:00:00Z", (MOVE,), {"18-6": frozenset({5})})
 
 
 class BookSuite:
