@@ -51,7 +51,8 @@ class Agent:
         try:
             pin(answer)
         except NodewiseError:
-            self.release(answer.task)
+            with suppress(NodewiseError):  # the agent sees the end of this process
+                self.release(answer.task)
             raise
         return answer
 

@@ -86,7 +86,7 @@ def _run(asked: Arguments, runner: Runner, source: Source, answer: ClaimAnswer) 
     is_over = True
     try:
         name = claims.wrapper_name(answer.task.pid)
-        code, has_left_some = runner.run(asked.command, _environment(answer.environment), name)
+        code, has_left_some = runner.run(asked.command, command_environment(answer.environment), name)
         is_over = not has_left_some
         return code
     finally:
@@ -153,7 +153,7 @@ def _unpinned(answer: ClaimAnswer) -> None:
     )
 
 
-def _environment(told: Mapping[str, str]) -> Mapping[str, str]:
+def command_environment(told: Mapping[str, str]) -> Mapping[str, str]:
     """Ours with what the command is told, and without what started this program where it carries its own libraries."""
     found = {**os.environ, **told}
     if getattr(sys, "frozen", False):
