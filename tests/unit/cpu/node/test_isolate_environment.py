@@ -10,7 +10,7 @@ CARRIED = {"LD_LIBRARY_PATH": "/opt/bin/cmk.d", "_PYI_ARCHIVE_FILE": "x", "_MEIP
 
 
 def test_as_a_script_it_adds_what_the_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.environ", CARRIED)
+    monkeypatch.setattr("os.environ", dict(CARRIED))
     assert isolate.command_environment({"CMK_CPUS_ASSIGNED": "1"}) == {**CARRIED, "CMK_CPUS_ASSIGNED": "1"}
 
 
