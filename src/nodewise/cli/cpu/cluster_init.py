@@ -52,9 +52,8 @@ def run(**given: Any) -> None:
         raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
     requests = shared.requests(given)
     dialect = versions.fetch(requests)
+    plan = Plan(hosts(given, requests), commands, wish, webhook(given, wish, requests, dialect))
     with preparing.telling() as tell:
-        nodes = hosts(given, requests)
-        plan = Plan(nodes, commands, wish, webhook(given, wish, requests, dialect))
         report = setup.prepare(requests, plan, dialect, Patience(given["timeout_s"]), tell)
     show(report, given["output"])
     if plan.shared:
