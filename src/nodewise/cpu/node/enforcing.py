@@ -30,7 +30,6 @@ DEFAULT_MEMORY: Final = Path("/run/nodewise/cpusets.json")
 
 Read = Callable[[], Stored]
 """The node's book, read when it is an enforcer's turn: what was read before may be older than what another one did."""
-_NONE: Final[Mapping[Task, Cpus]] = {}
 
 
 class Checked(NamedTuple):
@@ -40,13 +39,15 @@ class Checked(NamedTuple):
     problems: Sequence[Problem]
 
 
-def held(stored: Stored, passing: Mapping[Task, Cpus] = _NONE) -> Mapping[Task, Cpus]:
-    """Of each task its CPUs: during a reconfiguration the old ones, the new ones and those that it is `passing`."""
+def held(stored: Stored) -> Mapping[Task, Cpus]:
+    """Of each task its CPUs: during a reconfiguration the old ones, the new ones and those that it passes."""
+    found: dict[Task, Cpus] = {}
     states = [stored.state, stored.intent.target] if stored.intent else [stored.state]
-    found: dict[Task, Cpus] = dict(passing) if stored.intent else {}
     for _, slot in (pair for state in states for pair in state.slots):
         for task in slot.tasks:
             found[task] = found.get(task, frozenset()) | frozenset(slot.cpus)
+    for move in stored.intent.moves if stored.intent else ():
+        found[move.task] = found.get(move.task, frozenset()) | move.before | move.after
     return found
 
 
@@ -115,7 +116,6 @@ class Enforcer:
         self._proc = proc
         self._memory = memory
         self._turn = threading.Lock()
-        self._passing = _NONE
 
     def admit(self, read: Read, container: str, known: sweep.Known | None = None) -> bool:
         """Gives one container what it should have by now; whether that is anything new.
@@ -128,12 +128,11 @@ class Enforcer:
             look = self._look(stored, before, self._known(stored, known), [container])
             return any(self._settle(one, look, before) for one in look.should)
 
-    def widen(self, read: Read, passing: Mapping[Task, Cpus]) -> None:
-        """Lets tasks on further CPUs for as long as the node is being reconfigured; raises what keeps it from that."""
+    def widen(self, read: Read, tasks: Collection[Task]) -> None:
+        """Lets these tasks on all CPUs that the reconfiguration under way needs; raises what keeps it from that."""
         with self._turn:
-            self._passing = passing
             stored, before = read(), confinement.recall(self._memory)
-            look = self._look(stored, before, self._known(stored, None), [task.container for task in passing])
+            look = self._look(stored, before, self._known(stored, None), [task.container for task in tasks])
             for container in look.should:
                 self._settle(container, look, before)
 
@@ -163,9 +162,7 @@ class Enforcer:
         containers: Collection[str] | None = None,
     ) -> _Look:
         """At these containers, or at all of which anything is to be said."""
-        if not stored.intent:
-            self._passing = _NONE
-        holding = held(stored, self._passing)
+        holding = held(stored)
         should = wanted(holding, self._topology, before)
         if containers is not None:
             should = {container: to for container, to in should.items() if container in containers}

@@ -1,7 +1,6 @@
 """The node agent's answer to who wants other pools on its node."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -23,7 +22,7 @@ _ROOT: Final = 0
 class Containers(Protocol):
     """`enforcing.Enforcer`."""
 
-    def widen(self, read: Read, passing: Mapping[Task, Cpus]) -> None: ...
+    def widen(self, read: Read, tasks: Collection[Task]) -> None: ...
 
 
 class Pods(Protocol):
@@ -79,20 +78,12 @@ class Reconfiguring:
         request = messages.parse_reconfigure(fields)
         lists = self._machine().plan(request.ask).pools
         known = self._sweeper.sweep().known
-        if self._containers is None:
-            found = moving.reconfigure(
-                self._book, lists, self._proc, known=known, only_check=request.only_check
-            )
-            return messages.reconfigured(found.moves)
-        try:
-            found = moving.reconfigure(
-                self._book,
-                lists,
-                self._proc,
-                known=known,
-                widen=partial(self._containers.widen, self._book.read),
-                only_check=request.only_check,
-            )
-        finally:
-            self._containers.widen(self._book.read, {})
+        found = moving.reconfigure(
+            self._book, lists, self._proc, known=known, widen=self._widen, only_check=request.only_check
+        )
         return messages.reconfigured(found.moves)
+
+    def _widen(self, wanted: Mapping[Task, Cpus]) -> None:
+        """Before tasks are moved; a sweep narrows their containers again."""
+        if self._containers is not None:
+            self._containers.widen(self._book.read, wanted.keys())

@@ -9,6 +9,7 @@ from nodewise.cpu.book import Intent, Stored
 from nodewise.cpu.node import confinement
 from nodewise.cpu.node.confinement import Confinement, Found
 from nodewise.cpu.node.enforcing import Enforcer, held, mask_after, wanted
+from nodewise.cpu.reconfigure import Move
 from nodewise.cpu.state import State, Task
 from nodewise.cpu.topology import Cpu, Topology
 from nodewise.errors import BadInput, Refused
@@ -170,12 +171,16 @@ def test_a_memory_that_cannot_be_read_is_named(memory: Path) -> None:
 
 
 def test_a_task_may_pass_cpus_while_the_node_is_being_reconfigured_and_no_longer(memory: Path) -> None:
-    runtime = Runtime(a=Confinement(cpus(1)))
+    runtime = Runtime(a=Confinement(cpus(1)), b=Confinement())
     target = stored(("exclusive", "3", [ONE])).state
-    now = [stored(("exclusive", "1", [ONE]), target=target)]
+    moves = (Move(ONE, cpus(1), cpus(2)), Move(ONE, cpus(2), cpus(3)))
+    first = stored(("exclusive", "1", [ONE]), ("exclusive", "5", [OTHER]), target=target)
+    assert first.intent
+    now = [first._replace(intent=first.intent._replace(moves=moves))]
     one = enforcer(runtime, memory)
-    one.widen(lambda: now[0], {ONE: cpus(2)})
+    one.widen(lambda: now[0], [ONE])
+    assert [container for container, _ in runtime.sets] == [A]
     assert runtime.told[A].cpus == cpus(1, 2, 3)
-    assert one.check(lambda: now[0], {}).changed == {}
+    assert list(one.check(lambda: now[0], {}).changed) == [B]
     now[0] = Stored(target, "2")
-    assert one.check(lambda: now[0], {}).changed == {A: Confinement(cpus(3), cpus(0))}
+    assert one.check(lambda: now[0], {}).changed[A] == Confinement(cpus(3), cpus(0))
