@@ -1,5 +1,6 @@
 """No thread leaves its pool: real cpusets, against programs, kubelets and whoever else would change them."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
 from tests.cluster.sandbox import Sandbox, wait
+from tests.conformance.cmk import machines
+from tests.conformance.cmk.test_node_commands import write
 from tests.node import kubelet as kubelets
 from tests.node import managed, workloads
 from tests.node.kubelet import Kubelet
@@ -88,6 +91,24 @@ def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_after
         said(node, pod, "over")
         manager.wait_free()
         wait_masks(manager, pod, CPUS)
+
+
+def test_a_confined_pod_is_moved_to_another_core_with_its_cpuset(
+    corner: Sandbox, node: Kubelet, manager: Manager, tmp_path: Path
+) -> None:
+    other = write(machines.texts("B2", "1"), tmp_path / "machine")
+    with manager.agent(*ENFORCED, f"--sysfs={other}"):
+        corner.pods(
+            managed.pod("moved", f"{ISOLATE} -- sh -c 'sleep 1000 & sleep 1000; true'; true", node.name)
+        )
+        pod = workloads.running(corner, "moved")
+        manager.wait_held(pod)
+        wait("all of it runs", lambda: True if len(manager.masks(pod)) == 5 else None)
+        wait_masks(manager, pod, EXCLUSIVE)
+        pools = ("--num-exclusive-cores=1", "--num-shared-cores=0")
+        said = json.loads(manager.run("reconfigure", f"--agent={names.DEFAULT_SOCKET}", *pools))
+        assert [(move["from"], move["to"]) for move in said["moves"]] == [("0", "1")]
+        wait_masks(manager, pod, frozenset({1}))
 
 
 def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_right(
