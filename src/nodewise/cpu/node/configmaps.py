@@ -6,7 +6,8 @@ PyYAML beside the standard library, because the older CPU manager's readers want
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from nodewise.cpu import book, configmap, names
@@ -83,7 +84,11 @@ class ConfigMapBook:
             raise BadInput(f"cannot read {self.place}", [Problem(f"data.{KEY}", shown(config), "YAML")])
         texts = Texts(config, annotations.get(IDENTITIES) or "{}")
         self._owners = {_version(found): annotations.get(names.OWNER) or ""}
-        return Stored(configmap.parse(texts), _version(found), _intent(annotations))
+        with _named(f"cannot read {self.place}"):
+            state = configmap.parse(texts)
+        with _named(f"cannot read {self.place}: annotation {names.INTENT}"):
+            intent = _intent(annotations)
+        return Stored(state, _version(found), intent)
 
     def _await_owner(self, version: str) -> None:
         """Wait while the older program has locked this version. Conflict as soon as it is no longer the newest."""
@@ -99,6 +104,15 @@ class ConfigMapBook:
             self._warn(
                 f"{self.place}: locked by {shown(owner)}, and unchanged for {LEASE_S:g} s: lock taken over"
             )
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """What cannot be read is told with where it is."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(what, error.problems, remedy=error.remedy) from error
 
 
 def _version(found: Any) -> str:

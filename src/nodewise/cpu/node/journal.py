@@ -151,17 +151,22 @@ class Folder:
         self._put(SERIAL, wanted[SERIAL] or "")
 
     def _put(self, path: str, text: str) -> None:
-        """Write one file in one step, on the disk when this returns."""
+        """Write one file in one step, on the disk when this returns; as it was, and nothing beside it, if it fails."""
         new = self.root / f"{path}.new"
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            data = text.encode()
-            while data:
-                data = data[os.write(descriptor, data) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        new.replace(self.root / path)
+            try:
+                data = text.encode()
+                while data:
+                    data = data[os.write(descriptor, data) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            new.replace(self.root / path)
+        except OSError:
+            with suppress(OSError):
+                new.unlink()
+            raise
 
 
 def _journal(path: Path, text: str) -> Files:

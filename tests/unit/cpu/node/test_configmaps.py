@@ -9,6 +9,7 @@ import yaml
 
 from nodewise.cpu import names
 from nodewise.cpu.node.configmaps import CONFIG_MAPS, LEASE_S, Clock, ConfigMapBook
+from nodewise.cpu.state import IDENTITIES
 from nodewise.errors import BadInput, Conflict
 from tests.unit.cpu.node.asked import Asked
 from tests.unit.cpu.node.books import FREE, HELD, BookSuite
@@ -52,7 +53,10 @@ def test_what_others_put_there_stays(book: ConfigMapBook, asked: Asked) -> None:
     [
         ({"data": None}, "data.config"),
         ({"data": {"config": "a: ["}}, "YAML"),
+        ({"data": {"config": "exclusive: 5"}}, "exclusive"),
+        ({"metadata": {"annotations": {IDENTITIES: "x"}}}, IDENTITIES),
         ({"metadata": {"annotations": {names.INTENT: "x"}}}, names.INTENT),
+        ({"metadata": {"annotations": {names.INTENT: "{}"}}}, names.INTENT),
     ],
 )
 def test_what_cannot_be_read_is_named(
@@ -60,8 +64,9 @@ def test_what_cannot_be_read_is_named(
 ) -> None:
     book.create(FREE)
     asked.patch(PATH, change, "merge")
-    with pytest.raises(BadInput, match=seen):
+    with pytest.raises(BadInput, match=seen) as told:
         book.read()
+    assert str(told.value).startswith("cannot read ConfigMap ns/cmk-config-node1: ")
 
 
 class Waiting:
