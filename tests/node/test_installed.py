@@ -69,8 +69,7 @@ def empty(tmp_path: Path, program: Path) -> Image:
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])
-def test_it_says_in_an_empty_image_what_the_source_program_says(empty: Image, option: str) -> None:
-    """Case 225."""
+def test_225_it_says_in_an_empty_image_what_the_source_program_says(empty: Image, option: str) -> None:
     said = empty.run("/opt/bin/cmk", option)
     assert (said.returncode, said.stderr) == (0, "")
     source = subprocess.run([BIN / "cmk", option], capture_output=True, text=True, check=True)

@@ -76,15 +76,13 @@ def test_every_pool_has_every_socket() -> None:
     }
 
 
-def test_a_socket_that_the_kernel_does_not_tell_is_socket_0() -> None:
-    """Case 28."""
+def test_28_a_socket_that_the_kernel_does_not_tell_is_socket_0() -> None:
     found = machines.texts("T4")
     told = {path: text for path, text in found.items() if not path.endswith("physical_package_id")}
     assert topology.parse(told).sockets == (0,)
 
 
-def test_a_xeon_d() -> None:
-    """Case 30."""
+def test_30_a_xeon_d() -> None:
     machine = topology.parse(machines.texts("T8"))
     assert [core.cpus for core in machine.cores] == [(cpu, cpu + 8) for cpu in range(8)]
     assert machine.sockets == (0,)

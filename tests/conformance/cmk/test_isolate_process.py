@@ -242,8 +242,7 @@ def test_stories(row: StoryRow, two: Node) -> None:
     STORIES[row.story](two)
 
 
-def test_a_directory_is_described_with_its_path(two: Node) -> None:
-    """Case 101."""
+def test_101_a_directory_is_described_with_its_path(two: Node) -> None:
     words = [sys.executable, "-m", "nodewise.cli.cmk", "describe", "--conf-dir", str(two.root)]
     done = subprocess.run(words, env=clean(), capture_output=True, text=True, check=True)
     told = yaml.safe_load(done.stdout)

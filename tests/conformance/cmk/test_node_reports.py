@@ -79,8 +79,7 @@ def test_reports_in_the_form_of_the_version(version: str, path: str, definition:
 
 
 class TestNodeReport:
-    def test_lists_that_overlap(self, tmp_path: Path) -> None:
-        """Case 143."""
+    def test_143_lists_that_overlap(self, tmp_path: Path) -> None:
         conf = directory_of(lists({"exclusive": {0: "0"}, "shared": {0: "0"}}), tmp_path / "conf")
         told = answered(
             "node-report", "--conf-dir", conf, "--sysfs", write(machines.texts("T8"), tmp_path / "m")
@@ -92,8 +91,7 @@ class TestNodeReport:
         assert [core["id"] for core in socket["cores"]] == list(range(8))
         assert socket["cores"][1]["cpus"] == [{"id": 1, "isolated": False}, {"id": 9, "isolated": False}]
 
-    def test_a_node_without_pools(self, tmp_path: Path) -> None:
-        """Case 145."""
+    def test_145_a_node_without_pools(self, tmp_path: Path) -> None:
         machine = write(machines.texts("T8"), tmp_path / "m")
         told = answered("node-report", "--conf-dir", tmp_path / "nothing", "--sysfs", machine)
         (error,) = told["checks"]["configDirectory"]["errors"]

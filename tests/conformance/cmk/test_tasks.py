@@ -67,8 +67,7 @@ def test_claims(row: ClaimRow) -> None:
     assert claims.release(claim.state, WRAPPER) == node(row)
 
 
-def test_each_of_several_shared_lists_is_chosen() -> None:
-    """Case 134."""
+def test_134_each_of_several_shared_lists_is_chosen() -> None:
     row = ClaimRow(number=134, state={"shared": {0: "4,15", 1: "5,16"}}, pool="shared")
     assert {claimed(row, draw).slots[0].text for draw in (0.0, 0.3, 0.7, 0.999)} == {"4,15", "5,16"}
 
@@ -93,14 +92,12 @@ def test_sweeps(row: SweepRow) -> None:
     assert elsewhere == row.elsewhere
 
 
-def test_a_list_of_one_cpu_is_quoted() -> None:
-    """Case 96."""
+def test_96_a_list_of_one_cpu_is_quoted() -> None:
     plan = pools.plan(topology.parse(machines.texts("T4n", "1-3")), Ask(2, 1))
     assert "    '1': []\n" in configmap.format_texts(state.from_lists(plan.pools)).config
 
 
-def test_the_files_of_a_fresh_directory() -> None:
-    """Case 98, with what it says of each pool."""
+def test_98_the_files_of_a_fresh_directory() -> None:
     machine = topology.parse(machines.texts("T8", "1,2,9,10"))
     plan = pools.plan(machine, Ask(1, 1, non_isolcpus="0,3-5"))
     files = directory.format_files(state.from_lists(plan.pools))
@@ -122,8 +119,7 @@ def test_the_files_of_a_fresh_directory() -> None:
     )
 
 
-def test_a_directory_is_described() -> None:
-    """Case 101, but for the path."""
+def test_101_a_directory_is_described_but_for_its_path() -> None:
     files = {"pools/exclusive/exclusive": "1", "pools/exclusive/0/0/tasks": ""}
     files |= {"pools/shared/exclusive": "0", "pools/shared/0/0/tasks": "", "lock": ""}
     lists = {"0": {"cpus": "0", "tasks": []}}
@@ -135,8 +131,7 @@ def test_a_directory_is_described() -> None:
     }
 
 
-def test_description() -> None:
-    """Case 100."""
+def test_100_pools_are_described() -> None:
     config = {
         "exclusive": {0: {"0,9": [1001], "1,10": [1002], "2,11": [1003]}, 1: {"3,12": [1004]}},
         "shared": {0: {"4,13,5,14": [2001, 2002, 2003]}},
@@ -153,13 +148,11 @@ def test_description() -> None:
     assert told["infra"]["cpuLists"]["6,15,7,16,8,17"]["tasks"] == ["3001", "4002", "5003"]
 
 
-def test_an_unknown_pool_is_an_error() -> None:
-    """Case 104."""
+def test_104_an_unknown_pool_is_an_error() -> None:
     with pytest.raises(BadInput, match="pool 'foo'; wanted exclusive"):
         configmap.parse(Texts("foo: {0: {'1': []}}"))
 
 
-def test_lists_that_overlap_are_told() -> None:
-    """Case 143: what a node report says of them."""
+def test_143_lists_that_overlap_are_told() -> None:
     found = configmap.parse(Texts("exclusive: {0: {'0': []}}\nshared: {0: {'0': []}}"))
     assert state.overlaps(found) == ("exclusive:0 and shared:0 (in both: [0])",)
