@@ -6,6 +6,8 @@ What one room of this folder is for:
     image       a container image, made of one static program
     runtime     containerd in namespaces of its own
     kubelet     the kubelet beside it, and the Node that it speaks for
+    workloads   pods that run commands, and what becomes of them
+    managed     the CPU manager on such a node: program, agent, pods that ask for cores
 
 Namespaces of processes, mounts and networks are made for one runtime and end with its first process, and all that it
 writes is in memory in there: containers, their mounts, sockets and addresses cannot outlive it.
