@@ -1,5 +1,6 @@
 """`nodewise configure`: what makes kube-scheduler call nodewise."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -8,7 +9,7 @@ import msgspec
 import yaml
 
 from nodewise.agent import AgentKind, Requested
-from nodewise.cli import kinds, settings
+from nodewise.cli import configuring, kinds, legacy, settings
 from nodewise.cli.options import ExtenderOptions
 from nodewise.configure import scheduler
 from nodewise.configure.scheduler import Papers, Role, Wish
@@ -33,9 +34,52 @@ _OTHERS: Final = (
 """The extender's file of settings serves here too, for which agents there are and what they do follows from it."""
 
 
-@click.group()
-def command() -> None:
-    """Make kube-scheduler call nodewise."""
+class _ConfigureCommand(click.Group):
+    """Understands the flags of the older configurator as well."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] and args[0] in self.commands:
+            return super().parse_args(ctx, args)
+        for flag, word in itertools.pairwise(args):
+            if flag in {"-dry-run", "--dry-run"} and word.lower() in {"true", "false", "t", "f", "0", "1"}:
+                raise click.UsageError(f"{flag} {word}: say {flag}={word}", ctx)
+        return super().parse_args(ctx, legacy.translate(args, legacy.CONFIGURATOR))
+
+
+def on_host(**given: Any) -> None:
+    """Make kube-scheduler call nodewise: on a host where it is a static pod, as kubeadm sets it up.
+
+    Writes kube-scheduler's configuration, copies a client certificate with its key and the CA, and changes the
+    manifest: `--config`, two mounts, dnsPolicy, and an annotation by which the kubelet restarts it. Nothing else in
+    the manifest changes. All is checked before anything is written, all is written or nothing, and a backup is kept.
+    The flags of the older configurator are understood, with one dash as well.
+
+    \b
+    Example:  nodewise configure -cert client.crt -key client.key -dry-run
+              nodewise configure -cert client.crt -key client.key
+              nodewise configure --restore
+    """
+    ctx = click.get_current_context()
+    if ctx.invoked_subcommand is not None:
+        return
+    logs.configure("warning")
+    older = {"tas": "telemetry", "gas": "gpu", "both": "telemetry,gpu"}
+    if given["extender"] == "both":
+        given["host_one_entry_per_agent"] = True
+    text = given["host_agents"] or older.get(given["extender"] or "", "telemetry")
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    roles = [role(kind, kind.options()) for kind in kinds.chosen(names, *_OTHERS)]
+    ctx.exit(configuring.run(given, roles, _weights(given["entry_weights"])))
+
+
+command = _ConfigureCommand(
+    "configure",
+    callback=on_host,
+    help=on_host.__doc__,
+    short_help="Make kube-scheduler call nodewise.",
+    invoke_without_command=True,
+    params=list(configuring.parameters()),
+)
 
 
 def render_scheduler(output: str, **given: Any) -> None:

@@ -5,7 +5,8 @@ Flags are translated before the command line is parsed. Go's flag package takes 
 something; one whose value the older program did not take leaves the default, as there, but is told. docopt, which
 CMK used, takes `--name=value`, `--name value` and any beginning of a name that only one option has.
 The standard library is enough until something has to be logged: `cmk isolate` starts in workloads' containers.
-Sources: Telemetry Aware Scheduling 0.7 and GPU Aware Scheduling 0.5.6 `cmd/main.go`; klog v2 `klog.go`;
+Sources: Telemetry Aware Scheduling 0.7 and GPU Aware Scheduling 0.5.6 `cmd/main.go`; their configurator 0.1.1
+`internal/cmd/main.go`; klog v2 `klog.go`;
 kube-safe-scheduler `agents/*`, `main.go`; CPU Manager for Kubernetes 1.5.2 `cmk.py`, 1.4.1 for `--conf-dir`.
 """
 
@@ -64,6 +65,20 @@ GAS: Final[Mapping[str, Flag]] = {
 """What GPU Aware Scheduling has besides; of 0, client-go makes its own defaults."""
 
 EXTENDER: Final[Mapping[str, Flag]] = {**TAS, **GAS}
+
+CONFIGURATOR: Final[Mapping[str, Flag]] = {
+    "b": Flag("--backup-dir"),
+    "cert": Flag("--cert"),
+    "cert-dir": Flag("--cert-dir"),
+    "d": Flag("--config-dir"),
+    "dry-run": Flag("--dry-run", boolean=True),
+    "f": Flag("--template"),
+    "gas-depl": Flag("--gas-depl"),
+    "key": Flag("--key"),
+    "m": Flag("--manifest"),
+    "tas-depl": Flag("--tas-depl"),
+}
+"""The configurator of both."""
 
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})

@@ -1,0 +1,373 @@
+"""`nodewise configure` on a host of the control plane: what is asked, done and told."""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import click
+import msgspec
+
+import nodewise
+from nodewise.cli import exits
+from nodewise.configure import difference, host, manifest, scheduler, transaction
+from nodewise.configure.host import Asked, Plan
+from nodewise.configure.scheduler import Papers, Role, Wish
+from nodewise.configure.transaction import Backup, Change
+from nodewise.errors import BadInput, BadSettings, Problem
+
+TEMPLATE: Final = "deploy/extender-configuration/scheduler-config.yaml"
+NEWEST: Final = "newest"
+_NONE: Final = "/dev/null"
+_GPU_WEIGHT: Final = 20
+"""A placement of cards counts more than two of the default plugins."""
+
+
+def run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -> int:
+    """Do what the flags say; the exit code."""
+    _check_flags(given)
+    _say(f"nodewise {nodewise.__version__}")
+    asked = _asked(given, roles, weights)
+    only_look = given["dry_run"] or given["check"]
+    if only_look:
+        return _look(given, asked)
+    with transaction.alone(os.path.dirname(asked.manifest)):
+        _mend(asked)
+        return _change(given, asked)
+
+
+def _look(given: dict[str, Any], asked: Asked) -> int:
+    plan = _plan(given, asked, _backup(asked))
+    _tell_plan(asked, plan)
+    _tell_changes(given, asked, plan)
+    _summarise(given, plan, None, written=False)
+    _say("Done.")
+    return exits.NO if given["check"] and _changed(plan) else exits.DONE
+
+
+def _change(given: dict[str, Any], asked: Asked) -> int:
+    backup = None if given["restore"] is not None else _backup(asked)
+    plan = _plan(given, asked, backup)
+    _tell_plan(asked, plan)
+    changes = _changed(plan)
+    transaction.commit(changes, backup if changes else None)
+    if plan.emptied:
+        _remove_empty(plan.emptied)
+    _tell_done(asked, plan, backup)
+    _summarise(given, plan, backup if changes else None, written=True)
+    if any(change.path == asked.manifest for change in changes):
+        _say("The kubelet restarts kube-scheduler now. Do the same on the other hosts of the control plane.")
+    _say("Done.")
+    return exits.DONE
+
+
+def _plan(given: dict[str, Any], asked: Asked, backup: Backup | None) -> Plan:
+    if given["uninstall"]:
+        return host.removal(asked)
+    if given["restore"] is not None:
+        return host.restored(asked, _named_backup(given, asked))
+    return host.plan(asked, backup)
+
+
+def _named_backup(given: dict[str, Any], asked: Asked) -> str:
+    if given["restore"] != NEWEST:
+        return os.path.abspath(str(given["restore"]))
+    parent = asked.backup_dir or os.path.abspath(given["backup_dir"])
+    found = transaction.newest(parent, [os.path.basename(asked.manifest)])
+    if found is None:
+        raise BadInput(
+            "no backup", [Problem("--restore", f"none in {parent}", "the name of a backup folder")]
+        )
+    _say(f'Restoring from "{found}"')
+    return found
+
+
+def _backup(asked: Asked) -> Backup | None:
+    return Backup(asked.backup_dir, transaction.backup_name()) if asked.backup_dir else None
+
+
+def _mend(asked: Asked) -> None:
+    """What a run left that was ended."""
+    if asked.backup_dir:
+        for folder in transaction.recover(asked.backup_dir):
+            _say(f'An earlier run did not end; all is as before it, by its backup "{folder}".')
+    folders = [
+        asked.config_dir,
+        asked.cert_dir,
+        os.path.dirname(asked.manifest),
+        *map(os.path.dirname, asked.deployments),
+    ]
+    transaction.sweep([os.path.realpath(folder) for folder in folders])
+
+
+def _asked(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -> Asked:
+    pod = os.path.abspath(given["manifest"])
+    pki = os.path.join(os.path.dirname(os.path.dirname(pod)), "pki")
+    ca = "" if given["insecure"] else given["ca"] or os.path.join(pki, "ca.crt")
+    if not given["cert_dir"]:
+        raise BadInput("file check error: mkdir : no such file or directory")
+    backup = (
+        "" if given["no_backup"] or given["backup_dir"] == _NONE else os.path.abspath(given["backup_dir"])
+    )
+    only_look = given["dry_run"] or given["check"]
+
+    def builtin(kubeconfig: str, ca: str) -> dict[str, Any]:
+        return _builtin(given, roles, weights, kubeconfig, ca)
+
+    return Asked(
+        manifest=host.real(pod),
+        template=_template(given),
+        config_dir=os.path.abspath(given["config_dir"]),
+        cert_dir=os.path.abspath(given["cert_dir"]),
+        cert=os.path.abspath(given["cert"]),
+        key=os.path.abspath(given["key"]),
+        ca=os.path.abspath(ca) if ca else "",
+        builtin=builtin,
+        container=given["container"],
+        version=given["kubernetes_version"],
+        existing="merge" if given["merge"] else "replace" if given["replace"] else "",
+        allow_ca_key=given["allow_ca_key"],
+        deployments=[os.path.abspath(given[name]) for name in ("tas_depl", "gas_depl") if given[name]],
+        backup_dir=backup,
+        writes=not only_look,
+        pod_folders=[os.path.dirname(pod)],
+    )
+
+
+def _template(given: dict[str, Any]) -> str:
+    """The file; empty for the built-in one, which stands in where only the default is missing."""
+    if given["template"]:
+        return os.path.abspath(str(given["template"]))
+    wants_own = any(
+        given[name] for name in ("extender", "host_agents", "extender_url", "namespace", "entry_weights")
+    )
+    return os.path.abspath(TEMPLATE) if os.path.exists(TEMPLATE) and not wants_own else ""
+
+
+def _builtin(
+    given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int], kubeconfig: str, ca: str
+) -> dict[str, Any]:
+    several = given["host_one_entry_per_agent"]
+    own = {role.agent: _GPU_WEIGHT for role in roles if role.agent == "gpu" and role.prioritizes and several}
+    url = given["extender_url"] or f"https://nodewise.{given['namespace'] or 'nodewise'}.svc:9001"
+    papers = Papers()
+    if not url.startswith("http:"):
+        folder = manifest.CERTS_MOUNT
+        papers = Papers(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
+    found = scheduler.configuration(
+        roles,
+        Wish(
+            url,
+            papers,
+            whole_nodes=given["host_whole_nodes"],
+            filter_all_pods=given["host_filter_all_pods"],
+            one_entry_per_agent=several,
+            weights={**own, **weights},
+            kubeconfig=kubeconfig or "/etc/kubernetes/scheduler.conf",
+        ),
+    )
+    for entry in found["extenders"]:
+        if "tlsConfig" in entry and not ca:
+            entry["tlsConfig"] = {"insecure": True, **entry["tlsConfig"]}
+            del entry["tlsConfig"]["caFile"]
+    return found
+
+
+_CONTRADICTIONS: Final = (
+    ("merge", "replace"),
+    ("insecure", "ca"),
+    ("uninstall", "restore"),
+    ("uninstall", "merge"),
+    ("uninstall", "replace"),
+    ("uninstall", "template"),
+    ("restore", "merge"),
+    ("restore", "replace"),
+    ("restore", "template"),
+    ("template", "extender"),
+    ("template", "host_agents"),
+    ("template", "extender_url"),
+    ("template", "namespace"),
+    ("template", "entry_weights"),
+    ("extender", "host_agents"),
+    ("extender_url", "namespace"),
+)
+_NAMES: Final = {"host_agents": "agents", "entry_weights": "weights"}
+
+
+def _check_flags(given: dict[str, Any]) -> None:
+    both = [
+        Problem(f"--{_flag(one)}", f"given with --{_flag(other)}", "one of them")
+        for one, other in _CONTRADICTIONS
+        if given[one] and given[other]
+    ]
+    if not given["backup_dir"]:
+        both.append(Problem("-b", "empty", "a folder, or --no-backup"))
+    if both:
+        raise BadSettings("settings", both)
+
+
+def _flag(name: str) -> str:
+    return _NAMES.get(name, name).replace("_", "-")
+
+
+def _changed(plan: Plan) -> list[Change]:
+    return [change for change in plan.changes if not change.is_none]
+
+
+def _tell_plan(asked: Asked, plan: Plan) -> None:
+    _say(f'Manifest file is located at: "{asked.manifest}"')
+    if plan.version is not None:
+        _say(f'Scheduler config file is located at: "{asked.template or "the built-in template"}"')
+        _say(f'Scheduler config destination will be: "{host.config_path(asked)}"')
+        _say(f"kube-scheduler {plan.version}, configuration {plan.version.api_version}")
+    for text in plan.warnings:
+        _say(f"warning: {text}")
+    for text in plan.notes:
+        _say(text)
+
+
+def _tell_changes(given: dict[str, Any], asked: Asked, plan: Plan) -> None:
+    colour = sys.stdout.isatty() and not given["no_color"] and not os.environ.get("NO_COLOR")
+    for change in plan.changes:
+        kind = _kind(asked, change)
+        if kind == "Certs" and change.is_none:
+            continue
+        _say(_HEADS.get(kind, 'Changes of "{}":').format(change.path))
+        if change.is_none:
+            _say("no changes")
+        elif kind == "Certs":
+            _say("removed" if change.after is None else "written; not shown")
+        elif given["output"] == "text":
+            sys.stderr.flush()
+            click.echo(
+                difference.unified(change.path, change.before, change.after, colour=colour),
+                nl=False,
+                color=True,
+            )
+    for line in plan.summary:
+        _say(f"  {line}")
+
+
+_HEADS: Final = {
+    "Scheduler config": 'Scheduler config changes compared to "{}":',
+    "Deployment": 'Deployment at "{}" changes:',
+    "Manifest": 'Manifest changes at "{}":',
+}
+
+
+def _kind(asked: Asked, change: Change) -> str:
+    if change.path == asked.manifest:
+        return "Manifest"
+    if change.path in asked.deployments:
+        return "Deployment"
+    return "Certs" if os.path.basename(change.path) in host.PAPERS else "Scheduler config"
+
+
+def _tell_done(asked: Asked, plan: Plan, backup: Backup | None) -> None:
+    changes = _changed(plan)
+    if backup is not None and changes:
+        _say(f'Backups written to folder "{backup.path}"')
+    if any(_kind(asked, change) == "Certs" and change.after is not None for change in changes):
+        _say(f'Certs written to folder "{asked.cert_dir}"')
+    for change in plan.changes:
+        kind = _kind(asked, change)
+        if kind == "Certs":
+            continue
+        if change.is_none:
+            _say(f"No changes needed, {kind.lower().removeprefix('scheduler ')} not written.")
+        elif change.after is None:
+            _say(f'{kind} "{change.path}" removed')
+        else:
+            _say(
+                f'Deployment at "{change.path}" modified'
+                if kind == "Deployment"
+                else f'{kind} written to "{change.path}"'
+            )
+    for line in plan.summary:
+        _say(f"  {line}")
+
+
+def _summarise(given: dict[str, Any], plan: Plan, backup: Backup | None, *, written: bool) -> None:
+    if given["output"] != "json":
+        return
+    found = {
+        "changed": bool(_changed(plan)),
+        "written": written and bool(_changed(plan)),
+        "files": list(map(_file, plan.changes)),
+        "pod": list(plan.summary),
+        "warnings": list(plan.warnings),
+        "backup": backup.path if backup else None,
+        "kubernetesVersion": str(plan.version) if plan.version else None,
+        "apiVersion": plan.version.api_version if plan.version else None,
+    }
+    click.echo(msgspec.json.encode(found))
+
+
+def _file(change: Change) -> dict[str, Any]:
+    is_secret = os.path.basename(change.path) in host.PAPERS
+    what = "none" if change.is_none else "remove" if change.after is None else "write"
+    text = "" if is_secret else difference.unified(change.path, change.before, change.after)
+    return {"path": change.path, "change": what, "diff": text}
+
+
+def _remove_empty(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def parameters() -> Iterable[click.Parameter]:
+    """All flags of the older configurator by their names, and newer ones."""
+    option = click.Option
+    return [
+        option(["-m", "--manifest"], default="/etc/kubernetes/manifests/kube-scheduler.yaml", show_default=True,
+               help="The static pod of kube-scheduler."),
+        option(["-f", "--template"], default="",
+               help=f"Template of kube-scheduler's configuration. Without it {TEMPLATE} where that exists, else "
+               "one of our own, by --agents."),
+        option(["-d", "--config-dir"], default="/etc/kubernetes", show_default=True,
+               help="Folder for the configuration, which takes the template's name."),
+        option(["-b", "--backup-dir"], default="/etc/kubernetes", show_default=True,
+               help="Folder in which a folder with a backup is made."),
+        option(["--cert"], default="/etc/kubernetes/pki/ca.crt", show_default=True,
+               help="kube-scheduler's client certificate. The default is a CA's, as of old, and is refused."),
+        option(["--key"], default="/etc/kubernetes/pki/ca.key", show_default=True, help="Its key; never a CA's."),
+        option(["--cert-dir"], default="/etc/certs/", show_default=True, help="Folder to which they are copied."),
+        option(["--ca"], default="",
+               help="CA of nodewise's certificate, copied as well. Default: pki/ca.crt beside the manifest's folder."),
+        option(["--insecure"], is_flag=True, help="Without a CA: anybody can answer in nodewise's place."),
+        option(["--allow-ca-key"], is_flag=True, help="Copy the key of a CA."),
+        option(["--tas-depl"], default="", help="Deployment of TAS in which nodes are called as before 1.24."),
+        option(["--gas-depl"], default="", help="The same of GAS."),
+        option(["--dry-run"], is_flag=True, help="Show what would change, and change nothing."),
+        option(["--check"], is_flag=True, help="As --dry-run, with exit code 3 when something would change."),
+        option(["--merge"], is_flag=True, help="Put our entries into the configuration that is in use."),
+        option(["--replace"], is_flag=True, help="Replace the configuration that is in use."),
+        option(["--no-backup"], is_flag=True, help="Make no backup, as -b /dev/null."),
+        option(["--restore"], is_flag=False, flag_value=NEWEST, default=None, metavar="[FOLDER]",
+               help="Bring a backup back; the newest if none is named."),
+        option(["--uninstall"], is_flag=True, help="Take out what was put in."),
+        option(["--kubernetes-version"], default="", help="Such as 1.30, where the image does not say."),
+        option(["--container"], default="", help="The container's name, if it is not kube-scheduler."),
+        option(["--agents", "host_agents"], default="", help="Agents to have asked. Default: telemetry."),
+        option(["--extender"], type=click.Choice(["tas", "gas", "both"]), default=None,
+               help="The same in the older systems' names."),
+        option(["--one-entry-per-agent", "host_one_entry_per_agent"], is_flag=True,
+               help="An entry for each agent, not one for all."),
+        option(["--weights", "--weight", "entry_weights"], default="",
+               help="How much scores count: one number, or by agent, such as `telemetry=5,gpu=20`."),
+        option(["--filter-all-pods", "host_filter_all_pods"], is_flag=True,
+               help="Filter pods that nothing marks as well."),
+        option(["--whole-nodes", "host_whole_nodes"], is_flag=True,
+               help="Have whole nodes sent, for `nodewise extender --no-cluster`."),
+        option(["--extender-url"], default="", help="Where kube-scheduler finds nodewise."),
+        option(["--namespace"], default="", help="Namespace of nodewise's Service. Default: nodewise."),
+        option(["-o", "--output"], type=click.Choice(["text", "json"]), default="text", show_default=True,
+               help="json: a summary on stdout."),
+        option(["--no-color"], is_flag=True, help="No colours on a terminal."),
+    ]  # fmt: skip

@@ -1,0 +1,345 @@
+"""Certificates of nodewise's own: what is there, what is due, and what takes its place. Computes only.
+
+A renewal has two steps, because kube-scheduler reads its `caFile` once. First the new authority is announced: both
+sides trust it beside the old one, and the certificates that it signed lie ready. kube-scheduler is started anew. Then
+both sides are switched to those. Whatever step a run ends in, what it left says how to go on: an authority's key is
+gone when the run is over, so what is not whole is made once more.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Final, Literal, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from nodewise.errors import BadSettings, Problem, Unavailable
+from nodewise.serve.issuing import SKEW, Issuer, Leaf, is_address, is_by, is_host
+
+SERVICE: Final = "nodewise"
+CLIENT: Final = "nodewise-scheduler-client"
+_AUTHORITY: Final = "nodewise-ca-"
+_PEM: Final = serialization.Encoding.PEM
+_SHORTEST: Final = timedelta(minutes=1)
+_LONGEST: Final = timedelta(days=10 * 365)
+_LONGEST_NAME: Final = 64  # of a common name, RFC 5280
+
+Step = Literal["make", "announce", "wait", "switch", "nothing"]
+
+
+class Side(NamedTuple):
+    """What nodewise, or kube-scheduler, shows and trusts; all PEM, empty where it is not there."""
+
+    cert: bytes = b""
+    key: bytes = b""
+    trusted: bytes = b""
+    """Who may have signed the other side's certificate."""
+    next_cert: bytes = b""
+    next_key: bytes = b""
+    signer: str = ""
+    """Of a certificate that the cluster signed: it is not renewed here."""
+
+
+class Both(NamedTuple):
+    """Both sides of a connection: nodewise and kube-scheduler."""
+
+    server: Side = Side()
+    client: Side = Side()
+
+
+class Wish(NamedTuple):
+    """What certificates there are to be."""
+
+    names: Sequence[str]
+    """Host names and addresses of nodewise."""
+    client_name: str = CLIENT
+    valid: timedelta = timedelta(days=365)
+    renew_before: timedelta | None = None
+    """Before the end; None: a third of the time for which a certificate is valid."""
+    switch_after: timedelta | None = None
+    """After a new authority was announced; None: half of `renew_before`."""
+    settle: timedelta = timedelta(minutes=3)
+    """Until an announcement has surely reached both sides."""
+    is_forced: bool = False
+    """To begin a renewal although none is due."""
+
+
+class Shown(NamedTuple):
+    """A certificate as people are told of it."""
+
+    names: Sequence[str]
+    ends: datetime
+    signer: str
+
+
+class Outlook(NamedTuple):
+    """What is to be done next, why, and when; `at` is in the past for what is due."""
+
+    step: Step
+    reasons: Sequence[str]
+    at: datetime
+    announced: datetime | None = None
+    server: Shown | None = None
+    client: Shown | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether somebody has to do something now; while it waits that is kube-scheduler's restart."""
+        return self.step != "nothing"
+
+
+class _Judged(NamedTuple):
+    """The certificate of one side: whether it may go on, and what lies ready in its place."""
+
+    leaf: x509.Certificate | None
+    works: bool
+    reasons: Sequence[str]
+    due: datetime
+    ready: x509.Certificate | None
+    switch: datetime
+
+
+def service_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]:
+    """Host names of nodewise's Service."""
+    inside = f"{service}.{namespace}"
+    return service, inside, f"{inside}.svc", f"{inside}.svc.cluster.local"
+
+
+def check(wish: Wish) -> None:
+    """BadSettings names whatever of a wish cannot be."""
+    problems = [
+        Problem("--name", repr(name), "a host name or an IP address")
+        for name in wish.names
+        if not (is_address(name) or is_host(name.removeprefix("*.")))
+    ]
+    if not 0 < len(wish.client_name) <= _LONGEST_NAME or not wish.client_name.isprintable():
+        problems.append(Problem("--client-name", repr(wish.client_name), f"1 to {_LONGEST_NAME} characters"))
+    if not _SHORTEST <= wish.valid <= _LONGEST:
+        problems.append(Problem("--lifetime", f"{wish.valid}", f"{_SHORTEST} to {_LONGEST}"))
+    elif not timedelta() < (wish.renew_before or wish.valid / 3) < wish.valid:
+        problems.append(Problem("--renew-before", f"{wish.renew_before}", f"less than {wish.valid}"))
+    for name, value in (("--switch-after", wish.switch_after), ("--settle", wish.settle)):
+        if value is not None and value < timedelta():
+            problems.append(Problem(name, f"{value}", "no time before now"))
+    if problems:
+        raise BadSettings("settings", problems)
+
+
+def outlook(before: Both, wish: Wish, now: datetime) -> Outlook:
+    """What is to be done about these certificates."""
+    server = _judged(before.server, before.client, wish, now, is_server=True)
+    client = _judged(before.client, before.server, wish, now, is_server=False)
+    sides = (server, client) if not before.client.signer else (server,)
+    told = (_told(server, before.server), _told(client, before.client))
+    if lacking := [one for one in sides if one.due <= now and one.ready is None]:
+        step: Step = "announce" if any(one.works for one in sides) else "make"
+        reasons = [reason for one in lacking for reason in one.reasons]
+        return Outlook(step, reasons, min(one.due for one in lacking), None, *told)
+    if ready := [one for one in sides if one.ready is not None]:
+        announced = max(one.ready.not_valid_before_utc + SKEW for one in ready if one.ready is not None)
+        at = min(one.switch for one in ready)
+        return Outlook(
+            "switch" if at <= now else "wait",
+            ["a new authority was announced; kube-scheduler has to be started anew before it is used"],
+            at,
+            announced,
+            *told,
+        )
+    if wish.is_forced:
+        return Outlook("announce", ["asked for"], now, None, *told)
+    return Outlook("nothing", [], min(one.due for one in sides), None, *told)
+
+
+def restarted(found: Outlook, wish: Wish, now: datetime) -> Outlook:
+    """The same when kube-scheduler was started anew. Unavailable where that cannot have been late enough."""
+    if found.step != "wait" or found.announced is None:
+        return found
+    settled = found.announced + wish.settle
+    if now < settled:
+        seen = (
+            f"the new authority was announced at {stamp(found.announced)}, and has to reach both sides first"
+        )
+        wanted = f"kube-scheduler started anew, and --restarted, after {stamp(settled)}"
+        raise Unavailable("--restarted", [Problem("", seen, wanted)])
+    return found._replace(step="switch")
+
+
+def taken(before: Both, step: Step, wish: Wish, now: datetime) -> Both:
+    """What there is after a step. An authority that is made in it signs, and is gone."""
+    if step == "switch":
+        return Both(_switched(before.server), _switched(before.client))
+    if step not in {"make", "announce"}:
+        return before
+    issuer = Issuer(f"{_AUTHORITY}{x509.random_serial_number():x}"[:24], now, wish.valid)
+    judged_server = _judged(before.server, before.client, wish, now, is_server=True)
+    judged_client = _judged(before.client, before.server, wish, now, is_server=False)
+    common = next((name for name in wish.names if not is_address(name)), SERVICE)
+    server = _announced(before.server, judged_server, issuer.server(wish.names, common))
+    client = before.client
+    if not client.signer:
+        client = _announced(client, judged_client, issuer.client(wish.client_name))
+    return Both(
+        server._replace(
+            trusted=_bundle(issuer.cert, before.server.trusted, judged_client, before.client.signer)
+        ),
+        client._replace(trusted=_bundle(issuer.cert, before.client.trusted, judged_server, "")),
+    )
+
+
+def trusting(trusted: bytes, more: bytes) -> bytes:
+    """A bundle with further authorities in it, each once."""
+    held = _certificates(trusted)
+    return _pem([*held, *(one for one in _certificates(more) if one not in held)])
+
+
+def trouble_of_issued(cert: bytes, key: bytes) -> str:
+    """What is wrong with a client's certificate that somebody else signed, if anything."""
+    leaf, trouble = _leaf(cert, key)
+    if leaf is None:
+        return trouble
+    try:
+        uses = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return "is for any use"
+    return "" if ExtendedKeyUsageOID.CLIENT_AUTH in uses else "is not for clients"
+
+
+def is_authority(cert: bytes) -> bool:
+    """Whether there is one certificate at least, and each may sign others."""
+    found = _certificates(cert)
+    return bool(found) and all(map(_is_ca, found))
+
+
+def stamp(when: datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _judged(side: Side, other: Side, wish: Wish, now: datetime, *, is_server: bool) -> _Judged:
+    who = "nodewise's certificate" if is_server else "kube-scheduler's client certificate"
+    leaf, trouble = _leaf(side.cert, side.key)
+    if leaf is not None and not trouble:
+        trouble = _trouble_now(leaf, other.trusted, now)
+    works = leaf is not None and not trouble
+    if leaf is None or trouble:
+        due, reasons = now, [f"{who} {trouble}"]
+    else:
+        due = leaf.not_valid_after_utc - _renew_before(leaf, wish)
+        reasons = [f"{who} ends at {stamp(leaf.not_valid_after_utc)}"] if due <= now else []
+        if lacks := _lacks(leaf, wish, is_server=is_server):
+            due, reasons = now, [*reasons, f"{who} {lacks}"]
+    ready, _ = _leaf(side.next_cert, side.next_key)
+    if ready is not None and (
+        _trouble_now(ready, other.trusted, now) or _lacks(ready, wish, is_server=is_server)
+    ):
+        ready = None
+    switch = _switch(leaf, ready, wish) if works and leaf is not None and ready is not None else now
+    return _Judged(leaf, works, reasons, due, ready, switch)
+
+
+def _switch(leaf: x509.Certificate, ready: x509.Certificate, wish: Wish) -> datetime:
+    """When what lies ready is used by itself: in the middle of what is left of the old one, or sooner."""
+    announced = ready.not_valid_before_utc + SKEW
+    wait = wish.switch_after if wish.switch_after is not None else _renew_before(leaf, wish) / 2
+    return announced + min(wait, (leaf.not_valid_after_utc - announced) / 2)
+
+
+def _renew_before(leaf: x509.Certificate, wish: Wish) -> timedelta:
+    whole = leaf.not_valid_after_utc - leaf.not_valid_before_utc - SKEW
+    return min(wish.renew_before, whole / 2) if wish.renew_before is not None else whole / 3
+
+
+def _leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
+    """A certificate with its key, or what is wrong with the two."""
+    if not cert or not key:
+        return None, "is not there"
+    try:
+        leaf = x509.load_pem_x509_certificate(cert)
+        own = serialization.load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None, "cannot be read"
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    if own.public_bytes(*form) != leaf.public_key().public_bytes(*form):
+        return None, "does not match its key"
+    return (None, "is an authority's") if _is_ca(leaf) else (leaf, "")
+
+
+def _is_ca(cert: x509.Certificate) -> bool:
+    try:
+        return cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+
+
+def _trouble_now(leaf: x509.Certificate, trusted: bytes, now: datetime) -> str:
+    if not leaf.not_valid_before_utc <= now < leaf.not_valid_after_utc:
+        return f"is valid from {stamp(leaf.not_valid_before_utc)} to {stamp(leaf.not_valid_after_utc)} only"
+    by = [one for one in _certificates(trusted) if is_by(leaf, one)]
+    if not any(one.not_valid_after_utc > now for one in by):
+        return "is of an authority that the other side's ca.crt does not hold"
+    return ""
+
+
+def _lacks(leaf: x509.Certificate, wish: Wish, *, is_server: bool) -> str:
+    """What a certificate does not say that it should, in words."""
+    if not is_server:
+        name = _common_name(leaf)
+        return "" if name == wish.client_name else f"names {name!r}, not {wish.client_name!r}"
+    lacking = sorted({name.lower() for name in wish.names} - {name.lower() for name in _names(leaf)})
+    return f"does not name {', '.join(lacking)}" if lacking else ""
+
+
+def _names(leaf: x509.Certificate) -> list[str]:
+    try:
+        told = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    addresses = [str(one) for one in told.get_values_for_type(x509.IPAddress)]
+    return [*told.get_values_for_type(x509.DNSName), *addresses]
+
+
+def _common_name(leaf: x509.Certificate) -> str:
+    return next((str(one.value) for one in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
+
+
+def _told(judged: _Judged, side: Side) -> Shown | None:
+    leaf = judged.leaf
+    if leaf is None:
+        return None
+    return Shown(_names(leaf) or [_common_name(leaf)], leaf.not_valid_after_utc, side.signer)
+
+
+def _announced(side: Side, judged: _Judged, made: Leaf) -> Side:
+    """What works is used on until the switch; else there is nothing to wait for."""
+    if judged.works:
+        return side._replace(next_cert=made.cert, next_key=made.key)
+    return side._replace(cert=made.cert, key=made.key, next_cert=b"", next_key=b"")
+
+
+def _switched(side: Side) -> Side:
+    if not side.next_cert:
+        return side
+    return side._replace(cert=side.next_cert, key=side.next_key, next_cert=b"", next_key=b"")
+
+
+def _bundle(fresh: bytes, before: bytes, other: _Judged, signer: str) -> bytes:
+    """The new authority, and the one that signed what the other side shows now; with all that a signer may need."""
+    kept = [
+        one
+        for one in _certificates(before)
+        if (signer and not _common_name(one).startswith(_AUTHORITY))
+        or (other.works and other.leaf is not None and is_by(other.leaf, one))
+    ]
+    return _pem([*_certificates(fresh), *kept])
+
+
+def _certificates(pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return []
+
+
+def _pem(certificates: Iterable[x509.Certificate]) -> bytes:
+    return b"".join(one.public_bytes(_PEM) for one in certificates)

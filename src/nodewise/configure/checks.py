@@ -1,0 +1,121 @@
+"""Whether certificates are what they have to be. A CA's key is never one."""
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from nodewise.errors import Problem
+
+_SOON: Final = dt.timedelta(days=30)
+
+
+class Papers(NamedTuple):
+    """Contents in PEM."""
+
+    cert: bytes
+    key: bytes
+    ca: bytes | None
+
+
+class Findings(NamedTuple):
+    problems: Sequence[Problem]
+    warnings: Sequence[str]
+
+
+def findings(
+    papers: Papers, others: Mapping[str, bytes], now: dt.datetime, *, allow_ca_key: bool
+) -> Findings:
+    """All that is wrong with a client's papers. `others`: files near them, among which may be a CA's certificate."""
+    chain, authority = _certificates(papers.cert), _certificates(papers.ca or b"")
+    key = _public_key(papers.key)
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    if not chain:
+        problems.append(Problem("-cert", "no certificate in PEM", "a client certificate"))
+    if key is None:
+        problems.append(
+            Problem("-key", "no private key in PEM without a password", "that of the certificate")
+        )
+    if papers.ca is not None and not authority:
+        problems.append(Problem("--ca", "no certificate in PEM", "the CA of nodewise's certificate"))
+    if chain and key is not None:
+        problems += _wrong_leaf(chain[0], key, now)
+        warnings += _doubtful_leaf(chain[0], now)
+        owners = _owners(chain[0], key, {"--ca": papers.ca or b"", **others})
+        said = f"the key of a CA: {', '.join(owners)}"
+        if owners and allow_ca_key:
+            warnings.append(f"-key is {said}; whoever reads it can be anybody in the cluster")
+        elif owners:
+            wanted = "a client certificate of its own; --allow-ca-key to copy it nevertheless"
+            problems.append(Problem("-key", said, wanted))
+    if authority and not any(map(_is_ca, authority)):
+        warnings.append("--ca is no CA's certificate")
+    return Findings(problems, warnings)
+
+
+def _wrong_leaf(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:
+    if _public(leaf.public_key()) != key:
+        yield Problem("-key", "not the key of the certificate", "that of -cert")
+    if now > leaf.not_valid_after_utc:
+        yield Problem("-cert", f"over since {leaf.not_valid_after_utc:%Y-%m-%d %H:%M}", "one that is valid")
+    if now < leaf.not_valid_before_utc:
+        yield Problem(
+            "-cert", f"valid from {leaf.not_valid_before_utc:%Y-%m-%d %H:%M} on", "one that is valid"
+        )
+    try:
+        usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except (x509.ExtensionNotFound, ValueError):
+        return
+    if (
+        ExtendedKeyUsageOID.CLIENT_AUTH not in usage
+        and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage
+    ):
+        yield Problem("-cert", "not for client use", "extended key usage clientAuth")
+
+
+def _doubtful_leaf(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
+    if now <= leaf.not_valid_after_utc < now + _SOON:
+        yield f"-cert is over on {leaf.not_valid_after_utc:%Y-%m-%d}"
+
+
+def _owners(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
+    """Who shows that a key is a CA's: its own certificate, or a CA's with the same key, whatever its name."""
+    found = ["-cert"] if _is_ca(leaf) else []
+    for name, data in files.items():
+        if any(_is_ca(one) and _public(one.public_key()) == key for one in _certificates(data)):
+            found.append(name)
+    return found
+
+
+def _is_ca(certificate: x509.Certificate) -> bool:
+    """What cannot be read is taken for a CA's: no answer must not mean that it may be copied."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return certificate.issuer == certificate.subject
+    except ValueError:
+        return True
+
+
+def _certificates(data: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError:
+        return []
+
+
+def _public_key(data: bytes) -> bytes | None:
+    try:
+        return _public(load_pem_private_key(data, None).public_key())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return None
+
+
+def _public(key: PublicKeyTypes) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

@@ -1,0 +1,96 @@
+"""The command line of kube-scheduler's container, with another `--config`."""
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from nodewise.errors import BadInput, Problem
+
+_OBSOLETE: Final = {
+    "policy-configmap": True,
+    "policy-configmap-namespace": True,
+    "policy-config-file": True,
+    "use-legacy-policy-config": False,
+}
+"""Flags of the policy of Kubernetes before 1.23, which newer ones do not start with; whether a value may follow."""
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "busybox"})
+
+
+def field(container: Mapping[str, Any]) -> str:
+    """The list that has the flags: `args` where there is one, for it comes later and counts. `BadInput` for none."""
+    _strings(container, "command")
+    _strings(container, "args")
+    words = [*(container.get("command") or []), *(container.get("args") or [])]
+    if not words:
+        raise BadInput(
+            "not found error",
+            [Problem("command", "'command' missing from YAML spec container in manifest file", "")],
+        )
+    if posixpath.basename(words[0]) in _SHELLS or "-c" in words:
+        wanted = "kube-scheduler with its flags: what follows a shell's command is not kube-scheduler's"
+        raise BadInput("not supported error", [Problem("command", repr(words[0]), wanted)])
+    return "args" if container.get("args") else "command"
+
+
+def value(container: Mapping[str, Any], name: str) -> str | None:
+    """What a flag says; the last one counts."""
+    found = None
+    for words in (container.get("command") or [], container.get("args") or []):
+        for at, word in enumerate(words):
+            own, equals, text = word.lstrip("-").partition("=")
+            if word.startswith("-") and own == name:
+                found = text if equals else _following(words, at)
+    return found
+
+
+def configured(container: Mapping[str, Any], config: str | None) -> dict[str, list[str]]:
+    """`command` and `args` as they are to be: one `--config`, where the first one was, and no flag of the policy.
+
+    None takes `--config` out.
+    """
+    place = field(container)
+    lists = {name: list(container[name]) for name in ("command", "args") if container.get(name) is not None}
+    edited = {name: _edited(words, config) for name, words in lists.items()}
+    placed = [name for name, words in edited.items() if f"--config={config}" in words]
+    if config is not None and not placed:
+        edited[place].append(f"--config={config}")
+    for name in placed[1:]:
+        edited[name].remove(f"--config={config}")
+    return edited
+
+
+def _edited(words: Sequence[str], config: str | None) -> list[str]:
+    found: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.lstrip("-").partition("=")
+        is_flag = word.startswith("-") and len(word) - len(word.lstrip("-")) <= 2  # noqa: PLR2004 - dashes
+        if not is_flag or (name != "config" and name not in _OBSOLETE):
+            found.append(word)
+            continue
+        if not equals and _OBSOLETE.get(name, True):
+            _following([word, *left], 0)
+            left.pop(0)
+        if name == "config" and config is not None and f"--config={config}" not in found:
+            found.append(f"--config={config}")
+    return found
+
+
+def _following(words: Sequence[str], at: int) -> str:
+    following = words[at + 1] if at + 1 < len(words) else None
+    if following is None or following.startswith("-"):
+        raise BadInput("manifest", [Problem("command", f"{words[at]} without a value", f"{words[at]}=VALUE")])
+    return following
+
+
+def _strings(container: Mapping[str, Any], name: str) -> None:
+    if name not in container or (name == "args" and container[name] is None):
+        return
+    words = container[name]
+    if not isinstance(words, list):
+        seen = f"{name} is not an array type in manifest file"
+        raise BadInput("type assertion error", [Problem("", seen, "")])
+    if not all(isinstance(word, str) for word in words):
+        seen = f"{name} array item is not a string type in manifest file"
+        raise BadInput("type assertion error", [Problem("", seen, "")])

@@ -1,0 +1,37 @@
+"""What changes in a file, for people."""
+
+import difflib
+from collections.abc import Iterator
+from typing import Final
+
+_COLOURS: Final = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
+_END: Final = "\x1b[0m"
+
+
+def unified(path: str, before: bytes | None, after: bytes | None, *, colour: bool = False) -> str:
+    """A unified diff; empty where nothing changes."""
+    old, new = (_lines(data) for data in (before, after))
+    names = (path if before is not None else "/dev/null", path if after is not None else "/dev/null")
+    if before != after and old == new:
+        return f"--- {names[0]}\n+++ {names[1]}\nbytes that are no text differ\n"
+    lines = difflib.unified_diff(old, new, *names, lineterm="")
+    return "".join(f"{line}\n" for line in (_coloured(lines) if colour else lines))
+
+
+def _lines(data: bytes | None) -> list[str]:
+    lines = (data or b"").decode(errors="replace").split("\n")
+    last = lines.pop()
+    if last:
+        lines += [last, "\\ No newline at end of file"]
+    return [_visible(line) for line in lines]
+
+
+def _visible(line: str) -> str:
+    """What would move a terminal's cursor, or colour it, is shown as what it is."""
+    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line)
+
+
+def _coloured(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        colour = _COLOURS.get(line[:1])
+        yield f"{colour}{line}{_END}" if colour else line

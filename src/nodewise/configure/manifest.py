@@ -1,0 +1,299 @@
+"""The static pod of kube-scheduler: what is read of it, and what it is to say so that nodewise is asked.
+
+Our entries have the names of the older configurator's, so that a pod which it edited is taken over.
+"""
+
+import copy
+import json
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from nodewise.configure import command, versions, yamltext
+from nodewise.configure.versions import Version
+from nodewise.configure.yamltext import Document
+from nodewise.errors import BadInput, Problem
+
+CONFIG_VOLUME: Final = "schedulerconfig"
+CERTS_VOLUME: Final = "certdir"
+OURS: Final = frozenset({CONFIG_VOLUME, CERTS_VOLUME})
+CERTS_MOUNT: Final = "/host/certs"
+HASH: Final = "nodewise.io/config-hash"
+BEFORE: Final = "nodewise.io/before-configure"
+"""What has to be known to take everything out again."""
+DNS_POLICY: Final = "ClusterFirstWithHostNet"
+"""A pod of the host's network finds no Service by name without."""
+
+
+class Before(NamedTuple):
+    """What the pod had before we came."""
+
+    dns_policy: str | None = None
+    config: str | None = None
+    """A configuration that was the user's own."""
+    backup: str | None = None
+    """Where it is kept, if ours has its name."""
+
+
+class Manifest(NamedTuple):
+    document: Document
+    at: int
+    """Which container is kube-scheduler."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = self.document.value["spec"]
+        return spec
+
+    @property
+    def container(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.spec["containers"][self.at]
+        return found
+
+    @property
+    def config(self) -> str | None:
+        """The configuration that is read now, as the container names it."""
+        return command.value(self.container, "config")
+
+    @property
+    def kubeconfig(self) -> str:
+        return command.value(self.container, "kubeconfig") or ""
+
+    @property
+    def own_config(self) -> str | None:
+        """The configuration that a run of ours, or of the older configurator, put there."""
+        return _paths(self.spec.get("volumes")).get(CONFIG_VOLUME)
+
+    @property
+    def own_certs(self) -> str | None:
+        return _paths(self.spec.get("volumes")).get(CERTS_VOLUME)
+
+    @property
+    def users_config(self) -> str | None:
+        """The configuration that somebody else put there."""
+        return self.config if self.config and self.config != self.own_config else None
+
+    @property
+    def config_hash(self) -> str | None:
+        return self._annotations.get(HASH)
+
+    @property
+    def before(self) -> Before | None:
+        """As a former run wrote it down; None: there was none of ours."""
+        text = self._annotations.get(BEFORE)
+        if text is None:
+            return None
+        try:
+            found = json.loads(text)
+            return Before(found.get("dnsPolicy"), found.get("config"), found.get("backup"))
+        except (ValueError, AttributeError) as error:
+            wanted = "as `nodewise configure` wrote it"
+            raise BadInput(
+                self.document.name, [Problem(f"annotation {BEFORE}", text[:80], wanted)]
+            ) from error
+
+    @property
+    def _annotations(self) -> Mapping[str, str]:
+        return (self.document.value.get("metadata") or {}).get("annotations") or {}
+
+    def on_host(self, path: str) -> str:
+        """Where on the host a file lies that the container sees under this name."""
+        volumes = _paths(self.spec.get("volumes"))
+        mounts = self.container.get("volumeMounts") or []
+        for mount in sorted(mounts, key=lambda mount: -len(str(mount.get("mountPath", "")))):
+            inside = str(mount.get("mountPath", "")).rstrip("/")
+            host = volumes.get(mount.get("name"))
+            if host and not mount.get("subPath") and (path == inside or path.startswith(f"{inside}/")):
+                return posixpath.normpath(host + path[len(inside) :])
+        return path
+
+
+class Wanted(NamedTuple):
+    """What the pod is to have."""
+
+    config: str
+    certs: str
+    """The host's folder; empty where nothing needs certificates."""
+    config_hash: str
+    before: Before
+
+
+def read(data: bytes, name: str, container: str = "") -> Manifest:
+    """`BadInput` for what is no pod of kube-scheduler."""
+    if not data.strip():
+        raise BadInput("not found error: spec not found", [Problem(name, "an empty file", "a Pod")])
+    document = yamltext.parse(data, name)
+    root = document.value
+    if not isinstance(root, dict):
+        raise BadInput(f'unmarshaling of "{name}" failed', [Problem("root", "no map", "a Pod")])
+    spec = root.get("spec")
+    if not isinstance(spec, dict):
+        raise BadInput(f"not found error: spec not found in {name}")
+    if not all(isinstance(key, str) for key in [*root, *spec]):
+        raise BadInput(f"{name}", [Problem("spec", "a key that is no text", "names of fields")])
+    _check_metadata(root, name)
+    found = Manifest(document, _which(spec.get("containers"), container))
+    for where, field in ((found.container, "volumeMounts"), (spec, "volumes")):
+        _check_list(where, field)
+    command.field(found.container)
+    return found
+
+
+def version(manifest: Manifest) -> Version:
+    image = manifest.container.get("image")
+    if not isinstance(image, str):
+        raise BadInput("not found error: imageName not found")
+    return versions.of_image(image)
+
+
+def configured(manifest: Manifest, wanted: Wanted) -> dict[str, Any]:
+    """The pod with our configuration. `BadInput` where somebody else's mount is in its place."""
+    root: dict[str, Any] = copy.deepcopy(manifest.document.value)
+    container = root["spec"]["containers"][manifest.at]
+    container.update(command.configured(container, wanted.config))
+    mounts = {CONFIG_VOLUME: {"mountPath": wanted.config, "name": CONFIG_VOLUME, "readOnly": True}}
+    volumes = {CONFIG_VOLUME: {"hostPath": {"path": wanted.config, "type": "File"}, "name": CONFIG_VOLUME}}
+    if wanted.certs:
+        mounts[CERTS_VOLUME] = {"mountPath": CERTS_MOUNT, "name": CERTS_VOLUME, "readOnly": True}
+        volumes[CERTS_VOLUME] = {
+            "hostPath": {"path": wanted.certs, "type": "Directory"},
+            "name": CERTS_VOLUME,
+        }
+    container["volumeMounts"] = _with_ours(container.get("volumeMounts", []), mounts)
+    root["spec"]["volumes"] = _with_ours(root["spec"].get("volumes", []), volumes)
+    _check_collisions(container["volumeMounts"])
+    root["spec"]["dnsPolicy"] = DNS_POLICY
+    before = {
+        "dnsPolicy": wanted.before.dns_policy,
+        "config": wanted.before.config,
+        "backup": wanted.before.backup,
+    }
+    metadata = root.setdefault("metadata", {})
+    metadata["annotations"] = (metadata.get("annotations") or {}) | {
+        BEFORE: json.dumps({name: value for name, value in before.items() if value is not None}),
+        HASH: wanted.config_hash,
+    }
+    return root
+
+
+def unconfigured(manifest: Manifest) -> dict[str, Any]:
+    """The pod without all that we put in, and with what we replaced."""
+    root: dict[str, Any] = copy.deepcopy(manifest.document.value)
+    spec, container = root["spec"], root["spec"]["containers"][manifest.at]
+    before = manifest.before or Before()
+    container.update(command.configured(container, before.config))
+    for where, field in ((container, "volumeMounts"), (spec, "volumes")):
+        _put(where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OURS])
+    spec.pop("dnsPolicy", None)
+    if before.dns_policy is not None:
+        spec["dnsPolicy"] = before.dns_policy
+    metadata = root.get("metadata") or {}
+    annotations = metadata.get("annotations") or {}
+    if BEFORE in annotations or HASH in annotations:
+        _put(
+            metadata,
+            "annotations",
+            {key: annotations[key] for key in annotations if key not in (BEFORE, HASH)},
+        )
+    return root
+
+
+def former(manifest: Manifest) -> Before:
+    """What was there before us; of a pod that the older configurator edited, as far as it can be known."""
+    found = manifest.before
+    if found is not None:
+        return found
+    policy = manifest.spec.get("dnsPolicy")
+    taken_over = manifest.own_config is not None and policy == DNS_POLICY
+    return Before(None if taken_over else policy, manifest.users_config)
+
+
+def _put(where: dict[str, Any], field: str, value: Any) -> None:
+    if value:
+        where[field] = value
+    else:
+        where.pop(field, None)
+
+
+def _with_ours(entries: Sequence[Any], ours: Mapping[str, Any]) -> list[Any]:
+    """Ours in the place of those of a former run, or at the end."""
+    kept: list[Any] = []
+    left = dict(ours)
+    for entry in entries:
+        name = entry["name"]
+        if name not in OURS:
+            kept.append(entry)
+        elif name in left:
+            kept.append(left.pop(name))
+    return [*kept, *left.values()]
+
+
+def _check_collisions(mounts: Sequence[Mapping[str, Any]]) -> None:
+    ours = {mount["mountPath"]: mount["name"] for mount in mounts if mount["name"] in OURS}
+    for mount in mounts:
+        path = posixpath.normpath(str(mount.get("mountPath")))
+        if mount["name"] not in OURS and path in ours:
+            seen = f"{path} is mounted already, by {mount['name']!r}"
+            raise BadInput("manifest", [Problem("volumeMounts", seen, f"the place free for {ours[path]!r}")])
+
+
+def _check_metadata(root: Mapping[str, Any], name: str) -> None:
+    metadata = root.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise BadInput(name, [Problem("metadata", "no map", "a map")])
+    annotations = metadata.get("annotations")
+    if annotations is not None and not isinstance(annotations, dict):
+        raise BadInput(name, [Problem("metadata.annotations", "no map", "a map")])
+
+
+def _check_list(where: Mapping[str, Any], field: str) -> None:
+    if field not in where:
+        return
+    kind = "volumeMount" if field == "volumeMounts" else "volume"
+    if not isinstance(where[field], list):
+        raise BadInput(f"type assertion error: {field} type wrong, should have been array in manifest file")
+    for entry in where[field]:
+        if not isinstance(entry, dict):
+            raise BadInput(
+                f"type assertion error: {kind} type error in manifest file, should have been a map"
+            )
+        if not isinstance(entry.get("name"), str):
+            raise BadInput("manifest", [Problem(field, f"a {kind} without a name", "a name for each")])
+
+
+def _which(containers: Any, name: str) -> int:
+    """The container that somebody names, else the one named kube-scheduler, else the only one, else by its program."""
+    if not isinstance(containers, list) or not containers:
+        raise BadInput(
+            "not found error: imageName not found", [Problem("spec.containers", "none", "kube-scheduler")]
+        )
+    if not all(isinstance(container, dict) for container in containers):
+        raise BadInput("type assertion error", [Problem("spec.containers", "no map", "containers")])
+    names = [container.get("name") for container in containers]
+    if (name or "kube-scheduler") in names:
+        return names.index(name or "kube-scheduler")
+    if name:
+        raise BadInput("not found error", [Problem("--container", repr(name), f"one of {names}")])
+    if len(containers) == 1:
+        return 0
+    programs = [at for at, one in enumerate(containers) if _program(one) == "kube-scheduler"]
+    if len(programs) != 1:
+        raise BadInput(
+            "not found error", [Problem("spec.containers", f"{names}", "kube-scheduler, or --container")]
+        )
+    return programs[0]
+
+
+def _program(container: Mapping[str, Any]) -> str:
+    words = container.get("command")
+    return posixpath.basename(str(words[0])) if isinstance(words, list) and words else ""
+
+
+def _paths(volumes: Any) -> dict[Any, str]:
+    """The host's path by the volume's name."""
+    found = {}
+    for volume in volumes or []:
+        source = volume.get("hostPath")
+        if isinstance(source, dict) and isinstance(source.get("path"), str):
+            found[volume["name"]] = source["path"]
+    return found

@@ -1,0 +1,74 @@
+"""kube-scheduler's version, and the form of its configuration that this version reads."""
+
+import re
+from typing import Final, NamedTuple
+
+from nodewise.errors import BadInput, BadSettings, Problem
+
+OLDEST: Final = 19
+NEWEST: Final = 37
+"""What this was tried with."""
+_GROUP: Final = "kubescheduler.config.k8s.io"
+_VERSION: Final = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?![0-9a-zA-Z])")
+_LOADS: Final = {
+    "v1beta1": range(19, 23),
+    "v1beta2": range(22, 28),
+    "v1beta3": range(23, 29),
+    "v1": range(25, 10**9),
+}
+"""By what is written in a configuration, the minor versions that load it."""
+_WRITES: Final = {19: "v1beta1", 22: "v1beta2", 25: "v1"}
+"""What to write, by the first minor version."""
+
+
+class Version(NamedTuple):
+    """1.minor."""
+
+    minor: int
+
+    @property
+    def api_version(self) -> str:
+        """Of the configuration to write."""
+        found = max(first for first in _WRITES if first <= self.minor)
+        return f"{_GROUP}/{_WRITES[found]}"
+
+    @property
+    def is_newer_than_tried(self) -> bool:
+        return self.minor > NEWEST
+
+    def loads(self, api_version: str) -> bool:
+        group, _, version = api_version.partition("/")
+        return group == _GROUP and self.minor in _LOADS.get(version, range(0))
+
+    def __str__(self) -> str:
+        return f"1.{self.minor}"
+
+
+def of_image(image: str) -> Version:
+    """By the image's tag. `BadInput` for an image that does not say."""
+    name = image.partition("@")[0]
+    last = name.rpartition("/")[2]
+    _, colon, tag = last.partition(":")
+    found = _VERSION.match(tag) if colon else None
+    if found is None:
+        remedy = "say it with --kubernetes-version"
+        raise BadInput(f"not found error: version not found from imageName: {image}", remedy=remedy)
+    return _supported(int(found[1]), int(found[2]), f"image {image}")
+
+
+def of_setting(text: str) -> Version:
+    """By what somebody says it is."""
+    found = re.fullmatch(r"v?(\d{1,9})\.(\d{1,9})(?:\.\d.*)?", text)
+    if found is None:
+        raise BadSettings(
+            "settings", [Problem("--kubernetes-version", repr(text), "such as 1.30 or v1.30.2")]
+        )
+    return _supported(int(found[1]), int(found[2]), "--kubernetes-version")
+
+
+def _supported(major: int, minor: int, where: str) -> Version:
+    if major != 1:
+        raise BadInput(f"not supported error: {where}: unsupported major version {major}; wanted 1")
+    if minor < OLDEST:
+        raise BadInput(f"not supported error: {where}: k8s version older than 1.{OLDEST} isn't supported")
+    return Version(minor)

@@ -1,0 +1,317 @@
+"""YAML text that is changed where it has to be and nowhere else: comments, quotes, order and line ends stay.
+
+A text is read into a plain value; somebody makes the value that is wanted; `rewritten` finds the few pieces of text
+that differ, and reads the result again to see that it says just that. What cannot be done so is refused.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, NoReturn
+
+import yaml
+
+from nodewise.errors import BadInput, Problem
+
+LARGEST_BYTES: Final = 2**20
+"""What the kubelet reads of a static pod is far less."""
+_MOST_NODES: Final = 100_000
+_BYTE_ORDER_MARK: Final = "\ufeff"
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_./=@:+-]+")
+
+
+class Document(NamedTuple):
+    """A text with one document in it."""
+
+    name: str
+    text: str
+    node: yaml.Node
+    value: Any
+
+    @property
+    def line_end(self) -> str:
+        return "\r\n" if "\r\n" in self.text else "\n"
+
+
+class Edit(NamedTuple):
+    """A piece of text, by its offsets, and what comes in its place."""
+
+    start: int
+    end: int
+    text: str
+
+
+def parse(data: bytes, name: str) -> Document:
+    """The one document of a file. `BadInput` for none or several, for keys given twice, for what is no YAML."""
+    if len(data) > LARGEST_BYTES:
+        raise _bad(name, f"{len(data)} bytes", f"at most {LARGEST_BYTES}")
+    try:
+        text = data.decode()
+        nodes = list(yaml.compose_all(text, yaml.SafeLoader))
+        if len(nodes) != 1:
+            raise _bad(name, f"{len(nodes)} documents", "one")
+        left = [_MOST_NODES]
+        _refuse_doubles(nodes[0], left, name)
+        value = yaml.safe_load(
+            text
+        )  # apart: merge keys are expanded in the nodes of whoever makes values of them
+        return Document(name, text, nodes[0], _copied(value, left, name))
+    except UnicodeDecodeError as error:
+        raise _bad(name, f"byte {error.start} is no UTF-8", "UTF-8") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise BadInput(
+            f'unmarshaling of "{name}" failed', [Problem("yaml", " ".join(str(error).split()), "")]
+        ) from error
+    except RecursionError as error:
+        raise _bad(name, "nested too deep", "a pod or a configuration") from error
+
+
+def rewritten(document: Document, wanted: Any) -> bytes:
+    """The text that says what is wanted, changed in as few places as possible. `BadInput` where that cannot be."""
+    edits = sorted(_edits(document, document.node, document.value, wanted))
+    text, at, pieces = document.text, 0, []
+    for edit in edits:
+        if edit.start < at:
+            _refuse(document)
+        pieces += [text[at : edit.start], edit.text]
+        at = edit.end
+    found = "".join([*pieces, text[at:]]).encode()
+    try:
+        same = key_of(parse(found, document.name).value) == key_of(wanted)
+    except BadInput:
+        same = False
+    return found if same else _refuse(document)
+
+
+def dumped(value: Any) -> str:
+    """A value as a text of its own."""
+    return yaml.safe_dump(value, sort_keys=False, width=1000)
+
+
+def key_of(value: Any) -> str:
+    """A text that is the same for the same value only: 1 is not true, and the order of keys does not count."""
+    if isinstance(value, dict):
+        return "{" + ",".join(sorted(f"{key!r}:{key_of(item)}" for key, item in value.items())) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(key_of, value)) + "]"
+    return repr(value)
+
+
+def _edits(document: Document, node: yaml.Node, old: Any, new: Any) -> Iterator[Edit]:
+    if key_of(old) == key_of(new):
+        return
+    if isinstance(node, yaml.MappingNode) and isinstance(old, dict) and isinstance(new, dict) and new:
+        yield from _of_mapping(document, node, old, new)
+    elif isinstance(node, yaml.SequenceNode) and isinstance(old, list) and isinstance(new, list) and new:
+        yield from _of_sequence(document, node, old, new)
+    else:
+        start, end = node.start_mark.index, _end(document.text, node)
+        yield Edit(start, end, (" " if start == end else "") + _flow(new, plain=True))
+
+
+def _of_mapping(
+    document: Document, node: yaml.MappingNode, old: dict[Any, Any], new: dict[Any, Any]
+) -> Iterator[Edit]:
+    entries = {key.value: (key, value) for key, value in node.value}
+    spans = [(key.start_mark.index, _after(document.text, key, value)) for key, value in entries.values()]
+    gone = [at for at, name in enumerate(entries) if name in old and name not in new]
+    for name, item in new.items():
+        if name in old and key_of(old[name]) != key_of(item):
+            if name not in entries:
+                _refuse(document)
+            yield from _edits(document, entries[name][1], old[name], item)
+    added = {name: item for name, item in new.items() if name not in old}
+    if not entries:
+        yield Edit(node.start_mark.index, node.end_mark.index, _flow(new))
+    elif node.flow_style:
+        yield from _flow_deletions(spans, gone)
+        text = "".join(f", {json.dumps(name)}: {_flow(item)}" for name, item in added.items())
+        yield from [Edit(spans[-1][1], spans[-1][1], text)] if text else []
+    else:
+        yield from (_line_deletion(document, *spans[at]) for at in gone)
+        column = node.value[0][0].start_mark.column
+        for name, item in sorted(added.items()):
+            yield _insertion(document, spans, _place(list(entries), name), _entry(name, item, column))
+
+
+def _place(names: Sequence[str], name: str) -> int:
+    """Where a key belongs: among keys in order in its order, else at the end."""
+    return sum(other < name for other in names) if list(names) == sorted(names) else len(names)
+
+
+def _of_sequence(
+    document: Document, node: yaml.SequenceNode, old: list[Any], new: list[Any]
+) -> Iterator[Edit]:
+    spans = _items(document, node)
+    matcher = difflib.SequenceMatcher(
+        None, [key_of(item) for item in old], [key_of(item) for item in new], False
+    )
+    for what, start, end, first, last in matcher.get_opcodes():
+        kept = min(end - start, last - first) if what == "replace" else 0
+        for at in range(kept):
+            yield from _edits(document, node.value[start + at], old[start + at], new[first + at])
+        if what == "equal":
+            continue
+        gone, added = range(start + kept, end), new[first + kept : last]
+        if node.flow_style or not spans:
+            yield from _flow_deletions(spans, list(gone))
+            yield from _flow_items(node, spans, end, added)
+        else:
+            yield from (_line_deletion(document, *spans[at]) for at in gone)
+            lines = [line for item in added for line in _item(item, node.start_mark.column)]
+            yield from [_insertion(document, spans, end, lines)] if lines else []
+
+
+def _flow_items(
+    node: yaml.SequenceNode, spans: Sequence[tuple[int, int]], at: int, added: Sequence[Any]
+) -> Iterator[Edit]:
+    text = ", ".join(map(_flow, added))
+    if not text:
+        return
+    if not spans:
+        yield Edit(node.start_mark.index, node.end_mark.index, f"[{text}]")
+    elif at:
+        yield Edit(spans[at - 1][1], spans[at - 1][1], f", {text}")
+    else:
+        yield Edit(spans[0][0], spans[0][0], f"{text}, ")
+
+
+def _items(document: Document, node: yaml.SequenceNode) -> list[tuple[int, int]]:
+    """Where each item begins and ends; in block style it begins with its dash."""
+    ends = [_end(document.text, item) for item in node.value]
+    if node.flow_style:
+        return [(item.start_mark.index, end) for item, end in zip(node.value, ends, strict=True)]
+    starts, column = [], node.start_mark.column
+    dash = re.compile(rf"^ {{{column}}}-(?=\s|$)", re.MULTILINE)
+    for at, item in enumerate(node.value):
+        if at == 0:
+            starts.append(node.start_mark.index)
+            continue
+        found = list(dash.finditer(document.text, ends[at - 1], item.start_mark.index + 1))
+        if not found:
+            _refuse(document)
+        starts.append(found[-1].end() - 1)
+    if document.text[node.start_mark.index : node.start_mark.index + 1] != "-":
+        _refuse(document)
+    return list(zip(starts, ends, strict=True))
+
+
+def _line_deletion(document: Document, start: int, end: int) -> Edit:
+    """Whole lines, with the comment at the end of the last one."""
+    first = _line_start(document, start)
+    if first is None:
+        _refuse(document)
+    return Edit(first, _line_end(document.text, end), "")
+
+
+def _insertion(document: Document, spans: Sequence[tuple[int, int]], at: int, lines: Sequence[str]) -> Edit:
+    """Lines before the entry with this number, or after the last."""
+    text = "".join(line + document.line_end for line in lines)
+    before = _line_start(document, spans[0][0]) if at == 0 else None
+    if before is not None:
+        return Edit(before, before, text)
+    place = _line_end(document.text, spans[max(at, 1) - 1][1])
+    if not document.text[:place].endswith("\n"):
+        text = document.line_end + text.removesuffix(document.line_end)
+    return Edit(place, place, text)
+
+
+def _line_start(document: Document, index: int) -> int | None:
+    """Where the line of this place begins; None where something else stands before it."""
+    start = document.text.rfind("\n", 0, index) + 1
+    return None if document.text[start:index].strip(" " + _BYTE_ORDER_MARK) else start
+
+
+def _line_end(text: str, index: int) -> int:
+    found = text.find("\n", index)
+    return len(text) if found < 0 else found + 1
+
+
+def _flow_deletions(spans: Sequence[tuple[int, int]], gone: Sequence[int]) -> Iterator[Edit]:
+    kept = [at for at in range(len(spans)) if at not in gone]
+    for at in gone:
+        if kept and at < kept[0]:
+            yield Edit(spans[at][0], spans[at + 1][0], "")
+        else:
+            yield Edit(spans[at - 1][1] if at else spans[at][0], spans[at][1], "")
+
+
+def _after(text: str, key: yaml.Node, value: yaml.Node) -> int:
+    """The end of an entry; an alias' own place is not known, it stands beside its key."""
+    return _end(text, value) if value.start_mark.index >= key.end_mark.index else key.end_mark.index
+
+
+def _end(text: str, node: yaml.Node) -> int:
+    """Behind the last character of what a node says."""
+    if isinstance(node, yaml.MappingNode) and node.value and not node.flow_style:
+        return _after(text, *node.value[-1])
+    if isinstance(node, yaml.SequenceNode) and node.value and not node.flow_style:
+        return max(_end(text, node.value[-1]), node.start_mark.index)
+    start, end = node.start_mark.index, node.end_mark.index
+    return start + len(text[start:end].rstrip())
+
+
+def _entry(name: str, value: Any, column: int) -> list[str]:
+    head = " " * column + _flow(name, plain=True) + ":"
+    if isinstance(value, dict) and value:
+        return [head, *(line for key, item in value.items() for line in _entry(key, item, column + 2))]
+    if isinstance(value, list) and value:
+        return [head, *(line for item in value for line in _item(item, column))]
+    return [f"{head} {_flow(value, plain=True)}"]
+
+
+def _item(value: Any, column: int) -> list[str]:
+    if isinstance(value, dict) and value:
+        lines = [line for key, item in value.items() for line in _entry(key, item, column + 2)]
+        return [" " * column + "- " + lines[0].lstrip(), *lines[1:]]
+    return [" " * column + "- " + _flow(value, plain=True)]
+
+
+def _flow(value: Any, *, plain: bool = False) -> str:
+    """In JSON, which is YAML everywhere; strings without quotes where that says the same."""
+    if plain and isinstance(value, str) and _PLAIN.fullmatch(value) and not value.endswith(":"):
+        try:
+            if yaml.safe_load(f"- {value}") == [value]:
+                return value
+        except (yaml.YAMLError, ValueError):
+            pass
+    return json.dumps(value, default=str)
+
+
+def _refuse_doubles(node: yaml.Node | None, left: list[int], name: str) -> None:
+    left[0] -= 1
+    if left[0] < 0:
+        raise _bad(name, f"more than {_MOST_NODES} values", "fewer")
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_doubles(item, left, name)
+    if isinstance(node, yaml.MappingNode):
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and names.count(key.value) > 1:
+                raise _bad(
+                    name, f"line {key.start_mark.line + 1}: the key {key.value!r} is given twice", "once"
+                )
+            _refuse_doubles(value, left, name)
+
+
+def _copied(value: Any, left: list[int], name: str) -> Any:
+    """A copy in which nothing is shared, so that aliases cannot make one change two."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise _bad(name, f"more than {_MOST_NODES} values", "fewer")
+    if isinstance(value, dict):
+        return {key: _copied(item, left, name) for key, item in value.items()}
+    return [_copied(item, left, name) for item in value] if isinstance(value, list) else value
+
+
+def _refuse(document: Document) -> NoReturn:
+    raise BadInput(
+        f"{document.name} cannot be changed without changing what it says elsewhere",
+        remedy="write it without anchors, merge keys and several entries on a line",
+    )
+
+
+def _bad(name: str, seen: str, wanted: str) -> BadInput:
+    return BadInput(f'unmarshaling of "{name}" failed', [Problem("yaml", seen, wanted)])

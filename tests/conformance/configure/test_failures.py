@@ -1,0 +1,326 @@
+"""What is wrong on the host, and certificates: the numbered cases 81 to 98 and 102. Nothing is ever left half done."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.conformance.configure import pods
+from tests.conformance.configure.hosts import AUTHORITY, CLIENT, PROGRAM, Host, issue
+from tests.conformance.configure.pods import changed
+from tests.conformance.configure.rows import row
+
+
+def refused(host: Host, *flags: str, **other: str) -> str:
+    before = host.everything()
+    ran = host.run(*flags, **other)
+    assert ran.code == 1, ran.err
+    assert host.everything() == before
+    return ran.err
+
+
+@row(81)
+def test_all_that_is_missing_is_told_at_once(host):
+    gone = str(host.manifest.parent / "nope.yaml")
+    said = refused(host, m=gone, key=str(host.k / "nope.key"))
+    lines = [line for line in said.splitlines() if "no access to the file" in line]
+    assert [line.partition('at path "')[2] for line in lines] == [
+        f'{path}", err: open {path}: no such file or directory' for path in (gone, f"{host.k}/nope.key")
+    ]
+    assert "file check error: " in said
+
+
+@row(82)
+@row(83)
+@row(87)
+@row(88, "found before anything is written")
+@row(89)
+@row(90, "found before anything is written")
+@row(91)
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"m": "{k}/pki"}, 'no access to the file at path "{k}/pki", err: open {k}/pki: is a directory'),
+        (
+            {"f": "{k}/no"},
+            'no access to the file at path "{k}/no", err: open {k}/no: no such file or directory',
+        ),
+        ({"d": "{k}/no"}, 'can\'t create the file at path "{k}/no/scheduler-config.yaml"'),
+        ({"cert_dir": "{k}/pki/ca.crt/x/"}, "file check error: {k}/pki/ca.crt/x: not a directory"),
+        ({"cert_dir": "{k}/pki/ca.crt/"}, "{k}/pki/ca.crt: not a directory"),
+        ({"cert_dir": "{k}/pki/ca.crt"}, "{k}/pki/ca.crt: not a directory"),
+        ({"cert_dir": ""}, "file check error: mkdir : no such file or directory"),
+        ({"cert": "{k}/pki"}, 'no access to the file at path "{k}/pki", err: open {k}/pki: is a directory'),
+        ({"b": "{k}/no"}, 'can\'t create folders to "{k}/no", err: stat {k}/no: no such file or directory'),
+        ({"d": "{k}/manifests"}, "{k}/manifests: a folder for static pods"),
+        ({"b": "{k}/manifests"}, "{k}/manifests: a folder for static pods"),
+        ({"cert_dir": "{k}/manifests/certs"}, "{k}/manifests/certs: a folder for static pods"),
+        ({"m": "/dev/zero"}, "no regular file"),
+    ],
+)
+def test_paths(host, flags, says):
+    given = {name: value.format(k=host.k) for name, value in flags.items()}
+    assert says.format(k=host.k) in refused(host, **given)
+
+
+def test_links_that_lead_nowhere(host):
+    host.config.symlink_to(host.k / "nowhere")
+    assert "leads nowhere" in refused(host)
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def closed(host):
+    """The host belongs to root; others may look."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be somebody else")
+    folder = host.k
+    while folder != folder.parent:
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o055)
+        folder = folder.parent
+    for name in ("scheduler-client.key", "ca.key"):
+        (host.k / "pki" / name).chmod(0o644)
+    host.manifest.chmod(0o644)
+    return host
+
+
+def as_nobody(host: Host, *flags: str, **other: str):
+    """Another user, in a Python that he may read."""
+    code = "import os, sys; os.setgid(65534); os.setuid(65534); from nodewise.cli.main import run; run(sys.argv[1:])"
+    words = ["import nodewise.cli.configure; " + code, "configure", *host.base(**other), *flags]
+    done = subprocess.run(
+        [sys.executable, "-c", *words],
+        cwd=host.work,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@row(85, "the reason is told: permission denied")
+@row(86)
+def test_folders_that_are_somebody_elses(closed):
+    before = closed.everything()
+    done = as_nobody(closed)
+    assert done.returncode == 1
+    assert f"open {closed.config}: permission denied" in done.stderr
+    assert f"{closed.certs}: permission denied" in done.stderr
+    assert f"open {closed.manifest}: permission denied" in done.stderr
+    assert closed.everything() == before
+
+
+@row(102, "allowed")
+def test_a_dry_run_needs_no_rights_to_write(closed):
+    before = closed.everything()
+    done = as_nobody(closed, "-dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"+    - --config={closed.config}" in done.stdout
+    assert closed.everything() == before
+
+
+@row(94, "found before anything is written")
+def test_a_deployment_that_is_not_there(tmp_path):
+    host = Host(tmp_path, 23)
+    assert "couldn't read deployment file" in refused(host, tas_depl="nope.yaml")
+
+
+@row(95)
+def test_no_deployment(tmp_path):
+    assert Host(tmp_path, 23).run(tas_depl="").code == 0
+
+
+@row(96, "only node-role.kubernetes.io/control-plane is replaced; a second run writes nothing")
+def test_deployments_on_request(tmp_path):
+    host = Host(tmp_path, 23)
+    names = [host.work / "deploy" / name for name in ("tas-deployment.yaml", "gas.yaml")]
+    names[1].write_text("# control-plane\nb: node-role.kubernetes.io/control-plane\n")
+    given = {"tas_depl": "deploy/tas-deployment.yaml", "gas_depl": "deploy/gas.yaml"}
+    ran = host.run(**given)
+    assert [f'Deployment at "{name}" modified' in ran.err for name in names] == [True, True]
+    assert names[1].read_text() == "# control-plane\nb: node-role.kubernetes.io/master\n"
+    assert host.run("--check", **given).code == 0
+
+
+@row(97, "nothing is made")
+def test_no_folder_is_left(host):
+    deep = str(host.k / "x" / "p" / "q" / "certs")
+    refused(host, cert_dir=deep, key=str(host.k / "nope"))
+    assert host.run("-dry-run", cert_dir=deep).code == 0
+    assert not (host.k / "x").exists()
+    assert host.run(cert_dir=deep).code == 0
+    assert (host.k / "x" / "p" / "q" / "certs" / "client.key").exists()
+
+
+@row(98, "written: bytes are compared")
+def test_a_byte_that_is_no_text(host):
+    host.run()
+    wanted = host.config.read_bytes()
+    host.config.write_bytes(wanted.replace(b"weight: 1", b"weight: 1 # \xff"))
+    assert host.run("--check").code == 3
+    assert host.run().code == 0
+    assert host.config.read_bytes() == wanted
+
+
+OTHER = issue("etcd-ca", is_ca=True)
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "says"),
+    [
+        (AUTHORITY.cert, AUTHORITY.key, "the key of a CA: -cert"),
+        (issue("x", by=AUTHORITY, key=AUTHORITY.key).cert, AUTHORITY.key, "the key of a CA: --ca"),
+        (issue("x", by=AUTHORITY, key=OTHER.key).cert, OTHER.key, "pki/etcd/odd-name.pem"),
+        (b"CRT", b"KEY", "no certificate in PEM"),
+        (CLIENT.cert, issue("y").key, "not the key of the certificate"),
+        (*issue("x", by=AUTHORITY, days=-1), "over since"),
+        (
+            *issue(
+                "x",
+                by=AUTHORITY,
+                usage=pytest.importorskip("cryptography.x509.oid").ExtendedKeyUsageOID.SERVER_AUTH,
+            ),
+            "not for client use",
+        ),
+    ],
+)
+def test_certificates_that_cannot_be_used(host, cert, key, says):
+    (host.k / "pki" / "etcd").mkdir()
+    (host.k / "pki" / "etcd" / "odd-name.pem").write_bytes(OTHER.cert)
+    host.papers("scheduler-client.crt", cert)
+    host.papers("scheduler-client.key", key)
+    said = refused(host)
+    assert says in said
+    assert "PRIVATE" not in said
+    if "the key of a CA" in said:
+        assert host.run("--allow-ca-key").code == 0
+
+
+def test_the_old_defaults_are_the_keys_of_a_ca(host):
+    ca = {"cert": f"{host.k}/pki/ca.crt", "key": f"{host.k}/pki/ca.key"}
+    assert "--allow-ca-key" in refused(host, **ca)
+
+
+def test_restore_brings_everything_back(host):
+    host.config.write_text("old\n")
+    host.config.chmod(0o640)
+    before = host.everything()
+    host.run()
+    [backup] = host.backups
+    ran = host.words(*host.base(), "--restore")
+    assert ran.code == 0, ran.err
+    shutil.rmtree(backup)
+    host.certs.rmdir()
+    assert host.everything() == before
+
+
+def test_restore_of_a_named_backup_and_of_the_older_configurators(host):
+    old = host.manifest.read_bytes()
+    folder = host.k / "backup_2023-12-13_123"
+    folder.mkdir()
+    (folder / "kube-scheduler.yaml").write_bytes(old)
+    host.run("--no-backup")
+    assert host.words(*host.base(), "--restore", str(folder)).code == 0
+    assert host.manifest.read_bytes() == old
+    assert "is no backup" in refused(host, "--restore", str(host.k / "pki"))
+
+
+def test_a_backup_that_was_changed_is_not_restored(host):
+    host.run()
+    (host.backups[0] / "kube-scheduler.yaml").write_text("x")
+    assert "not as it was saved" in refused(host, "--restore")
+
+
+def test_uninstall_takes_out_what_was_put_in(host):
+    before = host.everything()
+    host.run()
+    assert host.run("--uninstall").code == 0
+    for backup in host.backups:
+        shutil.rmtree(backup)
+    assert host.everything() == before
+    assert host.run("--uninstall", "--check").code == 0
+
+
+def test_uninstall_leaves_what_somebody_changed(host):
+    host.run()
+    host.config.write_text(host.config.read_text() + "# mine\n")
+    ran = host.run("--uninstall")
+    assert f"{host.config} is not as it was written, and stays" in ran.err
+    assert host.config.exists()
+    assert "schedulerconfig" not in host.manifest.read_text()
+
+
+OWN = """\
+# ours
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: default-scheduler  # keep
+extenders:
+- urlPrefix: http://127.0.0.1:1/other
+  prioritizeVerb: p
+  weight: 3
+"""
+
+
+def with_own(host: Host, path: str) -> None:
+    words = ["kube-scheduler", f"--config={path}"]
+    host.write(pods.text(changed(pods.pod(30), "spec.containers.0.command", words)))
+
+
+@pytest.mark.parametrize("name", ["scheduler-config.yaml", "own.yaml"])
+def test_merging_into_a_configuration_of_the_users_own(host, name):
+    own = host.k / name
+    own.write_text(OWN)
+    with_own(host, str(own))
+    before = host.everything()
+    assert host.run("--merge").code == 0
+    text = host.config.read_text()
+    assert text.startswith(OWN)
+    assert [entry["weight"] for entry in host.configuration["extenders"]] == [3, 1]
+    assert host.run("--merge", "--check").code == 0
+    assert host.run().code == 1
+    assert host.run("--uninstall").code == 0
+    for backup in host.backups:
+        shutil.rmtree(backup)
+    assert host.everything() == before
+
+
+def test_merging_into_a_version_that_is_not_read_any_more(host):
+    own = host.k / "own.yaml"
+    own.write_text(OWN.replace("/v1\n", "/v1beta2\n"))
+    with_own(host, str(own))
+    assert "apiVersion" in refused(host, "--merge")
+
+
+def test_the_disk_is_full(host, tmp_path):
+    """Whatever cannot be written, all is as it was."""
+    before = host.everything()
+    limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    code = limit + "resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0})); import sys; sys.argv[0] = 'x'; "
+    code += "from nodewise.cli.main import run; run()"
+    for size in (100, 600, 1000, 1500):
+        words = [sys.executable, "-B", "-c", code.format(size), "configure", *host.base()]
+        done = subprocess.run(words, cwd=host.work, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 1
+        assert "nothing was changed: File too large" in done.stderr
+        assert host.everything() == before
+
+
+def test_one_at_a_time(host):
+    """Runs at once wait for each other, and the last finds nothing to do."""
+    running = [
+        subprocess.Popen([*PROGRAM, *host.base()], cwd=host.work, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    assert sum("Manifest written" in text for text in said) == 1
+    assert len(host.backups) == 1
