@@ -13,9 +13,9 @@ import pytest
 
 from nodewise.cpu import state
 from nodewise.cpu.cluster.blocking import BlockingRequests
-from nodewise.cpu.node import inside
-from nodewise.cpu.node.configmaps import ConfigMapBook
-from nodewise.cpu.node.inside import InsideRequests
+from nodewise.cpu.store.configmaps import ConfigMapBook
+from nodewise.cpu.workload import inside
+from nodewise.cpu.workload.inside import InsideRequests
 from nodewise.errors import BadSettings, Refused, Unavailable
 from nodewise.kube.options import KubeOptions
 from tests.cluster import access, availability, objects, processes
@@ -25,8 +25,8 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.sandbox import Sandbox
 from tests.conformance.cmk import crowd, isolating
 from tests.conformance.cmk.isolating import clean, show
-from tests.unit.cpu.node.books import BookSuite
 from tests.unit.cpu.requests_suite import CONFIG_MAPS, RequestsSuite
+from tests.unit.cpu.store.books import BookSuite
 
 FAILED = 125
 NODE = "node-of-cores"

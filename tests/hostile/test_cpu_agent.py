@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from nodewise.cpu import procfs
-from tests.unit.cpu.node import agents
-from tests.unit.cpu.node.agents import PATIENCE_S, Running
+from tests.unit.cpu.agent import agents
+from tests.unit.cpu.agent.agents import PATIENCE_S, Running
 
 POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ("1",)}, "infra": {0: ()}}
 TASK = {"pid": 1, "start": 5, "boot": "b", "pod": "p", "container": "c"}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.cpu.node.enforcing import mask_after
+from nodewise.cpu.confine.enforcing import mask_after
 
 CPUS = st.frozensets(st.integers(0, 7), min_size=1)
 

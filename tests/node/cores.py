@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodewise.cpu import cpulist, names, sysfs
-from nodewise.cpu.node import installing
+from nodewise.cpu.install import installing
 from nodewise.cpu.topology import CPUS, NODES
 from tests.cluster import booting, processes
 from tests.cluster.booting import Entry, Hardware

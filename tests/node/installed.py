@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from nodewise.cli.cpu.install import modules
-from nodewise.cpu.node import installing, packaging
+from nodewise.cpu.install import installing, packaging
 from tests.cluster.toolchain import cache
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,8 @@ from typing import Any
 import httpx2
 
 from nodewise.cpu import names
-from nodewise.cpu.node import residents, threads
+from nodewise.cpu.confine import residents
+from nodewise.cpu.node import threads
 from tests.cluster import processes
 from tests.cluster.access import User
 from tests.cluster.api import Object

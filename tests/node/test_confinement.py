@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodewise.cpu.node import residents, threads
-from nodewise.cpu.node.confinement import Confinement
-from nodewise.cpu.node.containers import ContainerRuntime
+from nodewise.cpu.confine import residents
+from nodewise.cpu.confine.confinement import Confinement
+from nodewise.cpu.confine.containers import ContainerRuntime
+from nodewise.cpu.node import threads
 from nodewise.errors import Refused
 from tests.cluster.sandbox import Sandbox
 from tests.node import runtime, workloads

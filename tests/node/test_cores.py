@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu import topology
-from nodewise.cpu.node import enforcing
+from nodewise.cpu.confine import enforcing
 from nodewise.cpu.state import Task
 from tests.cluster import packages
 from tests.cluster.booting import Entry

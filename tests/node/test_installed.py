@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.cli.cpu import COMMANDS
-from nodewise.cpu.node import installing
+from nodewise.cpu.install import installing
 from tests.cluster import availability, packages
 from tests.node import installed, runtime
 

@@ -14,7 +14,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line of `cmk`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["isolate"]:
-        from nodewise.cpu.node import isolate
+        from nodewise.cpu.workload import isolate
 
         sys.exit(isolate.main(words[1:]))
     _others(words)

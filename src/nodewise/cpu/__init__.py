@@ -17,6 +17,15 @@
 | `book.py` | where the state is kept, whatever keeps it |
 | `messages.py` | what `isolate` and the node agent say to each other |
 | `requests.py`, `names.py` | the API server as a protocol, and the names that things have there |
+| `store/` | the state in files or in a ConfigMap |
+| `workload/` | `isolate`: what runs in workloads' containers |
+| `node/` | the machine that the pools are on, its processes and its kubelet |
+| `move/` | running tasks go to other CPUs |
+| `confine/` | containers are held to the CPUs of their tasks |
+| `agent/` | the node agent |
+| `install/` | the program on hosts |
+| `cluster/` | nodes that advertise cores, reports, set-up and removal, in the API server |
+| `webhook/` | pods that ask for cores get what `isolate` needs |
 
 What runs in workloads' containers has to start fast where there is no Python: every file here says in its
 docstring whether it needs the standard library only.

@@ -37,8 +37,8 @@ class Reconfiguration(NamedTuple):
 def plan(state: State, lists: Mapping[str, Mapping[int, Iterable[str]]]) -> Reconfiguration:
     """How the node comes to have these lists (those of a `pools.Plan`).
 
-    BadInput if a pool will have fewer lists than are held, or is none that there can be; Refused if tasks of exclusive pools would have to change
-    places with nowhere to go in between.
+    BadInput if a pool will have fewer lists than are held, or is none that there can be; Refused if tasks of exclusive
+    pools would have to change places with nowhere to go in between.
     """
     target = from_lists(lists)
     _check(state, target)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodewise.cpu import state
-from nodewise.cpu.node.files import DirectoryBook
 from nodewise.cpu.state import State
+from nodewise.cpu.store.files import DirectoryBook
 
 PATIENCE_S = 60.0
 SHOW = """

@@ -15,7 +15,7 @@ import yaml
 from nodewise.cpu import state, sweep
 from nodewise.cpu.names import LOCK_TIMEOUT
 from nodewise.cpu.node import sweeping
-from nodewise.cpu.node.journal import Folder
+from nodewise.cpu.store.journal import Folder
 from tests.cluster import availability
 from tests.conformance.cmk import isolating, rows
 from tests.conformance.cmk.isolating import Node, clean, run, said, show, shown, started, texts, until
@@ -114,7 +114,7 @@ def both_win(two: Node) -> None:
 
 
 def holder_that_died(two: Node) -> None:
-    """Of a ConfigMap: tests/unit/cpu/node/test_configmaps.py."""
+    """Of a ConfigMap: tests/unit/cpu/store/test_configmaps.py."""
     ready, tell = os.pipe()
     if not (holder := os.fork()):
         with Folder(two.root, "pools", (), ()).locked(1):

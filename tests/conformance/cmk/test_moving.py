@@ -9,8 +9,8 @@ import pytest
 
 from nodewise.cpu import configmap, cpulist, state
 from nodewise.cpu.configmap import Texts
-from nodewise.cpu.node.files import DirectoryBook
 from nodewise.cpu.state import State, Task
+from nodewise.cpu.store.files import DirectoryBook
 from nodewise.kube.resources import NODES
 from tests.cluster import availability
 from tests.conformance.cmk import machines, rows
@@ -18,8 +18,8 @@ from tests.conformance.cmk.node_commands import CONFIG_MAP, cluster, directory_o
 from tests.conformance.cmk.rows import MovedRow, Pools
 from tests.conformance.cmk.server import Server
 from tests.conformance.cmk.test_reconfigure import brief
-from tests.unit.cpu.node import families
-from tests.unit.cpu.node.families import Family
+from tests.unit.cpu.move import families
+from tests.unit.cpu.move.families import Family
 
 
 @contextmanager

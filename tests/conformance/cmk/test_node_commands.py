@@ -14,8 +14,8 @@ from nodewise.cpu import configmap, names, procfs, state
 from nodewise.cpu.book import Intent
 from nodewise.cpu.cluster import versions
 from nodewise.cpu.configmap import Texts
-from nodewise.cpu.node.files import DirectoryBook
 from nodewise.cpu.state import State, Task
+from nodewise.cpu.store.files import DirectoryBook
 from nodewise.errors import BadInput
 from nodewise.kube.resources import NODES
 from tests.cluster import availability

@@ -16,14 +16,8 @@ LEAN = sorted(
     for path in FOLDER.rglob("*.py")
     if re.search(r"^Standard library only", path.read_text(), re.MULTILINE)
 )
-ALLOWED = {
-    "nodewise",
-    "nodewise.errors",
-    "nodewise.cpu",
-    "nodewise.cpu.node",
-    "nodewise.kube",
-    "nodewise.kube.api",
-}
+ROOMS = {f"nodewise.cpu.{path.parent.name}" for path in FOLDER.glob("*/__init__.py")}
+ALLOWED = {"nodewise", "nodewise.errors", "nodewise.cpu", "nodewise.kube", "nodewise.kube.api", *ROOMS}
 PROGRAM = """
 import json, sys
 before = set(sys.modules)

@@ -15,17 +15,20 @@ from nodewise.cli import settings
 from nodewise.cli.cpu import shared
 from nodewise.cli.declared import Duration
 from nodewise.cpu import names, procfs
+from nodewise.cpu.agent import chores, probing
+from nodewise.cpu.agent.agent import Agent, Chore
+from nodewise.cpu.agent.chores import Cluster
+from nodewise.cpu.agent.claiming import Desk, Node
+from nodewise.cpu.agent.listening import Limits
+from nodewise.cpu.agent.reclaiming import Sweeper
+from nodewise.cpu.agent.reconfiguring import Guard, Reconfiguring
+from nodewise.cpu.agent.requested import PodRequests
 from nodewise.cpu.book import Book
-from nodewise.cpu.node import chores, containers, feature, kubelet, machine, moving, probing, threads
-from nodewise.cpu.node.agent import Agent, Chore
-from nodewise.cpu.node.chores import Cluster
-from nodewise.cpu.node.claiming import Desk, Node
-from nodewise.cpu.node.enforcing import Enforcer
-from nodewise.cpu.node.listening import Limits
+from nodewise.cpu.confine import containers
+from nodewise.cpu.confine.enforcing import Enforcer
+from nodewise.cpu.move import moving
+from nodewise.cpu.node import feature, kubelet, machine, threads
 from nodewise.cpu.node.machine import Machine
-from nodewise.cpu.node.reclaiming import Sweeper
-from nodewise.cpu.node.reconfiguring import Guard, Reconfiguring
-from nodewise.cpu.node.requested import PodRequests
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters

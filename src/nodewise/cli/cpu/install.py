@@ -9,7 +9,7 @@ import click
 
 from nodewise.cli.cpu import COMMANDS, shared
 from nodewise.cpu import names
-from nodewise.cpu.node import installing, packaging
+from nodewise.cpu.install import installing, packaging
 from nodewise.errors import BadSettings, Problem
 
 _READY: Final = Path(sys.prefix) / "share" / "nodewise" / installing.PROGRAM

@@ -1,8 +1,8 @@
-"""`nodewise cpu isolate`: a command on CPUs of a pool. `cpu/node/isolate.py` does it, which starts fast as `cmk`."""
+"""`nodewise cpu isolate`: a command on CPUs of a pool. `cpu/workload/isolate.py` does it; as `cmk` it starts fast."""
 
 import click
 
-from nodewise.cpu.node import arguments, isolate
+from nodewise.cpu.workload import arguments, isolate
 
 _EXAMPLES = "\n".join(f"          nodewise cpu {example}" for example in arguments.EXAMPLES).lstrip()
 _HELP = f"{arguments.SUMMARY}\n\n{arguments.DETAILS}\n\n\b\nExample:  {_EXAMPLES}\n"

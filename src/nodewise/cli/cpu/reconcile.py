@@ -6,10 +6,11 @@ from typing import Any
 import click
 
 from nodewise.cli.cpu import rounds, shared
+from nodewise.cpu.agent.telling import Told
 from nodewise.cpu.book import Book, Intent
 from nodewise.cpu.cluster import reports
-from nodewise.cpu.node import moving, sweeping
-from nodewise.cpu.node.telling import Told
+from nodewise.cpu.move import moving
+from nodewise.cpu.node import sweeping
 from nodewise.cpu.sweep import Known
 from nodewise.errors import NodewiseError
 from nodewise.observe import logs

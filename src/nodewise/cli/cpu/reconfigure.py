@@ -13,7 +13,8 @@ from nodewise.cli.cpu.shared import Given
 from nodewise.cpu import cpulist, messages, names
 from nodewise.cpu.cluster import advertise, versions
 from nodewise.cpu.messages import ReconfigureRequest
-from nodewise.cpu.node import machine, moving
+from nodewise.cpu.move import moving
+from nodewise.cpu.node import machine
 from nodewise.cpu.reconfigure import Move
 from nodewise.errors import Problem, Unavailable
 

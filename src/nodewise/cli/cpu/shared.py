@@ -13,11 +13,11 @@ from nodewise.cpu import names, sysfs, topology
 from nodewise.cpu.book import Book
 from nodewise.cpu.cluster import reports
 from nodewise.cpu.cluster.blocking import BlockingRequests
-from nodewise.cpu.node.configmaps import ConfigMapBook
-from nodewise.cpu.node.files import DirectoryBook
 from nodewise.cpu.node.machine import NO_LABELS, fetch_labels
 from nodewise.cpu.pools import Ask
 from nodewise.cpu.requests import Requests
+from nodewise.cpu.store.configmaps import ConfigMapBook
+from nodewise.cpu.store.files import DirectoryBook
 from nodewise.cpu.topology import Topology
 from nodewise.errors import BadSettings, Problem, Refused, Unavailable, shown
 from nodewise.kube.kubeconfig import ACCOUNT

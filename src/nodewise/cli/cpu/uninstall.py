@@ -12,12 +12,15 @@ from nodewise.cli import tables
 from nodewise.cli.cpu import rounds, shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cpu import procfs
+from nodewise.cpu.agent import doorway
 from nodewise.cpu.cluster import removal, versions
 from nodewise.cpu.cluster.applying import Patience
 from nodewise.cpu.cluster.removal import Node, Step
 from nodewise.cpu.cluster.versions import Dialect
+from nodewise.cpu.confine import enforcing
+from nodewise.cpu.install import installing
 from nodewise.cpu.names import DEFAULT_INSTALL_DIR, DEFAULT_SOCKET
-from nodewise.cpu.node import doorway, enforcing, feature, installing, sweeping
+from nodewise.cpu.node import feature, sweeping
 from nodewise.cpu.requests import Requests
 from nodewise.errors import NodewiseError
 
@@ -27,7 +30,7 @@ TIMEOUT_S: Final = 120.0
 def run(**given: Any) -> None:
     """Remove the CPU manager from a node: its pods, pools, reports, resources, taint, label and program.
 
-    By default also what all nodes share: the webhook. --scope node leaves that to the others, --scope cluster removes
+    By default also what all nodes share: the webhook, and when no node has pools any more the node agent. --scope node leaves that to the others, --scope cluster removes
     nothing else. While anything runs in a pool nothing is removed: tasks are waited for, for ten seconds. It can be
     run again, and on several nodes at once. Run it on the node, in a pod with the host's /proc and the folder of the
     program; elsewhere every task that is written down counts as running, and the program stays.
@@ -88,6 +91,7 @@ def _leave_cluster(given: Given, requests: Requests, dialect: Dialect, tell: Cal
     namespace = given["namespace"]
     shared_objects = [
         *removal.webhook(namespace, dialect),
+        *removal.agent(requests, namespace, dialect, tell),
         *(removal.definitions(dialect) if given["crds"] else ()),
     ]
     removal.leave_cluster(requests, namespace, shared_objects, dialect, Patience(given["timeout_s"]), tell)

@@ -13,8 +13,8 @@ from nodewise.cli import cpu, legacy
 from nodewise.cpu.cluster import objects, pods, versions
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.cluster.pods import Watched
-from nodewise.cpu.node import arguments
 from nodewise.cpu.pools import Ask
+from nodewise.cpu.workload import arguments
 from nodewise.errors import BadSettings
 
 NEWEST = versions.TABLE[-1]

@@ -11,8 +11,8 @@ from nodewise.cpu.cluster import fleet, objects, removal, setup, versions
 from nodewise.cpu.cluster.applying import Patience
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.cluster.setup import Plan, Report
-from nodewise.cpu.node.configmaps import ConfigMapBook
 from nodewise.cpu.state import State, Task
+from nodewise.cpu.store.configmaps import ConfigMapBook
 from nodewise.errors import NodewiseError, Refused
 from tests.conformance.cmk.server import Refusal, Server
 from tests.unit.cpu.cluster.asking import Asked, Clock

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nodewise.cpu.agent import chores
 from nodewise.cpu.book import Stored
-from nodewise.cpu.node import chores, feature
+from nodewise.cpu.node import feature
 from nodewise.cpu.node.sweeping import Round
 from nodewise.cpu.state import State
 from nodewise.cpu.topology import CPUS

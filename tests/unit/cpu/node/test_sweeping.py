@@ -13,8 +13,8 @@ from nodewise.cpu import book as books
 from nodewise.cpu import procfs, state
 from nodewise.cpu.book import Stored
 from nodewise.cpu.node import sweeping
-from nodewise.cpu.node.files import DirectoryBook
 from nodewise.cpu.state import State, Task
+from nodewise.cpu.store.files import DirectoryBook
 from tests.cluster import availability
 
 PROC = Path("/proc")
@@ -99,7 +99,7 @@ def test_who_may_not_look_frees_nothing_that_may_live(
         os.chown(path, 65_534, 65_534)
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from nodewise.cpu.node import sweeping; from nodewise.cpu.node.files import DirectoryBook\n"
+        "from nodewise.cpu.node import sweeping; from nodewise.cpu.store.files import DirectoryBook\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
         "book = DirectoryBook(Path(sys.argv[1]))\n"
         "done = sweeping.carry_out(book, Path('/proc'), None, lambda number: None)\n"

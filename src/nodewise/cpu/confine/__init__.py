@@ -1,0 +1,1 @@
+"""Holds containers to the CPUs of their tasks, through the container runtime."""

@@ -1,0 +1,1 @@
+"""The program on hosts, that containers call by a mount."""

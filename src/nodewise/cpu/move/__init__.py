@@ -1,0 +1,1 @@
+"""Moves running tasks to other CPUs, all of it or nothing."""

@@ -1,0 +1,1 @@
+"""Where a node's state is kept: files below a directory, or a ConfigMap."""

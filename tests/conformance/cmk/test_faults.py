@@ -1,0 +1,144 @@
+"""Faults of CMK that no numbered case is about, by the numbers under which they were written down."""
+
+import json
+import os
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from nodewise.cpu import names, sysfs
+from nodewise.cpu.cluster import objects, versions
+from nodewise.cpu.cluster.objects import Wish
+from nodewise.cpu.node import feature, machine
+from nodewise.cpu.speed_select import fast_cpus, preferences
+from nodewise.cpu.state import Task
+from nodewise.cpu.topology import CPUS
+from nodewise.cpu.webhook import certificate
+from tests.cluster import availability
+from tests.conformance.cmk import isolating, machines
+from tests.conformance.cmk.isolating import Node
+from tests.conformance.cmk.node_commands import answered, cluster, directory_of, lists, run, write
+
+NEWEST = versions.TABLE[-1]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Node:
+    if not {0, 1} <= os.sched_getaffinity(0):
+        availability.not_run("isolate takes CPUs 0 and 1")
+    return isolating.on_two_cpus(tmp_path)
+
+
+@pytest.mark.parametrize("start", [None, 1])
+def test_b19_the_id_of_a_thread_holds_nothing(start: int | None, tmp_path: Path) -> None:
+    """It has a folder in /proc as well, which stands in no list."""
+    over, began = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        over.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        began.wait()
+        pid = thread.native_id or 0
+        assert Path(f"/proc/{pid}/stat").exists()
+        assert f"{pid}" not in os.listdir("/proc")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip() if start else ""
+        held = lists({"exclusive": {0: "0"}}).mapped(lambda *_: [Task(pid, start, boot)])
+        conf = directory_of(held, tmp_path / "conf")
+        told = answered("reconcile", "--conf-dir", conf, "--proc-fs", "/proc")
+    finally:
+        over.set()
+        thread.join()
+    assert [one["pid"] for one in told["reclaimedCpuLists"]] == [pid]
+
+
+def test_b47_a_name_of_a_node_that_looks_like_another_s(tmp_path: Path) -> None:
+    """Left is `a-ds-b`, not `a`, and `ds` in its name says nothing of what an object is."""
+    mine, other = "a-ds-b", "a"
+    with cluster("v1.36.3", tmp_path) as (server, leading):
+        for node in (mine, other):
+            server.node(node)
+            for kind, path in (("Pod", "/api/v1/namespaces/default/pods"),
+                               ("DaemonSet", "/apis/apps/v1/namespaces/default/daemonsets")):  # fmt: skip
+                name = f"cmk-init-{'pod' if kind == 'Pod' else 'ds'}-{node}"
+                spec = {"containers": []}
+                spec = spec if kind == "Pod" else {"template": {"metadata": {}, "spec": spec}}
+                server.put(f"{path}/{name}", {"kind": kind, "metadata": {"name": name}, "spec": spec})
+        place = ["--conf-dir", directory_of(lists({"infra": {0: "0"}}), tmp_path / "conf"), *leading[:2]]
+        done = run("uninstall", "--scope=node", "--node-name", mine, *place, "--install-dir", tmp_path)
+        left = {path.rpartition("/")[2] for path in (*server.folder("pods"), *server.folder("daemonsets"))}
+    assert done.returncode == 0, done.stderr
+    assert {name for name in left if name.startswith("cmk-init-")} >= {"cmk-init-pod-a", "cmk-init-ds-a"}
+    assert not [name for name in left if mine in name]
+
+
+def test_b49_a_certificate_is_valid_east_of_greenwich_too() -> None:
+    now = datetime.now(UTC)
+    leaf = x509.load_pem_x509_certificate(certificate.make("default", now).cert)
+    assert leaf.not_valid_before_utc < now
+
+
+@pytest.mark.parametrize(("word", "is_on"), [("true", True), ("True", True), ("false", False), ("", False)])
+def test_b67_a_label_that_says_false_means_false(word: str, is_on: bool) -> None:
+    assert machine.is_on({names.SST_BF: word}, names.SST_BF) == is_on
+    assert not machine.is_on({}, names.SST_BF)
+
+
+@pytest.mark.parametrize("option", ["--version", "--help", "-h"])
+@pytest.mark.parametrize("between", [(), ("--",)], ids=["plain", "after --"])
+def test_b68_an_option_behind_the_command_is_the_command_s(
+    option: str, between: tuple[str, ...], two: Node
+) -> None:
+    told = two.words("--pool", "exclusive", "sh", *between, option)
+    done = isolating.run(told)
+    assert "nodewise" not in done.stdout
+    assert "isolate" not in done.stdout
+    told = two.words("--pool", "exclusive", "printf", *between, "--", option)
+    assert isolating.run(told).stdout == option
+
+
+@pytest.mark.parametrize("word", ["debug", "Debug", "DEBUG", "warning", "nonsense", ""])
+def test_b70_any_word_is_a_level_of_the_log(word: str, two: Node) -> None:
+    level = {names.LOG_LEVEL: word}
+    assert isolating.run(two.words("--pool=exclusive", "true"), level).returncode == 0
+    done = run("describe", "--conf-dir", two.root, environment=level)
+    assert done.returncode == 0
+    assert ("variable_ignored" in done.stderr) == (word in {"nonsense", ""})
+
+
+def test_b72_pods_that_run_once_are_not_evicted() -> None:
+    for pod in (
+        objects.preparing(objects.ONCE, "n1", Wish(), NEWEST),
+        objects.reconfiguring("n1", Wish()),
+        objects.daemon_set(objects.ALWAYS, "n1", Wish(), NEWEST)["spec"]["template"],
+    ):
+        assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
+
+
+def test_b73_the_register_is_not_needed_where_there_are_two_frequencies(tmp_path: Path) -> None:
+    """Which is what SST-BF makes: some cores above the processor's own base frequency, the others below."""
+    texts = {
+        f"{CPUS}/cpu{cpu}/cpufreq/base_frequency": "2700000" if cpu < 2 else "2100000" for cpu in range(8)
+    }
+    assert sysfs.read_base_mhz(tmp_path) is None
+    assert fast_cpus(texts, None) == fast_cpus(texts, 2300) == {0, 1}
+
+
+def test_b74_a_preference_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    told = {0: "power", 1: "performance", 2: None}
+    for cpu, word in told.items():
+        path = f"{CPUS}/cpu{cpu}/cpufreq/energy_performance_preference"
+        # a folder in its place is what nobody can read
+        write({path: f"{word}\n"} if word else {path: None}, tmp_path / "machine")
+    found = preferences(sysfs.read(tmp_path / "machine"))
+    assert found == {0: "power", 1: "performance"}
+    features = tmp_path / "features.d"
+    write({"cpu": "other=true\n"}, features)
+    assert feature.write(features, found.values())
+    assert json.dumps((features / "cpu").read_text()) == json.dumps("other=true\n")

@@ -1,0 +1,123 @@
+"""The node agent gives its node other pools, and takes back what somebody else could not end."""
+
+import contextlib
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import procfs
+from nodewise.cpu.book import Intent
+from nodewise.cpu.node import threads
+from nodewise.cpu.reconfigure import Move
+from nodewise.cpu.state import Task
+from tests.cluster import availability
+from tests.cluster.sandbox import wait
+from tests.conformance.cmk import machines
+from tests.conformance.cmk.test_node_commands import write
+from tests.unit.cpu.agent import agents
+from tests.unit.cpu.agent.agents import PATIENCE_S, Running
+
+PROC = Path("/proc")
+POOLS: dict[str, dict[int, tuple[str, ...]]] = {
+    "exclusive": {0: ("0",)},
+    "shared": {0: ()},
+    "infra": {0: ("1",)},
+}
+ZERO, ONE = frozenset({0}), frozenset({1})
+
+
+@pytest.fixture(autouse=True)
+def two_cpus() -> None:
+    if os.geteuid() != 0 or not {0, 1} <= os.sched_getaffinity(0):
+        availability.not_run("moving processes takes root and two CPUs")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> str:
+    """The option of a machine whose second core is the isolated one, and so the one to be exclusive."""
+    return f"--sysfs={write(machines.texts('B2', '1'), tmp_path / 'machine')}"
+
+
+def family(task: Task) -> list[threads.Thread]:
+    """All threads of a task and its children, as the kernel has them now."""
+    processes = procfs.read_processes(PROC).processes
+    found = {task.pid}
+    while more := {pid for pid, one in processes.items() if one.parent in found} - found:
+        found |= more
+    return [thread for pid in found for thread in threads.read(PROC, pid)]
+
+
+def everywhere(task: Task) -> set[frozenset[int]]:
+    return {thread.cpus for thread in family(task)}
+
+
+def reconfigure(agent: Running, *options: str) -> Any:
+    """What the command prints, which asks the agent."""
+    words = [
+        "reconfigure",
+        f"--agent={agent.path}",
+        "--num-exclusive-cores=1",
+        "--num-shared-cores=0",
+        *options,
+    ]
+    done = subprocess.run(
+        [agents.BIN / "nodewise", "cpu", *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_it_moves_who_runs_however_often_it_sweeps(tmp_path: Path, machine: str) -> None:
+    with agents.running(tmp_path, machine, "--interval=0.1s", pools=POOLS) as agent:
+        wrapper = agent.isolate("sh", "-c", "sleep 1000 & echo runs; exec cat")
+        assert wrapper.stdout
+        assert wrapper.stdout.readline() == "runs\n"
+        (task,) = agent.expect_held("0")
+        move = {"pid": task.pid, "from": "0", "to": "1"}
+        assert reconfigure(agent, "--check") == {"moves": [move], "done": False}
+        assert (everywhere(task), list(agent.holders())) == ({ZERO}, ["0"])
+        assert reconfigure(agent) == {"moves": [move], "done": True}
+        assert len(family(task)) >= 3
+        assert (everywhere(task), agent.holders()) == ({ONE}, {"1": (task,)})
+        assert reconfigure(agent) == {"moves": [], "done": True}
+        assert agent.book.read().intent is None
+        (sleep,) = (one.pid for one in family(task) if name(one.pid) == "sleep")
+        assert wrapper.stdin
+        wrapper.stdin.close()
+        os.kill(sleep, 9)
+        assert wrapper.wait(PATIENCE_S) == 0
+        agent.expect_free()
+
+
+def name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return (PROC / f"{pid}/comm").read_text().strip()
+    return ""
+
+
+def test_it_takes_back_what_a_program_left_that_is_gone(tmp_path: Path, machine: str) -> None:
+    with (
+        agents.running(tmp_path, machine, "--interval=0.2s", pools=POOLS) as agent,
+        agent.holder() as wrapper,
+    ):
+        (task,) = agent.expect_held("0")
+        stored = agent.book.read()
+        gone = Task(2**22 - 1, 1, procfs.read_boot(PROC))
+        intent = Intent(stored.state, gone, "then", (Move(task, ZERO, ONE),))
+        for thread in family(task):
+            os.sched_setaffinity(thread.tid, ONE)
+        agent.book.replace(stored.version, stored.state, intent)
+        wait(
+            "it is taken back",
+            lambda: agent.book.read().intent is None or None,
+            PATIENCE_S,
+            lambda: agent.log,
+        )
+        assert (everywhere(task), agent.holders()) == ({ZERO}, {"0": (task,)})
+        assert "cpu_intent_recovered" in agent.log
+        assert wrapper.stdin
+        wrapper.stdin.close()

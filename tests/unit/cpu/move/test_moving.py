@@ -1,0 +1,375 @@
+"""Pools change under real processes: all of it or nothing, whatever fails and whoever dies."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodewise.cpu import procfs, state
+from nodewise.cpu.book import Intent, Stored
+from nodewise.cpu.move import moving
+from nodewise.cpu.state import State, Task
+from nodewise.cpu.store.files import DirectoryBook
+from nodewise.errors import BadInput, Conflict, Refused, Unavailable
+from tests.unit.cpu.move import families
+from tests.unit.cpu.move.families import PROC, Family
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not {0, 1} <= os.sched_getaffinity(0),
+    reason="moves processes between two CPUs, as root",
+)
+ZERO, ONE, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+Lists = dict[str, dict[str, tuple[Task, ...]]]
+
+
+def node(lists: Lists) -> State:
+    return State(
+        {
+            name: state.pool(name, {0: [state.slot(text, tasks=tasks) for text, tasks in slots.items()]})
+            for name, slots in lists.items()
+        }
+    )
+
+
+def only(**lists: str) -> Mapping[str, Mapping[int, tuple[str, ...]]]:
+    return {name: {0: (text,)} for name, text in lists.items()}
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> DirectoryBook:
+    return DirectoryBook(tmp_path / "state", 30)
+
+
+@contextlib.contextmanager
+def held(book: DirectoryBook, **cpus: str) -> Iterator[dict[str, Family]]:
+    """A family in each pool, on that list."""
+    with contextlib.ExitStack() as stack:
+        found = {
+            pool: stack.enter_context(families.running({int(cpu) for cpu in text.split(",")}))
+            for pool, text in cpus.items()
+        }
+        book.create(node({pool: {text: (found[pool].task,)} for pool, text in cpus.items()}))
+        yield found
+
+
+def test_every_thread_of_a_family_moves(book: DirectoryBook) -> None:
+    """Case 210."""
+    with held(book, exclusive="0") as found:
+        family = found["exclusive"]
+        assert len(family.affinities) == 9
+        came = moving.reconfigure(book, only(exclusive="1"), PROC)
+        assert family.everywhere == {ONE}
+        assert book.read()[::2] == (node({"exclusive": {"1": (family.task,)}}), None)
+        assert [move.task.pid for move in came.moves] == [family.process.pid]
+
+
+def test_who_is_of_no_pool_stays(book: DirectoryBook) -> None:
+    """Case 208: the process above, which is on more CPUs, is nobody's."""
+    with families.running({0, 1}, below=0) as above, held(book, exclusive="0") as found:
+        moving.reconfigure(book, only(exclusive="1"), PROC)
+        assert (above.everywhere, found["exclusive"].everywhere) == ({BOTH}, {ONE})
+
+
+def test_a_task_on_two_lists_moves_from_both(book: DirectoryBook) -> None:
+    """Case 209, of as many lists as this machine has CPUs."""
+    with families.running({0, 1}) as family:
+        book.create(node({"exclusive": {"0": (family.task,), "1": (family.task,)}, "infra": {}}))
+        moving.reconfigure(book, {"exclusive": {0: ("1", "0")}, "infra": {0: ()}}, PROC)
+        assert family.everywhere == {BOTH}
+
+
+def test_whose_list_survives_is_not_touched(book: DirectoryBook) -> None:
+    with held(book, exclusive="0", shared="0,1") as found:
+        exclusive, shared = found["exclusive"], found["shared"]
+        os.sched_setaffinity(exclusive.pids[1], {0, 1})
+        before = exclusive.affinities
+        moving.reconfigure(book, only(exclusive="0", shared="1"), PROC)
+        assert (exclusive.affinities, shared.everywhere) == (before, {ONE})
+
+
+def test_a_thread_on_one_cpu_of_its_list_goes_to_one(book: DirectoryBook) -> None:
+    with families.running({0, 1}, pinned=ZERO) as family:
+        book.create(node({"shared": {"0,1": (family.task,)}}))
+        moving.reconfigure(book, only(shared="1"), PROC)
+        assert family.everywhere == {ONE}
+
+
+def test_who_forks_all_the_time_is_moved_whole(book: DirectoryBook) -> None:
+    with families.running({0}, forks=True) as family:
+        book.create(node({"exclusive": {"0": (family.task,)}}))
+        moving.reconfigure(book, only(exclusive="1"), PROC)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            assert seen_below(family) == {ONE}
+
+
+def seen_below(family: Family) -> set[frozenset[int]]:
+    """Where the processes of the family's session may run."""
+    found = set()
+    for pid, process in procfs.read_processes(PROC).processes.items():
+        if pid in family.pids or process.parent == family.pids[-1]:
+            with contextlib.suppress(ProcessLookupError):
+                found.add(frozenset(os.sched_getaffinity(pid)))
+    return found
+
+
+def test_who_ends_meanwhile_is_forgotten(book: DirectoryBook) -> None:
+    with held(book, infra="0", shared="0") as found:
+
+        def end(wanted: Mapping[Task, frozenset[int]]) -> None:
+            assert wanted == {family.task: BOTH for family in found.values()}
+            os.killpg(found["infra"].process.pid, 9)
+            found["infra"].process.wait()
+
+        moving.reconfigure(book, only(infra="1", shared="1"), PROC, widen=end)
+        assert found["shared"].everywhere == {ONE}
+
+
+def test_tasks_that_are_over_do_not_count(book: DirectoryBook) -> None:
+    with held(book, exclusive="0") as found:
+        gone = found["exclusive"].task._replace(start=2**40)
+        stored = book.read()
+        book.replace(stored.version, node({"exclusive": {"0": (found["exclusive"].task,), "1": (gone,)}}))
+        moving.reconfigure(book, only(exclusive="1"), PROC)
+        assert found["exclusive"].everywhere == {ONE}
+
+
+def test_looking_touches_nothing(book: DirectoryBook) -> None:
+    with held(book, exclusive="0") as found:
+        before = book.read()
+        came = moving.reconfigure(book, only(exclusive="1"), PROC, only_check=True)
+        assert [move.after for move in came.moves] == [ONE]
+        with pytest.raises(BadInput, match="1 CPU lists held; wanted at most 0"):
+            moving.reconfigure(book, {"exclusive": {0: ()}}, PROC, only_check=True)
+        assert (book.read(), found["exclusive"].everywhere) == (before, {ZERO})
+
+
+def test_what_the_kernel_does_not_allow_is_undone(book: DirectoryBook) -> None:
+    """The second task's list has a CPU that this machine has not."""
+    with held(book, infra="0", shared="0") as found:
+        before = book.read().state
+        with pytest.raises(Refused, match=r"thread \d+: may use CPUs 1 only; wanted 1,63"):
+            moving.reconfigure(book, only(infra="1", shared="1,63"), PROC)
+        assert [family.everywhere for family in found.values()] == [{ZERO}, {ZERO}]
+        assert book.read()[::2] == (before, None)
+
+
+def test_a_thread_that_was_on_one_cpu_is_there_again(book: DirectoryBook) -> None:
+    with families.running({0, 1}, pinned=ZERO) as family:
+        book.create(node({"shared": {"0,1": (family.task,)}}))
+        before = family.affinities
+        with pytest.raises(Refused):
+            moving.reconfigure(book, only(shared="1,63"), PROC)
+        assert family.affinities == before
+
+
+def test_a_signal_that_ends_it_undoes_it(book: DirectoryBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the third thread; later ones come through, so that it can be undone."""
+    put, count = os.sched_setaffinity, iter(range(1000))
+
+    def interrupted(tid: int, cpus: frozenset[int]) -> None:
+        if next(count) == 3:
+            signal.raise_signal(signal.SIGINT)
+        put(tid, cpus)
+
+    with held(book, exclusive="0") as found:
+        before = book.read().state
+        monkeypatch.setattr(os, "sched_setaffinity", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            moving.reconfigure(book, only(exclusive="1"), PROC)
+        assert next(count) > 4
+        assert (book.read()[::2], found["exclusive"].everywhere) == ((before, None), {ZERO})
+
+
+class Meddled:
+    """A book in which somebody else writes first, at chosen calls of `replace`."""
+
+    def __init__(self, book: DirectoryBook, meddle: Mapping[int, Any]) -> None:
+        self._book, self._meddle, self._calls = book, meddle, 0
+        self.place = book.place
+
+    def read(self) -> Stored:
+        return self._book.read()
+
+    def create(self, first: State) -> None:
+        self._book.create(first)
+
+    def replace(self, version: str, new: State, intent: Intent | None = None) -> None:
+        self._calls += 1
+        if self._calls in self._meddle:
+            self._meddle[self._calls]()
+        self._book.replace(version, new, intent)
+
+    def delete(self, version: str) -> None:
+        self._book.delete(version)
+
+
+def test_who_writes_first_is_heeded(book: DirectoryBook) -> None:
+    """Before the intent somebody claims a core; before the end a task ends."""
+    with held(book, infra="0") as found, families.running({1}) as late:
+
+        def claim() -> None:
+            stored = book.read()
+            book.replace(
+                stored.version,
+                node({"infra": {"0": (found["infra"].task,)}, "shared": {"1": (late.task,)}}),
+            )
+
+        def leave() -> None:
+            stored = book.read()
+            new = stored.state.mapped(lambda _, slot: (one for one in slot.tasks if one != late.task))
+            book.replace(stored.version, new, stored.intent)
+
+        meddled = Meddled(book, {1: claim, 3: leave})
+        moving.reconfigure(meddled, only(infra="1", shared="0"), PROC)
+        assert book.read()[::2] == (
+            node({"infra": {"1": (found["infra"].task,)}, "shared": {"0": ()}}),
+            None,
+        )
+        assert found["infra"].everywhere == {ONE}
+
+
+def test_who_gives_cores_away_meanwhile_is_not_overwritten(book: DirectoryBook) -> None:
+    """An older program heeds no intent."""
+    with held(book, exclusive="0") as found, families.running({1}) as late:
+        both = node({"exclusive": {"0": (found["exclusive"].task,), "1": (late.task,)}})
+
+        def claim() -> None:
+            stored = book.read()
+            book.replace(stored.version, both, stored.intent)
+
+        with pytest.raises(Conflict, match=f"tasks {late.task.pid}"):
+            moving.reconfigure(Meddled(book, {2: claim}), only(exclusive="1"), PROC)
+        assert book.read()[::2] == (both, None)
+        assert found["exclusive"].everywhere == {ZERO}
+
+
+def test_an_answer_that_was_lost_is_no_failure(book: DirectoryBook) -> None:
+    class Lossy(Meddled):
+        def replace(self, version: str, new: State, intent: Intent | None = None) -> None:
+            super().replace(version, new, intent)
+            if intent is None:
+                raise Unavailable("no answer")
+
+    with held(book, exclusive="0") as found:
+        moving.reconfigure(Lossy(book, {}), only(exclusive="1"), PROC)
+        assert book.read()[::2] == (node({"exclusive": {"1": (found["exclusive"].task,)}}), None)
+        assert found["exclusive"].everywhere == {ONE}
+
+
+def test_a_book_that_never_answers_again_keeps_its_intent(
+    book: DirectoryBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> None:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with held(book, exclusive="0") as found:
+        before = book.read().state
+        with pytest.raises(Unavailable):
+            moving.reconfigure(Meddled(book, dict.fromkeys(range(2, 99), gone)), only(exclusive="1"), PROC)
+        assert (book.read().intent is None, found["exclusive"].everywhere) == (False, {ONE})
+        assert moving.recover(book, PROC)
+        assert (book.read()[::2], found["exclusive"].everywhere) == ((before, None), {ZERO})
+
+
+def test_who_is_at_it_is_left_to_it(book: DirectoryBook) -> None:
+    with held(book, exclusive="0") as found, families.running({0, 1}) as carrier:
+        stored = book.read()
+        book.replace(stored.version, stored.state, Intent(stored.state, carrier.task, "now"))
+        assert not moving.recover(book, PROC)
+        for only_check in (True, False):
+            with pytest.raises(
+                Unavailable, match=f"being reconfigured by process {carrier.task.pid} since now"
+            ):
+                moving.reconfigure(book, only(exclusive="1"), PROC, only_check=only_check)
+        assert found["exclusive"].everywhere == {ZERO}
+
+
+def test_who_is_at_it_in_another_thread_is_left_to_it(book: DirectoryBook) -> None:
+    """The node agent sweeps while it moves tasks."""
+    with held(book, exclusive="0") as found, ThreadPoolExecutor(1) as other:
+
+        def sweep(wanted: Mapping[Task, frozenset[int]]) -> None:
+            assert not other.submit(moving.recover, book, PROC).result(10)
+
+        moving.reconfigure(book, only(exclusive="1"), PROC, widen=sweep)
+        assert found["exclusive"].everywhere == {ONE}
+        assert book.read()[::2] == (node({"exclusive": {"1": (found["exclusive"].task,)}}), None)
+
+
+def test_what_an_earlier_boot_began_is_over(book: DirectoryBook) -> None:
+    with held(book, exclusive="0") as found:
+        stored = book.read()
+        book.replace(stored.version, stored.state, Intent(stored.state, Task(1, 1, "earlier"), "then"))
+        assert moving.recover(book, PROC)
+        assert (book.read()[::2], found["exclusive"].everywhere) == ((stored.state, None), {ZERO})
+
+
+CARRIER = """
+import json, os, signal, sys
+from pathlib import Path
+from nodewise.cpu.move import moving
+from nodewise.cpu.store.files import DirectoryBook
+
+step, path, lists = int(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+
+def counted(work):
+    def wrapped(*given):
+        for when in (0, 1):
+            global step
+            step -= 1
+            if step < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done = done if when else work(*given)
+        return done
+    return wrapped
+
+os.sched_setaffinity = counted(os.sched_setaffinity)
+DirectoryBook.replace = counted(DirectoryBook.replace)
+lists = {name: {int(socket): texts for socket, texts in sockets.items()} for name, sockets in lists.items()}
+moving.reconfigure(DirectoryBook(path, 30), lists, Path("/proc"))
+"""
+"""Kills itself before or after a step: writing, or setting a thread's affinity."""
+
+
+def test_who_is_killed_between_any_two_steps_leaves_nothing_half_done(tmp_path: Path) -> None:
+    """Either old state and old affinities, or all new."""
+    lists = {"infra": {0: ["1"]}, "shared": {0: ["1"]}}
+    ends = set()
+    with (
+        families.running({0}, below=1, threads=1) as one,
+        families.running({0, 1}, below=1, threads=1, pinned=ZERO) as other,
+    ):
+        before = {**one.affinities, **other.affinities}
+        old = node({"infra": {"0": (one.task,)}, "shared": {"0,1": (other.task,)}})
+        new = node({"infra": {"1": (one.task,)}, "shared": {"1": (other.task,)}})
+        for step in range(1000):
+            book = DirectoryBook(tmp_path / str(step), 30)
+            book.create(old)
+            command = [sys.executable, "-c", CARRIER, str(step), str(tmp_path / str(step)), json.dumps(lists)]
+            code = subprocess.run(command, check=False).returncode
+            moving.recover(book, PROC)
+            now = {**one.affinities, **other.affinities}
+            is_old = (book.read()[::2], now) == ((old, None), before)
+            is_new = (book.read()[::2], set(now.values())) == ((new, None), {ONE})
+            assert is_old or is_new, step
+            ends.add(is_new)
+            if code == 0:
+                break
+            assert code == -9
+            if is_new:
+                moving.reconfigure(book, {"infra": {0: ("0",)}, "shared": {0: ("0,1",)}}, PROC)
+                for tid, cpus in before.items():
+                    os.sched_setaffinity(tid, cpus)
+    assert ends == {False, True}
+    assert step > 2 * len(before)
