@@ -11,7 +11,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from nodewise.configure.certificates import Both, Side, trusting
 from nodewise.errors import BadInput, Problem
@@ -59,7 +59,8 @@ def read(folder: Path) -> Found:
     """What there is; a file that is not there is empty. OSError for one that cannot be read."""
 
     def side(names: Mapping[str, str]) -> Side:
-        return Side(**{field: _content(folder, name) for field, name in names.items()}, trusted=trusted)
+        held: dict[str, Any] = {field: _content(folder, name) for field, name in names.items()}
+        return Side(trusted=trusted, **held)
 
     trusted = _content(folder, "ca.crt")
     foreign = [name for name in FILES if os.path.lexists(folder / name) and not _is_link(folder, name)]

@@ -89,14 +89,12 @@ async def write(api: Api, place: Place, found: Found, after: Both) -> None:
         ):
             continue
         made = objects.secret(name, place.namespace, side)
-        if before is not None and before.get("type") != made["type"]:
-            uid = before["metadata"]["uid"]  # the type of a Secret cannot be changed
-            await api.delete(place.path(name), {"preconditions": {"uid": uid}})
-            before = None
-        if before is None:
-            await api.create(place.path(), made)
-        else:
+        if before is not None and before.get("type") == made["type"]:
             await api.replace(place.path(name), _over(before, made))
+            continue
+        if before is not None:  # the type of a Secret cannot be changed
+            await api.delete(place.path(name), {"preconditions": {"uid": before["metadata"]["uid"]}})
+        await api.create(place.path(), made)
 
 
 def _over(before: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:

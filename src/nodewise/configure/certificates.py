@@ -6,6 +6,7 @@ both sides are switched to those. Whatever step a run ends in, what it left says
 gone when the run is over, so what is not whole is made once more.
 """
 
+import ipaddress
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
@@ -177,14 +178,15 @@ def taken(before: Both, step: Step, wish: Wish, now: datetime) -> Both:
     judged_client = _judged(before.client, before.server, wish, now, is_server=False)
     common = next((name for name in wish.names if not is_address(name)), SERVICE)
     server = _announced(before.server, judged_server, issuer.server(wish.names, common))
-    client = before.client
-    if not client.signer:
+    client, foreign = before.client, b""
+    if client.signer:  # its certificate may come of any of them, or of one that these have signed
+        foreign = _pem(one for one in _certificates(before.server.trusted) if not _is_ours(one))
+    else:
         client = _announced(client, judged_client, issuer.client(wish.client_name))
+    known = (before.server.trusted, before.client.trusted)
     return Both(
-        server._replace(
-            trusted=_bundle(issuer.cert, before.server.trusted, judged_client, before.client.signer)
-        ),
-        client._replace(trusted=_bundle(issuer.cert, before.client.trusted, judged_server, "")),
+        server._replace(trusted=_bundle(issuer.cert, known, judged_client, foreign)),
+        client._replace(trusted=_bundle(issuer.cert, known, judged_server)),
     )
 
 
@@ -220,14 +222,15 @@ def _judged(side: Side, other: Side, wish: Wish, now: datetime, *, is_server: bo
     who = "nodewise's certificate" if is_server else "kube-scheduler's client certificate"
     leaf, trouble = _leaf(side.cert, side.key)
     if leaf is not None and not trouble:
-        trouble = _trouble_now(leaf, other.trusted, now)
+        trouble = _trouble_now(leaf, other.trusted + side.trusted, now)
     works = leaf is not None and not trouble
     if leaf is None or trouble:
         due, reasons = now, [f"{who} {trouble}"]
     else:
         due = leaf.not_valid_after_utc - _renew_before(leaf, wish)
         reasons = [f"{who} ends at {stamp(leaf.not_valid_after_utc)}"] if due <= now else []
-        if lacks := _lacks(leaf, wish, is_server=is_server):
+        lacks = _trouble_now(leaf, other.trusted, now) or _lacks(leaf, wish, is_server=is_server)
+        if lacks:
             due, reasons = now, [*reasons, f"{who} {lacks}"]
     ready, _ = _leaf(side.next_cert, side.next_key)
     if ready is not None and (
@@ -286,8 +289,12 @@ def _lacks(leaf: x509.Certificate, wish: Wish, *, is_server: bool) -> str:
     if not is_server:
         name = _common_name(leaf)
         return "" if name == wish.client_name else f"names {name!r}, not {wish.client_name!r}"
-    lacking = sorted({name.lower() for name in wish.names} - {name.lower() for name in _names(leaf)})
+    lacking = sorted({_normal(name) for name in wish.names} - {_normal(name) for name in _names(leaf)})
     return f"does not name {', '.join(lacking)}" if lacking else ""
+
+
+def _normal(name: str) -> str:
+    return str(ipaddress.ip_address(name)) if is_address(name) else name.lower()
 
 
 def _names(leaf: x509.Certificate) -> list[str]:
@@ -323,15 +330,18 @@ def _switched(side: Side) -> Side:
     return side._replace(cert=side.next_cert, key=side.next_key, next_cert=b"", next_key=b"")
 
 
-def _bundle(fresh: bytes, before: bytes, other: _Judged, signer: str) -> bytes:
-    """The new authority, and the one that signed what the other side shows now; with all that a signer may need."""
-    kept = [
+def _bundle(fresh: bytes, known: Iterable[bytes], other: _Judged, kept: bytes = b"") -> bytes:
+    """The new authority, of those that are known the one that signed what the other side shows now, and `kept`."""
+    signers = [
         one
-        for one in _certificates(before)
-        if (signer and not _common_name(one).startswith(_AUTHORITY))
-        or (other.works and other.leaf is not None and is_by(other.leaf, one))
+        for one in _certificates(b"".join(known))
+        if other.works and other.leaf is not None and is_by(other.leaf, one)
     ]
-    return _pem([*_certificates(fresh), *kept])
+    return _pem(dict.fromkeys([*_certificates(fresh), *signers, *_certificates(kept)]))
+
+
+def _is_ours(authority: x509.Certificate) -> bool:
+    return _common_name(authority).startswith(_AUTHORITY)
 
 
 def _certificates(pem: bytes) -> list[x509.Certificate]:

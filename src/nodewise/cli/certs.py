@@ -1,0 +1,430 @@
+"""`nodewise certs`: certificates for nodewise and for kube-scheduler as its client, made and renewed."""
+
+import asyncio
+import secrets
+import shutil
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import click
+import msgspec
+import yaml
+
+from nodewise.cli import cluster, exits
+from nodewise.cli.declared import Duration
+from nodewise.clock import SystemClock
+from nodewise.configure import certificate_files as files
+from nodewise.configure import certificate_objects as objects
+from nodewise.configure import certificate_secrets as stored
+from nodewise.configure import certificates
+from nodewise.configure.certificate_secrets import Place, Request
+from nodewise.configure.certificates import Both, Outlook, Shown, Side, Wish, stamp
+from nodewise.errors import BadInput, BadSettings, Conflict, Problem
+from nodewise.kube.api import Api
+from nodewise.kube.connect import connect
+from nodewise.observe import logs
+from nodewise.observe.meters import Meters
+from nodewise.serve import issuing
+
+Given = dict[str, Any]
+
+_TRIES: Final = 5
+_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+
+
+class _Span(Duration):
+    """A duration that may be in days."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        if text.endswith("d") and text[:-1].isascii() and text[:-1].isdecimal() and len(text) < 8:  # noqa: PLR2004
+            return int(text[:-1]) * 86400.0
+        return super().convert(value, param, ctx)
+
+
+def run(**given: Any) -> None:
+    """Make certificates for nodewise and for kube-scheduler as its client, and renew them.
+
+    An authority is made in memory, signs one certificate for nodewise's Service and one for kube-scheduler, and its key
+    is thrown away. Printed as two Secrets; with --apply written to the cluster, with --host as files of a folder.
+    --apply and --host do what is due, and nothing if nothing is: run them once a day.
+
+    A renewal has two steps, as kube-scheduler reads its caFile once. First a new authority is announced, beside the old
+    one. Then kube-scheduler has to be started anew; tell it by --restarted. The new certificates are used after that,
+    or when half of --renew-before is over. No call fails.
+    Exit code 0: done, 3: with --check, something is due.
+
+    \b
+    Example:  nodewise certs --namespace nodewise | kubectl apply -f -
+              nodewise certs --apply --check
+              nodewise certs --host /etc/nodewise/pki --systemd
+    """
+    logs.configure("warning")
+    wish = _wish(given)
+    _check(given)
+    if given["cert_manager"]:
+        _print(objects.cert_manager(wish, given["namespace"], _place(given).names), given["output"])
+    elif given["systemd"]:
+        folder = str(Path(given["host_dir"]).absolute())
+        click.echo(objects.systemd(_words(folder), folder), nl=False)
+    elif given["signer_name"]:
+        asyncio.run(_sign(given, wish))
+    elif given["host_dir"]:
+        _on_host(given, wish)
+    elif given["apply"] or given["check"]:
+        asyncio.run(_in_cluster(given, wish))
+    else:
+        made = certificates.taken(Both(), "make", wish, datetime.now(UTC))
+        _print(objects.secrets(made, given["namespace"], _place(given).names), given["output"])
+
+
+def _wish(given: Given) -> Wish:
+    own = _LOCAL if given["host_dir"] else ()
+    names = (*certificates.service_names(given["namespace"], given["service"]), *own, *given["names"])
+
+    def span(key: str) -> timedelta | None:
+        return None if given[key] is None else timedelta(seconds=given[key])
+
+    wish = Wish(
+        tuple(dict.fromkeys(names)),
+        given["client_name"],
+        timedelta(seconds=given["lifetime"]),
+        span("renew_before"),
+        span("switch_after"),
+        timedelta(seconds=given["settle"]),
+        given["renew"],
+    )
+    certificates.check(wish)
+    return wish
+
+
+def _check(given: Given) -> None:
+    """BadSettings for flags that contradict each other."""
+    problems = []
+    ways = [flag for flag, key in _FLAGS.items() if given[key]]
+    if len(ways) > 1:
+        problems.append(Problem(" ".join(ways), "given together", "one of them"))
+    acting = given["apply"] or given["host_dir"]
+    if given["systemd"] and not given["host_dir"]:
+        problems.append(Problem("--systemd", "without --host", "the folder that is to be renewed"))
+    problems += [
+        Problem(flag, "given", "together with --apply or --host")
+        for flag in ("--replace", "--restarted", "--renew")
+        if given[flag[2:]] and not acting and not (flag == "--replace" and given["signer_name"])
+    ]
+    if given["signer_name"] and (given["host_dir"] or given["cert_manager"] or given["check"]):
+        wanted = "alone, or with --apply"
+        problems.append(Problem("--signer-name", "with --host, --cert-manager or --check", wanted))
+    if given["client_secret"] == given["secret"]:
+        problems.append(Problem("--client-secret", "the same as --secret", "another name"))
+    if problems:
+        raise BadSettings("settings", problems)
+
+
+_FLAGS: Final = {"--apply": "apply", "--host": "host_dir", "--cert-manager": "cert_manager"}
+
+
+def _place(given: Given) -> Place:
+    return Place(given["namespace"], (given["secret"], given["client_secret"]))
+
+
+def _decide(given: Given, before: Both, wish: Wish, now: datetime) -> Outlook:
+    """What is to be done now."""
+    found = certificates.outlook(before, wish, now)
+    return certificates.restarted(found, wish, now) if given["restarted"] else found
+
+
+def _on_host(given: Given, wish: Wish) -> None:
+    folder = Path(given["host_dir"]).absolute()
+    now = datetime.now(UTC)
+    try:
+        if given["check"]:
+            _tell_check(given, certificates.outlook(files.read(folder).both, wish, now))
+        with files.alone(folder):
+            found = files.read(folder)
+            if not given["replace"]:
+                files.check_ours(folder, found)
+            elif found.foreign:
+                wish = wish._replace(is_forced=True)
+            todo = _decide(given, found.both, wish, now)
+            after = certificates.taken(found.both, todo.step, wish, now)
+            if after != found.both:
+                files.write(folder, after)
+    except OSError as error:
+        raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
+    _tell_done(given, todo, certificates.outlook(after, wish._replace(is_forced=False), now), str(folder))
+
+
+async def _in_cluster(given: Given, wish: Wish) -> None:
+    api = connect(cluster.chosen(given), Meters())
+    place, now = _place(given), datetime.now(UTC)
+    try:
+        if given["check"]:
+            found = await stored.read(api, place)
+            _tell_check(given, certificates.outlook(found.both, wish, now))
+        todo, after = await _applied(api, given, wish, now)
+    finally:
+        await api.close()
+    where = ", ".join(f"Secret {place.namespace}/{name}" for name in place.names)
+    _tell_done(given, todo, certificates.outlook(after, wish._replace(is_forced=False), now), where)
+
+
+async def _applied(api: Api, given: Given, wish: Wish, now: datetime) -> tuple[Outlook, Both]:
+    """What was done, and what there is then. Conflict if others write there all the time."""
+    place = _place(given)
+    for left in reversed(range(_TRIES)):
+        found = await stored.read(api, place)
+        if not given["replace"]:
+            stored.check_ours(place, found)
+        elif found.foreign:
+            wish = wish._replace(is_forced=True)
+        before = found.both
+        if given["replace"]:
+            before = before._replace(client=before.client._replace(signer=""))
+        todo = _decide(given, before, wish, now)
+        after = certificates.taken(before, todo.step, wish, now)
+        try:
+            await stored.write(api, place, found, after)
+        except Conflict:
+            if not left:
+                raise
+        else:
+            break
+    return todo, after
+
+
+async def _sign(given: Given, wish: Wish) -> None:
+    """kube-scheduler's certificate by a signer of the cluster; printed, or written with whom nodewise has to trust."""
+    api = connect(cluster.chosen(given), Meters())
+    place, signer = _place(given), given["signer_name"]
+    try:
+        authorities = _signer_ca(given["signer_ca"]) or await stored.authority_of(api, signer)
+        found = await stored.read(api, place)
+        if given["apply"] and not given["replace"]:
+            stored.check_ours(place, found)
+        made = issuing.request(wish.client_name)
+        wanted = Request(f"{wish.client_name[:40]}-{secrets.token_hex(4)}", signer, made.cert, wish.valid)
+        wanted = wanted._replace(name=_name_of(wanted.name))
+        cert = await stored.signed(
+            api, wanted, given["timeout"], SystemClock(), lambda: _tell_waiting(wanted, given["timeout"])
+        )
+        if trouble := certificates.trouble_of_issued(cert, made.key):
+            raise BadInput(f"signer {signer}", [Problem("certificate", trouble, "a client's certificate")])
+        before = found.both
+        client = Side(cert, made.key, before.client.trusted, signer=signer)
+        if not given["apply"]:
+            _print([objects.secret(place.names[1], place.namespace, client)], given["output"])
+        else:
+            if before.server != Side():  # whom to trust comes first
+                server = before.server._replace(
+                    trusted=certificates.trusting(before.server.trusted, authorities)
+                )
+                await stored.write(api, place, found, Both(server, before.client))
+                found = await stored.read(api, place)
+            await stored.write(api, place, found, Both(found.both.server, client))
+            click.echo(f"Secret {place.namespace}/{place.names[1]}: a certificate of {signer}")
+    finally:
+        await api.close()
+    _say(f"others have certificates of {signer} too: start nodewise with --client-name {wish.client_name}")
+
+
+def _signer_ca(path: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        found = Path(path).read_bytes()
+    except OSError as error:
+        raise BadSettings("settings", [Problem("--signer-ca", str(error), "a PEM file")]) from error
+    if not certificates.is_authority(found):
+        raise BadSettings(
+            "settings", [Problem("--signer-ca", f"{path} holds no authority", "its certificate, PEM")]
+        )
+    return found
+
+
+def _name_of(text: str) -> str:
+    """A name that objects may have."""
+    plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text.lower())
+    return plain.strip("-")
+
+
+def _words(folder: str) -> list[str]:
+    """The command line that this is, without what is for now only, and with the folder's whole name."""
+    program = shutil.which("nodewise") or sys.argv[0]
+    given = iter(sys.argv[sys.argv.index("certs") + 1 :])
+    words = []
+    for word in given:
+        if word == "--host":
+            next(given)
+        elif word not in _FOR_NOW and not word.startswith("--host="):
+            words.append(word)
+    return [str(Path(program).absolute()), "certs", "--host", folder, *words]
+
+
+_FOR_NOW: Final = frozenset({"--systemd", "--replace", "--restarted", "--renew", "--check"})
+
+
+def _print(made: list[dict[str, Any]], output: str | None) -> None:
+    if output == "json":
+        click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": made}))
+    else:
+        click.echo(yaml.safe_dump_all(made, sort_keys=False), nl=False)
+
+
+def _say(text: str) -> None:
+    click.echo(f"nodewise: {text}", err=True)
+
+
+def _tell_waiting(wanted: Request, timeout_s: float) -> None:
+    _say(
+        f"CertificateSigningRequest {wanted.name} waits for an approval, for up to {timeout_s:g} s: "
+        f"kubectl certificate approve {wanted.name}"
+    )
+
+
+def _tell_check(given: Given, found: Outlook) -> NoReturn:
+    """Print what is due, or when something is, and end."""
+    if given["output"] == "json":
+        click.echo(msgspec.json.encode(_report(found)))
+    else:
+        for line in _lines(found):
+            click.echo(line)
+    raise click.exceptions.Exit(exits.NO if found.is_due else exits.DONE)
+
+
+def _report(found: Outlook) -> dict[str, Any]:
+    def shown(one: Shown | None) -> dict[str, Any] | None:
+        signer = {"signer": one.signer} if one and one.signer else {}
+        return {"names": list(one.names), "ends": stamp(one.ends), **signer} if one else None
+
+    return {
+        "due": found.is_due,
+        "next": found.step if found.is_due else "announce",
+        "at": stamp(found.at),
+        "reasons": list(found.reasons),
+        "server": shown(found.server),
+        "client": shown(found.client),
+    }
+
+
+def _lines(found: Outlook) -> list[str]:
+    texts: dict[str, Callable[[], str]] = {
+        "make": lambda: "due: certificates are to be made",
+        "announce": lambda: f"due since {stamp(found.at)}: a renewal",
+        "wait": lambda: f"due before {stamp(found.at)}: kube-scheduler started anew, then --restarted",
+        "switch": lambda: f"due since {stamp(found.at)}: the new certificates are to be used",
+        "nothing": lambda: f"nothing is due before {stamp(found.at)}",
+    }
+    return [texts[found.step](), *(f"  {reason}" for reason in found.reasons)]
+
+
+def _tell_done(given: Given, done: Outlook, after: Outlook, where: str) -> None:
+    """What was done, and what somebody has to do now."""
+    if given["output"] == "json":
+        click.echo(msgspec.json.encode({"done": done.step, "where": where, **_report(after)}))
+        return
+    said = {
+        "make": f"made: {where}",
+        "announce": f"announced a new authority beside the old one: {where}",
+        "wait": f"waiting until {stamp(after.at)}, or for --restarted: {where}",
+        "switch": f"switched to the certificates of the new authority: {where}",
+        "nothing": f"nothing is due before {stamp(after.at)}: {where}",
+    }
+    click.echo(said[done.step])
+    for reason in done.reasons if done.step == "announce" else ():
+        click.echo(f"  {reason}")
+    if done.step == "make":
+        _say("kube-scheduler has to be started anew if it ran with another caFile")
+    if after.step == "wait":
+        _say(
+            f"start kube-scheduler anew, all replicas, before {stamp(after.at)}: it reads its caFile once, and would "
+            "refuse the new certificate; then run this with --restarted. nodewise needs no restart"
+        )
+
+
+def _parameters() -> list[click.Parameter]:
+    span = _Span()
+    return [
+        click.Option(["--apply"], is_flag=True, help="Write the Secrets to the cluster; renew what is due."),
+        click.Option(
+            ["--host", "host_dir"], default="", metavar="DIR",
+            help="Write files of a folder of this host: tls.crt, tls.key, client.crt, client.key, ca.crt.",
+        ),
+        click.Option(["--check"], is_flag=True, help="Say what is due, and change nothing; exit code 3 if it is."),
+        click.Option(
+            ["--restarted"], is_flag=True,
+            help="kube-scheduler was started anew since the new authority was announced: use the new certificates.",
+        ),
+        click.Option(["--renew"], is_flag=True, help="Begin a renewal although none is due."),
+        click.Option(
+            ["--replace"], is_flag=True, help="Replace Secrets and files that this command did not write."
+        ),
+        click.Option(
+            ["--systemd"], is_flag=True, help="Print a service and a timer that run --host once a day, and end."
+        ),
+        click.Option(["--cert-manager"], is_flag=True, help="Print objects for cert-manager, and end."),
+        click.Option(
+            ["--signer-name"], default="", metavar="SIGNER",
+            help="Have kube-scheduler's certificate, and only that, signed by the cluster, as by "
+            f"{stored.API_CLIENT}. Somebody has to approve it.",
+        ),
+        click.Option(
+            ["--signer-ca"], default="", metavar="FILE",
+            help=f"Who stands behind --signer-name; {stored.API_CLIENT} is known.",
+        ),
+        click.Option(
+            ["--timeout"], type=span, default="5m", show_default=True, help="How long to wait for the signer."
+        ),
+        click.Option(
+            ["-n", "--namespace"], default="nodewise", show_default=True, help="Where nodewise runs."
+        ),
+        click.Option(
+            ["--service"], default=certificates.SERVICE, show_default=True, help="Its Service's name."
+        ),
+        click.Option(
+            ["--name", "names"], multiple=True, metavar="NAME",
+            help="A further host name or address of nodewise; may be given several times.",
+        ),
+        click.Option(
+            ["--client-name"], default=certificates.CLIENT, show_default=True,
+            help="kube-scheduler's name to nodewise: what `nodewise extender --client-name` lets in.",
+        ),
+        click.Option(
+            ["--secret"], default="nodewise-tls", show_default=True, help="Name of nodewise's Secret."
+        ),
+        click.Option(
+            ["--client-secret"], default=certificates.CLIENT, show_default=True,
+            help="Name of kube-scheduler's Secret.",
+        ),
+        click.Option(["--lifetime"], type=span, default="365d", show_default=True, help="Of a certificate."),
+        click.Option(
+            ["--renew-before"], type=span,
+            help="How long before its end a certificate is renewed. [default: a third of its lifetime]",
+        ),
+        click.Option(
+            ["--switch-after"], type=span,
+            help="How long after its announcement a new authority's certificates are used without --restarted."
+            " [default: half of --renew-before]",
+        ),
+        click.Option(
+            ["--settle"], type=span, default="3m", show_default=True,
+            help="How long an announcement takes to reach all pods; --restarted is refused before.",
+        ),
+        click.Option(
+            ["-o", "--output"], type=click.Choice(["yaml", "json", "text"]),
+            help="Form of what is printed. [default: yaml for objects, text for the rest]",
+        ),
+        *cluster.options(),
+    ]  # fmt: skip
+
+
+command = click.Command(
+    "certs",
+    callback=run,
+    help=run.__doc__,
+    short_help="Make and renew certificates.",
+    params=_parameters(),
+)

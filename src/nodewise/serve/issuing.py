@@ -1,0 +1,139 @@
+"""Certificates made in memory, by an authority that signs a few of them and whose key is then gone."""
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+SKEW: Final = timedelta(hours=1)
+"""Certificates are valid from so long before they are made: clocks of machines differ."""
+_LONGEST_NAME: Final = 64  # of a common name, RFC 5280
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_PEM: Final = serialization.Encoding.PEM
+
+
+class Leaf(NamedTuple):
+    """A certificate and its private key, both PEM."""
+
+    cert: bytes
+    key: bytes
+
+
+class Issuer:
+    """An authority. Its private key is nowhere but in here, and nothing gives it away."""
+
+    def __init__(self, name: str, now: datetime, valid: timedelta) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _named(name)
+        self._now = now
+        self._valid = valid
+        begun = _begun(self._name, self._name, self._key.public_key(), now, valid)
+        self.cert = self._signed(
+            begun.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
+                _usage(signs_certificates=True), critical=True
+            )
+        )
+        """Its own certificate, PEM: what the other side has to trust."""
+
+    def server(self, names: Sequence[str], common_name: str) -> Leaf:
+        """One for a server of these host names and IP addresses. A common name that is too long is cut."""
+        return self._leaf(common_name[:_LONGEST_NAME], names, ExtendedKeyUsageOID.SERVER_AUTH)
+
+    def client(self, name: str) -> Leaf:
+        """One for a client, and for nothing else. Where its name can be a host's it is told as one as well."""
+        return self._leaf(name, [name] if is_host(name) else [], ExtendedKeyUsageOID.CLIENT_AUTH)
+
+    def _leaf(self, common_name: str, names: Sequence[str], use: x509.ObjectIdentifier) -> Leaf:
+        key = ec.generate_private_key(ec.SECP256R1())
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        begun = _begun(_named(common_name), self._name, key.public_key(), self._now, self._valid)
+        begun = (
+            begun.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+            .add_extension(identifier, critical=False)
+        )
+        if names:  # an empty list would be refused by Go
+            begun = begun.add_extension(x509.SubjectAlternativeName(map(_told, names)), critical=False)
+        return Leaf(self._signed(begun), private_pem(key))
+
+    def _signed(self, begun: x509.CertificateBuilder) -> bytes:
+        return begun.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
+
+
+def request(name: str) -> Leaf:
+    """A request for a client's certificate, in the place of the certificate, with its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    asked = x509.CertificateSigningRequestBuilder().subject_name(_named(name)).sign(key, hashes.SHA256())
+    return Leaf(asked.public_bytes(_PEM), private_pem(key))
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def is_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Whether this authority signed it; True for an authority and itself."""
+    try:
+        leaf.verify_directly_issued_by(authority)
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, it did not sign this
+        return False
+    return True
+
+
+def is_host(name: str) -> bool:
+    """Whether it can be a host's name in DNS."""
+    return len(name) < 254 and all(map(_LABEL.fullmatch, name.lower().split(".")))  # noqa: PLR2004 - RFC 1035
+
+
+def is_address(name: str) -> bool:
+    """Whether it is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _told(name: str) -> x509.GeneralName:
+    return x509.IPAddress(ipaddress.ip_address(name)) if is_address(name) else x509.DNSName(name)
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _begun(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, valid: timedelta
+) -> x509.CertificateBuilder:
+    now = now.astimezone(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + valid)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
