@@ -63,6 +63,8 @@ NUMBERS = {
 }
 ELSEWHERE = {28, 30, 96, 98, 100, 101, 104, 134, 143, 145, 225}
 """Asked by tests that have them in their names, as there is no table in them."""
+FAULTS = {"B": 76}
+"""How many there are by their letters."""
 HERE = Path(__file__).parent
 TESTS = [*HERE.glob("test_*.py"), HERE.parents[1] / "node" / "test_installed.py"]
 TABLES: dict[str, type[Row]] = {
@@ -94,10 +96,14 @@ def tables() -> list[Row]:
     return [row for table, kind in TABLES.items() for row in rows.read(table, kind)]
 
 
+def section() -> str:
+    """The page from our heading to the next system's."""
+    return re.split(r"^## ", PAGE.read_text().partition(HEADING)[2], flags=re.MULTILINE)[0]
+
+
 def rows_of_page() -> list[int]:
     """The numbers in the first column of the page's tables of rows."""
-    section = re.split(r"^## ", PAGE.read_text().partition(HEADING)[2], flags=re.MULTILINE)[0]
-    cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", section, re.MULTILINE)
+    cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", section(), re.MULTILINE)
     return [int(number) for cell in cells for number in cell.split(", ")]
 
 
@@ -116,3 +122,10 @@ def test_every_other_row_has_a_test_of_its_number() -> None:
 
 def test_every_departure_stands_on_the_page_once() -> None:
     assert sorted(rows_of_page()) == sorted({row.number for row in tables() if row.differs})
+
+
+def test_the_page_says_what_became_of_every_fault_and_in_which_rows() -> None:
+    found = re.findall(r"^\| ([A-Z])(\d+) \|.*\| ([\d, ]*)\|$", section(), re.MULTILINE)
+    faults = [(letter, number) for letter, most in FAULTS.items() for number in range(1, most + 1)]
+    assert [(letter, int(number)) for letter, number, _ in found] == faults
+    assert {int(number) for *_, cell in found for number in re.findall(r"\d+", cell)} <= NUMBERS

@@ -3,12 +3,14 @@
 Standard library only.
 
 Options may stand anywhere before `--`, also after the command's name, as the older CPU manager had it; what stands
-after `--` is the command's. A long option may be cut short where only one begins like that; of those that the older
-program had and ours, its own ones count first.
+after `--` is the command's, and so are `--help` and `--version` after its name, which the older one answered itself. A
+long option may be cut short where only one begins like that; of those that the older program had and ours, its own
+ones count first.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from nodewise.cpu import names
@@ -47,6 +49,8 @@ OPTIONS: Final = (
     Option("--help", "", "Show this message and exit.", is_old=True),
     Option("--version", "", "Show the version and exit.", is_old=True),
 )
+_ASKING: Final = {"--help", "--version"}
+_SHORT: Final = {"-h": "--help"}
 _KNOWN: Final = {option.name: option for option in OPTIONS}
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -79,10 +83,18 @@ class Arguments(NamedTuple):
 
 
 def asks_for(words: Sequence[str]) -> str:
-    """The option that asks to be told something, if there is one before `--`: the older program heeds it anywhere."""
-    words = words[: words.index("--")] if "--" in words else words
-    asked = {"-h": "--help"}
-    return next((asked.get(word, word) for word in words if word in {"-h", "--help", "--version"}), "")
+    """`--help` or `--version`, if it stands before the command; behind it, it is the command's own. Else empty."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--" or not word.startswith("-"):
+            break
+        given: dict[str, str] = {}
+        with suppress(BadSettings):  # who asks for help is told before what is wrong
+            _take(_SHORT.get(word, word), left, given)
+        if asked := given.keys() & _ASKING:
+            return asked.pop()
+    return ""
 
 
 def parse(words: Sequence[str]) -> Arguments:
@@ -118,7 +130,8 @@ def _split(words: Sequence[str]) -> tuple[Mapping[str, str], Sequence[str]]:
         word = left.pop(0)
         if word == "--":
             return given, command + left
-        if not word.startswith("-") or word == "-":
+        is_asking = _SHORT.get(word, word) in _ASKING
+        if not word.startswith("-") or word == "-" or (command and is_asking):
             command.append(word)
         else:
             _take(word, left, given)
