@@ -1,0 +1,261 @@
+"""`nodewise certs`, from the command line to what is printed and to the files of a folder."""
+
+import base64
+import itertools
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from nodewise.cli import certs
+from nodewise.configure import certificate_files as files
+from nodewise.errors import BadInput, BadSettings, Unavailable
+
+NAMES = {"tls.crt", "tls.key", "ca.crt", "client.crt", "client.key"}
+
+
+def run(*arguments: str | Path) -> Result:
+    done = CliRunner().invoke(certs.command, [*map(str, arguments)], standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return done
+
+
+def checked(*arguments: str | Path) -> tuple[int, str]:
+    """The exit code and what is said of --check."""
+    done = run("--check", *arguments)
+    return done.return_value or done.exit_code, done.stdout
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in NAMES}
+
+
+def serial(folder: Path, name: str = "tls.crt") -> int:
+    return x509.load_pem_x509_certificate((folder / name).read_bytes()).serial_number
+
+
+def keys_below(folder: Path) -> list[bytes]:
+    """Every private key that any file of the folder holds."""
+    texts = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    found = (
+        re.findall(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [^\n]*\n", text, re.DOTALL)
+        for text in texts
+    )
+    return [key for keys in found for key in keys]
+
+
+def is_quiet(said: str) -> bool:
+    """Whether nothing that was said holds a key, in PEM or as Secrets hold it."""
+    texts = [
+        said,
+        *(
+            base64.b64decode(word).decode("latin-1")
+            for word in re.findall(r"[A-Za-z0-9+/]{40,}={0,2}", said)
+            if len(word) % 4 == 0
+        ),
+    ]
+    return not any("PRIVATE" in text for text in texts)
+
+
+def test_two_secrets_are_printed_by_default() -> None:
+    server, client = yaml.safe_load_all(run("-n", "web", "--name", "10.0.0.7").stdout)
+    assert (server["metadata"]["name"], client["metadata"]["name"]) == (
+        "nodewise-tls",
+        "nodewise-scheduler-client",
+    )
+    leaf = x509.load_pem_x509_certificate(base64.b64decode(server["data"]["tls.crt"]))
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "nodewise.web.svc" in names.get_values_for_type(x509.DNSName)
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    listed = json.loads(run("-o", "json").stdout)
+    assert [one["kind"] for one in listed["items"]] == ["Secret", "Secret"]
+
+
+def test_files_are_made_once_and_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "pki"
+    run("--host", folder)
+    assert {name: stat.S_IMODE((folder / name).stat().st_mode) for name in NAMES} == {
+        name: 0o600 if name.endswith(".key") else 0o644 for name in NAMES
+    }
+    before = held(folder)
+    done = run("--host", folder)
+    assert done.stdout.startswith("nothing is due before ")
+    assert held(folder) == before
+    assert checked("--host", folder)[0] == 0
+
+
+def test_a_renewal_announces_first_and_switches_when_it_is_told_to(tmp_path: Path) -> None:
+    run("--host", tmp_path)
+    first = serial(tmp_path)
+    done = run("--host", tmp_path, "--renew")
+    assert "start kube-scheduler anew, all replicas, before " in done.stderr
+    assert serial(tmp_path) == first
+    assert (tmp_path / "ca.crt").read_bytes().count(b"BEGIN") == 2
+    code, said = checked("--host", tmp_path, "-o", "json")
+    assert (code, json.loads(said)["due"], json.loads(said)["next"]) == (3, True, "wait")
+    assert run("--host", tmp_path).stdout.startswith("waiting until ")
+    with pytest.raises(Unavailable, match="has to reach both sides first"):
+        run("--host", tmp_path, "--restarted")
+    run("--host", tmp_path, "--restarted", "--settle", "0s")
+    assert serial(tmp_path) != first
+    assert checked("--host", tmp_path)[0] == 0
+
+
+def test_a_check_changes_nothing_and_says_what_is_due(tmp_path: Path) -> None:
+    code, said = checked("--host", tmp_path / "none")
+    assert (code, said.splitlines()[0]) == (3, "due: certificates are to be made")
+    assert not (tmp_path / "none").exists()
+    run("--host", tmp_path)
+    code, said = checked("--host", tmp_path, "--name", "other.example")
+    assert (code, "does not name other.example" in said) == (3, True)
+
+
+@pytest.mark.parametrize("name", ["tls.key", "ca.crt", "..data"])
+def test_another_ones_file_is_not_written_over_unless_it_is_to_be_replaced(tmp_path: Path, name: str) -> None:
+    if name == "..data":
+        (tmp_path / "others").mkdir()
+        (tmp_path / name).symlink_to("others")
+    else:
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(BadInput, match=f"{name}: was not written by nodewise certs; wanted --replace"):
+        run("--host", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {name, "others"}
+    run("--host", tmp_path, "--replace")
+    assert checked("--host", tmp_path)[0] == 0
+
+
+def test_no_key_of_an_authority_and_no_forgotten_key_is_on_the_disk_and_none_is_printed(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "pki"
+    for more, count in (([], 2), (["--renew"], 4), (["--restarted", "--settle", "0s"], 2), ([], 2)):
+        done = run("--host", folder, *more)
+        assert is_quiet(done.output)
+        keys = [serialization.load_pem_private_key(key, None).public_key() for key in keys_below(folder)]
+        assert len(keys) == count
+        trusted = x509.load_pem_x509_certificates((folder / "ca.crt").read_bytes())
+        assert not [one for one in trusted if one.public_key() in keys]
+        assert is_quiet(run("--check", "--host", folder, "-o", "json").output)
+    assert not is_quiet(run().stdout), "this test would see a key"
+
+
+@pytest.mark.parametrize("step", ["--renew", "--restarted"])
+def test_a_run_that_is_ended_at_any_write_leaves_pairs_that_match_and_the_next_one_mends_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    arguments = ["--host", tmp_path / "pki", "--settle", "0s"]
+    run(*arguments)
+    if step == "--restarted":
+        run(*arguments, "--renew")
+    for number in itertools.count():
+        copy = tmp_path / f"copy-{number}"
+        shutil.copytree(tmp_path / "pki", copy, symlinks=True)
+        if not ended_at(number, ["--host", copy, "--settle", "0s", step], monkeypatch):
+            break
+        found = files.read(copy)
+        assert found.foreign == ()
+        for side in found.both:
+            leaf = x509.load_pem_x509_certificate(side.cert)
+            assert serialization.load_pem_private_key(side.key, None).public_key() == leaf.public_key()
+        run("--host", copy, "--settle", "0s", "--renew")
+        run("--host", copy, "--settle", "0s", "--restarted")
+        assert checked("--host", copy)[0] == 0
+        assert len(keys_below(copy)) == 2
+    assert number > 10
+
+
+def ended_at(number: int, arguments: list[str | Path], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a run was ended at this of its writing calls, as by a kill: nothing is cleaned up."""
+    left = [number]
+
+    class EndedError(BaseException):
+        pass
+
+    def ending(call):
+        def called(*given, **named):
+            if left[0] == 0:
+                raise EndedError
+            left[0] -= 1
+            return call(*given, **named)
+
+        return called
+
+    with monkeypatch.context() as patched:
+        for where, name in (
+            (os, "open"),
+            (os, "fsync"),
+            (os, "symlink"),
+            (os, "rename"),
+            (os, "mkdir"),
+            (os, "fchmod"),
+        ):
+            patched.setattr(where, name, ending(getattr(os, name)))
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+        try:
+            run(*arguments)
+        except EndedError:
+            return True
+    return False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_files_keep_the_owner_that_somebody_gave_them(tmp_path: Path) -> None:
+    run("--host", tmp_path)
+    os.chown(tmp_path / "tls.key", 65532, 65532)
+    run("--host", tmp_path, "--renew")
+    run("--host", tmp_path, "--restarted", "--settle", "0s")
+    assert (tmp_path / "tls.key").stat().st_uid == 65532
+    assert (tmp_path / "client.key").stat().st_uid == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--apply", "--host", "x"], "--apply --host: given together"),
+        (["--cert-manager", "--apply"], "--apply --cert-manager: given together"),
+        (["--systemd"], "--systemd: without --host"),
+        (["--restarted"], "--restarted: given; wanted together with --apply or --host"),
+        (["--signer-name", "x", "--host", "y"], "--signer-name: with --host"),
+        (["--secret", "a", "--client-secret", "a"], "--client-secret: the same as --secret"),
+        (["--name", "a_b"], "--name: 'a_b'"),
+        (["--lifetime", "1s"], "--lifetime"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_told(arguments: list[str], words: str) -> None:
+    with pytest.raises(BadSettings, match=words):
+        run(*arguments)
+
+
+def test_the_unit_is_one_that_systemd_takes_and_does_what_was_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    program = Path(sys.executable).parent / "nodewise"
+    command = [program, "certs", "--host", "a folder", "--name=x.example", "--systemd"]
+    text = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert f'certs --host "{folder}" --name=x.example\n' in text
+    _, service, timer = re.split(r"^# /etc/systemd/system/.*\n", text, flags=re.MULTILINE)
+    (tmp_path / "nodewise-certs.service").write_text(service)
+    (tmp_path / "nodewise-certs.timer").write_text(timer)
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("no systemd-analyze here")
+    units = [str(tmp_path / f"nodewise-certs.{kind}") for kind in ("service", "timer")]
+    done = subprocess.run([analyze, "verify", *units], check=False, capture_output=True, text=True)
+    assert "nodewise-certs" not in done.stderr, done.stderr
+
+
+def test_objects_for_cert_manager_are_printed() -> None:
+    found = list(yaml.safe_load_all(run("--cert-manager", "-n", "web").stdout))
+    assert [one["kind"] for one in found] == ["Issuer", "Certificate", "Issuer", "Certificate", "Certificate"]
+    assert {one["metadata"]["namespace"] for one in found} == {"web"}
