@@ -60,6 +60,17 @@ KUBELET = Module(
     ldflags=CONTROL_PLANE.ldflags,
 )
 
+HELM = Module(
+    name="helm",
+    what="helm v3.21.3",
+    version="v3.21.3",
+    folder=MODULE / "helm",
+    packages={"helm": "helm.sh/helm/v3/cmd/helm"},
+    # the version of Kubernetes that charts are told where none is asked: the control plane's, not v1.20
+    ldflags="-s -w -X helm.sh/helm/v3/internal/version.version=v3.21.3"
+    " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36",
+)
+
 SET_UP = "make controlplane"
 """The command that a person runs to have the programs."""
 
@@ -96,6 +107,11 @@ def kubelet() -> Path:
     return KUBELET.built() / "kubelet"
 
 
+def helm() -> Path:
+    """helm, built now where it must be: about two minutes. Raises MissingError."""
+    return HELM.built() / "helm"
+
+
 def prometheus_folder() -> Path:
     """The folder of Prometheus. Raises MissingError."""
     return packages.get().prometheus.parent
@@ -112,6 +128,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: descheduler().parent,
     lambda: prometheus_adapter().parent,
     lambda: kubelet().parent,
+    lambda: helm().parent,
     containers_folder,
     packages.MACHINE.get,
 )

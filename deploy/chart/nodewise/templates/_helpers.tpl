@@ -1,0 +1,95 @@
+{{- define "nodewise.image" -}}
+{{- $i := .Values.image -}}
+{{ $i.repository }}{{ if $i.digest }}@{{ $i.digest }}{{ else }}:{{ $i.tag | default .Chart.AppVersion }}{{ end }}
+{{- end }}
+
+{{- define "nodewise.labels" -}}
+app.kubernetes.io/name: nodewise
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* What never changes, and so may stand in a selector. Call with (dict "root" $ "part" "extender"). */}}
+{{- define "nodewise.selector" -}}
+app.kubernetes.io/name: nodewise
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .part }}
+{{- end }}
+
+{{/* The agents that are on, separated by commas, in the order in which they are asked. */}}
+{{- define "nodewise.agents" -}}
+{{- $on := list -}}
+{{- range list "telemetry" "gpu" "safe" "congestion" "pigeon" "learned" -}}
+{{- if (index $.Values.agents .).enabled }}{{ $on = append $on . }}{{ end -}}
+{{- end -}}
+{{ join "," $on }}
+{{- end }}
+
+{{/* The file of --config. */}}
+{{- define "nodewise.config" -}}
+{{- $config := merge (dict "agents" (include "nodewise.agents" .)) (deepCopy .Values.settings) -}}
+{{- range splitList "," (include "nodewise.agents" .) -}}
+{{- $own := "" }}{{ if . }}{{ $own = (index $.Values.agents .).settings }}{{ end -}}
+{{- if $own }}{{ $_ := set $config . $own }}{{ end -}}
+{{- end -}}
+{{ toYaml $config }}
+{{- end }}
+
+{{- define "nodewise.annotatorConfig" -}}
+{{ toYaml (merge (deepCopy .Values.annotator.settings) (deepCopy .Values.settings)) }}
+{{- end }}
+
+{{- define "nodewise.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65534
+runAsGroup: 65534
+fsGroup: 65534
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "nodewise.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "nodewise.pull" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Binds a role to an account of its namespace: name, account, namespace. */}}
+{{- define "nodewise.binding" }}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ .name }}
+  namespace: {{ .in | default .namespace }}
+  labels: {{- include "nodewise.labels" .root | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ .name }}}
+subjects:
+- {kind: ServiceAccount, name: {{ .account }}, namespace: {{ .namespace }}}
+{{- end }}
+
+{{- define "nodewise.clusterBinding" }}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ .name }}
+  labels: {{- include "nodewise.labels" .root | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ .name }}}
+subjects:
+- {kind: ServiceAccount, name: {{ .account }}, namespace: {{ .namespace }}}
+{{- end }}
+
+{{- define "nodewise.account" }}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ .name }}
+  namespace: {{ .namespace }}
+  labels: {{- include "nodewise.labels" .root | nindent 4 }}
+{{- end }}

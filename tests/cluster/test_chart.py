@@ -1,0 +1,399 @@
+"""The Helm chart with the real helm, on the real API server."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tools import chart
+
+import nodewise
+from tests.cluster import programs, rights, served
+from tests.cluster.api import Object
+from tests.cluster.conftest import got
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import Sandbox
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / chart.CHART
+COMBINATIONS = [ROOT / path for path in chart.combinations()]
+ALL = CHART / "values/values-all.yaml"
+MANIFESTS = [
+    "rbac.yaml",
+    "gpu.yaml",
+    "memory.yaml",
+    "reader.yaml",
+    "annotator.yaml",
+    "cpu.yaml",
+    "cpu-agent.yaml",
+]
+WORKLOADS = {"Deployment", "DaemonSet", "Job"}
+TLS = "tls.certManager.enabled=true"
+
+each_combination = pytest.mark.parametrize("values", COMBINATIONS, ids=lambda path: path.stem)
+
+
+class Helm:
+    """helm, asked about the chart."""
+
+    def __init__(self, program: Path, kubeconfig: Path, folder: Path) -> None:
+        self._program, self._folder = program, folder
+        self._kubeconfig = kubeconfig
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Whatever comes of it."""
+        home = {f"HELM_{name}_HOME": str(self._folder / name) for name in ("CACHE", "CONFIG", "DATA")}
+        return subprocess.run(
+            [str(self._program), *map(str, arguments), f"--kubeconfig={self._kubeconfig}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**home, "HOME": str(self._folder), "PATH": "/usr/bin:/bin"},
+        )
+
+    def said(self, *arguments: str | Path) -> str:
+        """What it prints; it has to succeed."""
+        done = self.run(*arguments)
+        assert done.returncode == 0, f"helm {' '.join(map(str, arguments))}: {done.stderr}{done.stdout}"
+        return done.stdout
+
+    def rendered(self, namespace: str, *more: str | Path) -> list[Object]:
+        """The objects that it makes."""
+        text = self.said("template", "nodewise", CHART, "--namespace", namespace, *more)
+        return [one for one in yaml.safe_load_all(text) if one]
+
+
+@pytest.fixture(scope="session")
+def helm_program(request: pytest.FixtureRequest) -> Path:
+    return got(request, programs.helm)
+
+
+@pytest.fixture
+def helm(helm_program: Path, plane: ControlPlane, tmp_path: Path) -> Helm:
+    return Helm(helm_program, plane.admin.kubeconfig, tmp_path)
+
+
+@pytest.fixture
+def with_definitions(plane: ControlPlane) -> None:
+    """TASPolicies and reports are served, as `helm install` would have it."""
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds"))
+
+
+@each_combination
+def test_lint_finds_nothing(helm: Helm, values: Path) -> None:
+    said = helm.said("lint", "--strict", CHART, "--values", values)
+    assert "0 chart(s) failed" in said
+    assert "[WARNING]" not in said
+
+
+@each_combination
+def test_every_object_is_one_for_a_real_api_server(
+    helm: Helm, corner: Sandbox, with_definitions: None, tmp_path: Path, values: Path
+) -> None:
+    here = ["--set", f"cpu.namespace={corner.namespace},cpu.createNamespace=false"]
+    made = helm.rendered(corner.namespace, "--values", values, *here)
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all(made))
+    apply = ["apply", "--server-side", "--validate=strict", "-f", str(file)]
+    corner.plane.kubectl(*apply, "--dry-run=server")
+    try:
+        said = corner.plane.kubectl(*apply)
+        assert said.count("serverside-applied") == len(made)
+    finally:
+        corner.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
+
+
+def test_everything_else_that_can_be_switched_on(helm: Helm, corner: Sandbox, tmp_path: Path) -> None:
+    values = {
+        "extender": {
+            "hostNetwork": True,
+            "tolerations": [{"operator": "Exists"}],
+            "nodeSelector": {"a": "b"},
+        },
+        "service": {"clusterIP": "None"},
+        "imagePullSecrets": [{"name": "registry"}],
+        "networkPolicy": {"from": [{"ipBlock": {"cidr": "10.0.0.0/28"}}]},
+        "annotator": {"enabled": True, "settings": {"what": "usage"}},
+        "settings": {"prometheus_url": ["http://prometheus:9090"]},
+        "cpu": {
+            "enabled": True,
+            "namespace": corner.namespace,
+            "createNamespace": False,
+            "agent": {"args": ["--enforce=cgroup"], "runtimeFolder": "/run/containerd"},
+            "setup": {"enabled": True, "hosts": ["node1", "node2"]},
+            "webhook": {"enabled": True, "caBundle": "LS0tLS1CRUdJTg=="},
+        },
+    }
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    made = helm.rendered(corner.namespace, "--values", file)
+    registration = next(one for one in made if one["kind"] == "MutatingWebhookConfiguration")
+    assert registration["webhooks"][0]["clientConfig"]["caBundle"] == "LS0tLS1CRUdJTg=="
+    registration["webhooks"][0]["clientConfig"]["caBundle"] = ""  # the API server reads it, and that is none
+    (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(made))
+    corner.plane.kubectl(
+        "apply",
+        "--server-side",
+        "--validate=strict",
+        "--dry-run=server",
+        "-f",
+        str(tmp_path / "objects.yaml"),
+    )
+
+
+def test_rights_are_those_of_the_manifests(helm: Helm) -> None:
+    """The same roles, rules and bindings, whole; and nothing besides."""
+    made = helm.rendered("nodewise", "--values", ALL)
+    shipped = [one for name in MANIFESTS for one in served.manifest(name)]
+    assert _roles(made) == _roles(shipped)
+    assert _bindings(made) == _bindings(shipped)
+
+
+def _roles(found: list[Object]) -> dict[tuple[str, ...], set[rights.Right]]:
+    return {_key(one): rights.granted([one]) for one in found if one["kind"] in {"Role", "ClusterRole"}}
+
+
+def _bindings(found: list[Object]) -> dict[tuple[str, ...], Any]:
+    kinds = {"RoleBinding", "ClusterRoleBinding"}
+    return {_key(one): (one["roleRef"], one["subjects"]) for one in found if one["kind"] in kinds}
+
+
+def _key(one: Object) -> tuple[str, ...]:
+    return one["kind"], one["metadata"]["name"], one["metadata"].get("namespace", "")
+
+
+def test_who_writes_to_nodes_is_held_to_its_own_wherever_the_release_is(helm: Helm) -> None:
+    def policy(found: list[Object]) -> Object:
+        spec: Object = next(one["spec"] for one in found if one["kind"] == "ValidatingAdmissionPolicy")
+        return spec
+
+    assert policy(helm.rendered("nodewise", "--values", ALL)) == policy(served.manifest("cpu-agent.yaml"))
+    moved = policy(helm.rendered("nodewise", "--values", ALL, "--set", "cpu.namespace=elsewhere"))
+    assert "serviceaccount:elsewhere:cmk-agent" in moved["matchConditions"][0]["expression"]
+
+
+def test_rights_go_with_what_is_switched_off(helm: Helm) -> None:
+    assert {name for _, name, _ in _roles(helm.rendered("nodewise"))} == {"nodewise", "nodewise-reader"}
+    resources = {one.resource for one in _roles(helm.rendered("nodewise"))["ClusterRole", "nodewise", ""]}
+    assert "nodes/status" not in resources
+    gas = _roles(helm.rendered("nodewise", "--values", CHART / "values/values-gas.yaml"))
+    assert "taspolicies" not in {one.resource for one in gas["ClusterRole", "nodewise", ""]}
+    assert ("Role", "nodewise-gpu", "nodewise") in gas
+    nothing = helm.rendered("nodewise", "--set", "agents.telemetry.enabled=false")
+    assert nothing == []
+
+
+def test_the_webhook_is_the_one_that_the_program_prints(helm: Helm) -> None:
+    made = helm.rendered(
+        "nodewise", "--values", ALL, "--set", "cpu.webhook.enabled=true,cpu.webhook.caBundle=QQ=="
+    )
+    ours = {_key(one): one for one in made}
+    registration = ours["MutatingWebhookConfiguration", "cmk-webhook-config", ""]
+    assert registration["webhooks"][0]["clientConfig"].pop("caBundle") == "QQ=="
+    for shipped in served.manifest("cpu-webhook.yaml"):
+        assert _content(ours[_key(shipped)]) == _content(shipped)
+
+
+def _content(one: Object) -> Any:
+    """What an object is about: of a workload its container."""
+    if one["kind"] in WORKLOADS:
+        return _main(one)
+    return one.get("data") or one.get("webhooks") or one.get("spec")
+
+
+def _main(workload: Object) -> Object:
+    container: Object = workload["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def test_the_node_agent_is_the_one_of_the_manifests(helm: Helm) -> None:
+    def container(found: list[Object]) -> Object:
+        one = _main(next(one for one in found if one["kind"] == "DaemonSet"))
+        return {key: value for key, value in one.items() if key not in {"imagePullPolicy", "ports"}}
+
+    assert container(helm.rendered("nodewise", "--values", ALL)) == container(
+        served.manifest("cpu-agent.yaml")
+    )
+
+
+@each_combination
+def test_pods_run_this_image_and_nothing_of_other_services_reaches_their_settings(
+    helm: Helm, values: Path
+) -> None:
+    made = [one for one in helm.rendered("nodewise", "--values", values) if one["kind"] in WORKLOADS]
+    assert made
+    for one in made:
+        pod = one["spec"]["template"]["spec"]
+        assert {container["image"] for container in pod["containers"]} == {f"nodewise:{nodewise.__version__}"}
+        assert pod["enableServiceLinks"] is False, (
+            "a Service called nodewise sets NODEWISE_PORT, which is a setting"
+        )
+
+
+def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, corner: Sandbox) -> None:
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    corner.api.patch(f"/api/v1/namespaces/{corner.namespace}", label)
+    more = ["--values", ALL, "--set", "cpu.enabled=false"]
+    made = [one for one in helm.rendered(corner.namespace, *more) if one["kind"] in WORKLOADS]
+    assert {one["metadata"]["name"] for one in made} == {"nodewise", "nodewise-annotator"}
+    for one in made:
+        spec = {
+            key: value
+            for key, value in one["spec"]["template"]["spec"].items()
+            if key != "serviceAccountName"
+        }
+        corner.put(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": one["metadata"]["name"]}, "spec": spec}
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("agents.gpus.enabled=true", "gpus"),
+        ("agents.gpu.enabled=maybe", "enabled"),
+        ("agents.gpu.settings.bind_errors=loud", "bind_errors"),
+        ("agents.safe.settings.utilization=101", "utilization"),
+        ("settings.sync_periode=5s", "sync_periode"),
+        ("settings.sync_period=soon", "sync_period"),
+        ("settings.port=9001", "port"),
+        ("extender.replicas=0", "replicas"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("image.digest=sha256:12", "digest"),
+        ("service.port=99999", "port"),
+        ("name=Node_Wise", "name"),
+        ("tls.certManager.duration=soon", "duration"),
+        ("cpu.webhook.failurePolicy=Perhaps", "failurePolicy"),
+        ("annotator.settings.what=everything", "what"),
+        ("replicas=3", "replicas"),
+    ],
+)
+def test_a_wrong_value_is_named(helm: Helm, given: str, named: str) -> None:
+    done = helm.run("template", "nodewise", CHART, "--set", given)
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+    assert named in done.stderr
+
+
+def test_a_webhook_that_nobody_would_trust_is_refused(helm: Helm) -> None:
+    done = helm.run("template", "nodewise", CHART, "--set", "cpu.enabled=true,cpu.webhook.enabled=true")
+    assert done.returncode != 0
+    assert "cpu.webhook.caBundle: empty; wanted" in done.stderr
+
+
+def test_an_upgrade_keeps_names_and_selectors_and_restarts_for_a_new_setting(
+    helm: Helm, corner: Sandbox, with_definitions: None
+) -> None:
+    release = ["nodewise", CHART, "--namespace", corner.namespace, "--skip-crds"]
+    notes = helm.said("install", *release)
+    assert f"https://nodewise.{corner.namespace}.svc:9001" in notes
+    assert "nodewise configure render-scheduler --agents telemetry --one-entry-per-agent" in notes
+    try:
+        before = yaml.safe_load_all(helm.said("get", "manifest", "nodewise", "--namespace", corner.namespace))
+        old = {_key(one): one for one in before}
+        deployment = f"/apis/apps/v1/namespaces/{corner.namespace}/deployments/nodewise"
+        first = corner.api.get(deployment)
+        helm.said("upgrade", *release, "--set", "agents.gpu.enabled=true,settings.sync_period=2s")
+        after = yaml.safe_load_all(helm.said("get", "manifest", "nodewise", "--namespace", corner.namespace))
+        new = {_key(one) for one in after}
+        assert old.keys() < new
+        second = corner.api.get(deployment)
+        assert second["metadata"]["uid"] == first["metadata"]["uid"]
+        assert second["spec"]["selector"] == first["spec"]["selector"]
+        assert _checksum(second) != _checksum(first)
+        config = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/configmaps/nodewise")
+        assert yaml.safe_load(config["data"]["nodewise.yaml"]) == {
+            "agents": "telemetry,gpu",
+            "sync_period": "2s",
+        }
+    finally:
+        helm.said("uninstall", "nodewise", "--namespace", corner.namespace)
+    assert corner.api.find(deployment) is None
+
+
+def _checksum(deployment: Object) -> str:
+    found: str = deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+    return found
+
+
+def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
+    helm: Helm, corner: Sandbox, with_definitions: None, tmp_path: Path
+) -> None:
+    """The container's command, with its files and its account, as the kubelet would start it."""
+    space = corner.namespace
+    made = helm.rendered(space, "--values", CHART / "values/values-tas-gas.yaml")
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([one for one in made if one["kind"] != "Deployment"]))
+    corner.plane.kubectl("apply", "--server-side", "-f", str(file))
+    try:
+        papers = served.Papers(tmp_path)
+        papers.client = papers.authority.issue("nodewise-scheduler-client")
+        account = corner.plane.service_account("nodewise", space)
+        config = next(one for one in made if one["kind"] == "ConfigMap")["data"]["nodewise.yaml"]
+        (tmp_path / "nodewise.yaml").write_text(config)
+        container = _main(next(one for one in made if one["kind"] == "Deployment"))
+        mounted = {
+            "/etc/nodewise/config/nodewise.yaml": str(tmp_path / "nodewise.yaml"),
+            "/etc/nodewise/tls/tls.crt": str(papers.server.cert),
+            "/etc/nodewise/tls/tls.key": str(papers.server.key),
+            "/etc/nodewise/client-ca/ca.crt": str(papers.authority.ca_file),
+        }
+        arguments = [_at(one, mounted) for one in container["args"]]
+        free = ["--port=0", "--health-port=0", "--address=127.0.0.1", f"--kubeconfig={account.kubeconfig}"]
+        here = [*arguments, *free, f"--namespace={space}", "--identity=nodewise-0", "--sync-period=500ms"]
+        with served.started(tmp_path, here, papers) as running:
+            running.process.wait_ready(running.is_ready)
+            running.wait_leading()
+            assert running.rejects(space, "a", "no-such-policy")
+            assert [one for one in running.events() if "cannot" in json.dumps(one)] == []
+    finally:
+        corner.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
+
+
+def _at(argument: str, mounted: dict[str, str]) -> str:
+    flag, _, path = argument.partition("=")
+    assert path in mounted or not path.startswith("/"), f"{argument}: nothing is mounted there"
+    return f"{flag}={mounted.get(path, path)}"
+
+
+def test_files_of_kustomize_are_what_helm_makes(helm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    made = chart.kustomizations(helm_program)
+    there = {path for path in chart.KUSTOMIZE.rglob("*") if path.is_file() and path.parent.name != "crds"}
+    assert there == set(made)
+    assert [str(path) for path, text in made.items() if path.read_text() != text] == [], "run `make chart`"
+
+
+@each_combination
+def test_kustomize_reads_them(plane: ControlPlane, values: Path) -> None:
+    folder = ROOT / chart.KUSTOMIZE / values.stem.removeprefix("values-")
+    said = list(
+        yaml.safe_load_all(plane.kubectl("kustomize", "--load-restrictor=LoadRestrictionsNone", str(folder)))
+    )
+    assert len(said) > 3
+    assert {one["kind"] for one in said} & WORKLOADS
+
+
+def test_objects_of_other_projects_are_made_where_they_are_wanted(helm: Helm) -> None:
+    plain = {one["apiVersion"] for one in helm.rendered("nodewise", "--values", ALL)}
+    assert not [one for one in plain if one.startswith(("monitoring.coreos.com", "cert-manager.io"))]
+    more = ["--set", f"{TLS},serviceMonitor.enabled=true"]
+    made = helm.rendered("nodewise", "--values", ALL, *more)
+    named = {_key(one)[:2] for one in made}
+    assert {
+        ("ServiceMonitor", "nodewise"),
+        ("ServiceMonitor", "nodewise-annotator"),
+        ("PodMonitor", "cmk-agent"),
+    } < named
+    services = {one["metadata"]["name"]: one for one in made if one["kind"] == "Service"}
+    for monitor in (one for one in made if one["kind"] == "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        chosen = [one for one in services.values() if wanted <= one["metadata"]["labels"].items()]
+        (service,) = chosen
+        assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+    certificates = {one["spec"]["secretName"]: one["spec"] for one in made if one["kind"] == "Certificate"}
+    assert certificates["nodewise-tls"]["dnsNames"][0] == "nodewise.nodewise.svc"
+    assert certificates["nodewise-scheduler-client"]["usages"] == ["client auth", "digital signature"]

@@ -1,0 +1,145 @@
+"""The Helm chart, as far as it can be judged without Helm."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tools import chart
+
+import nodewise
+from nodewise import agents
+from nodewise.cli import configfile, extender
+from nodewise.observe.catalogue import METRICS
+from nodewise.observe.meters import PREFIX
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / chart.CHART
+DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_it_is_of_this_version() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["appVersion"] == about["version"] == nodewise.__version__
+
+
+def test_what_follows_from_something_else_is_as_that_is() -> None:
+    assert [str(path) for path, text in chart.parts().items() if path.read_text() != text] == [], (
+        "run `make chart`"
+    )
+
+
+def test_every_value_is_described_and_no_other_is_allowed() -> None:
+    assert sorted(_undescribed(SCHEMA, "")) == []
+    assert sorted(_open(SCHEMA, "")) == ["affinity", "global"]
+
+
+def _undescribed(schema: dict[str, Any], path: str) -> list[str]:
+    found = []
+    for name, one in schema.get("properties", {}).items():
+        found += [] if one.get("description") else [f"{path}.{name}"]
+        found += _undescribed(one, f"{path}.{name}")
+    return found
+
+
+def _open(schema: dict[str, Any], name: str) -> list[str]:
+    """Objects of which any key is taken, and any value."""
+    found = [name] if schema.get("type") == "object" and "additionalProperties" not in schema else []
+    return found + [one for key, value in schema.get("properties", {}).items() for one in _open(value, key)]
+
+
+def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
+    assert (
+        set(_paths(SCHEMA)) - {("global",)} - _of_references()
+        == set(_given(VALUES, SCHEMA)) - _of_references()
+    )
+
+
+def _paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    inner = schema.get("properties", {})
+    return [found for key, one in inner.items() for found in _paths(one, (*path, key))] if inner else [path]
+
+
+def _of_references() -> set[tuple[str, ...]]:
+    """Where an example of what may stand there is no default of ours."""
+    part = ("tls", "certManager", "issuerRef")
+    return {part, *((*part, name) for name in ("name", "kind", "group"))} | {
+        (*where, "resources", kind)
+        for where in (("extender",), ("annotator",), ("cpu", "agent"), ("cpu", "webhook"))
+        for kind in ("requests", "limits")
+    }
+
+
+def _given(values: Any, schema: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(values, dict) or "properties" not in schema or not values:
+        return [path]
+    return [
+        found
+        for key, one in values.items()
+        for found in _given(one, schema["properties"].get(key, {}), (*path, key))
+    ]
+
+
+def test_there_is_one_switch_for_each_agent() -> None:
+    names = {kind.name for kind in agents.own()}
+    assert set(VALUES["agents"]) == names
+    assert [name for name in names if set(VALUES["agents"][name]) != {"enabled", "settings"}] == []
+
+
+@pytest.mark.parametrize("values", chart.combinations(), ids=lambda path: path.stem)
+def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_path: Path) -> None:
+    given = yaml.safe_load((ROOT / values).read_text())
+    sections = {name: one["settings"] for name, one in given.get("agents", {}).items() if one.get("settings")}
+    file = tmp_path / "nodewise.yaml"
+    file.write_text(yaml.safe_dump({**given.get("settings", {}), **sections}))
+    configfile.read(str(file), extender.GROUPS, agents.own())
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboards_show_metrics_that_there_are_with_labels_that_they_have(path: Path) -> None:
+    board = json.loads(path.read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    used = {name for text in expressions for name in re.findall(rf"{PREFIX}\w+", text)}
+    assert used
+    assert used - {PREFIX + name for name in _series()} == set()
+    for text in expressions:
+        known = {label for name in re.findall(rf"{PREFIX}(\w+)", text) for label in _series()[name]}
+        asked = {one.strip() for group in re.findall(r"by \(([^)]*)\)", text) for one in group.split(",")}
+        assert asked - known - {"pod", "le"} == set(), text
+
+
+def _series() -> dict[str, tuple[str, ...]]:
+    """The labels of everything that /metrics shows."""
+    found = {name: one.labels for name, one in METRICS.items()}
+    for name, one in METRICS.items():
+        if one.kind == "histogram":
+            found |= {f"{name}_{part}": one.labels for part in ("bucket", "sum", "count")}
+    return found
+
+
+def test_dashboards_have_names_of_their_own() -> None:
+    boards = [json.loads(path.read_text()) for path in DASHBOARDS]
+    assert (
+        len({board["uid"] for board in boards})
+        == len({board["title"] for board in boards})
+        == len(boards)
+        == 4
+    )
+
+
+def test_the_adapter_asks_for_what_exporters_say_of_their_node() -> None:
+    stack = yaml.safe_load((ROOT / "deploy/metrics/kube-prometheus-stack.yaml").read_text())
+    (to,) = stack["prometheus-node-exporter"]["prometheus"]["monitor"]["relabelings"]
+    (rule,) = yaml.safe_load((ROOT / "deploy/metrics/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    assert rule["resources"]["overrides"] == {to["targetLabel"]: {"resource": "node"}}
+    direct = yaml.safe_load((CHART / "values/values-prometheus.yaml").read_text())["settings"]
+    assert to["targetLabel"] in direct["prometheus_node_label"]

@@ -1,0 +1,181 @@
+"""Makes the parts of the Helm chart that follow from something else; `make chart` writes them, a test compares them.
+
+- `values.schema.json`: what it says of settings, from the structs that the program itself reads.
+- `crds/`: the definitions of `deploy/crds`.
+- `deploy/kustomize`: each file of values, rendered, for those who do without Helm.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args, get_origin
+
+import msgspec
+import yaml
+from tests.cluster import programs
+
+from nodewise import agents
+from nodewise.cli import annotate, extender
+from nodewise.cli.settings import Setting, settings
+
+DEPLOY: Final = Path("deploy")
+CHART: Final = DEPLOY / "chart/nodewise"
+SCHEMA: Final = CHART / "values.schema.json"
+KUSTOMIZE: Final = DEPLOY / "kustomize"
+NAMESPACE: Final = "nodewise"
+KUBERNETES: Final = "1.30.0"
+"""The version that kustomize's files are rendered for: the oldest that says in tokens which node a pod is on."""
+_CHARTS_OWN: Final = frozenset(
+    {
+        "agents",
+        "no_cluster",
+        "objects_from",
+        "address",
+        "port",
+        "cert",
+        "key",
+        "client_ca",
+        "client_name",
+        "unsafe",
+    }
+    | {"unsafe_address", "health_address", "health_port", "kubeconfig", "context", "namespace", "identity"}
+    | {"once", "dry_run", "output"}
+)
+"""What the chart says itself."""
+_BOUNDS: Final = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
+
+
+def combinations() -> list[Path]:
+    """The ready-made files of values."""
+    return sorted((CHART / "values").glob("values-*.yaml"))
+
+
+def schema(before: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with what it says of settings as the program has it now."""
+    made = {f"{kind.name}Settings": _closed(_sections(kind.name, kind.options)) for kind in agents.own()}
+    made["settings"] = _closed([*_of(extender.GROUPS), *_of(kind.options for kind in agents.own())])
+    made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *extender.GROUPS]))
+    return {**before, "definitions": {**before.get("definitions", {}), **made}}
+
+
+def _of(groups: Iterable[type[msgspec.Struct]]) -> list[tuple[str, Setting]]:
+    """Settings by key, those that several have once."""
+    return list({one.key: (one.key, one) for group in groups for one in settings(group)}.values())
+
+
+def _sections(agent: str, group: type[msgspec.Struct]) -> Iterator[tuple[str, Setting]]:
+    """Settings of an agent's section: there they may go without its name, as in `safe: {utilization: 90}`."""
+    for one in settings(group):
+        yield one.key, one
+        if one.key.startswith(f"{agent}_"):
+            yield one.key.removeprefix(f"{agent}_"), one
+
+
+def _closed(found: Iterable[tuple[str, Setting]]) -> dict[str, Any]:
+    properties = {key: _value(one) for key, one in found if one.key not in _CHARTS_OWN}
+    return {"type": "object", "additionalProperties": False, "properties": dict(sorted(properties.items()))}
+
+
+def _value(one: Setting) -> dict[str, Any]:
+    return {"description": one.help, **_type(one)}
+
+
+def _type(one: Setting) -> dict[str, Any]:
+    if one.is_list:
+        return {"type": "array", "items": {"type": "string"}}
+    if one.words:
+        # the file takes `pass` and `accept` for each other
+        same = {"accept", "pass"} if {"accept", "pass"} & {*one.words} else set()
+        return {"enum": [*one.words, *sorted(same - {*one.words})]}
+    if one.field.endswith("_s"):
+        return {
+            "type": ["string", "number"],
+            "pattern": r"^[0-9.]+(ns|us|ms|s|m|h|d)([0-9.]+(ns|us|ms|s|m|h|d))*$",
+        }
+    if one.field.endswith("_bytes"):
+        return {"type": ["string", "integer"], "pattern": "^[0-9.]+([kMGT]i?|Ki)?$"}
+    names = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": names[one.inner], **_bounds(one.type)}
+
+
+def _bounds(given: Any) -> dict[str, Any]:
+    """What a number may be."""
+    found: dict[str, Any] = {}
+    if get_origin(given) is Annotated:
+        for meta in get_args(given)[1:]:
+            found |= {
+                to: value for name, to in _BOUNDS.items() if (value := getattr(meta, name, None)) is not None
+            }
+        given = get_args(given)[0]
+    for inner in get_args(given):
+        found |= _bounds(inner)
+    return found
+
+
+def kustomizations(helm: Path) -> dict[Path, str]:
+    """What stands in `deploy/kustomize`, by path: a folder for each file of values."""
+    made: dict[Path, str] = {}
+    for values in combinations():
+        name = values.stem.removeprefix("values-")
+        made[KUSTOMIZE / name / "nodewise.yaml"] = rendered(helm, values)
+        made[KUSTOMIZE / name / "kustomization.yaml"] = _kustomization(name, values)
+    return made
+
+
+def _kustomization(name: str, values: Path) -> str:
+    resources = ["nodewise.yaml"]
+    uses = {
+        "taspolicies.yaml": "tas" in name or name == "all",
+        "cmk-reports.yaml": "cmk" in name or name == "all",
+    }
+    resources += [f"../crds/{one}" for one, used in uses.items() if used]
+    body = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": resources,
+        "images": [{"name": "nodewise", "newName": "nodewise"}],
+    }
+    head = f"# Made by `make chart` of {values.relative_to(DEPLOY)}; do not edit.\n"
+    return head + yaml.safe_dump(body, sort_keys=False)
+
+
+def rendered(helm: Path, values: Path, *more: str) -> str:
+    """What Helm makes of a file of values; nothing of it says that it was Helm."""
+    command = [helm, "template", "nodewise", CHART, "--namespace", NAMESPACE, "--values", values]
+    said = subprocess.run(
+        [*map(str, command), "--kube-version", KUBERNETES, "--no-hooks", *more],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    lines = [line for line in said.stdout.splitlines() if not re.search(r"helm\.sh/chart:|# Source:", line)]
+    return "\n".join(lines).replace("managed-by: Helm", "managed-by: kustomize").strip() + "\n"
+
+
+def parts() -> dict[Path, str]:
+    """What Helm reads, by path."""
+    text = json.dumps(schema(json.loads(SCHEMA.read_text())), indent=2, ensure_ascii=False) + "\n"
+    definitions = sorted((DEPLOY / "crds").glob("*.yaml"))
+    return {SCHEMA: text, **{folder / one.name: one.read_text() for one in definitions for folder in _PLACES}}
+
+
+_PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
+"""Where the definitions stand once more: Helm looks nowhere else, and kustomize not outside of its folder."""
+
+
+def main() -> None:
+    """Writes them."""
+    _write(parts())
+    _write(kustomizations(programs.helm()))
+
+
+def _write(made: Mapping[Path, str]) -> None:
+    for path, text in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
