@@ -1,8 +1,8 @@
 """What changes in a file, for people."""
 
 import difflib
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 _COLOURS: Final = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
 _END: Final = "\x1b[0m"
@@ -35,3 +35,34 @@ def _coloured(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         colour = _COLOURS.get(line[:1])
         yield f"{colour}{line}{_END}" if colour else line
+
+
+def of_pod(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
+    """What changes in the pod, one line each."""
+
+    def parts(root: Mapping[str, Any]) -> dict[str, Any]:
+        spec = root["spec"]
+        container = spec["containers"][at]
+        lists = {name: container.get(name) or [] for name in ("command", "args", "volumeMounts")}
+        return {
+            **lists,
+            "volumes": spec.get("volumes") or [],
+            "dnsPolicy": [spec["dnsPolicy"]] if "dnsPolicy" in spec else [],
+            "annotations": [
+                f"{key}: {value}"
+                for key, value in ((root.get("metadata") or {}).get("annotations") or {}).items()
+            ],
+        }
+
+    before, after = parts(old), parts(new)
+    return [
+        f"{name}: {sign} {_short(item)}"
+        for name in before
+        for sign, these, others in (("-", before[name], after[name]), ("+", after[name], before[name]))
+        for item in these
+        if item not in others
+    ]
+
+
+def _short(item: Any) -> str:
+    return str(item.get("name")) if isinstance(item, dict) else str(item)

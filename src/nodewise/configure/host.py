@@ -4,10 +4,10 @@ import datetime as dt
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure import checks, manifest, profile, versions, yamltext
+from nodewise.configure import checks, difference, manifest, profile, versions, yamltext
 from nodewise.configure.manifest import Before, Manifest, Wanted
 from nodewise.configure.profile import Rendered, Terms
 from nodewise.configure.transaction import Backup, Change, content, restoration
@@ -106,7 +106,7 @@ def plan(asked: Asked, backup: Backup | None) -> Plan:
         _stale(read.manifest, wanted),
         [*warnings, *rendered.warnings],
         version,
-        summary(read.manifest.document.value, value, read.manifest.at),
+        difference.of_pod(read.manifest.document.value, value, read.manifest.at),
     )
 
 
@@ -119,7 +119,7 @@ def removal(asked: Asked) -> Plan:
     warnings: list[str] = []
     if found.own_config is not None:
         changes, warnings = _own_files(found)
-    said = summary(found.document.value, value, found.at)
+    said = difference.of_pod(found.document.value, value, found.at)
     return Plan([pod, *changes], (), warnings, None, said, found.own_certs or "")
 
 
@@ -136,37 +136,6 @@ def config_path(asked: Asked) -> str:
 def config_hash(contents: Sequence[bytes]) -> str:
     """One for all files that kube-scheduler reads at its start only."""
     return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
-
-
-def summary(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
-    """What changes in the pod, one line each."""
-
-    def parts(root: Mapping[str, Any]) -> dict[str, Any]:
-        spec = root["spec"]
-        container = spec["containers"][at]
-        lists = {name: container.get(name) or [] for name in ("command", "args", "volumeMounts")}
-        return {
-            **lists,
-            "volumes": spec.get("volumes") or [],
-            "dnsPolicy": [spec["dnsPolicy"]] if "dnsPolicy" in spec else [],
-            "annotations": [
-                f"{key}: {value}"
-                for key, value in ((root.get("metadata") or {}).get("annotations") or {}).items()
-            ],
-        }
-
-    before, after = parts(old), parts(new)
-    return [
-        f"{name}: {sign} {_short(item)}"
-        for name in before
-        for sign, these, others in (("-", before[name], after[name]), ("+", after[name], before[name]))
-        for item in these
-        if item not in others
-    ]
-
-
-def _short(item: Any) -> str:
-    return str(item.get("name")) if isinstance(item, dict) else str(item)
 
 
 def _read(asked: Asked) -> Read:

@@ -121,6 +121,8 @@ def recover(parent: str) -> list[str]:
         shutil.rmtree(folder, ignore_errors=True)
     for folder in sorted(_folders(parent, "backup_")):
         index = _index(folder)
+        if index is not None:
+            sweep([folder])
         if index is None or index["finished"]:
             continue
         now = [digest(content(entry["path"])) for entry in index["files"]]

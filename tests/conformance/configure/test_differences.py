@@ -1,0 +1,52 @@
+"""`docs/differences.md` and the tests say the same, and every case has one.
+
+The numbers are those of the cases that were written down when the older program was observed. They have gaps.
+"""
+
+import re
+from pathlib import Path
+
+from tests.conformance.configure import test_failures, test_runs, test_shapes
+from tests.conformance.configure.rows import EVERY
+
+PAGE = Path(__file__).parents[3] / "docs" / "differences.md"
+HEADING = "\n## The configurator"
+NUMBERS = {
+    *range(1, 11),
+    *(12, 14, 15, 16, 17, 18, 20, 21, 22, 23, 26, 27, 28, 29, 30),
+    *range(32, 39),
+    *(40, 41, 42, 43, 45),
+    *range(47, 64),
+    *(65, 67, 68, 69, 70, 71, "71a", "71b"),
+    *range(72, 84),
+    *range(85, 92),
+    *range(94, 104),
+    *range(106, 112),
+    *(113, 115, 125),
+}
+NUMBER = r"\d+[ab]?"
+MODULES = (test_failures, test_runs, test_shapes)
+"""Whose import makes the list."""
+
+
+def section() -> str:
+    return re.split(r"^## ", PAGE.read_text().partition(HEADING)[2], flags=re.MULTILINE)[0]
+
+
+def rows_of_page() -> list[str]:
+    """The numbers in the first column of the page's tables."""
+    cells = re.findall(rf"^\| ({NUMBER}(?:, {NUMBER})*) \|", section(), flags=re.MULTILINE)
+    return [number for cell in cells for number in cell.split(", ")]
+
+
+def test_every_case_has_a_test():
+    assert {row.number for row in EVERY} == {str(number) for number in NUMBERS}
+
+
+def test_a_case_is_claimed_once():
+    numbers = [row.number for row in EVERY]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_every_departure_stands_on_the_page_once():
+    assert sorted(rows_of_page()) == sorted(row.number for row in EVERY if row.differs)
