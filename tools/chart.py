@@ -8,7 +8,7 @@
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
@@ -116,29 +116,35 @@ def _bounds(given: Any) -> dict[str, Any]:
 
 def kustomizations(helm: Path) -> dict[Path, str]:
     """What stands in `deploy/kustomize`, by path: a folder for each file of values."""
-    made: dict[Path, str] = {}
+    definitions = [one.name for one in _definitions()]
+    made = {
+        KUSTOMIZE / "crds/kustomization.yaml": _kustomization("deploy/crds", definitions),
+        KUSTOMIZE / "namespace/kustomization.yaml": _kustomization("tools/chart.py", ["namespace.yaml"]),
+        KUSTOMIZE / "namespace/namespace.yaml": yaml.safe_dump(_NAMESPACE, sort_keys=False),
+    }
     for values in combinations():
-        name = values.stem.removeprefix("values-")
-        made[KUSTOMIZE / name / "nodewise.yaml"] = rendered(helm, values)
-        made[KUSTOMIZE / name / "kustomization.yaml"] = _kustomization(name, values)
+        folder = KUSTOMIZE / values.stem.removeprefix("values-")
+        made[folder / "nodewise.yaml"] = rendered(helm, values)
+        made[folder / "kustomization.yaml"] = _kustomization(
+            str(values), ["../crds", "../namespace", "nodewise.yaml"]
+        )
     return made
 
 
-def _kustomization(name: str, values: Path) -> str:
-    resources = ["nodewise.yaml"]
-    uses = {
-        "taspolicies.yaml": "tas" in name or name == "all",
-        "cmk-reports.yaml": "cmk" in name or name == "all",
-    }
-    resources += [f"../crds/{one}" for one, used in uses.items() if used]
+_NAMESPACE: Final = {
+    "apiVersion": "v1",
+    "kind": "Namespace",
+    "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+}
+
+
+def _kustomization(source: str, resources: Sequence[str]) -> str:
     body = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": resources,
-        "images": [{"name": "nodewise", "newName": "nodewise"}],
+        "resources": list(resources),
     }
-    head = f"# Made by `make chart` of {values.relative_to(DEPLOY)}; do not edit.\n"
-    return head + yaml.safe_dump(body, sort_keys=False)
+    return f"# Made by `make chart` of {source}; do not edit.\n" + yaml.safe_dump(body, sort_keys=False)
 
 
 def rendered(helm: Path, values: Path, *more: str) -> str:
@@ -157,8 +163,14 @@ def rendered(helm: Path, values: Path, *more: str) -> str:
 def parts() -> dict[Path, str]:
     """What Helm reads, by path."""
     text = json.dumps(schema(json.loads(SCHEMA.read_text())), indent=2, ensure_ascii=False) + "\n"
-    definitions = sorted((DEPLOY / "crds").glob("*.yaml"))
-    return {SCHEMA: text, **{folder / one.name: one.read_text() for one in definitions for folder in _PLACES}}
+    return {
+        SCHEMA: text,
+        **{folder / one.name: one.read_text() for one in _definitions() for folder in _PLACES},
+    }
+
+
+def _definitions() -> list[Path]:
+    return sorted((DEPLOY / "crds").glob("*.yaml"))
 
 
 _PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
