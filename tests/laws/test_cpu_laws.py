@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,6 +108,23 @@ def test_no_core_is_in_two_pools_and_none_is_divided(data: st.DataObject, machin
 
 
 @given(st.data(), machines())
+def test_cores_that_are_listed_are_a_pool_of_their_own(data: st.DataObject, machine: Topology) -> None:
+    isolated = {core.core for core in machine.cores if set(core.cpus) <= machine.isolated}
+    listed = data.draw(st.sets(st.sampled_from(range(len(machine.cores))), min_size=1, max_size=3))
+    ask = data.draw(asks(machine))._replace(non_isolcpus=cpulist.format_ranges(listed))
+    plan = planned(machine, ask, set())
+    if plan is None:
+        return
+    assert isolated.isdisjoint(listed)
+    found = [text for lists in plan.pools[pools.NON_ISOLCPUS].values() for text in lists]
+    assert sorted(found) == sorted(machine.cores[number].text for number in listed)
+    every = [text for sockets in plan.pools.values() for lists in sockets.values() for text in lists]
+    cpus = Counter(cpu for text in every for cpu in cpulist.parse_list(text))
+    assert set(cpus.values()) == {1}
+    assert any(plan.pools[pools.INFRA].values())
+
+
+@given(st.data(), machines())
 def test_a_machine_is_divided_wherever_the_counts_allow_it(data: st.DataObject, machine: Topology) -> None:
     ask = data.draw(asks(machine))
     isolated = sum(set(core.cpus) <= machine.isolated for core in machine.cores)
@@ -128,7 +145,9 @@ def test_packed_takes_the_first_cores_and_spread_takes_sockets_in_turn(
         return
     got = {socket: len(lists) for socket, lists in plan.pools["exclusive"].items()}
     if ask.exclusive_mode == "packed":
-        assert all(got[low] == there[low] or got[high] == 0 for low, high in pairwise(sorted(there)))
+        first = sorted(isolated or machine.cores, key=lambda core: (core.socket, core.core))[: ask.exclusive]
+        taken = [text for _, lists in sorted(plan.pools["exclusive"].items()) for text in lists]
+        assert taken == [core.text for core in first]
     else:
         most = max(got.values())
         assert all(got[socket] >= min(most - 1, there[socket]) for socket in there)
@@ -145,6 +164,14 @@ def test_faster_cores_are_exclusive_first(data: st.DataObject, machine: Topology
     quick = {core.text for core in among if set(core.cpus) <= fast}
     exclusive = {text for lists in plan.pools["exclusive"].values() for text in lists}
     assert quick <= exclusive or exclusive <= quick
+    left = quick - exclusive
+    shared = {core.text for core in among if _is_in(plan, "shared", core.cpus)}
+    assert left <= shared or shared <= left
+
+
+def _is_in(plan: Plan, pool: str, cpus: Iterable[int]) -> bool:
+    lists = (text for texts in plan.pools[pool].values() for text in texts)
+    return any(set(cpus) <= set(cpulist.parse_list(text)) for text in lists)
 
 
 @given(CPUS)
@@ -351,6 +378,34 @@ def test_a_list_that_survives_keeps_its_tasks(data: st.DataObject, machine: Topo
         assert set(slot.tasks) <= after.get((pool.name, slot.text), set(slot.tasks))
     assert found.moves or places(found.state) == places(before)
     assert reconfigure.plan(found.state, new.pools) == reconfigure.Reconfiguration(found.state, ())
+
+
+ON_TWO_SOCKETS = st.sets(st.integers(0, 9), min_size=1)
+"""Lists of one CPU, the first five on socket 0."""
+
+
+@given(ON_TWO_SOCKETS, ON_TWO_SOCKETS, st.sets(st.integers(0, 9)))
+def test_a_task_leaves_its_socket_only_where_no_list_is_free(
+    old: set[int], new: set[int], holding: set[int]
+) -> None:
+    pools_of = [
+        {"exclusive": {at: [str(cpu) for cpu in sorted(cpus) if cpu // 5 == at] for at in (0, 1)}}
+        for cpus in (old, new)
+    ]
+    before = state.from_lists(pools_of[0]).mapped(
+        lambda _, slot: (Task(1 + slot.cpus[0]) for cpu in slot.cpus if cpu in holding)
+    )
+    try:
+        after = reconfigure.plan(before, pools_of[1]).state.pools["exclusive"].sockets
+    except BadInput:
+        assert len(old & holding) > len(new)
+        return
+    except Refused:
+        return
+    for socket, slots in after.items():
+        for other in {0, 1} - {socket}:
+            came = [task for slot in slots for task in slot.tasks if (task.pid - 1) // 5 == other]
+            assert not came or all(slot.tasks for slot in after[other])
 
 
 def _is_exclusive(found: State, task: Task) -> bool:

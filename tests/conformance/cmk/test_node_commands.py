@@ -211,6 +211,23 @@ def test_people_get_a_table_and_programs_json(tmp_path: Path) -> None:
     assert answered("describe", "--conf-dir", conf)["path"] == str(conf)
 
 
+def test_the_same_machine_gets_the_same_pools_to_the_letter(tmp_path: Path) -> None:
+    """Whatever order Python has in its sets."""
+    isolated = write(machines.texts("D24", "0-4,24-28,12-16,36-40"), tmp_path / "machine")
+    asked = ["--num-exclusive-cores", 8, "--num-shared-cores", 1, "--exclusive-mode", "spread"]
+    made = []
+    for seed in ("1", "2", "3"):
+        conf = tmp_path / seed
+        done = run(
+            "init", "--sysfs", isolated, "--conf-dir", conf, *asked, environment={"PYTHONHASHSEED": seed}
+        )
+        assert done.returncode == 0, done.stderr
+        files = [path for path in conf.rglob("*") if path.is_file()]
+        made.append({str(path.relative_to(conf)): path.read_bytes() for path in files})
+    assert made[0] == made[1] == made[2]
+    assert any(path.endswith("/tasks") for path in made[0])
+
+
 class TestFullDisk:
     """A limit of the size of files stands for it."""
 
