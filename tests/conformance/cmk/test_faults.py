@@ -9,19 +9,28 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from nodewise.cpu import names, procfs, sysfs
+from nodewise.cpu import configmap, names, procfs, sysfs
 from nodewise.cpu.cluster import objects, versions
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.node import feature, machine
 from nodewise.cpu.speed_select import fast_cpus, preferences
-from nodewise.cpu.state import Task
+from nodewise.cpu.state import IDENTITIES, Task
 from nodewise.cpu.topology import CPUS
 from nodewise.cpu.webhook import certificate
 from tests.cluster import availability
 from tests.conformance.cmk import isolating
 from tests.conformance.cmk.isolating import Node
-from tests.conformance.cmk.node_commands import answered, cluster, directory_of, lists, run, write
+from tests.conformance.cmk.node_commands import (
+    CONFIG_MAP,
+    answered,
+    cluster,
+    directory_of,
+    lists,
+    run,
+    write,
+)
 
+CMK = Path(sys.executable).parent / "cmk"
 PROC = Path("/proc")
 NEWEST = versions.TABLE[-1]
 
@@ -56,6 +65,31 @@ def test_b19_the_id_of_a_thread_holds_nothing(is_whole: bool, tmp_path: Path) ->
         over.set()
         thread.join()
     assert [one["pid"] for one in told["reclaimedCpuLists"]] == [pid]
+
+
+def test_b37_isolate_asks_for_one_configmap_and_no_pod(two: Node, tmp_path: Path) -> None:
+    with cluster("v1.36.3", tmp_path) as (server, leading):
+        texts = configmap.format_texts(two.book.read().state)
+        about = {"name": "cmk-config-n1", "annotations": {names.OWNER: "", IDENTITIES: texts.identities}}
+        server.put(CONFIG_MAP, {"metadata": about, "data": {"config": texts.config}})
+        words = [CMK, "isolate", "--direct", *leading, "--pool=exclusive", "true"]
+        done = isolating.run([str(word) for word in words])
+        asked = [(one.verb, one.path) for one in server.requests]
+        assert done.returncode == 0, done.stderr
+    assert asked == [("PATCH", CONFIG_MAP)] * 2
+    assert server.looks == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "plural"), [("node-report", "cmk-nodereports"), ("reconcile", "cmk-reconcilereports")]
+)
+def test_b44_reports_are_in_the_namespace_of_all_else(command: str, plural: str, tmp_path: Path) -> None:
+    conf = directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf")
+    with cluster("v1.36.3", tmp_path) as (server, leading):
+        done = run(command, "--publish", "--namespace=ours", "--conf-dir", conf, *leading)
+        made = [path for path in server.objects if path.startswith("/apis/intel.com/")]
+    assert done.returncode == 0, done.stderr
+    assert made == [f"/apis/intel.com/v1/namespaces/ours/{plural}/n1"]
 
 
 def test_b47_a_name_of_a_node_that_looks_like_another_s(tmp_path: Path) -> None:
