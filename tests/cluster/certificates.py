@@ -68,6 +68,12 @@ class Authority:
     def ca_pem(self) -> bytes:
         return self._ca.cert_pem.bytes()
 
+    def key_file(self) -> Path:
+        """Its private key, in a file beside its certificate, for what signs in its name."""
+        file = self.ca_file.with_suffix(".key")
+        self._ca.private_key_pem.write_to_path(str(file))
+        return file
+
     def issue(self, name: str, *hosts: str, group: str = "") -> Pair:
         """A certificate for the common name `name` and for `hosts`; to Kubernetes `group` is the user's
         group.

@@ -95,8 +95,10 @@ class ControlPlane:
         process.wait_ready(lambda: self.api.answers(f"https://127.0.0.1:{port}/readyz"))
         return process
 
-    def start_controller_manager(self, controllers: str = CONTROLLERS) -> Process:
-        """Starts kube-controller-manager: namespaces that go, owners, replicas, service accounts."""
+    def start_controller_manager(
+        self, controllers: str = CONTROLLERS, more: Mapping[str, str] | None = None
+    ) -> Process:
+        """Starts kube-controller-manager: namespaces that go, owners, replicas, service accounts. `more` are flags."""
         port = processes.free_port()
         user = self.user("system:kube-controller-manager")
         flags = (
@@ -111,6 +113,7 @@ class ControlPlane:
                 "service-account-private-key-file": str(self._accounts.key),
                 "root-ca-file": str(self.ca_file),
             }
+            | dict(more or {})
         )
         process = self.start_program("kube-controller-manager", flags)
         process.wait_ready(lambda: self.api.answers(f"https://127.0.0.1:{port}/healthz"))

@@ -179,7 +179,7 @@ async def _applied(api: Api, given: Given, wish: Wish, now: datetime) -> tuple[O
         found = await stored.read(api, place)
         if not given["replace"]:
             stored.check_ours(place, found)
-        elif found.foreign:
+        elif found.foreign or found.both.client.signer:
             wish = wish._replace(is_forced=True)
         before = found.both
         if given["replace"]:
@@ -316,6 +316,7 @@ def _lines(found: Outlook) -> list[str]:
         "announce": lambda: f"due since {stamp(found.at)}: a renewal",
         "wait": lambda: f"due before {stamp(found.at)}: kube-scheduler started anew, then --restarted",
         "switch": lambda: f"due since {stamp(found.at)}: the new certificates are to be used",
+        "sign": lambda: f"due since {stamp(found.at)}: kube-scheduler's certificate, by --signer-name",
         "nothing": lambda: f"nothing is due before {stamp(found.at)}",
     }
     return [texts[found.step](), *(f"  {reason}" for reason in found.reasons)]
@@ -331,6 +332,7 @@ def _tell_done(given: Given, done: Outlook, after: Outlook, where: str) -> None:
         "announce": f"announced a new authority beside the old one: {where}",
         "wait": f"waiting until {stamp(after.at)}, or for --restarted: {where}",
         "switch": f"switched to the certificates of the new authority: {where}",
+        "sign": f"nothing is to be done here, but kube-scheduler's certificate is due, by --signer-name: {where}",
         "nothing": f"nothing is due before {stamp(after.at)}: {where}",
     }
     click.echo(said[done.step])

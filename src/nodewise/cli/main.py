@@ -23,7 +23,10 @@ COMMANDS: Final = {
     ),
     "cpu": ("nodewise.cli.cpu", "Pools of cores on a node, and who holds which."),
     "configure": ("nodewise.cli.configure", "Make kube-scheduler call nodewise."),
-    "certs": ("nodewise.cli.certs", "Make and renew certificates of nodewise and of kube-scheduler's client."),
+    "certs": (
+        "nodewise.cli.certs",
+        "Make and renew certificates of nodewise and of kube-scheduler's client.",
+    ),
     "policy": ("nodewise.cli.policy", "Check policies."),
     "agents": ("nodewise.cli.agents", "What agents there are, and their options."),
 }

@@ -27,7 +27,8 @@ _SHORTEST: Final = timedelta(minutes=1)
 _LONGEST: Final = timedelta(days=10 * 365)
 _LONGEST_NAME: Final = 64  # of a common name, RFC 5280
 
-Step = Literal["make", "announce", "wait", "switch", "nothing"]
+Step = Literal["make", "announce", "wait", "switch", "sign", "nothing"]
+"""`sign`: the cluster's signer is to be asked again, and not we."""
 
 
 class Side(NamedTuple):
@@ -150,7 +151,9 @@ def outlook(before: Both, wish: Wish, now: datetime) -> Outlook:
         )
     if wish.is_forced:
         return Outlook("announce", ["asked for"], now, None, *told)
-    return Outlook("nothing", [], min(one.due for one in sides), None, *told)
+    if client.due <= now:
+        return Outlook("sign", client.reasons, client.due, None, *told)
+    return Outlook("nothing", [], min(server.due, client.due), None, *told)
 
 
 def restarted(found: Outlook, wish: Wish, now: datetime) -> Outlook:

@@ -194,6 +194,21 @@ def test_a_clients_certificate_of_the_clusters_signer_is_left_alone_and_trusted_
     assert signer.cert not in switched.client.trusted, "it signs no server of ours"
 
 
+def test_a_certificate_of_the_clusters_signer_that_ends_is_told_and_the_signer_is_to_be_asked() -> None:
+    signer = Issuer("kubernetes", NOW, 30 * DAY)
+    leaf = signer.client(WISH.client_name)
+    server, client = made()
+    both = Both(
+        server._replace(trusted=certificates.trusting(server.trusted, signer.cert)),
+        client._replace(cert=leaf.cert, key=leaf.key, signer="example.com/clients"),
+    )
+    assert certificates.outlook(both, WISH, NOW).at == NOW + 20 * DAY
+    found = certificates.outlook(both, WISH, NOW + 21 * DAY)
+    assert (found.step, found.is_due) == ("sign", True)
+    assert found.reasons == ["kube-scheduler's client certificate ends at 2026-07-31T00:00:00Z"]
+    assert certificates.taken(both, "sign", WISH, NOW) == both
+
+
 def test_no_authoritys_key_is_in_anything() -> None:
     second = announced()
     for both in (made(), second, certificates.taken(second, "switch", WISH, RENEWED)):

@@ -1,0 +1,353 @@
+"""`nodewise certs` with those who use what it writes: nodewise under load, kube-scheduler, an API server."""
+
+import base64
+import contextlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from tests.cluster import access, objects, processes, served, steady
+from tests.cluster.access import User
+from tests.cluster.api import Object
+from tests.cluster.certificates import Pair
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import NODEWISE, ROOT, policy
+from tests.cluster.steady import Identity
+from tests.cluster.test_rotation import clients_end_after, reloads
+from tests.cluster.test_rotation_scheduler import HOT, stream
+
+CLIENT = "nodewise-scheduler-client"
+NAMES = ("nodewise-tls", CLIENT)
+SIGNER = "kubernetes.io/kube-apiserver-client"
+
+
+def certs(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """The command, which has to end with this code."""
+    command = [NODEWISE, "certs", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "PRIVATE" not in done.stdout + done.stderr
+    return done
+
+
+class Written(served.Papers):
+    """Certificates of a folder that the command wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server = Pair(folder / "tls.crt", folder / "tls.key")
+        self.client = Pair(folder / "client.crt", folder / "client.key")
+        self.authority: Any = SimpleNamespace(ca_file=folder / "ca.crt")
+
+    def certs(self, *arguments: str, code: int = 0) -> str:
+        return certs("--host", self.folder, "--settle=0s", *arguments, code=code).stdout
+
+    @property
+    def flags(self) -> list[str]:
+        """What nodewise is started with."""
+        return [
+            f"--cert={self.server.cert}",
+            f"--key={self.server.key}",
+            f"--client-ca={self.authority.ca_file}",
+            f"--client-name={CLIENT}",
+            "--reload-period=100ms",
+            "--connection-age=1s",
+        ]
+
+    def serial(self) -> str:
+        return f"{x509.load_pem_x509_certificate(self.server.cert.read_bytes()).serial_number:X}"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    papers = Written(tmp_path / "pki")
+    papers.certs()
+    return papers
+
+
+# files
+
+
+def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file_once(
+    written: Written, tmp_path: Path
+) -> None:
+    trusted = tmp_path / "as-it-was-at-the-start.crt"
+    shutil.copy(written.authority.ca_file, trusted)
+    arguments = [
+        f"--objects-from={ROOT / 'examples' / 'health-metric'}",
+        "--address=127.0.0.1",
+        "--port=0",
+        "--health-port=0",
+        *written.flags,
+    ]
+    with served.started(tmp_path, arguments, written) as nodewise:
+        nodewise.process.wait_ready(nodewise.is_ready)
+        with steady.load(nodewise, Identity(trusted, written.client)) as load:
+            for times in (1, 2):
+                before = written.serial()
+                written.certs("--renew")
+                wait("both are trusted", lambda n=times: reloads(nodewise, "client_ca") >= n or None)
+                load.sees(before)
+                shutil.copy(written.authority.ca_file, tmp_path / "fresh.crt")
+                (tmp_path / "fresh.crt").rename(trusted)  # clients are started anew
+                load.goes_on()
+                written.certs("--restarted")
+                assert written.serial() != before
+                load.sees(written.serial())
+        assert nodewise.events("tls_reload_failed") == []
+        assert nodewise.events("connection_ended") == []
+
+
+def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_it_is_told_to(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, written: Written, tmp_path: Path
+) -> None:
+    corner.nodes(*(objects.node(name, cpu="400") for name in "ab"))
+    metrics.set("heat", {"a": 90, "b": 10})
+    policy(corner, dontschedule=[HOT])
+    with served.extender(plane, tmp_path, *written.flags, papers=written) as nodewise:
+        wait("the metric is known", lambda: nodewise.fetched("heat") or None)
+        config = {"extenders": [nodewise.entry()]}
+        with plane.start_scheduler(config) as first, stream(corner) as pods:
+            written.certs("--renew", "--lifetime=700d")
+            wait("both are trusted", lambda: reloads(nodewise, "client_ca") or None)
+            pods.goes_on()
+            first.stop()
+            with plane.start_scheduler(config):
+                pods.goes_on()
+                written.certs("--restarted", "--lifetime=700d")
+                wait("it is served", lambda: reloads(nodewise, "serving") or None)
+                wait("the scheduler shows its new one", lambda: clients_end_after(nodewise, 600) or None)
+                pods.goes_on()
+                pods.stop()
+        assert nodewise.events("connection_ended") == []
+
+
+# Secrets
+
+
+@pytest.fixture
+def operator(plane: ControlPlane, corner: Sandbox) -> User:
+    """Somebody with the rights that the page on certificates names, in the test's namespace only."""
+    rules = [access.rule("get create update", "secrets")]
+    return plane.user(f"operator-{processes.number()}", rules, corner.namespace)
+
+
+class Applied:
+    """The command, as a user, for the test's namespace."""
+
+    def __init__(self, corner: Sandbox, user: User) -> None:
+        self.corner = corner
+        self._given = (f"--kubeconfig={user.kubeconfig}", f"--namespace={corner.namespace}", "--settle=0s")
+
+    def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        return certs(*self._given, *arguments, code=code)
+
+    def secret(self, name: str) -> Object:
+        return self.corner.api.get(f"/api/v1/namespaces/{self.corner.namespace}/secrets/{name}")
+
+    def held(self) -> list[dict[str, bytes]]:
+        """What both Secrets hold; no private key in them is an authority's."""
+        found = [
+            {key: base64.b64decode(text) for key, text in self.secret(name)["data"].items()} for name in NAMES
+        ]
+        keys = [
+            serialization.load_pem_private_key(text, None).public_key()
+            for one in found
+            for key, text in one.items()
+            if key.endswith(".key")
+        ]
+        for one in found:
+            assert all(
+                ca.public_key() not in keys
+                for ca in x509.load_pem_x509_certificates(one.get("ca.crt") or b"")
+            )
+        return found
+
+
+@pytest.fixture
+def applied(corner: Sandbox, operator: User) -> Applied:
+    return Applied(corner, operator)
+
+
+def test_secrets_are_written_once_and_renewed_in_two_steps(applied: Applied) -> None:
+    assert "due: certificates are to be made" in applied("--check", code=3).stdout
+    applied("--apply")
+    versions = [applied.secret(name)["metadata"]["resourceVersion"] for name in NAMES]
+    first = applied.held()
+    applied("--apply")
+    assert [applied.secret(name)["metadata"]["resourceVersion"] for name in NAMES] == versions
+    assert "nothing is due before" in applied("--check").stdout
+    done = applied("--apply", "--renew")
+    assert "start kube-scheduler anew" in done.stderr
+    second = applied.held()
+    assert [one["tls.crt"] for one in second] == [one["tls.crt"] for one in first]
+    assert all(one["ca.crt"].count(b"BEGIN") == 2 for one in second)
+    assert json.loads(applied("--check", "-o", "json", code=3).stdout)["next"] == "wait"
+    assert "has to reach both sides first" in applied("--apply", "--restarted", "--settle=1h", code=1).stderr
+    applied("--apply", "--restarted")
+    third = applied.held()
+    assert [one["tls.crt"] for one in third] == [one["next.crt"] for one in second]
+    assert set(third[0]) == {"tls.crt", "tls.key", "ca.crt"}
+    applied("--check")
+
+
+def test_what_is_printed_is_what_kubectl_applies_and_the_command_renews(
+    plane: ControlPlane, applied: Applied, tmp_path: Path
+) -> None:
+    command = [NODEWISE, "certs", f"--namespace={applied.corner.namespace}"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    (tmp_path / "secrets.yaml").write_text(printed)
+    plane.kubectl("apply", "-f", str(tmp_path / "secrets.yaml"))
+    applied("--check")
+    applied("--apply", "--renew")
+    for name in NAMES:
+        assert "last-applied" not in json.dumps(applied.secret(name)["metadata"]), "there was a key in it"
+
+
+@pytest.mark.parametrize("kind", ["Opaque", "kubernetes.io/tls"])
+def test_another_ones_secret_is_not_written_over_unless_it_is_to_be_replaced(
+    applied: Applied, corner: Sandbox, plane: ControlPlane, kind: str
+) -> None:
+    data = {"tls.crt": base64.b64encode(b"mine").decode(), "tls.key": ""}
+    corner.put(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": CLIENT}, "type": kind, "data": data}
+    )
+    said = applied("--apply", code=1).stderr
+    assert f"Secret {corner.namespace}/{CLIENT}: was not written by nodewise certs" in said
+    assert applied.secret(CLIENT)["data"] == data
+    assert corner.api.find(f"/api/v1/namespaces/{corner.namespace}/secrets/{NAMES[0]}") is None
+    Applied(corner, plane.admin)("--apply", "--replace")
+    assert applied.secret(CLIENT)["type"] == "kubernetes.io/tls"
+    applied("--check")
+
+
+def test_who_may_not_read_secrets_is_told(plane: ControlPlane, corner: Sandbox) -> None:
+    user = plane.user(f"nobody-{processes.number()}")
+    assert "is forbidden" in Applied(corner, user)("--apply", code=1).stderr
+
+
+# the cluster's own signer
+
+
+@pytest.fixture
+def signer(plane: ControlPlane) -> Iterator[None]:
+    """kube-controller-manager signs what is approved, with the cluster's CA."""
+    flags = {
+        "cluster-signing-cert-file": str(plane.ca_file),
+        "cluster-signing-key-file": str(plane.authority.key_file()),
+    }
+    process = plane.start_controller_manager("csrsigning", flags)
+    yield
+    process.stop()
+
+
+@contextlib.contextmanager
+def asking(corner: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, and the name of its request, once that is there."""
+    path = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+    before = {one["metadata"]["name"] for one in corner.api.get(path)["items"]}
+    command = [
+        NODEWISE,
+        "certs",
+        f"--kubeconfig={corner.plane.admin.kubeconfig}",
+        f"--namespace={corner.namespace}",
+        f"--signer-name={SIGNER}",
+        *arguments,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+
+        def asked() -> str | None:
+            names = {one["metadata"]["name"] for one in corner.api.get(path)["items"]} - before
+            return next(iter(names), None)
+
+        try:
+            yield child, wait("it asks", asked)
+        finally:
+            child.kill()
+
+
+def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_renewal(
+    plane: ControlPlane, corner: Sandbox, signer: None, tmp_path: Path
+) -> None:
+    applied = Applied(corner, plane.admin)
+    applied("--apply")
+    before = applied.held()
+    with asking(corner, "--apply", "--timeout=60s") as (child, name):
+        plane.kubectl("certificate", "approve", name)
+        out, err = child.communicate(timeout=90)
+    assert child.returncode == 0, err
+    assert f"kubectl certificate approve {name}" in err
+    assert f"start nodewise with --client-name {CLIENT}" in err
+    assert "PRIVATE" not in out + err
+    server, client = applied.held()
+    assert server["tls.crt"] == before[0]["tls.crt"]
+    assert client["ca.crt"] == before[1]["ca.crt"]
+    assert plane.authority.ca_pem.strip() in server["ca.crt"]
+    assert who_is(plane, client, tmp_path) == CLIENT
+    applied("--check")
+
+    applied("--apply", "--renew")
+    applied("--apply", "--restarted")
+    renewed, kept = applied.held()
+    assert renewed["tls.crt"] != server["tls.crt"]
+    assert kept["tls.crt"] == client["tls.crt"]
+    assert plane.authority.ca_pem.strip() in renewed["ca.crt"]
+    assert plane.authority.ca_pem.strip() not in kept["ca.crt"]
+
+
+def who_is(plane: ControlPlane, held: dict[str, bytes], folder: Path) -> str:
+    """Who the API server takes the holder of a certificate for."""
+    pair = Pair(folder / "client.crt", folder / "client.key")
+    for path, key in zip(pair, ("tls.crt", "tls.key"), strict=True):
+        path.write_bytes(held[key])
+    user = User(SimpleNamespace(url=plane.url, authority=plane.authority, folder=folder), "signed", pair=pair)
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+    with user.api as api:
+        return str(api.request("POST", path, json=review).json()["status"]["userInfo"]["username"])
+
+
+def test_what_the_signer_signed_is_printed_as_one_secret(
+    plane: ControlPlane, corner: Sandbox, signer: None
+) -> None:
+    with asking(corner, "--timeout=60s") as (child, name):
+        plane.kubectl("certificate", "approve", name)
+        out, err = child.communicate(timeout=90)
+    assert child.returncode == 0, err
+    [secret] = yaml.safe_load_all(out)
+    assert (secret["metadata"]["name"], set(secret["data"])) == (CLIENT, {"tls.crt", "tls.key"})
+
+
+@pytest.mark.parametrize("answer", ["denied", "silence"])
+def test_a_request_that_comes_to_nothing_is_told_and_removed(
+    plane: ControlPlane, corner: Sandbox, answer: str
+) -> None:
+    with asking(corner, "--apply", "--timeout=2s" if answer == "silence" else "--timeout=60s") as (
+        child,
+        name,
+    ):
+        if answer == "denied":
+            plane.kubectl("certificate", "deny", name)
+        _, err = child.communicate(timeout=90)
+    assert child.returncode == 1
+    assert ("Denied" if answer == "denied" else "not approved and signed after 2 s") in err
+    assert corner.api.find(f"/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}") is None
+    assert corner.api.find(f"/api/v1/namespaces/{corner.namespace}/secrets/{CLIENT}") is None
+
+
+def test_a_signer_whose_authority_nobody_knows_needs_it_to_be_named(
+    plane: ControlPlane, corner: Sandbox
+) -> None:
+    done = Applied(corner, plane.admin)("--apply", "--signer-name=example.com/clients", code=1)
+    assert "--signer-ca: not given, and nobody says who stands behind example.com/clients" in done.stderr
