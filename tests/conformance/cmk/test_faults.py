@@ -140,7 +140,7 @@ def test_b70_any_word_is_a_level_of_the_log(word: str, two: Node) -> None:
     assert isolating.run(two.words("--pool=exclusive", "true"), level).returncode == 0
     done = run("describe", "--conf-dir", two.root, environment=level)
     assert done.returncode == 0
-    assert ("variable_ignored" in done.stderr) == (word in {"nonsense", ""})
+    assert ("variable_ignored" in done.stderr) == (word == "nonsense")
 
 
 def test_b72_pods_that_run_once_are_not_evicted() -> None:

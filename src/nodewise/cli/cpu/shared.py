@@ -102,7 +102,7 @@ def options(*chosen: str) -> list[click.Parameter]:
 
 def start_logs(environ: Mapping[str, str] = os.environ) -> None:
     """Log lines at the level of `CMK_LOG_LEVEL`, in any case; a word that is no level is told, and means info."""
-    word = environ.get(names.LOG_LEVEL, "info").strip()
+    word = environ.get(names.LOG_LEVEL, "").strip() or "info"
     if word.lower() not in _LEVELS:
         logs.later("variable_ignored", variable=names.LOG_LEVEL, seen=word)
     logs.configure(_LEVELS.get(word.lower(), "info"))
