@@ -1,4 +1,7 @@
-"""Plays the kubelets of a namespace's pods: says what becomes of them, and lets them go when they are deleted."""
+"""Plays the kubelets of a namespace's pods: says what becomes of them, and lets them go when they are deleted.
+
+It places pods of DaemonSets where these want them.
+"""
 
 import contextlib
 import re
@@ -10,6 +13,8 @@ from tests.cluster.api import Api, ApiError, Object
 
 _PAUSE_S = 0.05
 SUCCEEDED: Object = {"phase": "Succeeded"}
+LABELLED: Object = {"metadata": {"labels": {"cmk.intel.com/cmk-node": "true"}}}
+"""What `discover` does to a node, as far as others here look at it."""
 
 
 def failed(message: str, container: str = "init") -> Object:
@@ -48,6 +53,14 @@ def _container(name: str, state: Object, restarts: int = 0, *, ready: bool = Fal
     }
 
 
+def _meant_for(pod: Object) -> str | None:
+    """The node of a pod of a DaemonSet that nobody has placed yet: there is no kube-scheduler."""
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    names = [one["values"][0] for term in terms for one in term.get("matchFields", [])]
+    return None if pod["spec"].get("nodeName") or not names else str(names[0])
+
+
 class Kubelets:
     """From `playing`. `fates` says for pods, by patterns of their names, what their status is; others do well."""
 
@@ -75,9 +88,16 @@ class Kubelets:
         if metadata.get("deletionTimestamp"):
             self._api.delete(path)
         elif metadata["uid"] not in self._told and pod["spec"].get("nodeName"):
-            self._api.patch(f"{path}/status", {"status": self._status(pod)})
+            status = self._status(pod)
+            if status is SUCCEEDED and "discover" in {one["name"] for one in pod["spec"]["containers"]}:
+                self._api.patch(f"/api/v1/nodes/{pod['spec']['nodeName']}", LABELLED)
+            self._api.patch(f"{path}/status", {"status": status})
             self._told.add(metadata["uid"])
             self.seen.append(metadata["name"])
+        elif node := _meant_for(pod):
+            target = {"apiVersion": "v1", "kind": "Node", "name": node}
+            binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": metadata["name"]}}
+            self._api.request("POST", f"{path}/binding", json=binding | {"target": target})
 
     def _status(self, pod: Object) -> Any:
         fates = [fate for form, fate in self.fates.items() if re.fullmatch(form, pod["metadata"]["name"])]

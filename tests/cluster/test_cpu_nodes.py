@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from nodewise.cpu import names, pools, procfs
-from nodewise.cpu.cluster import objects, versions
+from nodewise.cpu.cluster import node_agent, objects, versions
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.state import IDENTITIES
 from tests.cluster import kubelet_double, served
@@ -42,7 +42,13 @@ def nodes(corner: Sandbox, controllers: None) -> list[str]:
 
 
 @pytest.fixture
-def kubelets(corner: Sandbox, nodes: list[str]) -> Iterator[Kubelets]:
+def account(corner: Sandbox) -> None:
+    """Of the node agent, as deploy/cpu-agent.yaml has it."""
+    corner.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": node_agent.NAME}})
+
+
+@pytest.fixture
+def kubelets(corner: Sandbox, nodes: list[str], account: None) -> Iterator[Kubelets]:
     with kubelet_double.playing(corner.api, corner.namespace) as playing:
         yield playing
         for kind in ("daemonsets", "deployments"):
@@ -70,7 +76,7 @@ def prepared(corner: Sandbox, nodes: list[str], *given: str, **more: float) -> A
     said = run(corner, "cluster-init", f"--host-list={','.join(nodes)}", *given, **more)
     assert "Traceback" not in said.stderr, said.stderr
     report = json.loads(said.stdout)
-    ready = all(one["ready"] for one in (*report["nodes"], report["webhook"]))
+    ready = all(one["ready"] for one in (*report["nodes"], report["agent"], report["webhook"]))
     assert (said.returncode == 0) == ready, said
     return report
 
@@ -93,18 +99,23 @@ def made(corner: Sandbox) -> dict[str, tuple[str, str]]:
 
 
 def outcomes(report: Any) -> list[str]:
-    return [step["outcome"] for one in (*report["nodes"], report["webhook"]) for step in one["steps"]]
+    return [
+        step["outcome"]
+        for one in (*report["nodes"], report["agent"], report["webhook"])
+        for step in one["steps"]
+    ]
 
 
 def test_a_second_run_finds_what_is_there(corner: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
     report = prepared(corner, nodes)
     assert [one["node"] for one in report["nodes"]] == nodes
-    assert set(outcomes(report)) == {"created"}
+    assert set(outcomes(report)) == {"created", "ready"}
     assert corner.api.find(f"{HOOKS}/cmk-webhook-config")
     before = made(corner)
     assert {f"daemonsets {objects.daemon_set_name(LOOKING, node)}" for node in nodes} <= before.keys()
+    assert len([name for name in before if name.startswith(f"pods {node_agent.NAME}-")]) == len(nodes)
     again = prepared(corner, nodes)
-    assert set(outcomes(again)) == {"unchanged"}
+    assert set(outcomes(again)) == {"unchanged", "ready"}
     assert made(corner) == before
     once = [objects.pod_name(PREPARING, node) for node in nodes]
     assert sorted(name for name in kubelets.seen if name in once) == sorted(once)
@@ -148,8 +159,8 @@ def test_a_pod_that_failed_is_told_and_tried_again(
     assert f"daemonsets {objects.daemon_set_name(LOOKING, well)}" in made(corner)
     kubelets.fates.clear()
     again = prepared(corner, nodes)
-    assert [step["outcome"] for step in again["nodes"][0]["steps"]] == ["replaced", "created"]
-    assert {step["outcome"] for step in again["nodes"][1]["steps"]} == {"unchanged"}
+    assert [step["outcome"] for step in again["nodes"][0]["steps"]] == ["replaced", "created", "ready"]
+    assert {step["outcome"] for step in again["nodes"][1]["steps"]} == {"unchanged", "ready"}
 
 
 def test_a_pod_that_starts_again_and_again_is_not_ready(
@@ -164,6 +175,54 @@ def test_a_pod_that_starts_again_and_again_is_not_ready(
     first, second = report["nodes"]
     assert "container reconcile: CrashLoopBackOff" in first["steps"][0]["error"]
     assert second["ready"]
+
+
+def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
+    corner: Sandbox, nodes: list[str], kubelets: Kubelets
+) -> None:
+    """As who applies deploy/cpu-agent.yaml first: the DaemonSet stays the same one, and gets the image."""
+    [shipped] = [one for one in served.manifest("cpu-agent.yaml") if one["kind"] == "DaemonSet"]
+    container = shipped["spec"]["template"]["spec"]["containers"][0]
+    container["args"][0] = f"--namespace={corner.namespace}"
+    shipped["metadata"]["namespace"] = corner.namespace
+    corner.api.create(shipped)
+    before = made(corner)[f"daemonsets {node_agent.NAME}"]
+    kubelets.fates[rf"{node_agent.NAME}-.*"] = kubelet_double.crashing(
+        {"spec": shipped["spec"]["template"]["spec"]}
+    )
+    report = prepared(corner, nodes[:1], timeout_s=15)
+    step = report["nodes"][0]["steps"][-1]
+    assert step["name"] == f"node agent of DaemonSet {node_agent.NAME}"
+    assert "container agent: CrashLoopBackOff" in step["error"]
+    assert report["agent"]["steps"][0]["outcome"] == "replaced"
+    assert made(corner)[f"daemonsets {node_agent.NAME}"] == before  # its pods stay
+    kubelets.fates.clear()
+    report = prepared(corner, nodes[:1], "--cmk-img=other:v2")
+    assert report["agent"]["steps"][0]["outcome"] == "replaced"
+    uid, generation = made(corner)[f"daemonsets {node_agent.NAME}"]
+    assert uid == before[0]
+    assert generation != before[1]
+
+
+def test_a_new_certificate_is_trusted_before_it_is_shown(
+    corner: Sandbox, nodes: list[str], kubelets: Kubelets
+) -> None:
+    report = prepared(corner, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
+    first = [step["name"].split()[0] for step in report["webhook"]["steps"]]
+    assert (first[0], first[-1]) == ("Secret", "MutatingWebhookConfiguration")
+    secret = f"/api/v1/namespaces/{corner.namespace}/secrets/cmk-webhook-certs"
+    corner.api.patch(secret, {"data": {"cert.pem": ""}})
+    report = prepared(corner, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
+    steps = [(step["name"].split()[0], step["outcome"]) for step in report["webhook"]["steps"]]
+    assert steps[:2] == [("MutatingWebhookConfiguration", "replaced"), ("Secret", "replaced")]
+
+
+def test_without_the_agents_account_nothing_is_made(corner: Sandbox, nodes: list[str]) -> None:
+    said = run(corner, "cluster-init", f"--host-list={nodes[0]}")
+    assert said.returncode == 1
+    assert f"ServiceAccount {corner.namespace}/{node_agent.NAME}: not there" in said.stderr
+    assert node_agent.how_to_apply(corner.namespace) in said.stderr
+    assert made(corner) == {}
 
 
 def test_a_host_that_is_not_there_is_named(corner: Sandbox, nodes: list[str]) -> None:
@@ -307,13 +366,17 @@ class TestUninstall:
         assert said.returncode == 0, said.stderr
         self.is_left(corner, node)
         assert {
+            f"daemonsets {node_agent.NAME}",  # the other node has pools
             f"daemonsets {objects.daemon_set_name(LOOKING, nodes[1])}",
             f"pods {objects.pod_name(PREPARING, nodes[1])}",
         } <= made(corner).keys()
         assert corner.api.find(f"{HOOKS}/cmk-webhook-config") is None
         again = self.left(corner, node, tmp_path)
         assert again.returncode == 0, again.stderr
-        assert {step["outcome"] for step in json.loads(again.stdout)["steps"]} == {"not there"}
+        assert {step["outcome"] for step in json.loads(again.stdout)["steps"]} == {
+            "not there",
+            f"left: node {nodes[1]} has pools",
+        }
 
     def is_left(self, corner: Sandbox, node: str) -> None:
         found = corner.api.get(f"/api/v1/nodes/{node}")

@@ -72,6 +72,12 @@ def run(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) 
     with controlplane.running(control_plane_programs, folder, log.flags) as plane:
         for name in ("crds/cmk-reports.yaml", "cpu.yaml"):
             plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+        for one in served.manifest("cpu-agent.yaml"):
+            if one["kind"] in {
+                "ServiceAccount",
+                "DaemonSet",
+            }:  # the policy lets in who runs in a pod on a node
+                plane.api.create(one)
         for name in NODES:
             plane.api.create(objects.node(name))
         controllers = "daemonset-controller,garbage-collector-controller"

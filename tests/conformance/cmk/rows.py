@@ -122,6 +122,8 @@ class ClusterRow(Row, frozen=True, kw_only=True):
     """By pool, what became of the task on its first list."""
     there: list[str] = []
     """Objects that are there already: plural and name."""
+    account: str = "cmk-agent"
+    """The service account that is there, if any."""
     command: list[str]
     pods: dict[str, list[str]] = {}
     """By name, the phase at each look; the last one stays."""

@@ -170,21 +170,39 @@ class Server:
 def nodes_at_work(server: Server) -> None:
     """Nodes and controllers on which all goes well."""
     for path, daemon_set in server.folder("daemonsets").items():
-        folder = "/api/v1" + path[path.index("/namespaces") :].replace("/daemonsets", "/pods") + "-abc"
+        folder = "/api/v1" + path[path.index("/namespaces") :].replace("/daemonsets", "/pods")
         template = daemon_set["spec"]["template"]
-        about = template["metadata"] | {
-            "name": folder.rpartition("/")[2],
-            "ownerReferences": [{"uid": daemon_set["metadata"]["uid"]}],
-        }
-        old = server.objects.get(folder)
-        if old is None or old["spec"] != template["spec"]:
-            server.put(folder, {"kind": "Pod", "metadata": about, "spec": template["spec"]})
+        selector = template["spec"].get("nodeSelector")
+        if not selector:
+            _one_pod(server, f"{folder}-abc", daemon_set, template["spec"])
+            continue
+        for node in server.folder("nodes").values():
+            name = node["metadata"]["name"]
+            if selector.items() <= node["metadata"].get("labels", {}).items():
+                _one_pod(server, f"{folder}-{name}", daemon_set, {**template["spec"], "nodeName": name})
+            else:
+                server.objects.pop(f"{folder}-{name}", None)
     for path, pod in server.folder("pods").items():
         if pod.get("status"):
             continue
-        is_once = pod.get("spec", {}).get("restartPolicy", "Never") == "Never"
+        goes_on = "Always" if "ownerReferences" in pod["metadata"] else "Never"
+        is_once = pod.get("spec", {}).get("restartPolicy", goes_on) == "Never"
         pod["status"] = {"phase": "Succeeded"} if is_once else running(pod)
         server.objects[path] = pod
+        if is_once and any(one["name"] == "discover" for one in pod.get("spec", {}).get("containers", ())):
+            node = server.objects[f"/api/v1/nodes/{pod['spec']['nodeName']}"]
+            node["metadata"].setdefault("labels", {})["cmk.intel.com/cmk-node"] = "true"
+
+
+def _one_pod(server: Server, path: str, daemon_set: Object, spec: Object) -> None:
+    """The pod of a DaemonSet, made anew when it is to be another one."""
+    old = server.objects.get(path)
+    if old is None or old["spec"] != spec:
+        about = daemon_set["spec"]["template"]["metadata"] | {
+            "name": path.rpartition("/")[2],
+            "ownerReferences": [{"uid": daemon_set["metadata"]["uid"]}],
+        }
+        server.put(path, {"kind": "Pod", "metadata": about, "spec": spec})
 
 
 def running(pod: Object) -> Object:

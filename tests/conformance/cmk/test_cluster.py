@@ -39,8 +39,18 @@ def cluster(row: ClusterRow) -> Iterator[Server]:
             serving.node(name, unschedulable=True)
         for one in row.there:
             plural, name = one.split()
-            obj = {"kind": plural, "metadata": {"name": name}}
-            serving.put(f"/api/v1/namespaces/default/{plural}/{name}", obj)
+            obj = {
+                "kind": plural,
+                "metadata": {"name": name},
+                "spec": {"template": {"metadata": {}, "spec": {"containers": []}}},
+            }
+            group = "apis/apps/v1" if plural == "daemonsets" else "api/v1"
+            serving.put(f"/{group}/namespaces/default/{plural}/{name}", obj)
+        if row.account:
+            spaces = [one.partition("=")[2] for one in row.command if one.startswith("--namespace=")]
+            account = {"kind": "ServiceAccount", "metadata": {"name": row.account}}
+            path = f"/api/v1/namespaces/{(spaces or ['default'])[0]}/serviceaccounts/{row.account}"
+            serving.put(path, account)
         if row.labelled and row.command[0] == "uninstall":
             state = config_map(row)
             serving.put(f"/api/v1/namespaces/default/configmaps/{state['metadata']['name']}", state)

@@ -10,7 +10,7 @@ import click
 from nodewise.cli import exits, tables
 from nodewise.cli.cpu import preparing, shared
 from nodewise.cli.cpu.webhook import is_told, is_true
-from nodewise.cpu.cluster import applying, removal, setup, versions
+from nodewise.cpu.cluster import applying, node_agent, removal, setup, versions
 from nodewise.cpu.cluster import objects as pods
 from nodewise.cpu.cluster.applying import Patience
 from nodewise.cpu.cluster.objects import Wish
@@ -26,9 +26,8 @@ _ANYBODY: Final = (
     "nodewise: the webhook serves whoever reaches it, over TLS; for client certificates give --cafile or"
     " --insecure=false, and the API server what `nodewise cpu webhook --print-admission-config` writes"
 )
-_AGENT: Final = (
-    "nodewise: pods that the webhook has seen to ask the node agent for CPUs; where it does not run yet:"
-    " kubectl apply -f deploy/cpu-agent.yaml"
+_NO_AGENT: Final = (
+    "nodewise: pods that the webhook has seen to ask the node agent for CPUs, and --no-agent makes none"
 )
 
 
@@ -36,9 +35,10 @@ def run(**given: Any) -> None:
     """Prepare nodes: pools of cores, the program, the resource to ask for, and what looks after all that.
 
     On each node a pod runs init, install and discover, one after the other, and ends; then a DaemonSet runs reconcile
-    and node-report. At last the webhook is installed, so that pods need not know of mounts and variables. It can be
-    run again: what is as it should be stays, what differs is replaced, what failed is tried again, and nothing that
-    runs in a pool is disturbed. It runs in a pod, or anywhere with --kubeconfig.
+    and node-report. Then the node agent is started, which gives containers their CPUs, and at last the webhook, so that
+    pods need not know of mounts and variables. The agent's account and rights have to be there: deploy/cpu-agent.yaml.
+    It can be run again: what is as it should be stays, what differs is replaced, what failed is tried again, and
+    nothing that runs in a pool is disturbed. It runs in a pod, or anywhere with --kubeconfig.
     Exit code 1: something failed on some node; the report names it.
 
     \b
@@ -52,12 +52,18 @@ def run(**given: Any) -> None:
         raise BadSettings("settings", [Problem("--host-list, --all-hosts", "both or none", "one of them")])
     requests = shared.requests(given)
     dialect = versions.fetch(requests)
-    plan = Plan(hosts(given, requests), commands, wish, webhook(given, wish, requests, dialect))
+    plan = Plan(
+        hosts(given, requests),
+        commands,
+        wish,
+        agent(given, wish, dialect),
+        webhook(given, wish, requests, dialect),
+    )
     with preparing.telling() as tell:
         report = setup.prepare(requests, plan, dialect, Patience(given["timeout_s"]), tell)
     show(report, given["output"])
-    if plan.shared:
-        click.echo(_AGENT, err=True)
+    if plan.shared and plan.agent is None:
+        click.echo(_NO_AGENT, err=True)
     click.get_current_context().exit(exits.DONE if report.is_whole else exits.FAILED)
 
 
@@ -69,6 +75,11 @@ def hosts(given: shared.Given, requests: Requests) -> Sequence[str]:
     if not found:
         raise BadSettings("settings", [Problem("--all-hosts", "no node is schedulable", "one at least")])
     return found
+
+
+def agent(given: shared.Given, wish: Wish, dialect: Dialect) -> Object | None:
+    """The node agent, where the API server is new enough to have pods made ready for it."""
+    return None if given["no_agent"] or dialect.webhooks == "none" else node_agent.daemon_set(wish, dialect)
 
 
 def webhook(given: shared.Given, wish: Wish, requests: Requests, dialect: Dialect) -> Sequence[Object]:
@@ -90,7 +101,7 @@ def webhook(given: shared.Given, wish: Wish, requests: Requests, dialect: Dialec
     registration, secret, *_ = map(applying.path, removal.webhook(wish.namespace, dialect))
     hook, certs = applying.find(requests, registration), applying.find(requests, secret)
     certificate = objects.kept(certs, hook, wish.namespace, datetime.now(UTC))
-    return objects.objects(installation, certificate)
+    return objects.in_order(objects.objects(installation, certificate), hook)
 
 
 def show(report: Report, output: str) -> None:
@@ -98,8 +109,9 @@ def show(report: Report, output: str) -> None:
     if output == "json":
         click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
         return
-    parts = [one for one in (*report.nodes, report.shared) if one.steps]
-    rows = [(one.node or "(webhook)", "failed" if one.error else "ready", _told(one)) for one in parts]
+    parts = [(one.node, one) for one in report.nodes]
+    parts += [("(agent)", report.agent), ("(webhook)", report.shared)]
+    rows = [(name, "failed" if one.error else "ready", _told(one)) for name, one in parts if one.steps]
     tables.show(["NODE", "RESULT", "DETAIL"], rows)
 
 
@@ -126,6 +138,11 @@ command = click.Command(
         ),
         click.Option(["--pull-secret"], default="", metavar="NAME", help="Secret to pull the image with."),
         click.Option(["--no-taint"], is_flag=True, help="Leave the nodes to all pods."),
+        click.Option(
+            ["--no-agent"],
+            is_flag=True,
+            help="Start no node agent: pods use --direct, or you start it yourself.",
+        ),
         click.Option(
             ["--cafile"],
             default=objects.DEFAULT_CAFILE,

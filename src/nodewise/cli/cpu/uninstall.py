@@ -30,10 +30,11 @@ TIMEOUT_S: Final = 120.0
 def run(**given: Any) -> None:
     """Remove the CPU manager from a node: its pods, pools, reports, resources, taint, label and program.
 
-    By default also what all nodes share: the webhook, and when no node has pools any more the node agent. --scope node leaves that to the others, --scope cluster removes
-    nothing else. While anything runs in a pool nothing is removed: tasks are waited for, for ten seconds. It can be
-    run again, and on several nodes at once. Run it on the node, in a pod with the host's /proc and the folder of the
-    program; elsewhere every task that is written down counts as running, and the program stays.
+    By default also what all nodes share: the webhook, and the node agent when no node has pools any more. --scope node
+    leaves that to the others, --scope cluster removes nothing else. While anything runs in a pool nothing is removed:
+    tasks are waited for, for ten seconds. It can be run again, and on several nodes at once. Run it on the node, in a
+    pod with the host's /proc and the folder of the program; elsewhere every task that is written down counts as
+    running, and the program stays.
 
     \b
     Example:  nodewise cpu uninstall --scope node

@@ -27,6 +27,7 @@ _PLURALS: Final[Mapping[str, str]] = {
     "Pod": "pods",
     "Secret": "secrets",
     "Service": "services",
+    "ServiceAccount": "serviceaccounts",
     "ThirdPartyResource": "thirdpartyresources",
 }
 _OF_THE_CLUSTER: Final = frozenset(

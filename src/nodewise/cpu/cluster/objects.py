@@ -295,14 +295,14 @@ def is_current(found: Object, wanted: Object) -> bool:
     stamp = wanted["metadata"]["annotations"][MADE_FROM]
     same = (found["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp
     return same and all(
-        _agrees(found.get(key), wanted[key]) for key in wanted.keys() - {"metadata", "apiVersion"}
+        agrees(found.get(key), wanted[key]) for key in wanted.keys() - {"metadata", "apiVersion"}
     )
 
 
-def _agrees(found: object, wanted: object) -> bool:
+def agrees(found: object, wanted: object) -> bool:
     """Whether what both name is the same: servers add defaults, and leave out what they do not know."""
     if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        return all(_agrees(found[key], wanted[key]) for key in wanted if key in found)
+        return all(agrees(found[key], wanted[key]) for key in wanted if key in found)
     if isinstance(wanted, list | tuple) and isinstance(found, list):
-        return all(any(_agrees(one, other) for one in found) for other in wanted)
+        return all(any(agrees(one, other) for one in found) for other in wanted)
     return found == wanted

@@ -41,7 +41,11 @@ class Watched:
     def steady(self, pods: Iterable[Object], stamp: str, now: float) -> Progress:
         """Done when a pod made from the wanted template has run for a while. `now` never jumps back."""
         ours = [pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(MADE_FROM) == stamp]
-        progress = [self._one(pod, now) for pod in ours if not pod["metadata"].get("deletionTimestamp")]
+        return self.running(ours, now)
+
+    def running(self, pods: Iterable[Object], now: float) -> Progress:
+        """Done when one of the pods has run for a while."""
+        progress = [self._one(pod, now) for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         if any(one.is_done for one in progress):
             return Progress(is_done=True)
         return next(iter(progress), Progress(why="its DaemonSet has made no pod yet"))

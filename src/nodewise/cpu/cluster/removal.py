@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from nodewise.cpu import book as books
 from nodewise.cpu.book import Book, Stored
-from nodewise.cpu.cluster import advertise, applying, objects, reports, setup
+from nodewise.cpu.cluster import advertise, applying, node_agent, objects, reports, setup
 from nodewise.cpu.cluster.applying import Patience
 from nodewise.cpu.cluster.versions import Dialect
+from nodewise.cpu.names import LABEL
 from nodewise.cpu.pools import INFRA
 from nodewise.cpu.requests import Object, Requests
 from nodewise.cpu.state import State
@@ -84,6 +85,23 @@ def leave_cluster(
 def definitions(dialect: Dialect) -> Sequence[Object]:
     """The kinds of reports, whose objects go with them."""
     return [reports.definition(kind, dialect) for kind in reports.KINDS]
+
+
+def agent(requests: Requests, namespace: str, dialect: Dialect, tell: Tell) -> Sequence[Object]:
+    """The node agent's DaemonSet, unless a node has pools still: then it says so."""
+    if dialect.webhooks == "none":
+        return ()
+    made = _named("DaemonSet", dialect.daemon_sets, node_agent.NAME, namespace)
+    left = [node["metadata"]["name"] for node in setup.list_nodes(requests, f"{LABEL}=true")]
+    if not left:
+        return [made]
+    who = (
+        f"node {left[0]} has pools"
+        if len(left) == 1
+        else f"{len(left)} nodes have pools, {left[0]} among them"
+    )
+    tell(Step(applying.title(made), f"left: {who}"))
+    return ()
 
 
 def webhook(namespace: str, dialect: Dialect) -> Sequence[Object]:

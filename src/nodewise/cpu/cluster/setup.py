@@ -1,4 +1,4 @@
-"""Prepares nodes: on each a pod that ends, then a DaemonSet that stays, and one webhook for all of them.
+"""Prepares nodes: on each a pod that ends, then a DaemonSet that stays; for all the node agent, and one webhook.
 
 Everything can be done again: what is there and was made from the same is left alone, a pod that succeeded is not run
 again, what differs is replaced. A node on which something fails does not hold up the others; the report says why.
@@ -7,13 +7,14 @@ again, what differs is replaced. A node on which something fails does not hold u
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.cpu.cluster import applying, objects, pods
+from nodewise.cpu import names
+from nodewise.cpu.cluster import applying, node_agent, objects, pods
 from nodewise.cpu.cluster.applying import Patience
 from nodewise.cpu.cluster.objects import ALWAYS, ONCE, Wish
 from nodewise.cpu.cluster.pods import Progress, Watched
 from nodewise.cpu.cluster.versions import Dialect
 from nodewise.cpu.requests import Object, Requests
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable
 from nodewise.kube.resources import NODES, PODS
 
 Tell = Callable[[str], None]
@@ -27,12 +28,14 @@ class Plan(NamedTuple):
     nodes: Sequence[str]
     commands: Sequence[str]
     wish: Wish
+    agent: Object | None = None
+    """The node agent's DaemonSet, if it is to be made."""
     shared: Sequence[Object] = ()
     """The webhook's objects, in the order in which they are made."""
 
 
 class Step(NamedTuple):
-    """One object, and what was done to it: created, replaced, unchanged, or the reason why not."""
+    """One object, and what was done to it: created, replaced, unchanged, left as somebody made it; or why not."""
 
     name: str
     outcome: str
@@ -40,7 +43,7 @@ class Step(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What came of one node, or of what all share (`node` is empty)."""
+    """What came of one node, or of what all share (`node` is empty). Of the agent each node says if it is ready."""
 
     node: str
     steps: tuple[Step, ...] = ()
@@ -59,17 +62,19 @@ class Report(NamedTuple):
     """What came of it, in the order in which nodes were named."""
 
     nodes: Sequence[Prepared]
+    agent: Prepared
     shared: Prepared
 
     @property
     def is_whole(self) -> bool:
-        return not any(one.error for one in (*self.nodes, self.shared))
+        return not any(one.error for one in (*self.nodes, self.agent, self.shared))
 
     def as_dict(self) -> dict[str, Any]:
         """As `cluster-init -o json` prints it."""
-        webhook = self.shared.as_dict()
-        del webhook["node"]
-        return {"nodes": [one.as_dict() for one in self.nodes], "webhook": webhook}
+        parts = {"agent": self.agent.as_dict(), "webhook": self.shared.as_dict()}
+        for part in parts.values():
+            del part["node"]
+        return {"nodes": [one.as_dict() for one in self.nodes], **parts}
 
 
 def schedulable(requests: Requests) -> list[str]:
@@ -79,15 +84,15 @@ def schedulable(requests: Requests) -> list[str]:
     ]
 
 
-def known(requests: Requests, names: Sequence[str]) -> list[str]:
+def known(requests: Requests, nodes: Sequence[str]) -> list[str]:
     """The same names, each once. BadSettings names those that no node has."""
-    for name in names:
+    for name in nodes:
         objects.check_node(name)
     there = {node["metadata"]["name"] for node in list_nodes(requests)}
-    missing = [Problem("--host-list", name, "a node of the cluster") for name in names if name not in there]
+    missing = [Problem("--host-list", name, "a node of the cluster") for name in nodes if name not in there]
     if missing:
         raise BadSettings("settings", missing)
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(nodes))
 
 
 def list_nodes(requests: Requests, selector: str = "") -> list[Any]:
@@ -106,21 +111,39 @@ def list_all(requests: Requests, path: str, params: Mapping[str, str]) -> list[A
 
 
 def prepare(requests: Requests, plan: Plan, dialect: Dialect, patience: Patience, tell: Tell) -> Report:
-    """Carry the plan out. What fails on a node is in the report; an error is raised where nothing can be done."""
+    """Carry the plan out. What fails on a node is in the report; an error is raised where nothing can be done.
+
+    Refused before anything is changed if the node agent has no account.
+    """
     _check_names(plan)
+    _check_account(requests, plan)
     preparing = _Preparing(requests, plan, dialect, patience, tell)
     preparing.run_once([one for one in plan.commands if one in ONCE])
     preparing.run_always([one for one in plan.commands if one in ALWAYS])
-    shared = _share(requests, plan.shared, patience, tell) if preparing.ready() or not plan.nodes else ()
-    return Report(
-        [Prepared(node, tuple(preparing.steps[node])) for node in plan.nodes], Prepared("", tuple(shared))
-    )
+    agent = Prepared("", tuple(preparing.run_agent()))
+    is_wanted = not agent.error and (preparing.ready() or not plan.nodes)
+    shared = _share(requests, plan.shared, patience, tell) if is_wanted else ()
+    nodes = [Prepared(node, tuple(preparing.steps[node])) for node in plan.nodes]
+    return Report(nodes, agent, Prepared("", tuple(shared)))
 
 
 def _check_names(plan: Plan) -> None:
     """Objects of two nodes must not have one name, which they cannot while nodes have names of their own."""
     if len(set(plan.nodes)) != len(plan.nodes):
         raise BadInput("cannot prepare nodes", [Problem("nodes", ", ".join(plan.nodes), "each once")])
+
+
+def _check_account(requests: Requests, plan: Plan) -> None:
+    """Pods of an account that is not there are never made; what it may do is for somebody with more rights to say."""
+    if plan.agent is None:
+        return
+    namespace = plan.wish.namespace
+    about = {"name": node_agent.NAME, "namespace": namespace}
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about}
+    if applying.find(requests, applying.path(account)) is None:
+        problem = Problem(f"ServiceAccount {namespace}/{node_agent.NAME}", "not there", "the node agent's")
+        remedy = f"{node_agent.how_to_apply(namespace)}; or do without the agent: --no-agent"
+        raise Refused("nothing was changed", [problem], remedy=remedy)
 
 
 class _Preparing:
@@ -165,6 +188,48 @@ class _Preparing:
             }
 
         self._wait(made, look)
+
+    def run_agent(self) -> Iterable[Step]:
+        """One object for all, made if any node is ready; each node waits for its own pod of it."""
+        wanted = self._plan.agent
+        if wanted is None or not (self.ready() or not self._plan.nodes):
+            return ()
+        title = applying.title(wanted)
+        self._tell(title)
+        try:
+            found = applying.find(self._requests, applying.path(wanted))
+            if found is not None and node_agent.is_another(found, wanted):
+                made, outcome = found, "left as somebody made it"
+            else:
+                made, outcome = applying.ensure(self._requests, wanted, self._patience)
+            waiting = self._awaited(made)
+        except NodewiseError as error:
+            return [Step(title, "failed", str(error))]
+        looked_up, watched = PODS.path(self._plan.wish.namespace), Watched()
+
+        def look(waiting: Mapping[str, Object]) -> Mapping[str, Progress]:
+            there, now = list_all(self._requests, looked_up, {}), self._patience.now()
+            ours = list(pods.owned(there, made["metadata"]["uid"]))
+            return {node: watched.running(node_agent.pods_of(ours, made, node), now) for node in waiting}
+
+        self._wait(waiting, look)
+        return [Step(title, outcome)]
+
+    def _awaited(self, made: Object) -> dict[str, Object]:
+        """The ready nodes that get a pod of the agent: those with the label, which `discover` gives."""
+        labelled = {node["metadata"]["name"] for node in list_nodes(self._requests, f"{names.LABEL}=true")}
+        waiting = {}
+        for node in self.ready():
+            step = Step(f"node agent of {applying.title(made)}", "ready")
+            if node in labelled:
+                self.steps[node].append(step)
+                waiting[node] = made
+            elif objects.DISCOVER in self._plan.commands:
+                why = (
+                    f"no agent comes to a node without the label {names.LABEL}=true, which discover gives it"
+                )
+                self.steps[node].append(step._replace(outcome="failed", error=why))
+        return waiting
 
     def _make(self, commands: Sequence[str], wanted: Callable[[str], Object]) -> dict[str, Object]:
         """One object for each node that is still ready, as the API server has it."""
@@ -220,8 +285,8 @@ def _stamp(made: Object) -> str:
     return str(made["metadata"]["annotations"][objects.MADE_FROM])
 
 
-def _some(names: Iterable[str]) -> str:
-    first, *others = names
+def _some(nodes: Iterable[str]) -> str:
+    first, *others = nodes
     return f"{len(others) + 1} nodes, {first} among them" if others else f"node {first}"
 
 

@@ -66,8 +66,7 @@ class Installation(NamedTuple):
 def kept(secret: Object | None, registration: Object | None, namespace: str, now: datetime) -> Certificate:
     """The certificate that the cluster has, while it serves; else one made now, beside which the former is trusted."""
     cert, key = (_decoded(((secret or {}).get("data") or {}).get(name)) for name in (_CERT, _KEY))
-    hooks = (registration or {}).get("webhooks") or [{}]
-    trusted = _decoded((hooks[0].get("clientConfig") or {}).get("caBundle"))
+    trusted = _decoded(_client(registration).get("caBundle"))
     if key and certificate.serves(cert, trusted, namespace, now):
         return Certificate(cert, key, trusted)
     made = certificate.make(namespace, now)
@@ -87,6 +86,24 @@ def objects(wish: Installation, made: Certificate | None) -> Sequence[Object]:
     """
     parts = [_config_map(wish), _service(wish), _deployment(wish), _registration(wish, made)]
     return parts if made is None else [_secret(wish, made), *parts]
+
+
+def in_order(made: Sequence[Object], found: Object | None) -> Sequence[Object]:
+    """The objects as they are to be made, where the registration `found` is there already.
+
+    The registration is last, for who is called has to be there. But it is first where it calls this Service already
+    and a new certificate comes: its authority has to be trusted, beside the former, before it is shown.
+    """
+    *others, registration = made
+    had, wanted = _client(found), _client(registration)
+    renews = bool(had.get("caBundle")) and had["caBundle"] != wanted.get("caBundle")
+    is_here = (had.get("service") or {}).get("namespace") == wanted["service"]["namespace"]
+    return [registration, *others] if renews and is_here else made
+
+
+def _client(registration: Object | None) -> Mapping[str, Any]:
+    hooks = (registration or {}).get("webhooks") or [{}]
+    return hooks[0].get("clientConfig") or {}
 
 
 class _Blocks(yaml.SafeDumper):

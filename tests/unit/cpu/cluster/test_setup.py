@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from nodewise.cpu import names, state
-from nodewise.cpu.cluster import fleet, objects, removal, setup, versions
+from nodewise.cpu.cluster import fleet, node_agent, objects, removal, setup, versions
 from nodewise.cpu.cluster.applying import Patience
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.cluster.setup import Plan, Report
@@ -21,6 +21,8 @@ DIALECT = versions.of((1, 36))
 WISH = Wish(namespace="cmk")
 COMMANDS = ("init", "reconcile", "install", "discover", "nodereport")
 NODES = ("node1", "node10")
+ACCOUNT = "/api/v1/namespaces/cmk/serviceaccounts/cmk-agent"
+AGENT = "/apis/apps/v1/namespaces/cmk/daemonsets/cmk-agent"
 
 
 @pytest.fixture
@@ -28,11 +30,12 @@ def asked() -> Asked:
     server = Server("v1.36.3")
     for name in NODES:
         server.node(name)
+    server.put(ACCOUNT, {"kind": "ServiceAccount", "metadata": {"name": "cmk-agent"}})
     return Asked(server)
 
 
 def prepare(asked: Asked, wish: Wish = WISH) -> Report:
-    plan = Plan(NODES, COMMANDS, wish, [webhook_part()])
+    plan = Plan(NODES, COMMANDS, wish, node_agent.daemon_set(wish, DIALECT), [webhook_part()])
     return setup.prepare(asked, plan, DIALECT, Patience(20, Clock()), lambda _: None)
 
 
@@ -71,7 +74,8 @@ def at_every_call(asked: Asked, run: Callable[[], object], check: Callable[[], N
 def test_whatever_fails_a_second_run_ends_it(asked: Asked) -> None:
     assert prepare(asked).is_whole
     whole = kept(asked.server)
-    nodes = {path: one for path, one in asked.server.objects.items() if "/nodes/" in path}
+    parts = ("/nodes/", "/serviceaccounts/")
+    nodes = {path: one for path, one in asked.server.objects.items() if any(part in path for part in parts)}
 
     def check() -> None:
         assert kept(asked.server) == whole
@@ -83,7 +87,7 @@ def test_whatever_fails_a_second_run_ends_it(asked: Asked) -> None:
 
 def test_whatever_fails_leaving_once_more_ends_it(asked: Asked) -> None:
     untouched = kept(asked.server)
-    for node in asked.server.objects.values():
+    for node in asked.server.folder("nodes").values():
         node["metadata"]["labels"] = {names.LABEL: "true"}
     assert prepare(asked).is_whole
     config = yaml.safe_dump({"exclusive": {0: {"0": []}}, "shared": {}, "infra": {0: {"1": []}}})
@@ -97,7 +101,8 @@ def test_whatever_fails_leaving_once_more_ends_it(asked: Asked) -> None:
         for node in NODES:
             leaving = removal.Node(node, "cmk", ConfigMapBook(asked, "cmk", node), None)
             removal.leave(asked, leaving, DIALECT, Patience(20, Clock()), lambda _: None)
-        shared = removal.webhook("cmk", DIALECT)
+        agent = removal.agent(asked, "cmk", DIALECT, lambda _: None)
+        shared = [*removal.webhook("cmk", DIALECT), *agent]
         removal.leave_cluster(asked, "cmk", shared, DIALECT, Patience(20, Clock()), lambda _: None)
 
     def check() -> None:
@@ -130,6 +135,7 @@ def test_its_own_pods_hold_places_until_they_are_gone(asked: Asked) -> None:
     leaving = removal.Node("node1", "cmk", book, sweep)
     assert own
     removal.leave(asked, leaving, DIALECT, Patience(20, Clock()), lambda _: None)
+    asked.server.behave(asked.server)
     assert not [at for at in asked.server.objects if at.endswith("node1") and "/nodes/" not in at]
 
 
@@ -178,7 +184,7 @@ def test_what_somebody_changed_by_hand_is_put_right(asked: Asked) -> None:
     changed["spec"]["template"]["spec"]["containers"][0]["args"] = ["sleep"]
     asked.server.put(path, changed)
     report = prepare(asked)
-    assert [step.outcome for step in report.nodes[0].steps] == ["unchanged", "replaced"]
+    assert [step.outcome for step in report.nodes[0].steps] == ["unchanged", "replaced", "ready"]
     assert "reconcile" in asked.server.objects[path]["spec"]["template"]["spec"]["containers"][0]["args"][0]
 
 
@@ -189,6 +195,58 @@ def test_a_name_space_that_is_not_there_is_told(asked: Asked) -> None:
     report = prepare(asked)
     assert 'namespaces "cmk" not found' in report.nodes[0].error
     assert report.shared.steps == ()
+
+
+def test_without_the_agents_account_nothing_is_made(asked: Asked) -> None:
+    del asked.server.objects[ACCOUNT]
+    with pytest.raises(Refused, match=r"sed s/cmk-namespace/cmk/g deploy/cpu-agent.yaml"):
+        prepare(asked)
+    assert asked.server.requests == []
+
+
+def test_an_agent_that_is_not_ready_is_told_of_its_node(asked: Asked) -> None:
+    work = asked.server.behave
+
+    def behave(server: Server) -> None:
+        work(server)
+        server.objects["/api/v1/namespaces/cmk/pods/cmk-agent-node1"]["status"] = {"phase": "Pending"}
+
+    prepare(asked)
+    asked.server.behave = behave
+    first, second = prepare(asked).nodes
+    assert first.steps[-1].name == "node agent of DaemonSet cmk-agent"
+    assert first.error == "not ready after 20 s: Pending"
+    assert not second.error
+
+
+def test_a_node_without_the_label_gets_no_agent_and_is_told(asked: Asked) -> None:
+    prepare(asked)
+    del asked.server.objects["/api/v1/nodes/node1"]["metadata"]["labels"]
+    first, second = prepare(asked).nodes
+    assert "without the label cmk.intel.com/cmk-node=true" in first.error
+    assert not second.error
+
+
+def test_pods_are_made_ready_only_for_an_agent_that_is_there(asked: Asked) -> None:
+    asked.server.refusals.append(Refusal("POST", "/daemonsets", 403, "cannot create daemonsets"))
+    plan = Plan(NODES, ("init", "discover"), WISH, node_agent.daemon_set(WISH, DIALECT), [webhook_part()])
+    report = setup.prepare(asked, plan, DIALECT, Patience(20, Clock()), lambda _: None)
+    assert "cannot create daemonsets" in report.agent.error
+    assert report.shared.steps == ()
+
+
+def test_somebodys_own_agent_stays(asked: Asked) -> None:
+    own = node_agent.daemon_set(WISH, DIALECT)
+    container = own["spec"]["template"]["spec"]["containers"][0]
+    own["spec"]["template"]["spec"]["containers"] = [
+        container | {"args": [*container["args"], "--enforce=cgroup"]}
+    ]
+    asked.server.put(AGENT, own)
+    before = asked.server.objects[AGENT]
+    report = prepare(asked)
+    assert report.is_whole
+    assert report.agent.steps[0].outcome == "left as somebody made it"
+    assert asked.server.objects[AGENT] == before
 
 
 def test_no_node_of_that_label_is_an_error(asked: Asked) -> None:

@@ -1,4 +1,5 @@
 import base64
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -71,6 +72,35 @@ def test_one_that_ends_is_made_anew_and_the_former_is_trusted_beside_it_while_it
 def test_what_cannot_be_used_is_made_anew(secret: Object | None, registration: Object | None) -> None:
     kept = objects.kept(secret, registration, "default", NOW)
     assert certificate.serves(kept.cert, kept.authorities, "default", NOW)
+
+
+def test_who_is_trusted_is_told_before_the_new_certificate_is_shown() -> None:
+    before = installed()
+    hook = before["MutatingWebhookConfiguration"]
+    again = objects.objects(WISH, objects.kept(before["Secret"], hook, "default", NOW))
+    assert kinds(objects.in_order(again, hook))[-1] == "MutatingWebhookConfiguration"
+    renewed = objects.objects(
+        WISH, objects.kept(before["Secret"], hook, "default", NOW + timedelta(days=3300))
+    )
+    assert kinds(objects.in_order(renewed, hook)) == [
+        "MutatingWebhookConfiguration",
+        "Secret",
+        "ConfigMap",
+        "Service",
+        "Deployment",
+    ]
+
+
+def test_nothing_is_called_in_a_namespace_where_nothing_serves_yet() -> None:
+    hook = installed()["MutatingWebhookConfiguration"]
+    moved = Installation("other")
+    made = objects.objects(moved, objects.kept(None, hook, "other", NOW))
+    for found in (hook, None, {"webhooks": None}):
+        assert kinds(objects.in_order(made, found))[-1] == "MutatingWebhookConfiguration"
+
+
+def kinds(made: Sequence[Object]) -> list[str]:
+    return [one["kind"] for one in made]
 
 
 def test_one_for_another_namespace_is_not_kept() -> None:
@@ -155,6 +185,20 @@ def test_the_api_servers_files_name_each_other() -> None:
     }
 
 
+DEPLOY = Path(__file__).parents[4] / "deploy"
+
+
+def test_all_that_ships_of_the_cpu_manager_is_in_one_namespace() -> None:
+    """But for the rights to the older program's reports, which are in `default`."""
+    found: set[tuple[str, str]] = set()
+    for path in DEPLOY.glob("cpu*.yaml"):
+        for one in yaml.safe_load_all(path.read_text()):
+            about = one["metadata"]
+            name = about["name"] if one["kind"] == "Namespace" else about.get("namespace", "")
+            found.add((name, about["name"] if name == "default" else ""))
+    assert found == {("cmk-namespace", ""), ("default", "cmk-uninstall"), ("", "")}
+
+
 def test_the_manifest_that_ships_is_what_the_command_prints() -> None:
     shipped = (Path(__file__).parents[4] / "deploy/cpu-webhook.yaml").read_text()
-    assert list(yaml.safe_load_all(shipped)) == objects.objects(Installation("nodewise"), None)
+    assert list(yaml.safe_load_all(shipped)) == objects.objects(Installation("cmk-namespace"), None)

@@ -1,0 +1,69 @@
+"""The node agent's DaemonSet is the one that ships, and somebody's own is told from it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodewise.cpu.cluster import node_agent, objects, versions
+from nodewise.cpu.cluster.objects import Wish
+
+MANIFEST = Path(__file__).parents[4] / node_agent.MANIFEST
+NEWEST = versions.TABLE[-1]
+WISH = Wish(namespace=node_agent.MANIFEST_NAMESPACE)
+
+
+def shipped() -> Any:
+    [found] = [one for one in yaml.safe_load_all(MANIFEST.read_text()) if one["kind"] == "DaemonSet"]
+    return found
+
+
+def test_it_is_what_ships() -> None:
+    assert node_agent.daemon_set(WISH, NEWEST) == shipped()
+
+
+def test_its_account_is_what_ships() -> None:
+    accounts = [
+        (one["metadata"]["name"], one["metadata"]["namespace"])
+        for one in yaml.safe_load_all(MANIFEST.read_text())
+        if one["kind"] == "ServiceAccount"
+    ]
+    assert accounts == [(node_agent.NAME, node_agent.MANIFEST_NAMESPACE)]
+
+
+def test_wishes_are_heeded() -> None:
+    made = node_agent.daemon_set(
+        Wish(image="i:2", pull_policy="Never", pull_secret="s", namespace="n"), NEWEST
+    )
+    spec = made["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == ("i:2", "Never")
+    assert (spec["imagePullSecrets"], made["metadata"]["namespace"]) == ([{"name": "s"}], "n")
+    assert container["args"][0] == "--namespace=n"
+
+
+def test_an_older_api_server_lets_no_such_priority_into_the_namespace() -> None:
+    older = node_agent.daemon_set(WISH, versions.of((1, 12)))
+    assert "priorityClassName" not in older["spec"]["template"]["spec"]
+
+
+def test_the_one_that_ships_is_nobodys_whatever_its_image() -> None:
+    other = node_agent.daemon_set(WISH._replace(image="i:2", pull_policy="Always", pull_secret="s"), NEWEST)
+    assert not node_agent.is_another(shipped(), other)
+
+
+@pytest.mark.parametrize("part", ["args", "volumeMounts"])
+def test_one_with_more_to_it_is_somebodys_unless_it_was_made_from_here(part: str) -> None:
+    wanted = shipped()
+    found = copy.deepcopy(wanted)
+    more: dict[str, Any] = {
+        "args": "--enforce=cgroup",
+        "volumeMounts": {"name": "runtime", "mountPath": "/r"},
+    }
+    found["spec"]["template"]["spec"]["containers"][0][part].append(more[part])
+    assert node_agent.is_another(found, wanted)
+    assert node_agent.is_another(wanted, found)
+    found["metadata"]["annotations"] = {objects.MADE_FROM: "former"}
+    assert not node_agent.is_another(found, wanted)
