@@ -65,6 +65,23 @@ ELSEWHERE = {28, 30, 96, 98, 100, 101, 104, 134, 143, 145, 225}
 """Asked by tests that have them in their names, as there is no table in them."""
 FAULTS = {"B": 76}
 """How many there are by their letters."""
+SHOWN = {
+    18: "conformance/cmk/test_isolate_trouble.py::test_a_cpuset_that_forbids_the_pool_is_an_error",
+    22: "conformance/cmk/test_isolate_trouble.py::test_it_waits_until_one_ends_and_ends_at_once_when_it_should",
+    34: "conformance/cmk/test_isolate_trouble.py::test_a_list_that_names_a_cpu_that_is_offline_is_an_error",
+    38: "unit/cpu/store/test_configmaps.py::test_what_others_put_there_stays",
+    43: "conformance/cmk/test_node_commands.py::test_nothing_is_said_to_be_free_that_is_not",
+    45: "unit/cli/test_cpu_shared.py::test_is_never_guessed",
+    50: "unit/cpu/webhook/test_objects.py::test_wishes_are_heeded",
+    51: "cluster/test_cpu_nodes.py::test_all_that_is_made_is_what_the_api_server_knows",
+    55: "cluster/test_cpu_agent.py::test_a_kubelet_that_takes_the_cores_back_is_put_right",
+    56: "unit/cpu/cluster/test_objects.py::test_commands_are_plain_words_or_the_options_are_refused",
+    65: "conformance/cmk/test_webhook.py::test_clients_that_say_nothing_hold_nobody_up",
+    75: "unit/cpu/webhook/test_objects.py::"
+    "test_the_webhook_has_no_token_and_no_rights_and_reads_its_files_beside_the_systems",
+    76: "unit/test_docs.py::",
+}
+"""Where it is shown what became of faults that no row is about, if it is not in `test_faults.py`."""
 HERE = Path(__file__).parent
 TESTS = [*HERE.glob("test_*.py"), HERE.parents[1] / "node" / "test_installed.py"]
 TABLES: dict[str, type[Row]] = {
@@ -129,3 +146,13 @@ def test_the_page_says_what_became_of_every_fault_and_in_which_rows() -> None:
     faults = [(letter, number) for letter, most in FAULTS.items() for number in range(1, most + 1)]
     assert [(letter, int(number)) for letter, number, _ in found] == faults
     assert {int(number) for *_, cell in found for number in re.findall(r"\d+", cell)} <= NUMBERS
+
+
+def test_what_became_of_each_fault_is_shown() -> None:
+    told = re.findall(r"^\| B(\d+) \|.*\| (.*?) \| ([\d, ]*)\|$", section(), re.MULTILINE)
+    silent = {int(number) for number, now, cell in told if not cell and not now.startswith("as it was")}
+    here = {int(found) for found in re.findall(r"def test_b(\d+)_", (HERE / "test_faults.py").read_text())}
+    assert silent <= here | SHOWN.keys()
+    for place in SHOWN.values():
+        path, _, name = place.partition("::")
+        assert f"def {name}" in (HERE.parents[1] / path).read_text() or not name, place
