@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from nodewise.agent import AgentKind, Requested
-from nodewise.cli import configuring, kinds, legacy, settings
+from nodewise.cli import configuring, elsewhere, kinds, legacy, settings
 from nodewise.cli.options import ExtenderOptions
 from nodewise.configure import scheduler
 from nodewise.configure.scheduler import Papers, Role, Wish
@@ -58,6 +58,7 @@ def on_host(**given: Any) -> None:
     Example:  nodewise configure -cert client.crt -key client.key -dry-run
               nodewise configure -cert client.crt -key client.key
               nodewise configure --restore
+              nodewise configure --mode second-scheduler | kubectl apply -f -
     """
     ctx = click.get_current_context()
     if ctx.invoked_subcommand is not None:
@@ -69,6 +70,13 @@ def on_host(**given: Any) -> None:
     text = given["host_agents"] or older.get(given["extender"] or "", "telemetry")
     names = [name.strip() for name in text.split(",") if name.strip()]
     roles = [role(kind, kind.options()) for kind in kinds.chosen(names, *_OTHERS)]
+    if given["mode"] != elsewhere.HOST:
+        elsewhere.run(given, roles, _weights(given["entry_weights"]))
+        return
+    for name in elsewhere.OWN:
+        if given[name]:
+            problem = Problem(f"--{name.replace('_', '-')}", "given without --mode", "a mode that has it")
+            raise BadSettings("settings", [problem])
     ctx.exit(configuring.run(given, roles, _weights(given["entry_weights"])))
 
 
@@ -78,7 +86,7 @@ command = _ConfigureCommand(
     help=on_host.__doc__,
     short_help="Make kube-scheduler call nodewise.",
     invoke_without_command=True,
-    params=list(configuring.parameters()),
+    params=[*configuring.parameters(), *elsewhere.parameters()],
 )
 
 

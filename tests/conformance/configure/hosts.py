@@ -74,8 +74,10 @@ class Host:
     def run(self, *more: str, **other: str) -> Ran:
         return self.words(*self.base(**other), *more)
 
-    def words(self, *words: str, **options: Any) -> Ran:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")}
+    def words(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> Ran:
+        environment = env or {
+            name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")
+        }
         done = subprocess.run(
             [*PROGRAM, *words],
             cwd=self.work,

@@ -1,0 +1,199 @@
+"""`nodewise configure --mode`: objects and files for clusters whose static pods are not edited."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+
+import nodewise
+from nodewise.configure import platforms, scheduler, secondary, versions, yamltext
+from nodewise.configure.platforms import PLATFORMS, Platform
+from nodewise.configure.scheduler import Papers, Role, Wish
+from nodewise.configure.versions import Version
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
+from nodewise.kube.connect import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.observe.meters import Meters
+
+HOST: Final = "host"
+SECOND: Final = "second-scheduler"
+MODES: Final = (HOST, SECOND, *PLATFORMS)
+_NAME: Final = "nodewise-scheduler"
+_OF_HOSTS: Final = (
+    "check",
+    "dry_run",
+    "merge",
+    "replace",
+    "restore",
+    "uninstall",
+    "template",
+    "allow_ca_key",
+    "container",
+)
+
+
+def run(given: dict[str, Any], roles: Sequence[Role], weights: Mapping[str, int]) -> None:
+    """Print, or write into a folder, what a mode is made of."""
+    problems = [
+        Problem(f"--{name.replace('_', '-')}", f"given with --mode {given['mode']}", "no such flag there")
+        for name in _OF_HOSTS
+        if given[name] not in (None, False, "")
+    ]
+    if problems:
+        raise BadSettings("settings", problems)
+    if given["mode"] == SECOND:
+        _second(given, roles, weights)
+    else:
+        _platform(given, PLATFORMS[given["mode"]], roles, weights)
+
+
+def _second(given: dict[str, Any], roles: Sequence[Role], weights: Mapping[str, int]) -> None:
+    version, tag = _version(given["kubernetes_version"])
+    name = given["scheduler_name"] or _NAME
+    if name == scheduler.DEFAULT_SCHEDULER:
+        raise BadSettings(
+            "settings", [Problem("--scheduler-name", repr(name), "another: that is the cluster's own")]
+        )
+    wish = _wish(given, weights, secondary.URL)._replace(scheduler_name=name)
+    found = scheduler.configuration(roles, wish) | {"apiVersion": version.api_version}
+    objects = secondary.objects(
+        secondary.Wish(
+            name,
+            given["namespace"] or "nodewise",
+            [role.agent for role in roles],
+            f"registry.k8s.io/kube-scheduler:{tag}",
+            given["image"] or f"nodewise:{nodewise.__version__}",
+            found,
+        )
+    )
+    if given["output"] == "json":
+        click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": objects}))
+    else:
+        click.echo("---\n".join(map(yamltext.dumped, objects)), nl=False)
+    click.echo(
+        f"Pods choose it with schedulerName: {name}. Policies need deploy/crds applied first.", err=True
+    )
+
+
+def _version(text: str) -> tuple[Version, str]:
+    """By the flag, or as the cluster says; with the image's tag."""
+    if text:
+        version = versions.of_setting(text)
+        whole = text.removeprefix("v")
+        return version, f"v{whole}" if whole.count(".") > 1 else f"v{whole}.0"
+    try:
+        seen = asyncio.run(_asked())
+    except NodewiseError as error:
+        wanted = "the cluster's version, for no cluster said it: kube-scheduler has to be of the same"
+        raise BadSettings("settings", [Problem("--kubernetes-version", str(error), wanted)]) from error
+    tag = seen.partition("+")[0].partition("-")[0]
+    return versions.of_setting(tag), tag
+
+
+async def _asked() -> str:
+    api = connect(KubeOptions(), Meters())
+    try:
+        answer = msgspec.json.decode(await api.get("/version", timeout_s=5.0))
+        return str(answer["gitVersion"])
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise BadInput("/version", [Problem("gitVersion", "none", "a version")]) from error
+    finally:
+        await api.close()
+
+
+def _platform(
+    given: dict[str, Any], platform: Platform, roles: Sequence[Role], weights: Mapping[str, int]
+) -> None:
+    namespace = given["namespace"] or "nodewise"
+    service = f"nodewise.{namespace}.svc"
+    if not platform.has_dns and not given["extender_url"]:
+        wanted = "https:// and the Service's ClusterIP with its port: kube-scheduler finds no Service by name there"
+        raise BadSettings("settings", [Problem("--extender-url", "not given", wanted)])
+    url = given["extender_url"] or f"https://{service}:9001"
+    folder = platform.certs
+    papers = Papers(f"{folder}/ca.crt", f"{folder}/client.crt", f"{folder}/client.key")
+    wish = _wish(given, weights, url)._replace(papers=papers, kubeconfig=platform.kubeconfig)
+    found = scheduler.configuration(roles, wish)
+    if given["kubernetes_version"]:
+        found["apiVersion"] = versions.of_setting(given["kubernetes_version"]).api_version
+    for entry in found["extenders"]:
+        if urlsplit(url).hostname != service:
+            entry["tlsConfig"]["serverName"] = service
+    _give(given, platforms.files(platform, found))
+    click.echo(_REMARKS[given["mode"]].format(platform), err=True)
+
+
+def _wish(given: dict[str, Any], weights: Mapping[str, int], url: str) -> Wish:
+    return Wish(
+        url,
+        whole_nodes=given["host_whole_nodes"],
+        filter_all_pods=given["host_filter_all_pods"],
+        one_entry_per_agent=given["host_one_entry_per_agent"],
+        weights=weights,
+    )
+
+
+def _give(given: dict[str, Any], texts: Mapping[str, str]) -> None:
+    if given["output"] == "json":
+        click.echo(msgspec.json.encode(texts))
+        return
+    if not given["into"]:
+        for name, text in texts.items():
+            click.echo(
+                f"# file: {name}\n{text}---"
+                if text != list(texts.values())[-1]
+                else f"# file: {name}\n{text}"
+            )
+        return
+    for name, text in texts.items():
+        path = Path(given["into"]) / name
+        try:
+            if path.exists() and path.read_text() != text:
+                raise BadInput(
+                    str(path),
+                    [Problem("--into", "there is another file of this name", "a folder of its own")],
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        except OSError as error:
+            raise BadInput(
+                str(path), [Problem("--into", str(error.strerror), "a folder to write to")]
+            ) from error
+        click.echo(f"{path}", err=True)
+
+
+_NOT_RUN: Final = "After the distribution's documentation; not run by us. "
+_REMARKS: Final = {
+    "kubeadm": "Put scheduler-config.yaml, certs/ (ca.crt, client.crt, client.key) and patches/ into {0.folder} of "
+    "each host of the control plane; then kubeadm init --config, or kubeadm upgrade apply --patches.",
+    "kind": "Put certs/ (ca.crt, client.crt, client.key) beside these files, and there: kind create cluster "
+    "--config kind.yaml",
+    "k3s": _NOT_RUN + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "
+    "/etc/rancher/k3s, and restart k3s.",
+    "rke2": _NOT_RUN + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "
+    "/etc/rancher/rke2, and restart rke2-server.",
+    "microk8s": _NOT_RUN + "Put the configuration and certs/ into {0.folder}, add the line to "
+    "/var/snap/microk8s/current/args/kube-scheduler, and restart microk8s.daemon-kubelite.",
+    "talos": _NOT_RUN
+    + "Put ca.crt, client.crt and client.key into {0.folder}; talosctl patch machineconfig with "
+    "the patch.",
+}
+
+
+OWN: Final = ("scheduler_name", "image", "into")
+
+
+def parameters() -> list[click.Parameter]:
+    option = click.Option
+    return [
+        option(["--mode"], type=click.Choice(MODES), default=HOST, show_default=True,
+               help="host: change this host. second-scheduler: print a scheduler of its own with nodewise in one pod, "
+               "for any cluster. Others: files for clusters of that kind."),
+        option(["--scheduler-name"], default="", help=f"Of the second scheduler. Default: {_NAME}."),
+        option(["--image"], default="", help="nodewise's image for the second scheduler."),
+        option(["--into"], default="", help="Write a mode's files into this folder instead of printing them."),
+    ]  # fmt: skip

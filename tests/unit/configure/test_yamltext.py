@@ -1,0 +1,76 @@
+"""Texts say what is wanted, and only lines that have to change do."""
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodewise.configure import manifest, yamltext
+from nodewise.configure.manifest import Before, Wanted
+from nodewise.errors import BadInput
+from tests.conformance.configure import pods
+
+NAMES = st.sampled_from(["a", "b", "c", "name", "path"])
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5),
+    st.sampled_from(
+        ["x", "", "yes", "--config=/a", "a: b", "# no", "1.10", "0644", "two\nlines\n", " x ", "ä", "- "]
+    ),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(NAMES, inner, max_size=4)),
+    max_leaves=12,
+)
+MAPS = st.dictionaries(NAMES, VALUES, min_size=1, max_size=4)
+STYLES = st.sampled_from(
+    [
+        yaml.safe_dump,
+        lambda value: yaml.safe_dump(value, sort_keys=False, indent=4),
+        lambda value: yaml.safe_dump(value, default_flow_style=True),
+        json.dumps,
+        lambda value: json.dumps(value, indent=2),
+        lambda value: "---\n# first\n" + yaml.safe_dump(value).replace("\n", "\n\n", 1),
+    ]
+)
+
+
+@settings(deadline=None)
+@given(old=MAPS, new=MAPS, style=STYLES)
+def test_a_text_says_what_is_wanted_or_is_refused(old, new, style):
+    document = yamltext.parse(style(old).encode(), "t")
+    try:
+        text = yamltext.rewritten(document, new)
+    except BadInput:
+        return
+    assert yaml.safe_load(text) == new
+
+
+@settings(deadline=None)
+@given(
+    data=st.one_of(
+        st.binary(max_size=60), st.text(alphabet="ab:-&*<![]{}'\"#|> \n\t1", max_size=60).map(str.encode)
+    )
+)
+def test_whatever_is_read_is_read_or_refused(data):
+    try:
+        document = yamltext.parse(data, "t")
+    except BadInput:
+        return
+    assert yamltext.rewritten(document, document.value) == data
+
+
+@pytest.mark.parametrize("style", [pods.text, json.dumps], ids=["yaml", "json"])
+@pytest.mark.parametrize("minor", range(19, 38))
+def test_all_that_is_put_in_can_be_taken_out_to_the_byte(minor, style):
+    old = style(pods.pod(minor)).encode()
+    found = manifest.read(old, "m")
+    wanted = Wanted("/k/config.yaml", "/k/certs", "hash", Before())
+    new = yamltext.rewritten(found.document, manifest.configured(found, wanted))
+    again = manifest.read(new, "m")
+    assert yamltext.rewritten(again.document, manifest.configured(again, wanted)) == new
+    assert yamltext.rewritten(again.document, manifest.unconfigured(again)) == old
