@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nodewise import quantity
@@ -76,10 +76,23 @@ class PodRequests:
         with self._lock:
             if time.monotonic() - self._listed_s > age_s:
                 answer = self._requests.get(PODS.path(), self._params)
-                self._pods = {pod["metadata"]["uid"]: pod for pod in answer.get("items") or ()}
-                self._pods |= {mirror: pod for pod in self._pods.values() if (mirror := _mirrored(pod))}
+                self._pods = _by_uid(answer.get("items") or ())
                 self._listed_s = time.monotonic()
             return self._pods
+
+
+def _by_uid(pods: Iterable[Object]) -> Mapping[str, Object]:
+    """Pods by the uids that their cgroups are named after.
+
+    A copy of a kubelet's own pod names that pod's uid in an annotation, which whoever makes pods may write: it stands
+    for no pod that is there under this uid itself, and the first of several copies counts.
+    """
+    mirrors: dict[str, Object] = {}
+    own = {pod["metadata"]["uid"]: pod for pod in pods}
+    for pod in sorted(own.values(), key=lambda one: str(one["metadata"].get("creationTimestamp", ""))):
+        if mirror := _mirrored(pod):
+            mirrors.setdefault(mirror, pod)
+    return {**mirrors, **own}
 
 
 def _mirrored(pod: Object) -> str:

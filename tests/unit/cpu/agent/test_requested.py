@@ -115,6 +115,27 @@ def test_a_pod_of_the_kubelets_own_is_known_by_its_copy() -> None:
     assert pods.allowed("exclusive", TASK._replace(pod="checksum"), 1) == 1
 
 
+def copy_of(uid: str, name: str, count: int, since: str) -> Object:
+    annotations = {"kubernetes.io/config.mirror": uid}
+    metadata = {"annotations": annotations, "creationTimestamp": since}
+    return pod(name, container("one", count), metadata=metadata)
+
+
+def test_a_pod_that_calls_itself_the_copy_of_another_stands_for_nobody() -> None:
+    """Whoever makes pods writes their annotations: neither may a tenant get more by it, nor another one less."""
+    mine = pod("uid-1", container("one", 1), status=statuses(one="a" * 64))
+    for count in (0, 9):
+        false = copy_of("uid-1", "uid-9", count, "2026-01-02T00:00:00Z")
+        assert PodRequests(asked(mine, false), "n1", patience_s=0.0).allowed("exclusive", TASK, 1) == 1
+
+
+def test_of_several_copies_the_first_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = asked()
+    copies = [copy_of("uid-1", f"uid-{day}", day, f"2026-01-{day:02}T00:00:00Z") for day in (4, 2, 3)]
+    monkeypatch.setattr(requests, "get", lambda *_: {"items": copies})
+    assert PodRequests(requests, "n1", patience_s=0.0).allowed("exclusive", TASK, 9) == 2
+
+
 def test_a_pod_that_appears_is_found_without_waiting_for_the_next_list() -> None:
     requests = asked()
     pods = PodRequests(requests, "n1", age_s=0.0, patience_s=30.0)
