@@ -77,9 +77,7 @@ def test_a_second_scheduler(host):
     assert [entry["urlPrefix"] for entry in value["extenders"]] == ["http://127.0.0.1:9001/scheduler"]
     assert "tlsConfig" not in value["extenders"][0]
     pod = found["Deployment", name]["spec"]["template"]["spec"]
-    assert [container["image"] for container in pod["containers"]][
-        0
-    ] == "registry.k8s.io/kube-scheduler:v1.36.3"
+    assert pod["containers"][0]["image"] == "registry.k8s.io/kube-scheduler:v1.36.3"
     assert not {"hostNetwork", "hostPID"} & set(pod)
     assert all("hostPath" not in volume for volume in pod["volumes"])
     assert "--unsafe" in pod["containers"][1]["command"]
