@@ -10,15 +10,16 @@ import yaml
 from tools import chart
 
 import nodewise
-from tests.cluster import programs, rights, served
+from tests.cluster import monitoring, objects, packages, pipeline, programs, rights, served
 from tests.cluster.api import Object
 from tests.cluster.conftest import got
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandbox import Sandbox, wait
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / chart.CHART
 COMBINATIONS = [ROOT / path for path in chart.combinations()]
+METRICS = ROOT / "deploy/metrics"
 ALL = CHART / "values/values-all.yaml"
 MANIFESTS = [
     "rbac.yaml",
@@ -223,11 +224,18 @@ def test_the_node_agent_is_the_one_of_the_manifests(helm: Helm) -> None:
 def test_pods_run_this_image_and_nothing_of_other_services_reaches_their_settings(
     helm: Helm, values: Path
 ) -> None:
-    made = [one for one in helm.rendered("nodewise", "--values", values) if one["kind"] in WORKLOADS]
+    made = [
+        one
+        for one in helm.rendered("nodewise", "--values", values, "--kube-version=v1.30.0-gke.1")
+        if one["kind"] in WORKLOADS
+    ]
     assert made
     for one in made:
         pod = one["spec"]["template"]["spec"]
-        assert {container["image"] for container in pod["containers"]} == {f"nodewise:{nodewise.__version__}"}
+        ours = f"nodewise:{nodewise.__version__}"
+        theirs = "registry.k8s.io/kube-scheduler:v1.30.0"
+        image = theirs if one["metadata"]["name"] == "nodewise-scheduler" else ours
+        assert {container["image"] for container in pod["containers"]} == {image}
         assert pod["enableServiceLinks"] is False, (
             "a Service called nodewise sets NODEWISE_PORT, which is a setting"
         )
@@ -290,7 +298,7 @@ def test_an_upgrade_keeps_names_and_selectors_and_restarts_for_a_new_setting(
     release: list[str | Path] = ["nodewise", CHART, "--namespace", corner.namespace, "--skip-crds"]
     notes = helm.said("install", *release)
     assert f"https://nodewise.{corner.namespace}.svc:9001" in notes
-    assert "nodewise configure render-scheduler --agents telemetry --one-entry-per-agent" in notes
+    assert "nodewise configure render-scheduler --config nodewise.yaml --one-entry-per-agent" in notes
     try:
         before = yaml.safe_load_all(helm.said("get", "manifest", "nodewise", "--namespace", corner.namespace))
         old = {_key(one): one for one in before}
@@ -374,7 +382,7 @@ def test_kubectl_applies_them(corner: Sandbox, with_definitions: None, tmp_path:
     assert {one["kind"] for one in found} & WORKLOADS
     made = {one["metadata"]["name"] for one in found if one["kind"] == "Namespace"}
     used = {one["metadata"]["namespace"] for one in found if "namespace" in one["metadata"]}
-    assert used <= {"default", *made}
+    assert used <= {"default", "kube-system", *made}
     for one in found:
         if one["metadata"].get("namespace") in made:
             one["metadata"]["namespace"] = corner.namespace
@@ -404,3 +412,121 @@ def test_objects_of_other_projects_are_made_where_they_are_wanted(helm: Helm) ->
     certificates = {one["spec"]["secretName"]: one["spec"] for one in made if one["kind"] == "Certificate"}
     assert certificates["nodewise-tls"]["dnsNames"][0] == "nodewise.nodewise.svc"
     assert certificates["nodewise-scheduler-client"]["usages"] == ["client auth", "digital signature"]
+
+
+@each_combination
+def test_a_second_scheduler_is_configured_as_the_program_would_have_it(
+    helm: Helm, tmp_path: Path, values: Path
+) -> None:
+    if not _agents(values):
+        pytest.skip("no extender")
+    made = helm.rendered("nodewise", "--values", values, "--set", "scheduler.enabled=true")
+    data = {one["metadata"]["name"]: one["data"] for one in made if one["kind"] == "ConfigMap"}
+    file = tmp_path / "nodewise.yaml"
+    file.write_text(data["nodewise"]["nodewise.yaml"])
+    folder = "/etc/nodewise/client"
+    command = [served.NODEWISE, "configure", "render-scheduler", f"--config={file}", "--one-entry-per-agent"]
+    command += [f"--ca={folder}/ca.crt", f"--cert={folder}/tls.crt", f"--key={folder}/tls.key"]
+    command += ["--scheduler-name=nodewise-scheduler"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    wanted = yaml.safe_load(said.stdout)
+    wanted["leaderElection"]["resourceNamespace"] = "nodewise"
+    ours = yaml.safe_load(data["nodewise-scheduler"]["scheduler.yaml"])
+    assert ours == wanted
+
+
+def _agents(values: Path) -> list[str]:
+    """The agents that are on with some values."""
+    said = {"telemetry": {"enabled": True}, **yaml.safe_load(values.read_text()).get("agents", {})}
+    return [name for name, one in said.items() if one["enabled"]]
+
+
+def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
+    helm: Helm, corner: Sandbox, with_definitions: None, tmp_path: Path
+) -> None:
+    """kube-scheduler itself, with the configuration and as the account of the chart, places a pod by its Lease."""
+    space = corner.namespace
+    made = helm.rendered(space, "--values", CHART / "values/values-second-scheduler.yaml")
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([one for one in made if one["kind"] != "Deployment"]))
+    corner.plane.kubectl("apply", "--server-side", "-f", str(file))
+    papers = served.Papers(tmp_path)
+    papers.client = papers.authority.issue("nodewise-scheduler-client")
+    try:
+        config = next(
+            one["data"]["scheduler.yaml"]
+            for one in made
+            if one["kind"] == "ConfigMap" and "scheduler.yaml" in one["data"]
+        )
+        for name, path in (
+            ("ca.crt", papers.authority.ca_file),
+            ("tls.crt", papers.client.cert),
+            ("tls.key", papers.client.key),
+        ):
+            config = config.replace(f"/etc/nodewise/client/{name}", str(path))
+        account = corner.plane.service_account("nodewise-scheduler", space)
+        with served.extender(
+            corner.plane, tmp_path, "--client-name=nodewise-scheduler-client", papers=papers
+        ) as running:
+            config = config.replace(f"https://nodewise.{space}.svc:9001", running.url)
+            process = corner.plane.start_scheduler(config, user=account)
+            try:
+                corner.nodes(objects.node("chart-node"))
+                corner.put(_chosen("one"))
+                path = f"/api/v1/namespaces/{space}/pods/one"
+                wait("the pod is bound", lambda: corner.api.get(path)["spec"].get("nodeName"))
+                corner.put(_chosen("two", limits=served.LIMITS))
+                wait("nodewise was asked", lambda: running.decisions("two") or None)
+                lease = f"/apis/coordination.k8s.io/v1/namespaces/{space}/leases/nodewise-scheduler"
+                assert corner.api.find(lease)
+                assert "is forbidden" not in process.log.read_text()
+            finally:
+                process.stop()
+    finally:
+        corner.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
+
+
+def _chosen(name: str, **more: Any) -> Object:
+    """A pod for the second scheduler, of a policy that there is not."""
+    made = objects.pod(name, labels={"telemetry-policy": "none"}, **more)
+    made["spec"]["schedulerName"] = "nodewise-scheduler"
+    return made
+
+
+def test_the_demo_of_metrics_names_each_nodes_value(
+    plane: ControlPlane,
+    corner: Sandbox,
+    prometheus_programs: packages.Programs,
+    adapter_program: Path,
+    tmp_path: Path,
+) -> None:
+    """The shipped relabelling and rules between a real exporter and the API server; and without the adapter."""
+    stack = yaml.safe_load((METRICS / "kube-prometheus-stack.yaml").read_text())
+    (relabelling,) = stack["prometheus-node-exporter"]["prometheus"]["monitor"]["relabelings"]
+    # where no pods are discovered, the node's name comes in another label; `instance` is an address, as in a cluster
+    to_node = {"source_labels": ["instance"], "target_label": relabelling["targetLabel"]}
+    to_address = {"source_labels": ["__address__"], "target_label": "instance"}
+    job = {**monitoring.JOB, "relabel_configs": [to_node, to_address]}
+    rules = tmp_path / "rules.yaml"
+    given = yaml.safe_load((METRICS / "prometheus-adapter.yaml").read_text())["rules"]
+    rules.write_text(yaml.safe_dump({"rules": given["custom"]}))
+    corner.nodes(objects.node("chart-a"), objects.node("chart-b"))
+    settings = yaml.safe_load((CHART / "values/values-prometheus.yaml").read_text())["settings"]
+    with (
+        monitoring.running(
+            prometheus_programs, tmp_path / "monitoring", ["chart-a", "chart-b"], [job]
+        ) as scraping,
+        pipeline.adapting(plane, adapter_program, scraping.url, rules) as adapter,
+        pipeline.registered(corner.api, scraping, adapter) as ends,
+    ):
+        ends.set_health("chart-a", 0)
+        ends.set_health("chart-b", 2)
+        ends.wait_visible("health_metric", {"chart-a": "0", "chart-b": "2"})
+        config = tmp_path / "nodewise.yaml"
+        config.write_text(yaml.safe_dump(settings | {"prometheus_url": [scraping.url]}))
+        unhealthy = {"metricname": "node_health_metric", "operator": "GreaterThan", "target": 0}
+        served.policy(corner, dontschedule=[unhealthy])
+        with served.extender(plane, tmp_path, f"--config={config}") as running:
+            running.wait_fetched("node_health_metric")
+            wait("b is avoided", lambda: running.rejects(corner.namespace, "chart-b") or None)
+            assert not running.rejects(corner.namespace, "chart-a")

@@ -74,7 +74,7 @@ def _of_references() -> set[tuple[str, ...]]:
     part = ("tls", "certManager", "issuerRef")
     return {part, *((*part, name) for name in ("name", "kind", "group"))} | {
         (*where, "resources", kind)
-        for where in (("extender",), ("annotator",), ("cpu", "agent"), ("cpu", "webhook"))
+        for where in (("extender",), ("scheduler",), ("annotator",), ("cpu", "agent"), ("cpu", "webhook"))
         for kind in ("requests", "limits")
     }
 

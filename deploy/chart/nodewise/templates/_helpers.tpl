@@ -93,3 +93,47 @@ metadata:
   namespace: {{ .namespace }}
   labels: {{- include "nodewise.labels" .root | nindent 4 }}
 {{- end }}
+
+{{/* The cluster's own version of kube-scheduler, without what a provider adds to it. */}}
+{{- define "nodewise.schedulerVersion" -}}
+{{ regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version }}
+{{- end }}
+
+{{/* What `nodewise configure render-scheduler --one-entry-per-agent` prints of the same settings; a test compares. */}}
+{{- define "nodewise.schedulerConfig" -}}
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection:
+  leaderElect: true
+  resourceName: {{ .Values.scheduler.name }}
+  resourceNamespace: {{ .Release.Namespace }}
+profiles:
+- schedulerName: {{ .Values.scheduler.name }}
+extenders:
+{{- range $agent := splitList "," (include "nodewise.agents" .) }}
+- urlPrefix: https://{{ $.Values.name }}.{{ $.Release.Namespace }}.svc:{{ $.Values.service.port }}/agents/{{ $agent }}
+  {{- if has $agent (list "telemetry" "gpu") }}
+  filterVerb: filter
+  preemptVerb: preempt
+  {{- end }}
+  prioritizeVerb: prioritize
+  {{- if eq $agent "gpu" }}
+  bindVerb: bind
+  {{- end }}
+  weight: {{ $.Values.scheduler.weight }}
+  nodeCacheCapable: true
+  httpTimeout: {{ eq $agent "gpu" | ternary "5s" "1s" }}
+  ignorable: {{ not (has $agent (list "telemetry" "gpu")) }}
+  {{- if eq $agent "telemetry" }}
+  managedResources:
+  - {name: telemetry/scheduling, ignoredByScheduler: true}
+  {{- else if eq $agent "gpu" }}
+  managedResources:
+  {{- range $.Values.scheduler.gpuResources }}
+  - {{ toJson . }}
+  {{- end }}
+  {{- end }}
+  enableHTTPS: true
+  tlsConfig: {caFile: /etc/nodewise/client/ca.crt, certFile: /etc/nodewise/client/tls.crt, keyFile: /etc/nodewise/client/tls.key}
+{{- end }}
+{{- end }}
