@@ -263,6 +263,7 @@ def asking(corner: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[
         f"--kubeconfig={corner.plane.admin.kubeconfig}",
         f"--namespace={corner.namespace}",
         f"--signer-name={SIGNER}",
+        "--settle=0s",
         *arguments,
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -288,6 +289,7 @@ def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_
         out, err = child.communicate(timeout=90)
     assert child.returncode == 0, err
     assert f"kubectl certificate approve {name}" in err
+    assert f"{SIGNER} is new to nodewise" in err
     assert f"start nodewise with --client-name {CLIENT}" in err
     assert "PRIVATE" not in out + err
     server, client = applied.held()
@@ -333,6 +335,9 @@ def test_what_the_signer_signed_is_printed_as_one_secret(
 def test_a_request_that_comes_to_nothing_is_told_and_removed(
     plane: ControlPlane, corner: Sandbox, answer: str
 ) -> None:
+    applied = Applied(corner, plane.admin)
+    applied("--apply")
+    before = applied.held()
     with asking(corner, "--apply", "--timeout=2s" if answer == "silence" else "--timeout=60s") as (
         child,
         name,
@@ -343,7 +348,14 @@ def test_a_request_that_comes_to_nothing_is_told_and_removed(
     assert child.returncode == 1
     assert ("Denied" if answer == "denied" else "not approved and signed after 2 s") in err
     assert corner.api.find(f"/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}") is None
-    assert corner.api.find(f"/api/v1/namespaces/{corner.namespace}/secrets/{CLIENT}") is None
+    assert applied.held() == before
+
+
+def test_nodewise_has_a_certificate_before_the_cluster_signs_for_its_client(
+    plane: ControlPlane, corner: Sandbox
+) -> None:
+    done = Applied(corner, plane.admin)("--apply", f"--signer-name={SIGNER}", code=1)
+    assert f"Secret {corner.namespace}/nodewise-tls: is not there; wanted `--apply` without" in done.stderr
 
 
 def test_a_signer_whose_authority_nobody_knows_needs_it_to_be_named(

@@ -202,33 +202,60 @@ async def _sign(given: Given, wish: Wish) -> None:
     place, signer = _place(given), given["signer_name"]
     try:
         authorities = _signer_ca(given["signer_ca"]) or await stored.authority_of(api, signer)
-        found = await stored.read(api, place)
-        if given["apply"] and not given["replace"]:
-            stored.check_ours(place, found)
-        made = issuing.request(wish.client_name)
-        wanted = Request(f"{wish.client_name[:40]}-{secrets.token_hex(4)}", signer, made.cert, wish.valid)
-        wanted = wanted._replace(name=_name_of(wanted.name))
-        cert = await stored.signed(
-            api, wanted, given["timeout"], SystemClock(), lambda: _tell_waiting(wanted, given["timeout"])
-        )
-        if trouble := certificates.trouble_of_issued(cert, made.key):
-            raise BadInput(f"signer {signer}", [Problem("certificate", trouble, "a client's certificate")])
-        before = found.both
-        client = Side(cert, made.key, before.client.trusted, signer=signer)
-        if not given["apply"]:
-            _print([objects.secret(place.names[1], place.namespace, client)], given["output"])
-        else:
-            if before.server != Side():  # whom to trust comes first
-                server = before.server._replace(
-                    trusted=certificates.trusting(before.server.trusted, authorities)
-                )
-                await stored.write(api, place, found, Both(server, before.client))
-                found = await stored.read(api, place)
-            await stored.write(api, place, found, Both(found.both.server, client))
+        if given["apply"]:
+            _check_signing(given, await stored.read(api, place))
+        leaf = await _signed(api, given, wish)
+        if given["apply"]:
+            await _write_signed(api, given, wish, leaf, authorities)
             click.echo(f"Secret {place.namespace}/{place.names[1]}: a certificate of {signer}")
+        else:
+            client = Side(leaf.cert, leaf.key, signer=signer)
+            _print([objects.secret(place.names[1], place.namespace, client)], given["output"])
     finally:
         await api.close()
     _say(f"others have certificates of {signer} too: start nodewise with --client-name {wish.client_name}")
+
+
+def _check_signing(given: Given, found: stored.Found) -> None:
+    """BadInput where what is there is not ours, or nobody would trust what is signed."""
+    if not given["replace"]:
+        stored.check_ours(_place(given), found)
+    if not found.both.server.cert:
+        place = _place(given)
+        problem = Problem(
+            f"Secret {place.namespace}/{place.names[0]}", "is not there", "`--apply` without a signer"
+        )
+        raise BadInput("nodewise's own certificate comes first", [problem])
+
+
+async def _signed(api: Api, given: Given, wish: Wish) -> issuing.Leaf:
+    """A certificate of the signer's with its key. BadInput where it is not a client's."""
+    made = issuing.request(wish.client_name)
+    name = _name_of(f"{wish.client_name[:40]}-{secrets.token_hex(4)}")
+    wanted = Request(name, given["signer_name"], made.cert, wish.valid)
+    cert = await stored.signed(
+        api, wanted, given["timeout"], SystemClock(), lambda: _tell_waiting(wanted, given["timeout"])
+    )
+    if trouble := certificates.trouble_of_issued(cert, made.key):
+        problem = Problem("certificate", trouble, "a client's certificate")
+        raise BadInput(f"signer {given['signer_name']}", [problem])
+    return made._replace(cert=cert)
+
+
+async def _write_signed(api: Api, given: Given, wish: Wish, leaf: issuing.Leaf, authorities: bytes) -> None:
+    """Whom to trust comes first, and where a client is at work its new certificate only when that has arrived."""
+    place = _place(given)
+    found = await stored.read(api, place)
+    server, client = found.both
+    trusted = certificates.trusting(server.trusted, authorities)
+    await stored.write(api, place, found, Both(server._replace(trusted=trusted), client))
+    if client.cert and trusted != server.trusted:
+        _say(f"{given['signer_name']} is new to nodewise, which gets {wish.settle} to hear of it (--settle)")
+        await asyncio.sleep(wish.settle.total_seconds())
+    found = await stored.read(api, place)
+    server, client = found.both
+    signed = Side(leaf.cert, leaf.key, client.trusted, signer=given["signer_name"])
+    await stored.write(api, place, found, Both(server, signed))
 
 
 def _signer_ca(path: str) -> bytes:
