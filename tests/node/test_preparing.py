@@ -76,7 +76,8 @@ def run(corner: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.Comp
 
 
 def prepared(corner: Sandbox, node: Kubelet, *given: str, timeout_s: float = 60) -> Any:
-    options = (f"--host-list={node.name}", "--cmk-img-pol=Never", *given)
+    # the agent's probes would have to reach a network that is the runtime's own
+    options = (f"--host-list={node.name}", "--cmk-img-pol=Never", "--no-agent", *given)
     return json.loads(run(corner, "cluster-init", *options, timeout_s=timeout_s).stdout)["nodes"][0]
 
 

@@ -21,6 +21,8 @@ MANIFEST_NAMESPACE: Final = "cmk-namespace"
 _FOLDER: Final = str(PurePosixPath(DEFAULT_SOCKET).parent)
 _FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d"
 _HEALTH_PORT: Final = 9002
+_MANAGED: Final = "app.kubernetes.io/managed-by"
+"""A label that says that a chart made it."""
 _PULLING: Final = ("image", "imagePullPolicy")
 
 
@@ -91,17 +93,20 @@ def is_another(found: Object, wanted: Object) -> bool:
 
     One that is as it ships, but for the image and how that is pulled, is nobody's.
     """
-    if objects.MADE_FROM in (found["metadata"].get("annotations") or {}):
+    about = found["metadata"]
+    if objects.MADE_FROM in (about.get("annotations") or {}):
         return False
-    one, other = (_without_image(made["spec"]["template"]["spec"]) for made in (found, wanted))
-    return not (objects.agrees(one, other) and objects.agrees(other, one))
+    one, other = (_without_image(made["spec"]) for made in (found, wanted))
+    is_same = objects.agrees(one, other) and objects.agrees(other, one)
+    return _MANAGED in (about.get("labels") or {}) or not is_same
 
 
 def _without_image(spec: Mapping[str, Any]) -> Object:
+    pod = spec["template"]["spec"]
     containers = [
-        {key: value for key, value in one.items() if key not in _PULLING} for one in spec["containers"]
+        {key: value for key, value in one.items() if key not in _PULLING} for one in pod["containers"]
     ]
-    return {**spec, "containers": containers, "imagePullSecrets": []}
+    return {"selector": spec["selector"], "pod": {**pod, "containers": containers, "imagePullSecrets": []}}
 
 
 def pods_of(pods: Iterable[Object], daemon_set: Object, node: str) -> list[Object]:

@@ -54,6 +54,19 @@ def test_the_one_that_ships_is_nobodys_whatever_its_image() -> None:
     assert not node_agent.is_another(shipped(), other)
 
 
+def test_a_charts_stays_with_the_chart() -> None:
+    found = shipped()
+    found["metadata"]["labels"]["app.kubernetes.io/managed-by"] = "Helm"
+    assert node_agent.is_another(found, shipped())
+
+
+def test_one_that_cannot_be_replaced_is_somebodys() -> None:
+    """The selector of a DaemonSet never changes."""
+    found = shipped()
+    found["spec"]["selector"] = {"matchLabels": {"app": "another"}}
+    assert node_agent.is_another(found, shipped())
+
+
 @pytest.mark.parametrize("part", ["args", "volumeMounts"])
 def test_one_with_more_to_it_is_somebodys_unless_it_was_made_from_here(part: str) -> None:
     wanted = shipped()
