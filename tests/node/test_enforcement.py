@@ -125,6 +125,9 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
         before = enforced(agent)
         static.restart()
         wait("the cpuset was narrowed again", lambda: True if enforced(agent) > before else None)
+        # it admits anew what it finds, the oldest pods first, and by what the node offers then
+        corner.pods(managed.pod("later", "exec busybox sleep 1000", static.name, cores=0))
+        workloads.running(corner, "later")
         # what a kubelet does that finds no checkpoint of devices; one of 1.36 finds its socket in their place
         nothing = {"status": {"capacity": {names.EXCLUSIVE_CORES: "0"}}}
         corner.api.patch(f"{static.path}/status", nothing)
