@@ -33,7 +33,17 @@ MANIFESTS = [
 WORKLOADS = {"Deployment", "DaemonSet", "Job"}
 TLS = "tls.certManager.enabled=true"
 
+
+def _agents(values: Path) -> list[str]:
+    """The agents that are on with some values."""
+    said = {"telemetry": {"enabled": True}, **yaml.safe_load(values.read_text()).get("agents", {})}
+    return [name for name, one in said.items() if one["enabled"]]
+
+
 each_combination = pytest.mark.parametrize("values", COMBINATIONS, ids=lambda path: path.stem)
+each_extender = pytest.mark.parametrize(
+    "values", [path for path in COMBINATIONS if _agents(path)], ids=lambda path: path.stem
+)
 
 
 class Helm:
@@ -181,7 +191,8 @@ def test_rights_go_with_what_is_switched_off(helm: Helm) -> None:
     resources = {one.resource for one in _roles(helm.rendered("nodewise"))["ClusterRole", "nodewise", ""]}
     assert "nodes/status" not in resources
     gas = _roles(helm.rendered("nodewise", "--values", CHART / "values/values-gas.yaml"))
-    assert "taspolicies" not in {one.resource for one in gas["ClusterRole", "nodewise", ""]}
+    groups = {one.group for one in gas["ClusterRole", "nodewise", ""]}
+    assert groups == {"", "events.k8s.io"}
     assert ("Role", "nodewise-gpu", "nodewise") in gas
     nothing = helm.rendered("nodewise", "--set", "agents.telemetry.enabled=false")
     assert nothing == []
@@ -327,12 +338,13 @@ def _checksum(deployment: Object) -> str:
     return found
 
 
+@each_extender
 def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
-    helm: Helm, corner: Sandbox, with_definitions: None, tmp_path: Path
+    helm: Helm, corner: Sandbox, with_definitions: None, tmp_path: Path, values: Path
 ) -> None:
     """The container's command, with its files and its account, as the kubelet would start it."""
     space = corner.namespace
-    made = helm.rendered(space, "--values", CHART / "values/values-tas-gas.yaml")
+    made = helm.rendered(space, "--values", values, "--set", "cpu.enabled=false,annotator.enabled=false")
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all([one for one in made if one["kind"] != "Deployment"]))
     corner.plane.kubectl("apply", "--server-side", "-f", str(file))
@@ -340,9 +352,11 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
         papers = served.Papers(tmp_path)
         papers.client = papers.authority.issue("nodewise-scheduler-client")
         account = corner.plane.service_account("nodewise", space)
-        config = next(one for one in made if one["kind"] == "ConfigMap")["data"]["nodewise.yaml"]
+        config = next(
+            one for one in made if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "nodewise"
+        )["data"]["nodewise.yaml"]
         (tmp_path / "nodewise.yaml").write_text(config)
-        container = _main(next(one for one in made if one["kind"] == "Deployment"))
+        container = _main(next(one for one in made if _key(one) == ("Deployment", "nodewise", space)))
         mounted = {
             "/etc/nodewise/config/nodewise.yaml": str(tmp_path / "nodewise.yaml"),
             "/etc/nodewise/tls/tls.crt": str(papers.server.cert),
@@ -355,7 +369,8 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
         with served.started(tmp_path, here, papers) as running:
             running.process.wait_ready(running.is_ready)
             running.wait_leading()
-            assert running.rejects(space, "a", "no-such-policy")
+            if "telemetry" in _agents(values):
+                assert running.rejects(space, "a", "no-such-policy")
             assert [one for one in running.events() if "cannot" in json.dumps(one)] == []
     finally:
         corner.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
@@ -414,18 +429,22 @@ def test_objects_of_other_projects_are_made_where_they_are_wanted(helm: Helm) ->
     assert certificates["nodewise-scheduler-client"]["usages"] == ["client auth", "digital signature"]
 
 
-@each_combination
+@each_extender
 def test_a_second_scheduler_is_configured_as_the_program_would_have_it(
     helm: Helm, tmp_path: Path, values: Path
 ) -> None:
-    if not _agents(values):
-        pytest.skip("no extender")
     made = helm.rendered("nodewise", "--values", values, "--set", "scheduler.enabled=true")
     data = {one["metadata"]["name"]: one["data"] for one in made if one["kind"] == "ConfigMap"}
     file = tmp_path / "nodewise.yaml"
     file.write_text(data["nodewise"]["nodewise.yaml"])
     folder = "/etc/nodewise/client"
-    command = [served.NODEWISE, "configure", "render-scheduler", f"--config={file}", "--one-entry-per-agent"]
+    command = [
+        str(served.NODEWISE),
+        "configure",
+        "render-scheduler",
+        f"--config={file}",
+        "--one-entry-per-agent",
+    ]
     command += [f"--ca={folder}/ca.crt", f"--cert={folder}/tls.crt", f"--key={folder}/tls.key"]
     command += ["--scheduler-name=nodewise-scheduler"]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -433,12 +452,6 @@ def test_a_second_scheduler_is_configured_as_the_program_would_have_it(
     wanted["leaderElection"]["resourceNamespace"] = "nodewise"
     ours = yaml.safe_load(data["nodewise-scheduler"]["scheduler.yaml"])
     assert ours == wanted
-
-
-def _agents(values: Path) -> list[str]:
-    """The agents that are on with some values."""
-    said = {"telemetry": {"enabled": True}, **yaml.safe_load(values.read_text()).get("agents", {})}
-    return [name for name, one in said.items() if one["enabled"]]
 
 
 def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
@@ -473,8 +486,8 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
             try:
                 corner.nodes(objects.node("chart-node"))
                 corner.put(_chosen("one"))
-                path = f"/api/v1/namespaces/{space}/pods/one"
-                wait("the pod is bound", lambda: corner.api.get(path)["spec"].get("nodeName"))
+                one = f"/api/v1/namespaces/{space}/pods/one"
+                wait("the pod is bound", lambda: corner.api.get(one)["spec"].get("nodeName"))
                 corner.put(_chosen("two", limits=served.LIMITS))
                 wait("nodewise was asked", lambda: running.decisions("two") or None)
                 lease = f"/apis/coordination.k8s.io/v1/namespaces/{space}/leases/nodewise-scheduler"
