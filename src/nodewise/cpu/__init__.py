@@ -12,6 +12,7 @@
 | `claims.py` | which lists a task gets, and what it is told of them |
 | `sweep.py` | which tasks are over |
 | `procfs.py` | reads what processes there are |
+| `cgroups.py` | which pod and container a process runs in |
 | `reconfigure.py` | from the pools there are to others, under tasks that go on running |
 | `configmap.py`, `directory.py` | the state as the texts of a ConfigMap, and as files |
 | `book.py` | where the state is kept, whatever keeps it |

@@ -5,6 +5,7 @@ Standard library only.
 `proc` is the host's `/proc`, wherever it is mounted: process ids are those of the host then, also from a container.
 """
 
+import errno
 import re
 import time
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.cpu import cpulist
+from nodewise.cpu.cgroups import parse_cgroup
 from nodewise.cpu.claims import MARK, parse_wrapper
 from nodewise.cpu.sweep import Process
 from nodewise.errors import BadInput, Problem, Unavailable, shown
@@ -20,6 +22,10 @@ _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)
 _OVER: Final = frozenset("ZXx")
 _ROUNDS: Final = 20
 _LOOKS: Final = 5
+_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
+"""The last where a process put a file of its own in the place of its environment."""
+_LONGEST_BYTES: Final = 6 * 2**20
+"""Of an environment: execve(2), three quarters of 8 MiB, whatever the limit of the stack is."""
 _PAUSE_S: Final = 0.002
 
 
@@ -33,11 +39,17 @@ class Stat(NamedTuple):
     name: str = ""
     has_memory: bool = True
     """No thread of the kernel, and none that is just ending."""
+    threads: int = 1
 
     @property
     def is_over(self) -> bool:
-        """Whether it runs no more, and only waits for somebody to hear of it."""
+        """Whether this thread runs no more, and only waits for somebody to hear of it."""
         return self.state in _OVER
+
+    @property
+    def is_whole_over(self) -> bool:
+        """Whether the process runs no more: its first thread may end before the others do."""
+        return self.is_over and self.threads <= 1
 
 
 class Census(NamedTuple):
@@ -52,10 +64,11 @@ def parse_stat(text: str, field: str = "stat") -> Stat:
     pid, _, rest = text.partition(" (")
     name, _, rest = rest.rpartition(") ")
     fields = rest.split()
-    numbers = (pid, *fields[1:2], *fields[19:20])
-    if len(numbers) < 3 or not all(map(_NUMBER.fullmatch, numbers)):  # noqa: PLR2004 - id, parent and start
+    numbers = (pid, *fields[1:2], *fields[17:18], *fields[19:20])
+    if len(numbers) < 4 or not all(map(_NUMBER.fullmatch, numbers)):  # noqa: PLR2004 - id, parent, threads and start
         raise BadInput("cannot read a process", [Problem(field, shown(text), "proc(5), at least 22 fields")])
-    return Stat(int(pid), fields[0], int(fields[1]), int(fields[19]), name, fields[20:21] != ["0"])
+    has_memory = fields[20:21] != ["0"]
+    return Stat(int(pid), fields[0], int(fields[1]), int(fields[19]), name, has_memory, int(fields[17]))
 
 
 def read_self(proc: Path) -> Stat:
@@ -78,7 +91,8 @@ def _text(path: Path) -> str:
 def read_processes(proc: Path) -> Census:
     """All processes that are not over; one that ends meanwhile is left out. Unavailable if `proc` cannot be read.
 
-    A process may start another and end before it is looked at, so new ones are looked for until there are none.
+    A process may start another and end before it is looked at, so new ones are looked for until there are none. Only
+    what the kernel says is gone is left out: whatever else keeps us from reading a process, it may live.
     """
     processes: dict[int, Process] = {}
     hidden: set[int] = set()
@@ -88,37 +102,101 @@ def read_processes(proc: Path) -> Census:
         if not new:
             break
         seen.update(new)
-        for pid in new:
-            try:
-                processes[pid], is_seen = _read_process(proc / str(pid))
-            except (_Over, OSError):
-                continue
-            if not is_seen:
-                hidden.add(pid)
+        for look in range(_LOOKS):
+            if look:
+                time.sleep(_PAUSE_S)
+            new = [pid for pid in new if _look_at(proc, pid, processes, hidden)]
+            if not new:
+                break
     return Census(processes, frozenset(hidden))
 
 
-class _Over(Exception):
-    """A process that runs no more."""
-
-
-def _read_process(folder: Path) -> tuple[Process, bool]:
-    """A process, and whether its environment was to be seen. Some kind of error if it is over."""
-    for look in range(_LOOKS):
-        if look:
-            time.sleep(_PAUSE_S)
+def _look_at(proc: Path, pid: int, processes: dict[int, Process], hidden: set[int]) -> bool:
+    """Take one process in, or out if it is over; whether it is worth another look in a moment."""
+    folder = proc / str(pid)
+    processes.pop(pid, None)
+    hidden.discard(pid)
+    try:
         stat = parse_stat((folder / "stat").read_text(encoding="utf-8", errors="surrogateescape"))
-        if stat.is_over:
-            raise _Over
-        process = Process(stat.start, stat.parent, wrapper=parse_wrapper(stat.name))
-        try:
-            environment = (folder / "environ").read_bytes()
-        except PermissionError:
-            return process, False
+        if stat.is_whole_over:
+            return False
+        mark, is_final = _read_mark(folder, stat)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError as error:
+        raise Unavailable(
+            "cannot read the host's processes", [Problem(str(folder), str(error), "")]
+        ) from error
+    if mark is None:
+        hidden.add(pid)
+    found = Process(stat.start, stat.parent, mark or "", parse_wrapper(stat.name))
+    processes[pid] = _placed(found, folder)
+    return not is_final
+
+
+def _read_mark(folder: Path, stat: Stat) -> tuple[str | None, bool]:
+    """The mark in a process's environment, None if it cannot be told; and whether another look would say the same."""
+    try:
+        mark, is_empty = _scanned(folder / "environ")
         # while a process executes a program it has neither an environment nor words, and then has both
-        if environment or not stat.has_memory or (folder / "cmdline").read_bytes():
-            return process._replace(mark=_mark(environment)), True
-    return process, False
+        if is_empty and stat.has_memory and not _begins(folder / "cmdline"):
+            return None, False
+    except (FileNotFoundError, ProcessLookupError):
+        if stat.threads <= 1:
+            raise
+        return _read_mark_of_threads(folder)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        return None, True
+    return mark, True
+
+
+def _read_mark_of_threads(folder: Path) -> tuple[str | None, bool]:
+    """The same where the first thread ended before the others, whose files say it still."""
+    for path in sorted((folder / "task").iterdir()):
+        try:
+            return _scanned(path / "environ")[0], True
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            return None, True
+    return None, False
+
+
+def _begins(path: Path) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        return file.read(1) or b""
+
+
+def _scanned(path: Path) -> tuple[str, bool]:
+    """The mark in an environment, and whether there is none at all.
+
+    A process says itself where its environment lies and how long it is, so no more is read than a kernel lets a
+    program be started with.
+    """
+    with path.open("rb", buffering=0) as file:
+        pieces = []
+        left = _LONGEST_BYTES
+        while left > 0 and (piece := file.read(left)):
+            pieces.append(piece)
+            left -= len(piece)
+    environment = b"\0" + b"".join(pieces)
+    _, found, rest = environment.rpartition(b"\0" + MARK.encode() + b"=")
+    return rest.partition(b"\0")[0].decode("utf-8", "replace") if found else "", not pieces
+
+
+def _placed(process: Process, folder: Path) -> Process:
+    """With its container, where that matters: what a process says of itself counts in its own container only."""
+    if not process.mark and not process.wrapper:
+        return process
+    try:
+        text = (folder / "cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return process
+    return process._replace(container=parse_cgroup(text).container)
 
 
 def pids(proc: Path) -> Iterable[int]:
@@ -128,12 +206,6 @@ def pids(proc: Path) -> Iterable[int]:
     except OSError as error:
         raise Unavailable("cannot read the host's processes", [Problem(str(proc), str(error), "")]) from error
     return sorted(int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII))
-
-
-def _mark(environment: bytes) -> str:
-    name = MARK.encode() + b"="
-    values = [one[len(name) :] for one in environment.split(b"\0") if one.startswith(name)]
-    return values[-1].decode("utf-8", "replace") if values else ""
 
 
 def read_allowed(proc: Path, pid: int) -> frozenset[int] | None:

@@ -26,6 +26,8 @@ class Process(NamedTuple):
     """The value of `claims.MARK` in its environment."""
     wrapper: int = 0
     """The process id in its name (`claims.wrapper_name`): it is that wrapper, or about to become its command."""
+    container: str | None = None
+    """The id of the container that it runs in, "" for none; None if nobody looked."""
 
 
 class Reclaimed(NamedTuple):
@@ -106,9 +108,16 @@ class _Tree:
             self._named.setdefault(process.wrapper, []).append((pid, process.start))
 
     def carriers(self, task: Task) -> Iterable[tuple[int, int]]:
-        """What says of itself that it is of the task. A command has its mark only once it is executed."""
+        """What says of itself that it is of the task, and can be. A command has its mark only once it is executed.
+
+        Anybody may say so: what runs in another container than the task is not of it.
+        """
         named = self._named.get(task.pid, ())
-        return [*self._carriers.get(task.mark, ()), *(one for one in named if one[1] >= (task.start or 0))]
+        says = [*self._carriers.get(task.mark, ()), *(one for one in named if one[1] >= (task.start or 0))]
+        return [one for one in says if self._may_be_in(one[0], task.container)]
+
+    def _may_be_in(self, pid: int, container: str) -> bool:
+        return not container or self.processes[pid].container in (None, container)
 
     def family(self, roots: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
         """Those of these processes that live, and all below them."""

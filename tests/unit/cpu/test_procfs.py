@@ -11,7 +11,9 @@ import pytest
 
 from nodewise.cpu import procfs
 from nodewise.cpu.claims import MARK
+from nodewise.cpu.node import threads
 from nodewise.errors import BadInput, Unavailable
+from tests.cluster.sandbox import wait
 
 PROC = Path("/proc")
 NUMBERS = " ".join(["7", "(x)", "S", "3", *["0"] * 17, "99", *["0"] * 30])
@@ -84,6 +86,74 @@ def test_a_process_that_is_executing_a_program_may_be_anybodys(tmp_path: Path, w
     assert procfs.read_processes(tmp_path).hidden == (set() if words else {7})
 
 
+HOLDS_ON = """
+import ctypes, threading, time
+threading.Thread(target=lambda: (print("runs", flush=True), time.sleep(1000))).start()
+ctypes.CDLL(None).syscall(60, 0)  # exit(2): of this thread only
+"""
+
+
+def test_a_process_whose_first_thread_ended_lives() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_ON], stdout=subprocess.PIPE, env={**os.environ, MARK: "100-5"}
+    ) as started:
+        try:
+            assert started.stdout
+            started.stdout.readline()
+            stat = PROC / f"{started.pid}/stat"
+            wait("its first thread ended", lambda: procfs.parse_stat(stat.read_text()).is_over or None, 30.0)
+            assert not procfs.parse_stat(stat.read_text()).is_whole_over
+            census = procfs.read_processes(PROC)
+            assert census.processes[started.pid].mark == "100-5"
+            assert started.pid not in census.hidden
+            assert len([one for one in threads.read(PROC, started.pid) if one.tid != started.pid]) == 1
+        finally:
+            started.kill()
+
+
+def fake(proc: Path, pid: int) -> Path:
+    folder = proc / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(NUMBERS.replace(" 99 ", " 99 4096 ").replace("7 ", f"{pid} ", 1))
+    (folder / "environ").write_bytes(b"A=1\0" + MARK.encode() + b"=100-5\0")
+    return folder
+
+
+def test_a_process_that_cannot_be_read_is_not_taken_for_gone(tmp_path: Path) -> None:
+    """One that put a file in the place of its environment (EIO), and one for which we have no descriptor left."""
+    environment = fake(tmp_path, 7) / "environ"
+    environment.unlink()
+    environment.symlink_to("/proc/self/mem")
+    census = procfs.read_processes(tmp_path)
+    assert (list(census.processes), census.hidden) == ([7], {7})
+    stat = fake(tmp_path, 8) / "stat"
+    stat.unlink()
+    stat.symlink_to(stat)
+    with pytest.raises(Unavailable, match="Too many levels"):
+        procfs.read_processes(tmp_path)
+
+
+def test_an_environment_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """A process says itself where its environment lies (prctl(2), PR_SET_MM_MAP)."""
+    with (fake(tmp_path, 7) / "environ").open("r+b") as file:
+        file.truncate(2**40)
+    (fake(tmp_path, 8) / "environ").write_bytes(
+        b"\0" * 100 + MARK.encode() + b"=1-2\0" + MARK.encode() + b"=3-4"
+    )
+    found = procfs.read_processes(tmp_path).processes
+    assert (found[7].mark, found[8].mark) == ("100-5", "3-4")
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_who_says_to_be_of_a_task_is_known_with_its_container(tmp_path: Path, is_named: bool) -> None:
+    folder = fake(tmp_path, 7)
+    if is_named:
+        (folder / "stat").write_text((folder / "stat").read_text().replace("(x)", "(isolate-100)"))
+        (folder / "environ").write_bytes(b"A=1\0")
+    (folder / "cgroup").write_text(f"0::/kubepods/pod{'a' * 32}/{'b' * 64}\n")
+    assert procfs.read_processes(tmp_path).processes[7].container == "b" * 64
+
+
 def test_oneself() -> None:
     me = procfs.read_self(PROC)
     assert (me.pid, me.parent) == (os.getpid(), os.getppid())
@@ -99,7 +169,7 @@ def test_the_boot() -> None:
 @pytest.mark.parametrize("name", ["x", "a b", ") R 1 (", "x) (y", "é"])
 def test_a_name_may_hold_anything(name: str) -> None:
     assert procfs.parse_stat(NUMBERS.replace("(x)", f"({name})")) == procfs.Stat(
-        7, "S", 3, 99, name, has_memory=False
+        7, "S", 3, 99, name, has_memory=False, threads=0
     )
 
 

@@ -9,6 +9,7 @@ from nodewise.cpu.state import State, Task
 from nodewise.cpu.sweep import Known, Process, Swept, sweep
 
 TASK = Task(100, start=5, boot="now")
+INSIDE = TASK._replace(pod="pod", container="mine")
 WRAPPER = {100: Process(start=5, parent=1)}
 
 
@@ -37,6 +38,12 @@ def is_held(found: Swept) -> bool:
         (TASK, {200: Process(start=9, parent=1, wrapper=100)}, True),
         (TASK, {200: Process(start=4, parent=1, wrapper=100)}, False),
         (TASK, {200: Process(start=9, parent=1, wrapper=101)}, False),
+        (INSIDE, {200: Process(start=9, parent=1, mark="100-5", container="mine")}, True),
+        (INSIDE, {200: Process(start=9, parent=1, mark="100-5", container="other")}, False),
+        (INSIDE, {200: Process(start=9, parent=1, mark="100-5", container="")}, False),
+        (INSIDE, {200: Process(start=9, parent=1, mark="100-5")}, True),
+        (INSIDE, {200: Process(start=9, parent=1, wrapper=100, container="other")}, False),
+        (TASK, {200: Process(start=9, parent=1, mark="100-5", container="other")}, True),
         (Task(100), WRAPPER, True),
         (Task(100), {}, False),
     ],
@@ -51,6 +58,12 @@ def is_held(found: Swept) -> bool:
         "its command is about to be executed",
         "that of an older wrapper of this process id",
         "that of another wrapper",
+        "a descendant in its container",
+        "somebody in another container who carries its mark",
+        "somebody on the host who carries its mark",
+        "a descendant of which the container is not known",
+        "somebody in another container with the name of its wrapper",
+        "a task of which no container is known",
         "only a process id is known, and there is one",
         "only a process id is known, and there is none",
     ],

@@ -90,4 +90,4 @@ def _runs(proc: Path, task: Task) -> bool:
         stat = procfs.parse_stat(path.read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError:
         return False
-    return stat.start == task.start and not stat.is_over
+    return stat.start == task.start and not stat.is_whole_over

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from nodewise.cpu import procfs
+from nodewise.cpu.cgroups import parse_cgroup
 from nodewise.cpu.confine import confinement
 from nodewise.cpu.confine.confinement import Confinement
-from nodewise.cpu.node import peers
 from nodewise.errors import Problem, Unavailable
 
 
@@ -19,7 +19,7 @@ def find(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]
             text = (proc / f"{pid}/cgroup").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        processes = found.get(peers.parse_cgroup(text).container)
+        processes = found.get(parse_cgroup(text).container)
         if processes is not None:
             processes.append(pid)
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from nodewise.cpu import procfs, sweep
-from nodewise.cpu.node import threads
+from nodewise.cpu.node import hidden, threads
 from nodewise.cpu.node.threads import Thread
 from nodewise.cpu.procfs import Census
 from nodewise.cpu.reconfigure import Cpus, Move, carried
@@ -38,7 +38,7 @@ class Families:
 
     def _look(self) -> State:
         census = procfs.read_processes(self.proc)
-        _check_seen(self.state, census, self._boot)
+        _check_seen(self.state, census, self._boot, self.proc)
         swept = sweep.sweep(self.state, census.processes, self._boot, self._known)
         self._known = swept.known
         return swept.state
@@ -69,18 +69,18 @@ class Families:
         }
 
 
-def _check_seen(state: State, census: Census, boot: str) -> None:
+def _check_seen(state: State, census: Census, boot: str, proc: Path) -> None:
     """Refused if a process whose environment cannot be read may be one that a wrapper which is gone left behind."""
     lost = {
-        task.start
+        task
         for _, slot in state.slots
         for task in slot.tasks
-        if task.start is not None and task.boot == boot
+        if task.boot == boot
         if task.pid not in census.processes or census.processes[task.pid].start != task.start
     }
-    hidden = [pid for pid in census.hidden if lost and census.processes[pid].start >= min(lost)]
-    if hidden:
-        problems = [Problem(f"process {pid}", "its environment cannot be read", "") for pid in sorted(hidden)]
+    found = {pid for task in lost for pid in hidden.of(task, census, proc)}
+    if found:
+        problems = [Problem(f"process {pid}", "its environment cannot be read", "") for pid in sorted(found)]
         remedy = "run it as root with the capability SYS_PTRACE"
         raise Refused("cannot tell whose processes these are", problems, remedy=remedy)
 

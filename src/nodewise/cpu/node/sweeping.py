@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from nodewise.cpu import book as books
 from nodewise.cpu import procfs, sweep
 from nodewise.cpu.book import Book, Stored
-from nodewise.cpu.procfs import Census
+from nodewise.cpu.node import hidden
 from nodewise.cpu.state import Pool, Slot, State, Task
 from nodewise.cpu.sweep import Known, Reclaimed, Swept
 from nodewise.errors import NodewiseError
@@ -43,7 +43,7 @@ def carry_out(book: Book, proc: Path, known: Known | None, wait: Callable[[int],
         census = procfs.read_processes(proc)
         swept = sweep.sweep(stored.state, census.processes, boot, known)
         doubtful = {
-            one.task for one in swept.reclaimed if one.task.boot == boot and _may_live(one.task, census, proc)
+            one.task for one in swept.reclaimed if one.task.boot == boot and hidden.of(one.task, census, proc)
         }
         over = tuple(one for one in swept.reclaimed if one.task not in doubtful)
         left = stored.state.mapped(_living(swept, doubtful))
@@ -62,27 +62,6 @@ def _living(swept: Swept, doubtful: Iterable[Task]) -> Callable[[Pool, Slot], It
         return [*tasks[pool.name, slot.text], *(task for task in slot.tasks if task in doubtful)]
 
     return living
-
-
-def _may_live(task: Task, census: Census, proc: Path) -> bool:
-    """Whether a process that we may not look at may be of this task: of its container, as far as that is known."""
-    return any(
-        task.start is not None
-        and census.processes[pid].start >= task.start
-        and _may_be_inside(task, proc / f"{pid}/cgroup")
-        for pid in census.hidden
-    )
-
-
-def _may_be_inside(task: Task, cgroup: Path) -> bool:
-    try:
-        text = cgroup.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return False  # it ended meanwhile
-    except OSError:
-        return True
-    pod = task.pod, task.pod.replace("-", "_")
-    return any(one in text for one in ([task.container] if task.container else pod))
 
 
 def _allowed(state: State, proc: Path) -> Mapping[int, frozenset[int]]:

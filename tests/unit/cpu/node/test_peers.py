@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu import procfs
+from nodewise.cpu.cgroups import Place, parse_cgroup
 from nodewise.cpu.node import peers
-from nodewise.cpu.node.peers import Place
 from nodewise.errors import Unavailable
 
 POD = "01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11"
@@ -83,7 +83,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_cgroup_names_pod_and_container(case: str) -> None:
     text, place = CASES[case]
-    assert peers.parse_cgroup(text) == place
+    assert parse_cgroup(text) == place
 
 
 @pytest.fixture
