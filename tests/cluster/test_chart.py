@@ -134,7 +134,7 @@ def test_everything_else_that_can_be_switched_on(helm: Helm, corner: Sandbox, tm
             "namespace": corner.namespace,
             "createNamespace": False,
             "agent": {"args": ["--enforce=cgroup"], "runtimeFolder": "/run/containerd"},
-            "setup": {"enabled": True, "hosts": ["node1", "node2"]},
+            "setup": {"enabled": True},
             "webhook": {"enabled": True, "caBundle": "LS0tLS1CRUdJTg=="},
         },
     }
@@ -297,6 +297,48 @@ def test_a_wrong_value_is_named(helm: Helm, given: str, named: str) -> None:
     assert named in done.stderr
 
 
+def test_the_webhook_is_installed_by_one_of_two(helm: Helm) -> None:
+    switches = "cpu.enabled=true,cpu.setup.enabled=true,cpu.webhook.enabled=true,cpu.webhook.caBundle=QQ=="
+    done = helm.run("template", "nodewise", CHART, "--set", f"{switches},cpu.setup.hosts={{node1}}")
+    assert done.returncode != 0
+    assert "cpu.webhook.enabled: true beside cpu.setup.hosts; wanted one of them" in done.stderr
+
+
+def test_a_cluster_whose_tokens_do_not_name_nodes_gets_no_node_agent(helm: Helm) -> None:
+    done = helm.run("template", "nodewise", CHART, "--set", "cpu.enabled=true", "--kube-version=v1.29.3")
+    assert done.returncode != 0
+    assert "cpu.enabled: true on Kubernetes v1.29.3; wanted 1.30 or later" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["nodewise-annotator", "cmk-agent", "cmk-cluster-init"])
+def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, name: str) -> None:
+    """Every argument is read, and then there is no API server."""
+    more: list[str | Path] = ["--values", ALL, "--set", "cpu.setup.hosts={node1}"]
+    made = helm.rendered("nodewise", *more)
+    config = next(one for one in made if _key(one) == ("ConfigMap", "nodewise-annotator", "nodewise"))
+    (tmp_path / "nodewise.yaml").write_text(config["data"]["nodewise.yaml"])
+    container = _main(
+        next(one for one in made if one["metadata"]["name"] == name and one["kind"] in WORKLOADS)
+    )
+    mounted = {"/etc/nodewise/config/nodewise.yaml": str(tmp_path / "nodewise.yaml")}
+    command = [
+        str(served.NODEWISE),
+        *container["command"][1:],
+        *(_at(one, mounted) for one in container["args"]),
+    ]
+    said = subprocess.run(
+        [*command, "--kubeconfig=/nowhere/kubeconfig"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"NODE_NAME": "node1", "PATH": "/usr/bin:/bin"},
+    )
+    assert said.returncode != 0
+    assert "/nowhere/kubeconfig" in said.stderr
+    assert "Usage:" not in said.stderr
+
+
 def test_a_webhook_that_nobody_would_trust_is_refused(helm: Helm) -> None:
     done = helm.run("template", "nodewise", CHART, "--set", "cpu.enabled=true,cpu.webhook.enabled=true")
     assert done.returncode != 0
@@ -377,9 +419,9 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
 
 
 def _at(argument: str, mounted: dict[str, str]) -> str:
-    flag, _, path = argument.partition("=")
+    flag, sign, path = argument.partition("=")
     assert path in mounted or not path.startswith("/"), f"{argument}: nothing is mounted there"
-    return f"{flag}={mounted.get(path, path)}"
+    return f"{flag}{sign}{mounted.get(path, path)}"
 
 
 def test_files_of_kustomize_are_what_helm_makes(helm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
