@@ -16,6 +16,8 @@ from tests.cluster.conftest import got
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.sandbox import Sandbox, wait
 
+pytestmark = pytest.mark.cluster
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / chart.CHART
 COMBINATIONS = [ROOT / path for path in chart.combinations()]
