@@ -1,0 +1,67 @@
+"""What `nodewise configure --mode second-scheduler` prints, on a real control plane.
+
+A pod that chooses it is placed by a policy, with the rights of the one service account that both containers have.
+"""
+
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from tests.cluster import processes, served
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import NODEWISE, Papers
+
+NAME, NAMESPACE = "nodewise-scheduler", "nodewise"
+LOOPBACK = "http://127.0.0.1:9001"
+
+
+def printed(plane: ControlPlane, *flags: str) -> str:
+    """Asked without a version: the cluster says it."""
+    done = subprocess.run(
+        [NODEWISE, "configure", "--mode", "second-scheduler", *flags],
+        env={"KUBECONFIG": str(plane.admin.kubeconfig), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_pod_is_placed_by_a_policy(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    text = printed(plane)
+    file = tmp_path / "second.yaml"
+    file.write_text(text)
+    plane.api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    plane.kubectl("apply", "--dry-run=server", "--validate=strict", f"--filename={file}")
+    found: dict[str, Object] = {}
+    for one in yaml.safe_load_all(text):
+        found[one["kind"]] = one
+        if one["kind"] not in {"Deployment", "Namespace"}:
+            plane.api.ensure(one)
+    account = plane.service_account(NAME, NAMESPACE)
+    served.heated(corner, metrics, {"hot": 90, "cool": 10})
+    _, own = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    local = [word for word in own["command"][2:] if not word.startswith("--health-address")]
+    ports = [f"--port={processes.free_port()}", "--health-port=0", "--sync-period=500ms"]
+    arguments = [*local, *ports, f"--kubeconfig={account.kubeconfig}", f"--namespace={NAMESPACE}"]
+    with served.started(tmp_path, arguments, Papers(tmp_path)) as nodewise:
+        wait("it is ready", lambda: nodewise.is_ready() or None)
+        config = found["ConfigMap"]["data"]["scheduler.yaml"]
+        assert LOOPBACK in config
+        scheduler = plane.start_scheduler(config.replace(LOOPBACK, nodewise.url), user=account)
+        try:
+            pod = served.pod("web")
+            pod["spec"]["schedulerName"] = NAME
+            corner.pods(pod)
+            assert corner.expect_bound("web") == "cool"
+        finally:
+            scheduler.stop()
+        assert "forbidden" not in nodewise.process.log.read_text().lower()
