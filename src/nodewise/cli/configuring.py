@@ -14,7 +14,7 @@ from nodewise.configure import difference, host, manifest, scheduler, transactio
 from nodewise.configure.host import Asked, Plan
 from nodewise.configure.scheduler import Papers, Role, Wish
 from nodewise.configure.transaction import Backup, Change
-from nodewise.errors import BadInput, BadSettings, Problem
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
 
 TEMPLATE: Final = "deploy/extender-configuration/scheduler-config.yaml"
 NEWEST: Final = "newest"
@@ -25,6 +25,17 @@ _GPU_WEIGHT: Final = 20
 
 def run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -> int:
     """Do what the flags say; the exit code."""
+    try:
+        return _run(given, roles, weights)
+    except OSError as error:
+        raise NodewiseError("file check error", [Problem(str(error.filename), _reason(error), "")]) from error
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -> int:
     _check_flags(given)
     _say(f"nodewise {nodewise.__version__}")
     asked = _asked(given, roles, weights)

@@ -58,6 +58,7 @@ def test_all_that_is_missing_is_told_at_once(host):
         ({"b": "{k}/manifests"}, "{k}/manifests: a folder for static pods"),
         ({"cert_dir": "{k}/manifests/certs"}, "{k}/manifests/certs: a folder for static pods"),
         ({"m": "/dev/zero"}, "no regular file"),
+        ({"m": "{k}/no/kube-scheduler.yaml"}, "{k}/no: no such file or directory"),
     ],
 )
 def test_paths(host, flags, says):
@@ -124,6 +125,13 @@ def test_a_dry_run_needs_no_rights_to_write(closed):
     assert done.returncode == 0, done.stderr
     assert f"+    - --config={closed.config}" in done.stdout
     assert closed.everything() == before
+
+
+def test_what_cannot_be_read_is_told(closed):
+    closed.run()
+    done = as_nobody(closed, "-dry-run")
+    assert done.returncode == 1
+    assert f"{closed.certs}/client.key: permission denied" in done.stderr
 
 
 @row(94, "found before anything is written")
