@@ -213,6 +213,7 @@ class Desk:
         stored = self._node.book.read()
         others = {pid for pid, _ in self._sweeper.family(stored, task)} - {task.pid}
         if others:
+            self._sweeper.sweep()  # while the wrapper lives they are known as its children, and from then on
             return Answer(messages.encode({"released": False, "processes": sorted(others)[:10]}), holds=True)
         self._take_back(task)
         if self._containers is not None and task.container:

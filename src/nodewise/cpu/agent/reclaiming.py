@@ -3,9 +3,8 @@
 import random
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from nodewise.cpu import procfs, sweep
 from nodewise.cpu.agent.telling import Told
@@ -25,13 +24,19 @@ def pause(number: int) -> None:
     time.sleep(random.uniform(0.5, 1.5) * _PAUSE_S * number)  # noqa: S311 - no secret
 
 
+class Recover(Protocol):
+    """`moving.recover` of one node: `known` tells of processes that nothing but earlier sweeps tell of."""
+
+    def __call__(self, *, known: Known) -> bool: ...
+
+
 class Sweeper:
     """Sweeps one node's book. Its methods may be called from several threads.
 
     `recover` takes back what a reconfiguration left that nobody carries out any more; whether it did.
     """
 
-    def __init__(self, book: Book, proc: Path, meters: Meters, recover: Callable[[], bool]) -> None:
+    def __init__(self, book: Book, proc: Path, meters: Meters, recover: Recover) -> None:
         self._book = book
         self._proc = proc
         self._boot = procfs.read_boot(proc)
@@ -57,7 +62,7 @@ class Sweeper:
             done = sweeping.carry_out(self._book, self._proc, self._known, pause)
             self._known = done.known
             intent = done.stored.intent
-            if intent and self._recover():
+            if intent and self._recover(known=done.known):
                 logs.emit("cpu_intent_recovered", pid=intent.by.pid, since=intent.since)
             self._told.tell(done)
         for one in done.reclaimed:

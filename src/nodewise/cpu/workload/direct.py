@@ -65,6 +65,9 @@ class Direct:
             whatever=True,
         )
 
+    def leave(self, task: Task) -> None:
+        """Nobody is there to be told: who sweeps next goes by what processes carry."""
+
     def close(self) -> None:
         """Nothing is open."""
 

@@ -36,6 +36,8 @@ class Source(Protocol):
 
     def release(self, task: Task) -> None: ...
 
+    def leave(self, task: Task) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -93,6 +95,7 @@ def _run(asked: Arguments, runner: Runner, source: Source, answer: ClaimAnswer) 
         if is_over:
             _release(source, answer)
         else:
+            source.leave(answer.task)
             cpus = cpulist.format_ranges(answer.cpus)
             say(
                 "warning",

@@ -79,6 +79,21 @@ def test_a_killed_wrapper_holds_until_its_descendants_are_over(agent: Running) -
         wait("it is told", lambda: "cpu_reclaimed" in agent.log or None)
 
 
+def test_what_a_command_leaves_without_an_environment_holds_its_cores(tmp_path: Path) -> None:
+    """It is known as the wrapper's child only, and no sweep came by while the command ran."""
+    with agents.running(tmp_path, "--interval=3s", pools=POOLS) as agent:
+        wrapper = agent.isolate("env", "-i", "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
+        said, told = wrapper.communicate(timeout=PATIENCE_S)
+        sleeper = int(said)
+        try:
+            assert "still run" in told
+            _wait_for_sweeps(agent, 2)
+            assert list(agent.holders()) == ["0"]
+        finally:
+            os.kill(sleeper, signal.SIGKILL)
+        agent.expect_free()
+
+
 def test_a_release_is_refused_while_descendants_live(agent: Running) -> None:
     program = (
         "import socket, sys, os, json, subprocess\n"

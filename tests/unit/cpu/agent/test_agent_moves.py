@@ -4,22 +4,28 @@ import contextlib
 import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodewise.cpu import procfs
+from nodewise.cpu import procfs, state
+from nodewise.cpu.agent.reclaiming import Sweeper
 from nodewise.cpu.book import Intent
+from nodewise.cpu.move import moving
 from nodewise.cpu.node import threads
 from nodewise.cpu.reconfigure import Move
-from nodewise.cpu.state import Task
+from nodewise.cpu.state import State, Task
+from nodewise.cpu.store.files import DirectoryBook
+from nodewise.observe.meters import Meters
 from tests.cluster import availability
 from tests.cluster.sandbox import wait
 from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
 from tests.unit.cpu.agent import agents
 from tests.unit.cpu.agent.agents import PATIENCE_S, Running
+from tests.unit.cpu.move import families
 
 PROC = Path("/proc")
 POOLS: dict[str, dict[int, tuple[str, ...]]] = {
@@ -121,3 +127,26 @@ def test_it_takes_back_what_a_program_left_that_is_gone(tmp_path: Path, machine:
         assert "cpu_intent_recovered" in agent.log
         assert wrapper.stdin
         wrapper.stdin.close()
+
+
+def test_it_takes_back_who_is_known_by_its_sweeps_alone(tmp_path: Path) -> None:
+    """The wrapper is gone and its children carry no mark."""
+    book = DirectoryBook(tmp_path / "state")
+    with families.running({0}) as found:
+        slots = [state.slot("0", tasks=[found.task]), state.slot("1")]
+        book.create(State({"exclusive": state.pool("exclusive", {0: slots})}))
+        sweeper = Sweeper(book, PROC, Meters(), partial(moving.recover, book, PROC))
+        sweeper.sweep()
+        found.process.kill()
+        found.process.wait()
+        left = [one for pid in found.pids[1:] for one in threads.read(PROC, pid)]
+        for thread in left:
+            os.sched_setaffinity(thread.tid, ONE)
+        stored = book.read()
+        gone = Task(2**22 - 1, 1, procfs.read_boot(PROC))
+        book.replace(
+            stored.version, stored.state, Intent(stored.state, gone, "then", (Move(found.task, ZERO, ONE),))
+        )
+        sweeper.sweep()
+        assert book.read()[::2] == (stored.state, None)
+        assert {frozenset(os.sched_getaffinity(thread.tid)) for thread in left} == {ZERO}
