@@ -1,7 +1,8 @@
 """Runs every tier of tests that this machine can run, and closes with a list of what was not run and why.
 
 Called by `make test`. With `--require all` a test that cannot run is a failure. The real programs are built or fetched
-(once, into a cache outside the tree) while the quick tiers run; see `tests/cluster/programs.py`.
+(once, into a cache outside the tree) while the quick tiers run; see `tests/cluster/programs.py`. Tiers of a pair run side
+by side: the one waits for containers and machines where the other computes.
 """
 
 import argparse
@@ -11,8 +12,9 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 PYTEST = [sys.executable, "-m", "pytest"]
 
@@ -25,16 +27,13 @@ class Tier(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-QUICK = (
-    Tier("unit and laws", ("tests/unit", "tests/laws"), ("-n", "2")),
+QUICK = Tier("unit and laws", ("tests/unit", "tests/laws"), ("-n", "2"))
+PAIR = (
     Tier("conformance", ("tests/conformance", "tests/hostile")),
-)
-
-REAL = (
-    Tier("cluster", ("tests/cluster",)),
     Tier("node", ("tests/node",)),
 )
-"""What needs the real programs."""
+LAST = Tier("cluster", ("tests/cluster",))
+"""Alone: it has faults in it whose end it waits for."""
 
 
 class Outcome(NamedTuple):
@@ -48,16 +47,30 @@ class Outcome(NamedTuple):
     not_run: list[str]
 
 
-def run(tier: Tier, environment: dict[str, str]) -> Outcome:
-    """Run one tier; its output goes to the terminal as it comes."""
-    print(f"\n== {tier.name}", flush=True)
+def run(tier: Tier, environment: dict[str, str], output: IO[bytes] | None = None) -> Outcome:
+    """Run one tier; its output goes to the terminal as it comes, unless there is a place for it."""
+    if output is None:
+        print(f"\n== {tier.name}", flush=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [*PYTEST, *tier.folders, *tier.arguments, f"--junitxml={report}"]
-        code = subprocess.run(command, env=environment, check=False).returncode
+        code = subprocess.run(
+            command, env=environment, stdout=output, stderr=output and subprocess.STDOUT, check=False
+        ).returncode
         passed, failed, not_run = read(report)
     return Outcome(tier.name, code, time.monotonic() - began, passed, failed, not_run)
+
+
+def run_pair(first: Tier, second: Tier, environment: dict[str, str]) -> list[Outcome]:
+    """Run two tiers side by side; the second one's output comes when both are done."""
+    with tempfile.TemporaryFile() as output, ThreadPoolExecutor(1) as other:
+        beside = other.submit(run, second, environment, output)
+        outcomes = [run(first, environment), beside.result()]
+        output.seek(0)
+        print(f"\n== {second.name}, run beside {first.name}")
+        print(output.read().decode(errors="replace"), end="", flush=True)
+    return outcomes
 
 
 def read(report: Path) -> tuple[int, int, list[str]]:
@@ -95,11 +108,11 @@ def main() -> int:
         building = subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.programs"], stdout=log, stderr=log, env=environment
         )
-        outcomes = [run(tier, environment) for tier in QUICK]
+        outcomes = [run(QUICK, environment), *run_pair(*PAIR, environment)]
         if building.poll() is None:
             print("\n== waiting for the real programs to be built", flush=True)
         building.wait()
-        outcomes += [run(tier, environment) for tier in REAL]
+        outcomes.append(run(LAST, environment))
     return close(outcomes)
 
 
