@@ -1,8 +1,8 @@
 """Runs every tier of tests that this machine can run, and closes with a list of what was not run and why.
 
 Called by `make test`. With `--require all` a test that cannot run is a failure. The real programs are built or fetched
-(once, into a cache outside the tree) while the quick tiers run; see `tests/cluster/programs.py`. Tiers of a pair run side
-by side: the one waits for containers and machines where the other computes.
+(once, into a cache outside the tree) while the quick tiers run; see `tests/cluster/programs.py`. Tiers of a pair run
+side by side: the one waits for containers and machines where the other computes.
 """
 
 import argparse
