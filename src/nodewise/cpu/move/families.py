@@ -8,6 +8,7 @@ program put on one of the task's CPUs gets the one in the same place of the new 
 CPUs of others is left alone.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from nodewise.cpu.state import State, Task
 from nodewise.cpu.sweep import Known
 from nodewise.errors import Problem, Refused
 
+_PAUSE_S: Final = 0.02
 _ROUNDS: Final = 200
 """How often a family is looked at again because there was something new."""
 
@@ -32,6 +34,7 @@ class Families:
         """`state` as it is stored; `known` from an earlier sweep. Refused if not all processes can be seen."""
         self.proc = proc
         self._boot = procfs.read_boot(proc)
+        self._names: Mapping[int, int] = {}
         self.state, self._known = state, known
         self.state = self._look()
         """The state without the tasks that are over, and with what the kernel knows of the others."""
@@ -41,6 +44,7 @@ class Families:
         _check_seen(self.state, census, self._boot, self.proc)
         swept = sweep.sweep(self.state, census.processes, self._boot, self._known)
         self._known = swept.known
+        self._names = {pid: one.wrapper for pid, one in census.processes.items()}
         return swept.state
 
     def threads(self, task: Task) -> Iterator[Thread]:
@@ -57,6 +61,23 @@ class Families:
         for pid, task in smallest.items():
             found.setdefault(task, set()).add(pid)
         return found
+
+    def await_wrappers(self, moves: Iterable[Move], patience_s: float) -> None:
+        """Wait for wrappers that were given CPUs and did not go there yet: they would once the task is elsewhere.
+
+        A wrapper has its name when it is there. Whoever does not take the name is waited for in vain.
+        """
+        paths = _paths(moves)
+        end = time.monotonic() + patience_s
+        while any(self._is_coming(task, path[0]) for task, path in paths.items()) and time.monotonic() < end:
+            time.sleep(_PAUSE_S)
+
+    def _is_coming(self, task: Task, place: Cpus) -> bool:
+        """Whether a wrapper that started nothing yet is elsewhere."""
+        found = list(self.threads(task))
+        if {thread.pid for thread in found} != {task.pid} or all(thread.cpus == place for thread in found):
+            return False
+        return self._names.get(task.pid) != task.pid
 
     def elsewhere(self, moves: Iterable[Move]) -> Mapping[str, Cpus]:
         """The threads of tasks to be moved that are not where their task is, by name: what could not be guessed."""

@@ -32,6 +32,8 @@ Widen = Callable[[Mapping[Task, Cpus]], None]
 """Lets the containers of tasks use these CPUs, on which the tasks are, will be, and pass."""
 
 _NOBODY: Final[Known] = {}
+_PATIENCE_S: Final = 3.0
+"""For wrappers between the answer that they hold CPUs and their being there."""
 _AT_IT: Final = threading.Lock()
 """Held by the thread of this program that moves tasks."""
 
@@ -93,6 +95,7 @@ class _Overtaken(Exception):
 def _begin(book: Book, stored: Stored, families: Families, found: Reconfiguration, widen: Widen) -> None:
     """From the intent to the end."""
     by = _self(families.proc)
+    families.await_wrappers(found.moves, _PATIENCE_S)
     saved = families.elsewhere(found.moves)
     intent = Intent(found.state, by, datetime.now(UTC).isoformat(), found.moves, saved)
     try:

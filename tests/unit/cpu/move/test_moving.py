@@ -72,6 +72,32 @@ def test_every_thread_of_a_family_moves(book: DirectoryBook) -> None:
         assert [move.task.pid for move in came.moves] == [family.process.pid]
 
 
+LATE = """
+import os, sys, time
+from pathlib import Path
+print(flush=True)
+time.sleep(0.5)
+os.sched_setaffinity(0, {0})
+Path("/proc/self/comm").write_text(f"isolate-{os.getpid()}")
+time.sleep(1000)
+"""
+
+
+def test_a_wrapper_that_is_on_its_way_to_its_cpus_comes_along(book: DirectoryBook) -> None:
+    """It was told that it holds a list, and goes there after the plan was made."""
+    with subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE) as wrapper:
+        try:
+            assert wrapper.stdout
+            wrapper.stdout.readline()
+            stat = procfs.parse_stat((PROC / f"{wrapper.pid}/stat").read_text())
+            task = Task(wrapper.pid, stat.start, procfs.read_boot(PROC))
+            book.create(node({"exclusive": {"0": (task,)}}))
+            moving.reconfigure(book, only(exclusive="1"), PROC)
+            assert os.sched_getaffinity(wrapper.pid) == ONE
+        finally:
+            wrapper.kill()
+
+
 def test_who_is_of_no_pool_stays(book: DirectoryBook) -> None:
     """Case 208: the process above, which is on more CPUs, is nobody's."""
     with families.running({0, 1}, below=0) as above, held(book, exclusive="0") as found:
