@@ -4,8 +4,13 @@ A Unix socket knows the process that connected (SO_PEERCRED, unix(7)); of that p
 it runs, and in which cgroup, which is named after its pod and container. No process can change these by itself.
 """
 
+import errno
+import os
+import select
 import socket
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -15,6 +20,11 @@ from nodewise.cpu.state import Task
 from nodewise.errors import Problem, Refused, Unavailable
 
 _CREDENTIALS: Final = struct.Struct("3i")
+_NUMBER: Final = struct.Struct("i")
+_PEER_PIDFD: Final = 77
+"""SO_PEERPIDFD of unix(7)."""
+_NOT_TOLD: Final = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENODATA})
+"""By older kernels, and for sockets that were connected otherwise."""
 _LONGEST_BYTES: Final = 65_536
 
 
@@ -37,7 +47,37 @@ def identify(connected: socket.socket, proc: Path, boot: str) -> Peer:
             [Problem("peer", seen, "")],
             remedy="run the node agent with hostPID: true",
         )
-    return Peer(read_task(proc, pid, boot), user)
+    with _held(connected, pid) as is_there:
+        task = read_task(proc, pid, boot)
+        if not is_there():
+            raise _gone(pid, "is over")
+    return Peer(task, user)
+
+
+@contextmanager
+def _held(connected: socket.socket, pid: int) -> Iterator[Callable[[], bool]]:
+    """Whether the process that connected is still there, and its id so no other's: as far as the kernel tells.
+
+    It does since Linux 6.5, by a descriptor of the process.
+    """
+    try:
+        answer = connected.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD, _NUMBER.size)
+    except OSError as error:
+        if error.errno not in _NOT_TOLD:
+            raise _gone(pid, error.strerror or str(error)) from error
+        yield lambda: True
+        return
+    (descriptor,) = _NUMBER.unpack(answer)
+    try:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        yield lambda: not waiting.poll(0)
+    finally:
+        os.close(descriptor)
+
+
+def _gone(pid: int, seen: str) -> Unavailable:
+    return Unavailable("cannot tell who asks", [Problem(f"process {pid}", seen, "one that runs")])
 
 
 def read_task(proc: Path, pid: int, boot: str) -> Task:
@@ -50,5 +90,5 @@ def read_task(proc: Path, pid: int, boot: str) -> Task:
     except OSError as error:
         raise Unavailable("cannot tell who asks", [Problem(f"process {pid}", str(error), "")]) from error
     if stat.is_whole_over:
-        raise Unavailable("cannot tell who asks", [Problem(f"process {pid}", "is over", "one that runs")])
+        raise _gone(pid, "is over")
     return Task(pid, stat.start, boot, place.pod, place.container)

@@ -12,6 +12,7 @@ from nodewise.cpu import procfs
 from nodewise.cpu.cgroups import Place, parse_cgroup
 from nodewise.cpu.node import peers
 from nodewise.errors import Unavailable
+from tests.cluster import availability
 
 POD = "01f2a6c3-9d1b-4c55-8a3e-6f0d0c8e4b11"
 ESCAPED = POD.replace("-", "_")
@@ -115,3 +116,26 @@ def test_a_peer_that_is_gone_is_not_known(listening: socket.socket) -> None:
     subprocess.run([sys.executable, "-c", program, listening.getsockname()], check=True)
     with listening.accept()[0] as connected, pytest.raises(Unavailable, match="cannot tell who asks"):
         peers.identify(connected, Path("/proc"), "boot")
+
+
+def test_who_has_the_id_of_a_peer_that_is_gone_is_not_taken_for_it(
+    listening: socket.socket, tmp_path: Path
+) -> None:
+    """A process may connect and end; before anybody looks its id may be another's, here one of a folder's."""
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, listening.getsockname()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child, listening.accept()[0] as connected:
+        try:
+            connected.getsockopt(socket.SOL_SOCKET, 77, 4)
+        except OSError:
+            availability.not_run("the kernel gives no descriptor of a peer: Linux 6.5 does")
+        another = tmp_path / f"proc/{child.pid}"
+        another.mkdir(parents=True)
+        for name in ("stat", "cgroup"):
+            (another / name).write_text(Path(f"/proc/self/{name}").read_text())
+        assert peers.identify(connected, another.parent, "boot").task.pid == child.pid
+        child.communicate()
+        with pytest.raises(Unavailable, match="is over"):
+            peers.identify(connected, another.parent, "boot")
