@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nodewise.configure.certificates import Both, Side, trusting
+from nodewise.configure.durable import settle
 from nodewise.errors import BadInput, Problem
 
 _DATA: Final = "..data"
@@ -88,7 +89,7 @@ def write(folder: Path, both: Both) -> None:
     try:
         for name, content in _contents(both).items():
             _write(fresh / name, content, _owner(folder, name))
-        _settle(fresh)
+        settle(fresh)
         _link(folder / _DATA, fresh.name)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -96,7 +97,7 @@ def write(folder: Path, both: Both) -> None:
     for name in FILES:
         if not _is_link(folder, name):
             _link(folder / name, f"{_DATA}/{name}")
-    _settle(folder)
+    settle(folder)
     _sweep(folder)
 
 
@@ -147,16 +148,7 @@ def _link(path: Path, to: str) -> None:
     fresh = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}.link")
     fresh.symlink_to(to)
     fresh.rename(path)
-    _settle(path.parent)
-
-
-def _settle(folder: Path) -> None:
-    """Names are on the disk only when their folder is."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    settle(path.parent)
 
 
 def _sweep(folder: Path) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from nodewise.configure.durable import settle
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem
 
 INDEX: Final = "nodewise-backup.json"
@@ -234,9 +235,9 @@ def _back_up(changes: Sequence[Change], backup: Backup) -> None:
         )
     index = {"finished": False, "files": entries}
     _write(os.path.join(folder, INDEX), json.dumps(index, indent=1).encode(), 0o600, None)
-    _settle(folder)
+    settle(folder)
     os.rename(folder, backup.path)
-    _settle(backup.parent)
+    settle(backup.parent)
 
 
 def _finish(backup: Backup) -> None:
@@ -244,7 +245,7 @@ def _finish(backup: Backup) -> None:
     data = json.dumps({**(index or {}), "finished": True}, indent=1).encode()
     path = os.path.join(backup.path, INDEX)
     os.rename(_staged(path, data, 0o600, None), path)
-    _settle(backup.path)
+    settle(backup.path)
 
 
 def _index(folder: str) -> dict[str, Any] | None:
@@ -280,7 +281,7 @@ def _folder(path: str) -> list[str]:
     for folder in reversed(missing):
         os.mkdir(folder, _PRIVATE)
         os.chmod(folder, 0o755)  # noqa: S103 - as other folders of /etc, whatever the umask
-        _settle(os.path.dirname(folder))
+        settle(os.path.dirname(folder))
     return missing
 
 
@@ -313,16 +314,7 @@ def _place(staged: dict[str, str], change: Change) -> None:
         del staged[change.path]
     else:
         os.unlink(change.path)
-    _settle(os.path.dirname(change.path))
-
-
-def _settle(folder: str) -> None:
-    """Names are on the disk only when their folder is."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    settle(os.path.dirname(change.path))
 
 
 def _verify(changes: Sequence[Change]) -> None:
