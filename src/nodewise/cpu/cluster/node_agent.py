@@ -20,6 +20,7 @@ MANIFEST_NAMESPACE: Final = "cmk-namespace"
 
 _FOLDER: Final = str(PurePosixPath(DEFAULT_SOCKET).parent)
 _FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d"
+_CONTAINER: Final = "agent"
 _HEALTH_PORT: Final = 9002
 _MANAGED: Final = "app.kubernetes.io/managed-by"
 """A label that says that a chart made it."""
@@ -36,9 +37,18 @@ def daemon_set(wish: Wish, dialect: Dialect) -> Object:
         "spec": {
             "selector": {"matchLabels": labels},
             "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
-            "template": {"metadata": {"labels": labels}, "spec": _pod(wish, dialect)},
+            "template": {
+                "metadata": {"labels": labels, **_annotations(dialect)},
+                "spec": _pod(wish, dialect),
+            },
         },
     }
+
+
+def _annotations(dialect: Dialect) -> Object:
+    if dialect.app_armor == "field":
+        return {}
+    return {"annotations": {f"container.apparmor.security.beta.kubernetes.io/{_CONTAINER}": "unconfined"}}
 
 
 def _pod(wish: Wish, dialect: Dialect) -> Object:
@@ -51,7 +61,7 @@ def _pod(wish: Wish, dialect: Dialect) -> Object:
         "nodeSelector": {LABEL: "true"},
         "tolerations": [{"operator": "Exists"}],
         "hostPID": True,
-        "containers": [_container(wish, folders)],
+        "containers": [_container(wish, dialect, folders)],
         "volumes": [
             {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
             for name, path in folders.items()
@@ -60,12 +70,12 @@ def _pod(wish: Wish, dialect: Dialect) -> Object:
     }
 
 
-def _container(wish: Wish, folders: Mapping[str, str]) -> Object:
+def _container(wish: Wish, dialect: Dialect, folders: Mapping[str, str]) -> Object:
     def probe(path: str, **more: int) -> Object:
         return {"httpGet": {"path": path, "port": "health"}, "periodSeconds": 10, **more}
 
     return {
-        "name": "agent",
+        "name": _CONTAINER,
         "image": wish.image,
         "imagePullPolicy": wish.pull_policy,
         "command": ["nodewise", "cpu", "agent"],
@@ -83,6 +93,9 @@ def _container(wish: Wish, folders: Mapping[str, str]) -> Object:
             "readOnlyRootFilesystem": True,
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"], "add": ["DAC_READ_SEARCH", "SYS_PTRACE", "SYS_NICE"]},
+            # their profiles for containers keep whose a process of the host is from whoever asks
+            **({"appArmorProfile": {"type": "Unconfined"}} if dialect.app_armor == "field" else {}),
+            "seLinuxOptions": {"type": "spc_t"},
         },
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in folders.items()],
     }

@@ -31,6 +31,7 @@ class Dialect(NamedTuple):
     daemon_sets: Literal["extensions/v1beta1", "apps/v1"]
     webhooks: Literal["none", "v1beta1", "v1"]
     """The version of `admissionregistration.k8s.io`, where it has mutating webhooks."""
+    app_armor: Literal["annotation", "field"] = "annotation"
 
 
 _EXTENDED: Final = {name: name for name in (EXCLUSIVE_CORES, NON_ISOLCPUS_CORES)}
@@ -43,6 +44,7 @@ TABLE: Final = (
     Dialect((1, 8, 1), _EXTENDED, "spec", "spec", "v1beta1", "extensions/v1beta1", "none"),
     Dialect((1, 9), _EXTENDED, "spec", "spec", "v1beta1", "apps/v1", "v1beta1"),
     Dialect((1, 16), _EXTENDED, "spec", "spec", "v1", "apps/v1", "v1"),
+    Dialect((1, 30), _EXTENDED, "spec", "spec", "v1", "apps/v1", "v1", "field"),
 )
 
 

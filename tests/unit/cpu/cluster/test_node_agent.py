@@ -49,6 +49,17 @@ def test_an_older_api_server_lets_no_such_priority_into_the_namespace() -> None:
     assert "priorityClassName" not in older["spec"]["template"]["spec"]
 
 
+def test_servers_that_do_not_know_the_field_of_app_armor_get_its_annotation() -> None:
+    def made(*version: int) -> tuple[Any, Any]:
+        template = node_agent.daemon_set(WISH, versions.of(version))["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        return template["metadata"].get("annotations"), container["securityContext"].get("appArmorProfile")
+
+    key = "container.apparmor.security.beta.kubernetes.io/agent"
+    assert made(1, 29) == ({key: "unconfined"}, None)
+    assert made(1, 30) == (None, {"type": "Unconfined"})
+
+
 def test_the_one_that_ships_is_nobodys_whatever_its_image() -> None:
     other = node_agent.daemon_set(WISH._replace(image="i:2", pull_policy="Always", pull_secret="s"), NEWEST)
     assert not node_agent.is_another(shipped(), other)
