@@ -29,7 +29,7 @@ class Tier(NamedTuple):
 
 QUICK = Tier("unit and laws", ("tests/unit", "tests/laws"), ("-n", "2"))
 PAIR = (
-    Tier("conformance", ("tests/conformance", "tests/hostile")),
+    Tier("conformance", ("tests/conformance", "tests/hostile"), ("-n", "2")),
     Tier("node", ("tests/node",)),
 )
 LAST = Tier("cluster", ("tests/cluster",))
