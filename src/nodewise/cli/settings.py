@@ -5,8 +5,9 @@ the rest of the file.
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
@@ -64,11 +65,17 @@ def _built(group: type[T], given: Mapping[str, Any], places: Mapping[str, str]) 
         raise BadSettings("settings", [Problem(place, shown(values.get(field)), text)]) from error
 
 
+_SERVICE: Final = re.compile(r"(tcp|udp|sctp)://")
+"""What the kubelet puts into `NODEWISE_PORT` of pods beside a Service that is called nodewise."""
+
+
 class _Option(click.Option):
     """One that an older program's variable may speak for, where our own does not."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         found = super().resolve_envvar_value(ctx)
+        if found is not None and _SERVICE.match(found):
+            return None
         if found is not None or self.envvar is None or self.name is None:
             return found
         return legacy.of_variable(self.name, os.environ)

@@ -31,6 +31,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     dry: bool = False
     """Whether at all."""
 
+    port: int = 9001
+    """Where."""
+
 
 def told(*arguments: str, file: Path | None = None, **environment: str) -> Options:
     """What a command line makes of the settings."""
@@ -55,6 +58,11 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     assert told(file=file, NODEWISE_WAIT="3s").wait_s == 3
     assert told("--wait", "500ms", file=file, NODEWISE_WAIT="3s").wait_s == 0.5
     assert told(file=file).how == "badly"
+
+
+def test_what_a_kubelet_says_of_a_service_is_no_setting() -> None:
+    assert told(NODEWISE_PORT="tcp://10.96.0.7:443").port == 9001
+    assert told(NODEWISE_PORT="9002").port == 9002
 
 
 def test_sizes_lists_and_switches() -> None:
