@@ -1,0 +1,167 @@
+"""What operators copy from pages exists: commands with their options, files, fields, values of the chart."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from nodewise.cli import cpu, legacy
+from nodewise.cli.main import command
+from nodewise.configure import profile, versions
+from nodewise.cpu.workload import arguments
+from nodewise.errors import BadInput, BadSettings
+from tests import pages
+from tests.pages import ROOT, Block
+
+SCHEMA = json.loads((ROOT / "deploy/chart/nodewise/values.schema.json").read_text())
+SHELLS = [block for page in pages.pages() for block in pages.blocks(page) if block.language in pages.SHELL]
+YAML = [block for page in pages.pages() for block in pages.blocks(page) if block.language == "yaml"]
+PROGRAMS = ("nodewise", "cmk")
+INLINE = re.compile(r"`((?:nodewise|cmk) [^`\n]*)`")
+UNKNOWN = r"No such option|No such command '[^A-Z']+'|no such option"
+FILE_OPTIONS = ("-f", "--filename", "--values", "-k", "--kustomize")
+OURS = ("deploy/", "examples/", "docs/", "bench/")
+KINDS = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+}
+
+
+def problem(words: list[str]) -> str:
+    """What the program would say of a command line; empty where it takes it. Nothing is run."""
+    try:
+        if words[0] == "nodewise":
+            _read(command, words)
+        elif words[1:2] == ["isolate"]:
+            arguments.parse(words[2:])
+        else:
+            _read(cpu.command, ["cmk", *legacy.cmk(words[1:])])
+    except (click.UsageError, BadSettings) as error:
+        return error.format_message() if isinstance(error, click.UsageError) else str(error)
+    except click.exceptions.Exit:
+        pass
+    return ""
+
+
+def _read(group: click.Command, words: list[str]) -> None:
+    parent, left = None, words
+    found: click.Command | None = group
+    while found:
+        here = found.make_context(left[0], list(left[1:]), parent=parent)
+        parent, rest = here, [*here._protected_args, *here.args]
+        if not isinstance(found, click.Group) or not rest:
+            return
+        _, found, behind = found.resolve_command(here, rest)
+        left = [rest[0], *behind]
+
+
+def _given(words: list[str]) -> Iterator[str]:
+    """Files and folders of ours that a command names; to kubectl `deploy/NAME` may also be a Deployment."""
+    for before, word in itertools.pairwise(words):
+        option, _, value = word.rpartition("=")
+        path = value if option.startswith("-") else word
+        if path.startswith(OURS) and (
+            words[0] != "kubectl" or before in FILE_OPTIONS or option in FILE_OPTIONS
+        ):
+            yield path
+
+
+@pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
+def test_commands_of_ours_exist(block: Block) -> None:
+    lines = [words for step in pages.steps(block) for words in pages.commands(step.typed)]
+    found = [(words, problem(_without_gaps(words))) for words in lines if words[0] in PROGRAMS]
+    assert [f"{' '.join(words)}: {wrong}" for words, wrong in found if wrong] == []
+
+
+def _without_gaps(words: list[str]) -> list[str]:
+    return [word for word in words if word not in {"…", "..."}]
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_sentences_exist(page: Path) -> None:
+    """Arguments may be left out here, and a word in capitals stands for another; with a colon it is a message."""
+    found = [one for one in INLINE.findall(page.read_text()) if ": " not in one]
+    told = {line: problem(_without_gaps(line.replace("…", " … ").split())) for line in found}
+    assert {line: wrong for line, wrong in told.items() if re.search(UNKNOWN, wrong)} == {}
+
+
+@pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
+def test_files_that_commands_name_exist(block: Block) -> None:
+    lines = [words for step in pages.steps(block) for words in pages.commands(step.typed)]
+    assert [path for words in lines for path in _given(words) if not list(_there(path))] == []
+
+
+def _there(path: str) -> Iterator[Path]:
+    if "…" not in path:
+        return ROOT.glob(path.rstrip("/"))
+    return iter([ROOT])
+
+
+@pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
+def test_yaml_can_be_read(block: Block) -> None:
+    found = [one for one in yaml.safe_load_all(block.text) if one is not None]
+    assert found
+    for one in found:
+        if not isinstance(one, dict):
+            continue
+        if one.get("kind") == "KubeSchedulerConfiguration" or set(one) == {"extenders"}:
+            assert doubts(one) == []
+        elif "kind" not in one and set(one) <= SCHEMA["properties"].keys():
+            assert list(wrong_values(one, SCHEMA)) == []
+
+
+def doubts(found: Mapping[str, Any]) -> list[str]:
+    """What `nodewise configure` would say of a configuration of kube-scheduler."""
+    whole = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        **found,
+    }
+    terms = profile.Terms(versions.of_setting("1.36.3"), "", "", insecure=False)
+    try:
+        return list(profile.of_template(yaml.safe_dump(whole).encode(), "the page", terms).warnings)
+    except BadInput as error:
+        return [str(error)]
+
+
+def wrong_values(value: Any, schema: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    """What of some values of the chart its schema does not know, or has another type for."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(isinstance(value, KINDS[kind]) for kind in kinds if kind != "null"):
+        yield f"{at}: {value!r} is none of {kinds}"
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{at}: {value!r} is none of {schema['enum']}"
+    if not isinstance(value, dict):
+        return
+    known = schema.get("properties", {})
+    for key, inner in value.items():
+        if key in known:
+            yield from wrong_values(inner, known[key], f"{at}.{key}")
+        elif schema.get("additionalProperties") is False:
+            yield f"{at}.{key} is not known"
+
+
+def test_a_page_that_is_wrong_is_noticed() -> None:
+    (line,) = pages.commands("sudo X=1 nodewise decide --nope 2>/dev/null # as it was\n")
+    assert line == ["nodewise", "decide", "--nope"]
+    assert "No such option" in problem(line)
+    assert "No such command" in problem(["nodewise", "decode"])
+    assert "no such option" in problem("cmk isolate --pole x -- true".split())
+    assert "Missing argument" in problem(["nodewise", "explain"])
+    assert list(wrong_values({"agents": {"gpu": {"on": True}}}, SCHEMA)) == [".agents.gpu.on is not known"]
+    assert list(wrong_values({"settings": {"sync_periods": "2s"}}, SCHEMA)) != []
+    assert doubts({"extenders": [{"urlPrefix": "http://x", "filterVerb": "f", "ignorable": True}]}) != []
+    assert len(SHELLS) > 40
