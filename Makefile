@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test laws check format docs chart bench bench-cluster controlplane lock clean
+.PHONY: help venv demo test laws check format docs site chart bench bench-cluster controlplane lock clean
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,13 @@ format: $(VENV)/.dev ## format and mend what can be mended
 
 docs: $(VENV)/.dev ## print the reference pages anew
 	@$(BIN)/python -m tools.reference
+
+site: $(VENV)/.dev ## the documentation as a site, in build/site; SERVE=1: on loopback, made anew at each change
+ifdef SERVE
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --quiet --livereload
+else
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+endif
 
 chart: $(VENV)/.dev ## make what follows in the Helm chart: schema, CRDs, files of kustomize
 	@$(BIN)/python -m tools.chart

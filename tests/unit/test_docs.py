@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tools import reference
+from tools.site import lines, links
 
 from nodewise.cli.main import COMMANDS
 from nodewise.observe.catalogue import EVENTS, METRICS
@@ -46,13 +47,33 @@ def test_every_event_and_metric_has_a_use_and_every_use_a_row() -> None:
     assert {name for name in METRICS if f'"{name}"' not in SOURCES.replace(f'"{name}": Metric', "")} == set()
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-    links = [
-        (page, to) for page in pages for to in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-    ]
-    assert links
-    assert [f"{page.name}: {to}" for page, to in links if not (page.parent / to).exists()] == []
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(page for folder in ("docs", "examples", "bench") for page in (ROOT / folder).rglob("*.md")),
+]
+"""What people read in the repository; `tools/site.py` shows the same text in the site."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    """In a forge's view and in the site alike: by a relative path, to a file of the repository, to a heading of it."""
+    for written, path, anchor in links(page.read_text(), page):
+        assert not written.startswith("/"), f"{written}: a path from this page, please"
+        assert path.exists(), written
+        assert path.is_relative_to(ROOT), written
+        assert not anchor or headings(path).count(anchor) == 1, f"{written}: no such heading, or several"
+    own = re.findall(r"\]\(#([^)]+)\)", page.read_text())
+    assert [anchor for anchor in own if headings(page).count(anchor) != 1] == []
+
+
+def headings(page: Path) -> list[str]:
+    """The anchors of a page's headings, as forges and the site make them."""
+    text = "\n".join(line for line, is_code in lines(page.read_text()) if not is_code)
+    shown = (
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line)
+        for line in re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    )
+    return [re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in shown]
 
 
 @pytest.mark.parametrize("manifest", ["rbac.yaml", "memory.yaml", "reader.yaml", "cpu-agent.yaml"])
