@@ -23,6 +23,9 @@ from tests.cluster.processes import Process
 CONTROLLERS = "*,-node-lifecycle-controller,-taint-eviction-controller"
 """Without the controllers that would call nodes lost which no kubelet speaks for."""
 
+SERVICE = "10.0.0.1"
+"""The address by which pods call the API server: the first one of those that Services get."""
+
 SCHEDULER = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
 
 
@@ -74,12 +77,16 @@ class ControlPlane:
         return process
 
     def start_scheduler(
-        self, config: Mapping[str, Any] | str, verbosity: int = 2, user: User | None = None
+        self,
+        config: Mapping[str, Any] | str,
+        verbosity: int = 2,
+        user: User | None = None,
+        more: Mapping[str, str] | None = None,
     ) -> Process:
         """Starts a kube-scheduler with a KubeSchedulerConfiguration, as values or YAML, extenders and all.
 
         Who it is to the API server is filled in, the usual user unless one is named, and leader election is off unless
-        the configuration names it.
+        the configuration names it. `more` are flags.
         """
         port = processes.free_port()
         user = user or self.user("system:kube-scheduler")
@@ -90,9 +97,10 @@ class ControlPlane:
         )
         file = self.folder / f"scheduler-{port}.json"
         file.write_text(json.dumps(whole))
-        flags = self._component_flags(port) | {"config": str(file), "v": str(verbosity)}
+        flags = self._component_flags(port) | {"config": str(file), "v": str(verbosity)} | dict(more or {})
         process = self.start_program("kube-scheduler", flags)
-        process.wait_ready(lambda: self.api.answers(f"https://127.0.0.1:{port}/readyz"))
+        address = f"https://127.0.0.1:{flags['secure-port']}"
+        process.wait_ready(lambda: self.api.answers(f"{address}/readyz"))
         return process
 
     def start_controller_manager(
@@ -167,7 +175,7 @@ class ControlPlane:
         return client
 
     def _api_flags(self, etcd: str) -> dict[str, str]:
-        serving = self.authority.issue("kube-apiserver", "127.0.0.1", "localhost")
+        serving = self.authority.issue("kube-apiserver", "127.0.0.1", "localhost", SERVICE)
         return {
             "etcd-servers": etcd,
             "bind-address": "127.0.0.1",

@@ -48,15 +48,17 @@ async def answer(send: Send, status: int, body: Any) -> None:
 
 
 @contextlib.contextmanager
-def serving(application: Application, tls: Tls | None = None, port: int = 0) -> Iterator[str]:
+def serving(
+    application: Application, tls: Tls | None = None, port: int = 0, host: str = "127.0.0.1"
+) -> Iterator[str]:
     """Serves until the block is left; the address, such as https://127.0.0.1:40123."""
-    listener = socket.create_server(("127.0.0.1", port))
+    listener = socket.create_server((host, port))
     server = uvicorn.Server(_config(application, tls))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         _wait_started(server, thread)
-        yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}"
     finally:
         server.should_exit = server.force_exit = True
         thread.join(timeout=5)

@@ -1,0 +1,359 @@
+"""A cluster in which nodewise is installed as it ships and nothing is wrong: what `nodewise doctor` has to find sound.
+
+etcd, API server, kube-scheduler and two replicas of nodewise are real and at work. What nobody here can run is written
+as those who run it would: the Deployments' counts, their pods' states, kube-scheduler's mirror pod, what kubelets
+and the custom metrics API answer.
+"""
+
+import contextlib
+import ipaddress
+import json
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tests.cluster import (
+    controlplane,
+    custom_metrics,
+    example,
+    gpu,
+    looking,
+    loopback,
+    objects,
+    processes,
+    sandbox,
+    served,
+    shipping,
+)
+from tests.cluster.access import User
+from tests.cluster.api import Api, Object, path_of
+from tests.cluster.audit import AuditLog
+from tests.cluster.certificates import Authority, Pair
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.loopback import Receive, Scope, Send, Tls
+from tests.cluster.processes import Process
+from tests.cluster.sandbox import wait
+from tests.cluster.served import Served
+
+NAMESPACE: Final = shipping.NAMESPACE
+TENANT: Final = "web"
+SYSTEM: Final = "kube-system"
+CLIENT: Final = "nodewise-scheduler-client"
+"""The name of kube-scheduler's certificate, which nodewise is held to."""
+INSTALLED: Final = served.ROOT / "deploy" / "kustomize" / "tas-gas" / "nodewise.yaml"
+POLICIES: Final = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{TENANT}/taspolicies"
+PLAIN, CARDS, POOLS = ("a", "b"), "cards", "pools"
+"""The nodes: plain ones, one with cards, and one whose cores are in pools."""
+NODES: Final = (*PLAIN, CARDS, POOLS)
+SERVER, CLIENT_USE = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+POOL_LABEL: Final = {"cmk.intel.com/cmk-node": "true"}
+
+
+class Kubelet:
+    """Answers for one node's kubelet, as the API server asks it."""
+
+    def __init__(self) -> None:
+        self.configuration: Object = {"cpuManagerPolicy": "none", "topologyManagerPolicy": "none"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request (ASGI)."""
+        await loopback.body_of(receive)
+        if scope["path"] != "/configz":
+            return await loopback.answer(send, 404, b"404 page not found")
+        return await loopback.answer(send, 200, {"kubeletconfig": self.configuration})
+
+
+class Certificates(served.Papers):
+    """For replicas at an address of this machine: a server's for servers only, a client's for clients only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(folder, "nodewise-ca")
+        hosts = (processes.own_address(), shipping.HOST)
+        self.server = self.leaf("server", self.authority, *hosts, use=SERVER)
+        self.client = self.leaf(CLIENT, self.authority)
+
+    def leaf(
+        self, name: str, by: Authority, *hosts: str, use: x509.ObjectIdentifier = CLIENT_USE, days: int = 365
+    ) -> Pair:
+        """A certificate for one use, over in so many days from now, and its key."""
+        ca = x509.load_pem_x509_certificate(by.ca_pem)
+        signing = serialization.load_pem_private_key(by.key_file().read_bytes(), None)
+        assert isinstance(signing, ec.EllipticCurvePrivateKey)
+        key = ec.generate_private_key(ec.SECP256R1())
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(ca.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(datetime.now(UTC) - timedelta(days=90))
+            .not_valid_after(datetime.now(UTC) + timedelta(days=days))
+            .add_extension(x509.SubjectAlternativeName(list(map(_name, hosts or [name]))), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+            .sign(signing, hashes.SHA256())
+        )
+        file = self.folder / f"{name}-{processes.number()}"
+        pair = Pair(file.with_suffix(".crt"), file.with_suffix(".key"))
+        form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        pair.cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+        return pair
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+class Cluster:
+    """From `running`; a test changes what it likes, and takes it away again."""
+
+    def __init__(self, plane: ControlPlane, folder: Path, log: AuditLog) -> None:
+        self.plane = plane
+        self.folder = folder
+        self.log = log
+        self.papers = Certificates(folder)
+        self.metrics: CustomMetrics
+        self.replicas: list[Served] = []
+        self.scheduler: Process
+        self.scheduler_url = ""
+        self.kubelets: dict[str, Kubelet] = {}
+        self.config: Object = {}
+        """The scheduler's configuration."""
+
+    @property
+    def api(self) -> Api:
+        return self.plane.api
+
+    def written(self, config: Object) -> Path:
+        """A scheduler's configuration as a file."""
+        file = self.folder / f"configuration-{processes.number()}.yaml"
+        file.write_text(yaml.safe_dump(config))
+        return file
+
+    def diagnose(self, *more: str, config: Object | None = None, user: User | None = None) -> "Diagnosis":
+        """What doctor says, asked as somebody with the rights that ship for it unless others are named."""
+        given = [f"--kubeconfig={(user or self.plane.admin).kubeconfig}", "-o", "json"]
+        given.append(f"--scheduler-config={self.written(config or self.config)}")
+        return Diagnosis(looking.run("doctor", *given, *more))
+
+
+class Diagnosis:
+    """What doctor said, as JSON."""
+
+    def __init__(self, done: "subprocess.CompletedProcess[str]") -> None:
+        self.done = done
+        self.code = done.returncode
+        assert done.returncode in {0, 3}, f"exit code {done.returncode}: {done.stderr}\n{done.stdout}"
+        said = json.loads(done.stdout)
+        self.sound: bool = said["sound"]
+        self.findings: list[Object] = said["findings"]
+        self.checked: list[str] = said["checked"]
+        self.not_checked: list[Object] = said["not_checked"]
+
+    def ids(self, *severities: str) -> set[str]:
+        """Of what it found, of these severities or all."""
+        return {one["id"] for one in self.findings if not severities or one["severity"] in severities}
+
+    def of(self, name: str) -> list[Object]:
+        return [one for one in self.findings if one["id"] == name]
+
+    def __str__(self) -> str:
+        return json.dumps(self.findings + self.not_checked, indent=1)
+
+
+def status(api: Api, path: str, status: Mapping[str, Any]) -> None:
+    """Writes an object's status, as its controller or kubelet would."""
+    api.patch(f"{path}/status", {"status": status})
+
+
+def running_pod(name: str, namespace: str, node: str, pod: Object) -> Object:
+    """A pod at work on a node."""
+    metadata = {**pod["metadata"], "name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Pod"} | objects.running_on(node, pod) | {"metadata": metadata}
+
+
+def put_running(api: Api, pod: Object) -> None:
+    """Makes a pod, and has its containers run."""
+    api.create(pod)
+    names = [one["name"] for one in pod["spec"]["containers"]]
+    about = {"image": "none", "imageID": "none", "restartCount": 0, "state": {"running": {}}}
+    status(
+        api,
+        path_of(pod),
+        {
+            "phase": "Running",
+            "conditions": [
+                {"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady", "PodScheduled")
+            ],
+            "containerStatuses": [about | {"name": name, "ready": True, "started": True} for name in names],
+        },
+    )
+
+
+def put_deployment(api: Api, deployment: Object) -> None:
+    """Makes a Deployment that has all its replicas, and their pods."""
+    made = api.create(deployment)
+    count = deployment["spec"]["replicas"]
+    counts = dict.fromkeys(("replicas", "readyReplicas", "availableReplicas", "updatedReplicas"), count)
+    status(api, path_of(made), {"observedGeneration": made["metadata"]["generation"], **counts})
+    name, space = deployment["metadata"]["name"], deployment["metadata"]["namespace"]
+    for number in range(count):
+        put_running(
+            api, running_pod(f"{name}-{number}", space, PLAIN[number], deployment["spec"]["template"])
+        )
+
+
+def policy(name: str, **strategies: Iterable[Object]) -> Object:
+    """A TASPolicy of the tenant."""
+    rules = {strategy: {"rules": list(rules)} for strategy, rules in strategies.items()}
+    return {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": name, "namespace": TENANT},
+        "spec": {"strategies": rules},
+    }
+
+
+def node(name: str, kubelet: str = "") -> Object:
+    """One of the cluster's nodes, whose kubelet is at an address of this machine."""
+    made = (
+        gpu.node(name) if name == CARDS else objects.node(name, labels=POOL_LABEL if name == POOLS else None)
+    )
+    made["status"]["nodeInfo"] = {"kubeletVersion": "v1.36.3"}
+    if kubelet:
+        host, _, port = kubelet.removeprefix("https://").rpartition(":")
+        made["status"]["addresses"] = [{"type": "InternalIP", "address": host}]
+        made["status"]["daemonEndpoints"] = {"kubeletEndpoint": {"Port": int(port)}}
+    return made
+
+
+@contextlib.contextmanager
+def running(programs: Path, folder: Path) -> Iterator[Cluster]:
+    """The sound cluster, on a control plane of its own; gone at the end."""
+    log = AuditLog(folder)
+    with controlplane.running(programs, folder, log.flags) as plane, contextlib.ExitStack() as stack:
+        cluster = Cluster(plane, folder, log)
+        for name in (NAMESPACE, TENANT, SYSTEM):
+            plane.api.ensure(objects.namespace(name))
+        _install(cluster)
+        _nodes(cluster, stack)
+        _metrics(cluster, stack)
+        _replicas(cluster, stack)
+        _scheduler(cluster)
+        _descheduler(cluster)
+        _workloads(cluster)
+        yield cluster
+
+
+def _install(cluster: Cluster) -> None:
+    """As `kubectl apply -k deploy/kustomize/tas-gas` would, without what needs controllers."""
+    deploy = served.ROOT / "deploy"
+    served.define(cluster.api)
+    cluster.plane.kubectl("apply", "-f", str(deploy / "crds" / "cmk-reports.yaml"))
+    for one in yaml.safe_load_all(INSTALLED.read_text()):
+        if one and one["kind"] == "Deployment":
+            put_deployment(cluster.api, one)
+        elif one and one["kind"] not in {"NetworkPolicy", "PodDisruptionBudget"}:
+            cluster.api.ensure(one)
+
+
+def _nodes(cluster: Cluster, stack: contextlib.ExitStack) -> None:
+    authority = Authority(cluster.folder, "kubelet-ca")
+    pair = authority.issue("kubelet", processes.own_address())
+    for name in NODES:
+        cluster.kubelets[name] = kubelet = Kubelet()
+        address = stack.enter_context(loopback.serving(kubelet, Tls(pair), host=processes.own_address()))
+        cluster.api.create(node(name, address))
+
+
+def _metrics(cluster: Cluster, stack: contextlib.ExitStack) -> None:
+    own = stack.enter_context(sandbox.sandbox(cluster.plane))
+    cluster.metrics = stack.enter_context(custom_metrics.behind(own, cluster.folder))
+    cluster.metrics.set("heat", dict.fromkeys(NODES, 20))
+    cluster.api.create(
+        policy("pol", dontschedule=[served.HOT], deschedule=[served.HOT], scheduleonmetric=[served.COOLEST])
+    )
+
+
+def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
+    account = cluster.plane.service_account("nodewise", NAMESPACE)
+    given = served.arguments(account, cluster.papers)
+    given += [f"--namespace={NAMESPACE}", "--agents=telemetry,gpu", f"--client-name={CLIENT}"]
+    given += [f"--address={processes.own_address()}"]
+    for number in (1, 2):
+        replica = stack.enter_context(served.started(cluster.folder, given, cluster.papers))
+        cluster.replicas.append(replica)
+        cluster.api.create(shipping.endpoint(f"nodewise-{number}", replica.url))
+    for replica in cluster.replicas:
+        replica.process.wait_ready(replica.is_ready)
+
+
+def _scheduler(cluster: Cluster) -> None:
+    entry = gpu.entry(cluster.replicas[0])
+    entry["managedResources"] = [*served.MANAGED, *gpu.MANAGED]
+    cluster.config = controlplane.SCHEDULER | {
+        "leaderElection": {"leaderElect": True},
+        "extenders": [entry],
+        "profiles": [{"schedulerName": "default-scheduler"}],
+    }
+    port = processes.free_port()
+    asked = str(cluster.plane.user("system:kube-scheduler").kubeconfig)
+    flags = {"authentication-kubeconfig": asked, "authorization-kubeconfig": asked, "secure-port": str(port)}
+    cluster.scheduler = cluster.plane.start_scheduler(cluster.config, more=flags)
+    cluster.scheduler_url = f"https://127.0.0.1:{port}"
+    command = ["kube-scheduler", "--config=/etc/kubernetes/scheduler-config.yaml", "--leader-elect=true"]
+    container = {
+        "name": "kube-scheduler",
+        "image": "registry.k8s.io/kube-scheduler:v1.36.3",
+        "command": command,
+    }
+    labels = {"component": "kube-scheduler", "tier": "control-plane"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "hostNetwork": True}}
+    put_running(cluster.api, running_pod(f"kube-scheduler-{PLAIN[0]}", SYSTEM, PLAIN[0], pod))
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/kube-scheduler"
+    wait("kube-scheduler leads", lambda: cluster.api.find(lease))
+
+
+def _descheduler(cluster: Cluster) -> None:
+    name = "descheduler"
+    text = example.DESCHEDULER_POLICY.read_text()
+    place = {"namespace": SYSTEM, "labels": {"app": name}}
+    metadata = {"name": f"{name}-policy", "namespace": SYSTEM}
+    cluster.api.create(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"policy.yaml": text}}
+    )
+    container = {
+        "name": name,
+        "image": "registry.k8s.io/descheduler/descheduler:v0.36.0",
+        "args": ["--policy-config-file=/policy-dir/policy.yaml", "--descheduling-interval=5m"],
+        "volumeMounts": [{"name": "policy", "mountPath": "/policy-dir"}],
+    }
+    spec = {
+        "containers": [container],
+        "volumes": [{"name": "policy", "configMap": {"name": metadata["name"]}}],
+    }
+    template = {"metadata": {"labels": {"app": name}}, "spec": spec}
+    whole = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template}
+    made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, **place}, "spec": whole}
+    put_deployment(cluster.api, made)
+
+
+def _workloads(cluster: Cluster) -> None:
+    shop = served.pod("shop")
+    put_running(cluster.api, running_pod("shop", TENANT, PLAIN[1], shop))
+    train = gpu.pod("train")
+    train["metadata"]["annotations"] = {gpu.CARDS: "card0"}
+    put_running(cluster.api, running_pod("train", TENANT, CARDS, train))
