@@ -8,6 +8,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
@@ -114,7 +115,8 @@ def settings(group: type[msgspec.Struct]) -> list[Setting]:
     ]
 
 
-def _docstrings(group: type) -> dict[str, str]:
+@cache  # reading the source again takes a tenth of a second over a whole start
+def _docstrings(group: type) -> Mapping[str, str]:
     """The docstring under each field. Empty where the source is not there (a frozen program)."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(group)))

@@ -5,9 +5,6 @@ import threading
 from types import TracebackType
 from typing import Final, Self
 
-from rich.console import Console
-from rich.status import Status
-
 LATE_S: Final = 2.0
 
 
@@ -18,6 +15,9 @@ class Progress:
     """
 
     def __init__(self) -> None:
+        from rich.console import Console  # a server, which imports this file too, starts sooner without
+        from rich.status import Status
+
         self._status = Status("", console=Console(stderr=True, highlight=False))
         self._timer = threading.Timer(LATE_S, self._status.start)
         self._timer.daemon = True

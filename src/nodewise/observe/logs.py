@@ -4,9 +4,8 @@ import logging
 import sys
 from typing import Any, Final, Literal, NamedTuple
 
-import structlog
-
 from nodewise.observe.catalogue import EVENTS
+from nodewise.observe.plain import structlog
 
 Format = Literal["text", "json"]
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
