@@ -35,7 +35,14 @@ def test_every_room_is_in_architecture() -> None:
 
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_reference_pages_are_what_the_program_says(name: str) -> None:
-    assert (ROOT / "docs/reference" / name).read_text() == reference.PAGES[name](), "run `make docs`"
+    page = ROOT / "docs/reference" / name
+    assert page.exists(), "run `make docs`"
+    assert page.read_text() == reference.PAGES[name](), "run `make docs`"
+
+
+def test_reference_has_no_page_of_a_command_that_is_no_more() -> None:
+    pages = {f"commands/{path.name}" for path in (ROOT / "docs/reference/commands").glob("*.md")}
+    assert pages <= reference.PAGES.keys(), "run `make docs`"
 
 
 def test_every_event_and_metric_has_a_use_and_every_use_a_row() -> None:

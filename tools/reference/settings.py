@@ -1,31 +1,15 @@
-"""Prints the reference pages of `docs/reference` from the tables that the program itself reads.
-
-`make docs` writes them; a test compares them, so that they never say anything else than the program does.
-"""
+"""The page of settings."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterable
 
 import msgspec
 
 from nodewise import agents
 from nodewise.cli.extender import GROUPS
-from nodewise.cli.legacy import SAFE, TAS
+from nodewise.cli.legacy import GAS, SAFE, TAS
 from nodewise.cli.settings import settings
-from nodewise.observe.catalogue import EVENTS, METRICS
-from nodewise.observe.meters import PREFIX
-
-FOLDER: Final = Path("docs/reference")
-MADE: Final = "<!-- made by `make docs`; do not edit -->\n"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+from tools.reference.text import MADE, table
 
 
 def settings_page() -> str:
@@ -42,6 +26,8 @@ def settings_page() -> str:
         *(_group(group) for group in _with_bases(groups)),
         "\n## Flags of Telemetry Aware Scheduling\n\n",
         table(("old flag", "becomes"), ((f"`-{old}`", _new(flag.name)) for old, flag in TAS.items())),
+        "\n## Further flags of GPU Aware Scheduling\n\n",
+        table(("old flag", "becomes"), ((f"`-{old}`", _new(flag.name)) for old, flag in GAS.items())),
         "\n## Environment variables of kube-safe-scheduler\n\n",
         "Where neither the flag nor its own variable is given. A value that cannot be used is told in one line,\n",
         "`variable_ignored`, and the default holds.\n\n",
@@ -70,32 +56,3 @@ def _group(group: type[msgspec.Struct]) -> str:
     rows = ((f"`{s.flag}`", f"`{s.variable}`", s.shown_default(), s.help) for s in own)
     summary = (group.__doc__ or "").strip().splitlines()[0]
     return f"\n## {summary}\n\n" + table(("flag", "environment", "default", "meaning"), rows)
-
-
-def observability_page() -> str:
-    """Every event and every metric."""
-    metrics = (
-        (f"`{PREFIX}{name}`", row.kind, ", ".join(row.labels), row.help) for name, row in METRICS.items()
-    )
-    events = ((f"`{name}`", row.level, row.meaning) for name, row in EVENTS.items())
-    return "".join(
-        [
-            MADE,
-            "# Events and metrics\n\n## Events\n\nLog lines on stderr; `--log-format json` for collectors.\n\n",
-            table(("event", "level", "meaning"), events),
-            "\n## Metrics\n\nOn the admin port, `/metrics`.\n\n",
-            table(("metric", "kind", "labels", "meaning"), metrics),
-        ]
-    )
-
-
-PAGES: Final[dict[str, Callable[[], str]]] = {
-    "settings.md": settings_page,
-    "observability.md": observability_page,
-}
-
-
-if __name__ == "__main__":
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, page in PAGES.items():
-        (FOLDER / name).write_text(page())

@@ -1,0 +1,34 @@
+"""Prints the reference pages of `docs/reference` from what the program itself reads and is.
+
+`make docs` writes them; a test compares them, so that they never say anything else than the program does.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tools.reference.commands import COMMAND_PAGES
+from tools.reference.dashboards import dashboards_page
+from tools.reference.definitions import definitions_page
+from tools.reference.observability import observability_page
+from tools.reference.settings import settings_page
+
+FOLDER: Final = Path("docs/reference")
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    **COMMAND_PAGES,
+    "settings.md": settings_page,
+    "observability.md": observability_page,
+    "definitions.md": definitions_page,
+    "dashboards.md": dashboards_page,
+}
+
+
+def write() -> None:
+    """Write every page; one of a command that is no more goes."""
+    for name, page in PAGES.items():
+        path = FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page())
+    for path in (FOLDER / "commands").glob("*.md"):
+        if path.relative_to(FOLDER).as_posix() not in PAGES:
+            path.unlink()

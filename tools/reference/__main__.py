@@ -1,0 +1,5 @@
+"""Called by `make docs`."""
+
+from tools import reference
+
+reference.write()

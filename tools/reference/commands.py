@@ -1,0 +1,166 @@
+"""The pages of commands: what `--help` says, as a page."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Final
+
+import click
+
+from nodewise.cli import cpu, exits, legacy, main
+from tools.reference.text import MADE, code, table
+
+_DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
+_PROGRAM: Final = "nodewise"
+
+
+def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """A command and all below it, each with what is typed."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path)
+        for name in command.list_commands(context):
+            if (below := command.get_command(context, name)) is not None:
+                yield from walk(below, f"{path} {name}")
+
+
+def every() -> dict[str, click.Command]:
+    """All commands of `nodewise`, by what is typed."""
+    return dict(walk(main.command, _PROGRAM))
+
+
+def _one(name: str) -> str:
+    """The page of a command of `nodewise`, with what is below it."""
+    path = f"{_PROGRAM} {name}"
+    found = {typed: one for typed, one in every().items() if f"{typed} ".startswith(f"{path} ")}
+    parts = [_section(one, typed, "#" if typed == path else "##") for typed, one in found.items()]
+    return MADE + "\n".join(parts)
+
+
+def _section(command: click.Command, typed: str, mark: str) -> str:
+    context = click.Context(command, info_name=typed)
+    usage = f"```\n{' '.join([typed, *command.collect_usage_pieces(context)])}\n```\n"
+    parts = [f"{mark} {typed}\n", _prose(command.help or ""), usage]
+    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    if options:
+        rows = (_row(one, context) for one in options)
+        parts.append(table(("option", "environment", "default", "meaning"), rows))
+    if isinstance(command, click.Group):
+        parts.append(table(("command", "what it does"), _below(command, context, typed)))
+    return "\n".join(parts)
+
+
+def _below(group: click.Group, context: click.Context, typed: str) -> Iterator[tuple[str, str]]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is not None:
+            yield f"[`{typed} {name}`](#{f'{typed} {name}'.replace(' ', '-')})", summary(command)
+
+
+def summary(command: click.Command) -> str:
+    """What a command does, in its first paragraph."""
+    return " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].replace("\b", "").split())
+
+
+def _prose(text: str) -> str:
+    r"""The text of a command: paragraphs, and what stands below `\b` as it is."""
+    parts = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        is_block = paragraph.startswith("\b\n")
+        parts.append(
+            _block(paragraph.removeprefix("\b\n")) if is_block else f"{' '.join(paragraph.split())}\n"
+        )
+    return "\n".join(parts)
+
+
+def _block(text: str) -> str:
+    title, _, rest = text.partition(":")
+    if "\n" in title:
+        return f"```\n{text}\n```\n"
+    lines = inspect.cleandoc(" " * (len(title) + 1) + rest)
+    return f"{title}:\n\n```\n{lines}\n```\n"
+
+
+def _row(option: click.Option, context: click.Context) -> tuple[str, str, str, str]:
+    names = ", ".join(code(name) for name in (*option.opts, *option.secondary_opts))
+    form = "" if option.is_flag else option.make_metavar(context).replace("[", "").replace("]", "")
+    text, default = help_and_default(option, context)
+    variable = option.envvar if isinstance(option.envvar, str) else ""
+    return f"{names} {code(form)}".strip(), code(variable), default, text
+
+
+def help_and_default(option: click.Option, context: click.Context) -> tuple[str, str]:
+    """An option's help without its default, and its default in words."""
+    text = option.help or ""
+    if found := _DEFAULT.search(text):
+        return text[: found.start()] or "", found[1] or found[2]
+    shown = option.get_help_extra(context).get("default", "") if option.show_default else ""
+    return text, "needed" if option.required else shown
+
+
+def commands_page() -> str:
+    """All commands in one table, and what holds for all of them."""
+    rows = ((f"[`{_PROGRAM} {name}`]({name}.md)", text) for name, (_, text) in main.COMMANDS.items())
+    return "".join(
+        [
+            MADE,
+            "# Commands\n\n",
+            table(("command", "what it does"), rows),
+            "\n## What holds for all of them\n\n",
+            "`--help`, or `-h`, shows what a page here says. An option of a server that is in the [table of\n",
+            "settings](../settings.md) may be given as `NODEWISE_…` in the environment and in the file of `--config`\n",
+            "as well: a flag wins over the environment, that over the file, that over the default.\n\n",
+            "Durations are like `500ms`, `5s`, `1m30s`, `1h`; sizes like `64Mi`; files in PEM, YAML or JSON as the\n",
+            "option says. Results go to stdout, all else to stderr.\n\n",
+            "## Exit codes\n\n",
+            table(("code", "meaning"), ((f"`{number}`", text) for number, text in exits.MEANING.items())),
+            "\nA page says where a command has others: `nodewise cpu isolate` ends with the code of what it ran.\n\n",
+            "## Completion in the shell\n\n",
+            "```sh\n",
+            'eval "$(_NODEWISE_COMPLETE=bash_source nodewise)"    # in ~/.bashrc, bash 4.4 or later\n',
+            'eval "$(_NODEWISE_COMPLETE=zsh_source nodewise)"     # in ~/.zshrc\n',
+            "_NODEWISE_COMPLETE=fish_source nodewise | source     # in ~/.config/fish/config.fish\n",
+            "```\n\n",
+            "It completes commands, options and the words that an option takes.\n",
+        ]
+    )
+
+
+def cmk_page() -> str:
+    """The commands of the script `cmk`, and the older program's flags."""
+    rows = []
+    for name, flags in legacy.CMK.items():
+        old = ", ".join(_older(flag, one) for flag, one in flags.items())
+        rows.append((f"`cmk {name}`", f"[`nodewise cpu {name}`](cpu.md#nodewise-cpu-{name})", old))
+    return "".join(
+        [
+            MADE,
+            "# cmk\n\n",
+            "The script `cmk` is `nodewise cpu` under the older program's name: every command of the one is one of\n",
+            "the other, with the same options. Besides it understands the older program's flags as docopt read\n",
+            "them: any beginning of a name that only one option has, and `--name VALUE` like `--name=VALUE`.\n\n",
+            table(
+                ("command", "is", "flags of the older program"), (row for row in rows if _is_command(row[0]))
+            ),
+            "\n`cmk isolate` ends with the exit code of what it ran; the other commands as all of nodewise do:\n",
+            "[exit codes](index.md#exit-codes).\n",
+        ]
+    )
+
+
+def _is_command(cell: str) -> bool:
+    return cell.strip("`").removeprefix("cmk ") in cpu.COMMANDS
+
+
+def _older(name: str, flag: legacy.Flag) -> str:
+    if flag.name == f"--{name}":
+        return code(f"--{name}")
+    return f"{code(f'--{name}')} ({code(flag.name) or 'no meaning here'})"
+
+
+COMMAND_PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "commands/index.md": commands_page,
+    **{f"commands/{name}.md": partial(_one, name) for name in main.COMMANDS},
+    "commands/cmk.md": cmk_page,
+}

@@ -1,0 +1,126 @@
+"""The page of custom resources: what the definitions of `deploy/crds` say, field by field."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tools.reference.text import MADE, code, table
+
+FOLDER: Final = Path(__file__).parents[2] / "deploy/crds"
+_BOUNDS: Final = {
+    "enum": "one of",
+    "pattern": "like",
+    "format": "format",
+    "minimum": "at least",
+    "maximum": "at most",
+    "minLength": "characters at least",
+    "maxLength": "characters at most",
+    "minItems": "entries at least",
+    "maxItems": "entries at most",
+    "maxProperties": "keys at most",
+    "default": "default",
+}
+
+
+def definitions_page() -> str:
+    """Every kind of object that the program brings, with all fields."""
+    return "".join(
+        [
+            MADE,
+            "# Custom resources\n\n",
+            "What `deploy/crds` defines, and so what the API server takes and refuses. A field below a list is\n",
+            "written with `[]`, one below a map with `.*`. `nodewise policy lint` says more than the API server\n",
+            "can: [what it knows](commands/policy.md).\n",
+            *(
+                _kind(path, document)
+                for path in sorted(FOLDER.glob("*.yaml"))
+                for document in _documents(path)
+            ),
+        ]
+    )
+
+
+def _documents(path: Path) -> list[Mapping[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def _kind(path: Path, definition: Mapping[str, Any]) -> str:
+    spec = definition["spec"]
+    names = spec["names"]
+    short = ", ".join(code(name) for name in names.get("shortNames", ()))
+    parts = [
+        f"\n## {names['kind']}\n\n",
+        f"`{definition['metadata']['name']}`, {spec['scope'].lower()}",
+        f"; short {short}" if short else "",
+        f". Defined in [`{path.name}`](../../deploy/crds/{path.name}).\n",
+    ]
+    return "".join([*parts, *(_version(version) for version in spec["versions"])])
+
+
+def _version(version: Mapping[str, Any]) -> str:
+    notes = [
+        "stored" if version["storage"] else "not stored",
+        *([] if version["served"] else ["not served"]),
+        *(["status is a subresource"] if "status" in version.get("subresources", {}) else []),
+    ]
+    schema = version["schema"]["openAPIV3Schema"]
+    columns = [
+        (column["name"], code(column["jsonPath"])) for column in version.get("additionalPrinterColumns", ())
+    ]
+    parts = [
+        f"\nVersion `{version['name']}`: {', '.join(notes)}.\n\n",
+        table(("field", "type", "allowed", "meaning"), _fields(schema, "")),
+    ]
+    if columns:
+        parts.append("\n" + table(("column of `kubectl get`", "from"), columns))
+    return "".join(parts)
+
+
+def _fields(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str, str]]:
+    """Every field below a schema, in the order of the definition."""
+    needed = schema.get("required", ())
+    for name, field in schema.get("properties", {}).items():
+        if not path and name in {"apiVersion", "kind", "metadata"}:
+            continue
+        yield from _field(field, f"{path}.{name}" if path else name, is_needed=name in needed)
+    inner = schema.get("additionalProperties")
+    if isinstance(inner, dict):
+        yield from _field(inner, f"{path}.*", is_needed=False)
+
+
+def _field(field: Mapping[str, Any], path: str, *, is_needed: bool) -> Iterator[tuple[str, str, str, str]]:
+    allowed = "; ".join(["needed"] * is_needed + list(_allowed(field)))
+    yield code(path), _type(field), allowed, " ".join(field.get("description", "").split())
+    if field.get("type") == "array":
+        items = field["items"]
+        yield from _fields(items, f"{path}[]")
+    else:
+        yield from _fields(field, path)
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    if field.get("x-kubernetes-int-or-string"):
+        return "integer or string"
+    if field.get("type") == "array":
+        return f"list of {_type(field['items'])}s"
+    if isinstance(field.get("additionalProperties"), dict):
+        return f"map of {_type(field['additionalProperties'])}s"
+    return str(field.get("type", "anything"))
+
+
+def _allowed(field: Mapping[str, Any]) -> Iterator[str]:
+    inner = field["items"] if field.get("type") == "array" else {}
+    for bounded in (field, inner):
+        for key, words in _BOUNDS.items():
+            if key in bounded:
+                value = bounded[key]
+                shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+                yield f"{words} {code(shown)}"
+        for rule in bounded.get("x-kubernetes-validations", ()):
+            yield rule.get("message") or code(rule["rule"])
+    if field.get("nullable"):
+        yield "null"
+    if field.get("x-kubernetes-preserve-unknown-fields"):
+        yield "other fields are kept"
