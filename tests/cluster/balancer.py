@@ -70,10 +70,10 @@ class Balancer:
         except OSError:
             writer.transport.abort()
             return
-        await asyncio.gather(_pump(reader, to_them), _pump(theirs, writer))
+        await asyncio.gather(pump(reader, to_them), pump(theirs, writer))
 
 
-async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
     """Bytes from one side to the other; an end is handed on as what it is, an orderly one or a reset."""
     try:
         while data := await source.read(2**16):

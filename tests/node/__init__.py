@@ -6,6 +6,9 @@ What one room of this folder is for:
     image       a container image, made of one static program
     runtime     containerd in namespaces of its own
     kubelet     the kubelet beside it, and the Node that it speaks for
+    network     what calls of a runtime's own network get to, Services among it
+    host        a control plane and a kubelet in that network, as on a real machine
+    control     kube-scheduler as its static pod
     workloads   pods that run commands, and what becomes of them
     managed     the CPU manager on such a node: program, agent, pods that ask for cores
 

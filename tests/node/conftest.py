@@ -8,7 +8,8 @@ import pytest
 from tests.cluster import packages, programs
 from tests.cluster.conftest import control_plane_programs, corner, got, plane
 from tests.cluster.controlplane import ControlPlane
-from tests.node import installed, kubelet
+from tests.node import host, installed, kubelet
+from tests.node.host import Host
 from tests.node.kubelet import Kubelet
 
 __all__ = ["control_plane_programs", "corner", "plane"]
@@ -41,4 +42,17 @@ def node(
     """A node whose kubelet runs what is bound to it."""
     folder = tmp_path_factory.mktemp("node")
     with kubelet.running(plane, kubelet_program, container_programs, folder, "real") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def whole(
+    control_plane_programs: Path,
+    kubelet_program: Path,
+    container_programs: packages.Containers,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Host]:
+    """A control plane with a real node whose pods can do all that pods of a cluster can."""
+    folder = tmp_path_factory.mktemp("whole")
+    with host.running(control_plane_programs, kubelet_program, container_programs, folder) as running:
         yield running

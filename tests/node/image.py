@@ -20,12 +20,24 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 def write(file: Path, busybox: Path, name: str = NAME, scripts: Mapping[str, str] = NONE) -> None:
     """Writes the image; `busybox` has to be linked statically. `scripts` are programs for its shell, by path."""
-    layer = _layer(busybox.read_bytes(), scripts)
+    _write(file, name, _layer(busybox.read_bytes(), scripts), {"Cmd": SLEEP, "Env": ["PATH=/bin"]})
+
+
+def write_program(file: Path, program: Path, name: str) -> None:
+    """Writes an image that has one program, which has to be linked statically, and nothing else."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        _add(archive, f"usr/local/bin/{program.name}", program.read_bytes(), mode=0o755)
+    path = f"/usr/local/bin/{program.name}"
+    _write(file, name, buffer.getvalue(), {"Entrypoint": [path], "Env": ["PATH=/usr/local/bin"]})
+
+
+def _write(file: Path, name: str, layer: bytes, runs: Mapping[str, Any]) -> None:
     config = _json(
         {
             "architecture": _MACHINES.get(platform.machine(), platform.machine()),
             "os": "linux",
-            "config": {"Cmd": SLEEP, "Env": ["PATH=/bin"]},
+            "config": runs,
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
         }
     )

@@ -18,6 +18,9 @@ from tests.node.runtime import Runtime
 
 KIND = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
 
+Prepared = Callable[[Runtime], contextlib.AbstractContextManager[str]]
+"""Makes a runtime ready for a kubelet in its network; the address of that one's Node."""
+
 
 class Kubelet:
     """A running kubelet; `name` is its Node's."""
@@ -79,17 +82,20 @@ def running(
     folder: Path,
     name: str,
     settings: Mapping[str, Any] | None = None,
+    prepared: Prepared | None = None,
 ) -> Iterator[Kubelet]:
     """A kubelet whose Node is ready; its pods end with it, and the Node is gone at the end.
 
-    `settings` are further ones of its configuration.
+    `settings` are further ones of its configuration. It is in the machine's network, and its pods are not; unless
+    `prepared` is given, which makes of the runtime's own network one to live in, before the kubelet starts there.
     """
     with (
         cgroups.corner(f"nodewise-{processes.free_port()}-{name}") as cgroup,
         runtime.running(containers, folder) as beside,
+        prepared(beside) if prepared else contextlib.nullcontext(processes.own_address()) as address,
     ):
-        command = _command(plane, program, folder, name, _settings(cgroup) | dict(settings or {}))
-        words = beside.enter(command)
+        command = _command(plane, program, folder, name, _settings(cgroup) | dict(settings or {}), address)
+        words = beside.enter(command, network=prepared is not None)
         kubelet = Kubelet(
             name, plane, beside, lambda: Process(words, folder / "kubelet.log", beside.environment)
         )
@@ -102,7 +108,7 @@ def running(
 
 
 def _command(
-    plane: ControlPlane, program: Path, folder: Path, name: str, settings: Mapping[str, Any]
+    plane: ControlPlane, program: Path, folder: Path, name: str, settings: Mapping[str, Any], address: str
 ) -> list[str]:
     user = plane.user(f"system:node:{name}", group="system:nodes")
     serving = plane.authority.issue(f"kubelet-{name}", "127.0.0.1", name)
@@ -112,7 +118,7 @@ def _command(
         "config": config,
         "kubeconfig": user.kubeconfig,
         "hostname-override": name,
-        "node-ip": processes.own_address(),
+        "node-ip": address,
     }
     # nsenter does not pass on that it was ended
     ending = ["setpriv", "--pdeathsig", "TERM", "--"]

@@ -18,7 +18,7 @@ SOCKET = "/run/containerd/containerd.sock"
 """Where it listens, seen from inside."""
 
 IN_MEMORY = ("/run", "/var/lib", "/var/log", "/opt")
-"""What containerd, its shims, runc, the kubelet and nodewise write to by default."""
+"""What containerd, its shims, runc, the kubelet and nodewise write to by default; `/etc` is laid over as well."""
 
 TUNED = (
     "vm/overcommit_memory",
@@ -29,6 +29,12 @@ TUNED = (
     "kernel/keys/root_maxbytes",
 )
 """What the kubelet sets for the whole machine. In here it finds plain files in their place."""
+
+OVER_ETC = (
+    "mkdir -p /run/over/etc /run/over/work;"
+    " mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/over/etc,workdir=/run/over/work /etc"
+)
+"""What is written to /etc, as a host's /etc/kubernetes is, stays in memory."""
 
 NAMESPACES = ("--mount", "--propagation=private", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -52,7 +58,11 @@ NETWORK = {
             "type": "bridge",
             "bridge": "pods",
             "isGateway": True,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]},
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.88.0.0/24"}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
         }
     ],
 }
@@ -78,9 +88,13 @@ class Runtime:
         """A file that only the namespaces have."""
         return Path(f"/proc/{self.pid}/root{path}")
 
-    def enter(self, command: Sequence[str | Path]) -> list[str]:
-        """The command line that runs another among the processes and mounts, but in the machine's network."""
-        return ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--", *map(str, command)]
+    def enter(self, command: Sequence[str | Path], *, network: bool = False) -> list[str]:
+        """The command line that runs another among the processes and mounts, but in the machine's network.
+
+        With `network` it is in that of the runtime, from which only what is handed on leads out; see `network`.
+        """
+        inside = ["--mount", "--pid", *(["--net"] if network else [])]
+        return ["nsenter", f"--target={self.pid}", *inside, "--", *map(str, command)]
 
     def is_ready(self) -> bool:
         """Whether it is containerd that answers, and no longer the shell before it."""
@@ -140,6 +154,7 @@ def _start(programs: Containers, folder: Path) -> Runtime:
     named = {"image": image.NAME, "plugins": programs.plugins, "networks": networks}
     config.write_text(CONFIG.format(**{key: json.dumps(str(value)) for key, value in named.items()}))
     steps = [f"mount -t tmpfs tmpfs {place}" for place in IN_MEMORY]
+    steps.append(OVER_ETC)
     for name in TUNED:
         file = tuned / name
         file.parent.mkdir(parents=True, exist_ok=True)

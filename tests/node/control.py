@@ -1,0 +1,131 @@
+"""A control plane's host: kube-scheduler as a static pod of kubeadm's form, which the kubelet mirrors."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from tests.cluster.api import Object
+from tests.cluster.sandbox import wait
+from tests.conformance.configure import pods
+from tests.node import host
+from tests.node.host import Host
+from tests.node.network import Address, Target
+
+FAR: Final = "far"
+"""A node beside the host that there is for kube-scheduler alone: what is bound to it does not run."""
+_MIRROR: Final = f"/api/v1/namespaces/kube-system/pods/kube-scheduler-{host.NAME}"
+_TURN_S: Final = 120.0
+"""For kube-scheduler to end and to start anew, its probes and the Lease of the one before included."""
+
+
+class Shown(NamedTuple):
+    """What the API server says of the static pod: a manifest's hash, and one start of its container."""
+
+    hash: str
+    uid: str
+    container: str
+
+
+class Static:
+    """kube-scheduler as a static pod; from `static`."""
+
+    def __init__(self, whole: Host) -> None:
+        self.manifest = whole.path(f"{host.MANIFESTS}/kube-scheduler.yaml")
+        self._whole = whole
+        self._targets: dict[Address, Target] = {}
+
+    def write(self, text: str) -> None:
+        """Another manifest, as kubeadm puts it there: by a rename."""
+        fresh = self.manifest.parents[1] / "kube-scheduler.new"
+        fresh.write_text(text)
+        fresh.chmod(0o600)
+        fresh.rename(self.manifest)
+
+    def place(self, name: str, text: str) -> None:
+        """Another file beside the manifest."""
+        (self.manifest.parent / name).write_text(text)
+
+    def names(self) -> list[str]:
+        """What lies in the folder that the kubelet reads."""
+        return sorted(path.name for path in self.manifest.parent.iterdir())
+
+    def hand_on(self, address: Address, url: str) -> None:
+        """Who calls this address of the host gets to a server outside of it."""
+        if address not in self._targets:
+            self._whole.network.hand_on(address, lambda: self._targets[address])
+        found = urlsplit(url)
+        self._targets[address] = Target((str(found.hostname), int(found.port or 0)))
+
+    def shown(self) -> Shown:
+        """The pod that runs, as the API server has it."""
+        return wait("the kubelet tells of its scheduler", self._seen, _TURN_S, self.told)
+
+    def wait_another_than(self, before: Shown) -> Shown:
+        """Until the kubelet runs another manifest's pod in its place."""
+
+        def another() -> Shown | None:
+            seen = self._seen()
+            return seen if seen and seen.hash != before.hash and seen.container != before.container else None
+
+        return wait("kube-scheduler was started anew", another, _TURN_S, self.told)
+
+    def wait_ready(self) -> Shown:
+        """Until the pod's probes say so as well."""
+
+        def ready() -> Shown | None:
+            pod = self._pod()
+            return self._seen() if pod and host.is_ready(pod) else None
+
+        return wait("kube-scheduler is ready", ready, _TURN_S, self.told)
+
+    def told(self) -> object:
+        """What is to be known where it does not do what it should."""
+        pod = self._pod()
+        return pod and pod.get("status"), pod and self._whole.log(pod, "kube-scheduler")
+
+    def _pod(self) -> Object | None:
+        return self._whole.plane.api.find(_MIRROR)
+
+    def _seen(self) -> Shown | None:
+        pod = self._pod()
+        statuses = (pod or {}).get("status", {}).get("containerStatuses", [])
+        if not pod or not statuses or "running" not in statuses[0]["state"]:
+            return None
+        metadata = pod["metadata"]
+        return Shown(
+            metadata["annotations"]["kubernetes.io/config.hash"], metadata["uid"], statuses[0]["containerID"]
+        )
+
+
+@contextlib.contextmanager
+def static(whole: Host) -> Iterator[Static]:
+    """kube-scheduler from a manifest as kubeadm writes it, until the block is left."""
+    minor, patch = host.VERSION.split(".")[1:]
+    user = whole.plane.user("system:kube-scheduler")
+    config = whole.plane.kubectl(
+        f"--kubeconfig={user.kubeconfig}", "config", "view", "--raw", "--flatten", "--minify"
+    )
+    _private(whole.path(f"{host.KUBERNETES}/scheduler.conf"), config)
+    running = Static(whole)
+    running.write(pods.text(pods.pod(int(minor), patch)))
+    try:
+        running.shown()
+        yield running
+    finally:
+        for path in running.manifest.parent.iterdir():
+            path.unlink()
+        wait("its pod is gone", lambda: None if running._pod() else True, _TURN_S, running.told)
+
+
+def _private(file: Path, text: str) -> None:
+    file.write_text(text)
+    file.chmod(0o600)
+
+
+def rather(node: str) -> Object:
+    """The affinity of a pod that prefers a node, if nothing is in the way."""
+    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    term = {"weight": 100, "preference": {"matchExpressions": [expression]}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}

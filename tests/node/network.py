@@ -1,0 +1,174 @@
+"""The network that a runtime and its pods have to themselves: addresses of its loopback, and what answers there.
+
+What calls one of them is handed on, each connection by itself: out of the network, as to the API server of the test, or
+to pods in it, as kube-proxy does it for a Service. Whoever it would go to and who is not there is a connection that is
+closed at once.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.cluster.api import Api
+from tests.cluster.balancer import pump
+from tests.node.runtime import Runtime
+
+_NEWNET = 0x40000000
+"""CLONE_NEWNET of <sched.h>."""
+
+Address = tuple[str, int]
+
+
+class Target(NamedTuple):
+    """Where a connection goes: an address outside of the network, or in it."""
+
+    address: Address
+    is_inside: bool = False
+
+
+Choice = Callable[[], Target | None]
+
+
+class Network:
+    """From `of`. Sockets are made by a thread that is in the network; they stay there, whoever uses them."""
+
+    def __init__(self, runtime: Runtime, busybox: Path) -> None:
+        self._runtime = runtime
+        self._busybox = busybox
+        self._inside = ThreadPoolExecutor(1, initializer=_enter, initargs=(runtime.pid,))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._ip("link", "set", "lo", "up")
+
+    def add(self, address: str) -> None:
+        """An address of its loopback, which is none of 127.0.0.0/8: pods reach it as well."""
+        self._ip("addr", "add", f"{address}/32", "dev", "lo")
+
+    def hand_on(self, address: Address, choose: Choice) -> None:
+        """From now on who calls this address of the network, which it has to have, gets to where `choose` says."""
+        listening = self._socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        self._run(self._listen(listening, choose))
+
+    def serve(self, api: Api, namespace: str, service: str) -> None:
+        """What kube-proxy does: from now on connections to a Service's address go to its ready pods in turn."""
+        found = api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]
+        self.add(found["clusterIP"])
+        turns = itertools.count()
+
+        def choose() -> Target | None:
+            ready = _ready(api, namespace, service)
+            return Target(ready[next(turns) % len(ready)], is_inside=True) if ready else None
+
+        for port in found["ports"]:
+            self.hand_on((found["clusterIP"], port["port"]), choose)
+
+    def close(self) -> None:
+        """Ends all connections, and listens no more."""
+        self._run(_end_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+        self._inside.shutdown()
+
+    def _ip(self, *words: str) -> None:
+        command = ["nsenter", f"--target={self._runtime.pid}", "--net", "--", self._busybox, "ip", *words]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def _socket(self) -> socket.socket:
+        return self._inside.submit(socket.socket, socket.AF_INET, socket.SOCK_STREAM).result()
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _listen(self, listening: socket.socket, choose: Choice) -> None:
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                target = await asyncio.to_thread(choose)
+                if target:
+                    await self._hand_on(reader, writer, target)
+            except OSError:
+                writer.transport.abort()
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(connected, sock=listening)
+        self._serving = {*self._serving, asyncio.create_task(server.serve_forever())}
+
+    async def _hand_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target
+    ) -> None:
+        theirs, to_them = await self._connect(target)
+        try:
+            await asyncio.gather(pump(reader, to_them), pump(theirs, writer))
+        finally:
+            to_them.close()
+
+    async def _connect(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if not target.is_inside:
+            return await asyncio.open_connection(*target.address)
+        made = await asyncio.to_thread(self._socket)
+        made.setblocking(False)
+        try:
+            await self._loop.sock_connect(made, target.address)
+        except OSError:
+            made.close()
+            raise
+        return await asyncio.open_connection(sock=made)
+
+
+def out_to(address: Address) -> Choice:
+    """Always there, outside of the network."""
+    return lambda: Target(address)
+
+
+@contextlib.contextmanager
+def of(runtime: Runtime, busybox: Path) -> Iterator[Network]:
+    """The network of a running containerd, until the block is left."""
+    network = Network(runtime, busybox)
+    try:
+        yield network
+    finally:
+        network.close()
+
+
+async def _end_all() -> None:
+    """Cancels whatever else the loop does, and waits until it is over."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _enter(pid: int) -> None:
+    """The calling thread is in the network of a process from now on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(f"/proc/{pid}/ns/net").open() as place:
+        if libc.setns(place.fileno(), _NEWNET):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _ready(api: Api, namespace: str, service: str) -> Sequence[Address]:
+    """The ready endpoints of a Service of one port."""
+    about = f"kubernetes.io/service-name={service}"
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    slices = api.get(path, labelSelector=about)["items"]
+    return [
+        (address, one["ports"][0]["port"])
+        for one in slices
+        for endpoint in one["endpoints"] or ()
+        if endpoint["conditions"]["ready"]
+        for address in endpoint["addresses"]
+    ]

@@ -1,0 +1,150 @@
+"""`nodewise configure` on a host whose real kubelet runs a real kube-scheduler as a static pod, as kubeadm has it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import custom_metrics, objects, sandbox, served
+from tests.cluster.api import Object
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import NODEWISE
+from tests.cluster.test_certs import Written
+from tests.node import control, host, workloads
+from tests.node.control import FAR, Static
+from tests.node.host import Host
+
+pytestmark = pytest.mark.cluster
+
+EXTENDER = ("127.0.0.1", 9001)
+URL = "https://127.0.0.1:9001"
+
+
+@pytest.fixture
+def corner(whole: Host) -> Iterator[Sandbox]:
+    with sandbox.sandbox(whole.plane) as own:
+        host.wait_admitted(own)
+        yield own
+
+
+@pytest.fixture
+def metrics(corner: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
+    with custom_metrics.behind(corner, tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture
+def scheduler(whole: Host) -> Iterator[Static]:
+    with control.static(whole) as running:
+        yield running
+
+
+@pytest.fixture
+def policy(corner: Sandbox, metrics: CustomMetrics) -> None:
+    """One that leaves only the real node."""
+    corner.nodes(objects.node(FAR))
+    metrics.set("heat", {host.NAME: 10, FAR: 90})
+    served.policy(corner, dontschedule=[served.HOT])
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> Written:
+    written = Written(tmp_path / "pki")
+    written.certs("--name=127.0.0.1")
+    return written
+
+
+def configure(papers: Written, *more: str) -> list[str | Path]:
+    pair = ("-cert", papers.client.cert, "-key", papers.client.key, "--ca", papers.authority.ca_file)
+    return [NODEWISE, "configure", *pair, f"--extender-url={URL}", *more]
+
+
+def plain(name: str) -> Object:
+    """A pod that would rather be on the far node."""
+    return workloads.pod(name, "exec sleep 1000", affinity=control.rather(FAR))
+
+
+def with_policy(name: str) -> Object:
+    """The same, but its policy says otherwise."""
+    made = workloads.pod(
+        name,
+        "exec sleep 1000",
+        affinity=control.rather(FAR),
+        container={"resources": {"limits": served.LIMITS}},
+    )
+    made["metadata"]["labels"] = {"telemetry-policy": "pol"}
+    return made
+
+
+def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(
+    whole: Host, corner: Sandbox, policy: None, scheduler: Static, papers: Written, tmp_path: Path
+) -> None:
+    original = scheduler.manifest.read_bytes()
+    corner.pods(plain("before"), with_policy("waiting"))
+    assert corner.expect_bound("before") == FAR
+    assert "Insufficient telemetry/scheduling" in corner.expect_rejected("waiting")
+    with served.extender(whole.plane, tmp_path, *papers.flags, papers=papers) as nodewise:
+        nodewise.wait_fetched("heat")
+        scheduler.hand_on(EXTENDER, nodewise.url)
+        assert whole.tried(*configure(papers, "--check")).returncode == 3
+        assert scheduler.manifest.read_bytes() == original
+
+        before = scheduler.shown()
+        whole.said(*configure(papers))
+        scheduler.wait_another_than(before)
+        assert corner.expect_bound("waiting") == host.NAME
+        workloads.running(corner, "waiting")
+        corner.pods(plain("plain"), with_policy("web"))
+        assert corner.expect_bound("plain") == FAR
+        assert corner.expect_bound("web") == host.NAME
+        assert nodewise.decisions("web")
+
+        configured = scheduler.wait_ready()
+        text = scheduler.manifest.read_bytes()
+        whole.said(*configure(papers))
+        assert whole.tried(*configure(papers, "--check")).returncode == 0
+        assert scheduler.manifest.read_bytes() == text
+        assert scheduler.shown() == configured
+    corner.pods(plain("alone"), with_policy("left"))
+    assert corner.expect_bound("alone") == FAR
+    corner.expect_rejected("left")
+
+    whole.said(NODEWISE, "configure", "--restore")
+    assert scheduler.manifest.read_bytes() == original
+    scheduler.wait_another_than(configured)
+    corner.pods(plain("after"), with_policy("again"))
+    assert corner.expect_bound("after") == FAR
+    assert "Insufficient telemetry/scheduling" in corner.expect_rejected("again")
+    assert scheduler.wait_ready().hash == before.hash
+    assert scheduler.names() == [scheduler.manifest.name]
+
+
+def test_what_was_put_in_is_taken_out_of_a_manifest_that_changed_since(
+    whole: Host, corner: Sandbox, policy: None, scheduler: Static, papers: Written
+) -> None:
+    """As by `kubeadm upgrade`, which asks for more of the scheduler; what it asked for stays."""
+    original = scheduler.manifest.read_text()
+    before = scheduler.shown()
+    whole.said(*configure(papers))
+    configured = scheduler.wait_another_than(before)
+    scheduler.write(scheduler.manifest.read_text().replace("cpu: 100m", "cpu: 50m"))
+    changed = scheduler.wait_another_than(configured)
+    whole.said(NODEWISE, "configure", "--uninstall")
+    scheduler.wait_another_than(changed)
+    assert scheduler.manifest.read_text() == original.replace("cpu: 100m", "cpu: 50m")
+    corner.pods(plain("after"))
+    assert corner.expect_bound("after") == FAR
+
+
+def test_the_kubelet_runs_every_file_of_its_folder_but_those_that_begin_with_a_dot(
+    whole: Host, corner: Sandbox, scheduler: Static
+) -> None:
+    """Hence no backup lies there, and what is about to be renamed into its place begins with a dot."""
+    for name, file in {"hidden": ".kube-scheduler.yaml.new", "kept": "kube-scheduler.yaml.backup"}.items():
+        pod = workloads.pod(name, "exec sleep 1000", automountServiceAccountToken=None)
+        pod["metadata"]["namespace"] = corner.namespace
+        scheduler.place(file, json.dumps(pod))
+    wait("the copy runs", lambda: corner.pod(f"kept-{host.NAME}"))
+    assert corner.pod(f"hidden-{host.NAME}") is None
