@@ -8,7 +8,9 @@ and the custom metrics API answer.
 import contextlib
 import ipaddress
 import json
+import os
 import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -83,7 +85,12 @@ class Certificates(served.Papers):
         self.client = self.leaf(CLIENT, self.authority)
 
     def leaf(
-        self, name: str, by: Authority, *hosts: str, use: x509.ObjectIdentifier = CLIENT_USE, days: int = 365
+        self,
+        name: str,
+        by: Authority,
+        *hosts: str,
+        use: x509.ObjectIdentifier = CLIENT_USE,
+        days: int = 365,
     ) -> Pair:
         """A certificate for one use, over in so many days from now, and its key."""
         ca = x509.load_pem_x509_certificate(by.ca_pem)
@@ -102,7 +109,7 @@ class Certificates(served.Papers):
             .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
             .sign(signing, hashes.SHA256())
         )
-        file = self.folder / f"{name}-{processes.number()}"
+        file = self.folder / f"leaf-{processes.number()}"
         pair = Pair(file.with_suffix(".crt"), file.with_suffix(".key"))
         form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         pair.cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
@@ -143,11 +150,29 @@ class Cluster:
         file.write_text(yaml.safe_dump(config))
         return file
 
-    def diagnose(self, *more: str, config: Object | None = None, user: User | None = None) -> "Diagnosis":
-        """What doctor says, asked as somebody with the rights that ship for it unless others are named."""
-        given = [f"--kubeconfig={(user or self.plane.admin).kubeconfig}", "-o", "json"]
-        given.append(f"--scheduler-config={self.written(config or self.config)}")
-        return Diagnosis(looking.run("doctor", *given, *more))
+    def ask(self, *more: str, user: User | None = None) -> "subprocess.CompletedProcess[str]":
+        """doctor, as somebody who may do everything unless another one is named."""
+        return looking.run("doctor", *self._given(user), *more)
+
+    def diagnose(self, *more: str, user: User | None = None) -> "Diagnosis":
+        """What doctor says."""
+        return Diagnosis(self.ask("-o", "json", *more, user=user))
+
+    def measured(self) -> tuple["Diagnosis", float]:
+        """What doctor says, and the most MiB of memory that it held."""
+        command = [str(served.NODEWISE), "doctor", *self._given(None), "-o", "json"]
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            child = subprocess.Popen(command, stdout=out, stderr=err, text=True)
+            _, waited, used = os.wait4(child.pid, 0)
+            for file in (out, err):
+                file.seek(0)
+            code = os.waitstatus_to_exitcode(waited)
+            done = subprocess.CompletedProcess(command, code, out.read(), err.read())
+        return Diagnosis(done), used.ru_maxrss / 1024
+
+    def _given(self, user: User | None) -> list[str]:
+        kubeconfig = (user or self.plane.admin).kubeconfig
+        return [f"--kubeconfig={kubeconfig}", f"--scheduler-config={self.written(self.config)}"]
 
 
 class Diagnosis:

@@ -1,0 +1,200 @@
+"""What tenants, adapters and strangers may write or answer, to harm who looks at a cluster or reads what is said of it.
+
+Escapes that a terminal would obey, line breaks that would forge lines, texts and lists without end, YAML that unfolds.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Final
+
+import yaml
+
+from tests.cluster import ailments, gpu, loopback, processes, sound
+from tests.cluster.api import Object
+from tests.cluster.loopback import Receive, Scope, Send, Tls
+from tests.cluster.sound import Cluster
+
+ESCAPES: Final = "\x1b[2J\x1b]0;owned\x07\r\nKIND all is well\u202e\u009b31m"
+"""Clears the screen, names the window, forges a line, turns the direction of writing."""
+LONG: Final = "x" * 100_000
+BOMB: Final = "\n".join(
+    ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    + [
+        f"{after}: &{after} [{', '.join(10 * [f'*{name}'])}]"
+        for name, after in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
+    + ["extenders: *i", "profiles: *i", "kind: KubeSchedulerConfiguration", "settings: *i"]
+)
+"""A thousand million x where all is unfolded."""
+
+
+def many_extenders(number: int = 10_000) -> Object:
+    """A configuration with so many entries."""
+    url = f"https://{processes.own_address()}:1/scheduler"
+    entry = {"urlPrefix": url, "filterVerb": "filter", "prioritizeVerb": ESCAPES, "weight": 0}
+    profiles = [{"schedulerName": f"my-{at}{ESCAPES}"} for at in range(number)]
+    kind = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
+    return kind | {"extenders": number * [entry], "profiles": profiles}
+
+
+def scheduler_of_a_tenant(text: str) -> Callable[[Cluster], AbstractContextManager[None]]:
+    """A kube-scheduler in a tenant's namespace, with this text for its configuration, and words that are none."""
+    metadata = {"name": "scheduler", "namespace": sound.TENANT}
+    kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"scheduler.yaml": text}}
+    container = {
+        "name": "kube-scheduler",
+        "image": "registry.k8s.io/kube-scheduler:v1.36.3",
+        "command": [
+            "kube-scheduler",
+            "--config=/etc/kubernetes/scheduler.yaml",
+            f"--feature-gates={ESCAPES}",
+        ],
+        "volumeMounts": [{"name": "config", "mountPath": "/etc/kubernetes"}],
+    }
+    volumes = [{"name": "config", "configMap": {"name": "scheduler"}}]
+    labels = {"component": "kube-scheduler"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
+    whole = sound.running_pod("scheduler-of-a-tenant", sound.TENANT, "b", pod)
+    return ailments.created(kept, whole)
+
+
+def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
+    """Pods that say that they are nodewise, with settings that unfold and words that a terminal obeys."""
+    metadata = {"name": "nodewise", "namespace": sound.TENANT}
+    kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"nodewise.yaml": BOMB}}
+    container = {
+        "name": "nodewise",
+        "image": "nodewise:0.1.0",
+        "command": ["nodewise", "extender"],
+        "args": ["--config=/etc/nodewise/config/nodewise.yaml", f"--agents=telemetry,{ESCAPES}", LONG],
+        "env": [{"name": "NODEWISE_AGENTS", "value": ESCAPES}],
+        "volumeMounts": [{"name": "config", "mountPath": "/etc/nodewise/config"}],
+    }
+    volumes = [{"name": "config", "configMap": {"name": "nodewise"}}]
+    labels = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "extender"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
+    return ailments.created(kept, sound.running_pod("nodewise-of-a-tenant", sound.TENANT, "b", pod))
+
+
+@contextlib.contextmanager
+def talking_pods(cluster: Cluster) -> Iterator[None]:
+    """Pods with as much in annotations and conditions as the API server takes."""
+    pods = [ailments.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
+    for pod in pods:
+        pod["metadata"]["annotations"] = {"note": LONG, gpu.CARDS: ESCAPES}
+        pod["spec"]["schedulingGates"] = [{"name": "tests/held"}]
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ESCAPES + LONG}
+    with ailments.created(*pods)(cluster):
+        for pod in pods:
+            path = f"/api/v1/namespaces/{sound.TENANT}/pods/{pod['metadata']['name']}"
+            sound.status(cluster.api, path, {"conditions": [said]})
+        yield
+
+
+@contextlib.contextmanager
+def odd_policies(cluster: Cluster) -> Iterator[None]:
+    """Policies as odd as the definition lets them be."""
+    rule = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+    labels = [f"{ESCAPES}={ESCAPES}", LONG]
+    made = [
+        sound.policy("many", dontschedule=1000 * [rule]),
+        sound.policy("labels", labeling=[rule | {"labels": labels}]),
+        sound.policy("other", **{"x" * 200: [rule]}),
+    ]
+    with ailments.created(*made)(cluster):
+        yield
+
+
+@contextlib.contextmanager
+def odd_values(cluster: Cluster) -> Iterator[None]:
+    """Values under names that are none, very many of them."""
+    with ailments.measured("odd", "odd", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
+        yield
+
+
+@contextlib.contextmanager
+def odd_answers(cluster: Cluster) -> Iterator[None]:
+    """An adapter that answers with what is no list, and one that never answers."""
+    metrics = cluster.metrics
+    with ailments.measured("odd", "odd", ("a",))(cluster), ailments.measured("mute", "mute", ("a",))(cluster):
+        metrics.say("odd", b'{"items": ' + 20_000 * b"[" + ESCAPES.encode())
+        metrics.hang("mute")
+        try:
+            yield
+        finally:
+            metrics.heal("mute")
+            metrics.heal("odd")
+
+
+@contextlib.contextmanager
+def odd_kubelet(cluster: Cluster) -> Iterator[None]:
+    """A node whose kubelet says what no kubelet says, at length."""
+    kubelet = cluster.kubelets[sound.POOLS]
+    before = kubelet.configuration
+    kubelet.configuration = {
+        "cpuManagerPolicy": ESCAPES + LONG,
+        "topologyManagerPolicy": [1],
+        "more": 50 * [LONG],
+    }
+    yield
+    kubelet.configuration = before
+
+
+def odd_cards() -> Callable[[Cluster], AbstractContextManager[None]]:
+    """A node that says of its cards what nobody understands."""
+    node = gpu.node("odd")
+    node["metadata"]["annotations"] = {"nodewise.io/gpu-cards": ESCAPES + LONG}
+    return ailments.created(node)
+
+
+class _Mute:
+    """Takes requests, and answers none."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await loopback.body_of(receive)
+        await asyncio.sleep(600)
+
+
+@contextlib.contextmanager
+def strange_server(cluster: Cluster) -> Iterator[None]:
+    """Somebody at the entry's address whose certificate's name is written to be read on a terminal, and who is mute."""
+    pair = cluster.papers.leaf(ESCAPES[:60], cluster.papers.authority, "other.example", use=sound.SERVER)
+    with loopback.serving(_Mute(), Tls(pair), host=processes.own_address()) as url:
+        odd = f"{url}/scheduler?{ESCAPES}#{ESCAPES}"
+        with ailments.entry(urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES])(
+            cluster
+        ):
+            yield
+
+
+@contextlib.contextmanager
+def _with_config(config: Object, cluster: Cluster) -> Iterator[None]:
+    before, cluster.config = cluster.config, config
+    yield
+    cluster.config = before
+
+
+def configuration(config: Object) -> Callable[[Cluster], AbstractContextManager[None]]:
+    """A file that doctor is given."""
+    return lambda cluster: _with_config(config, cluster)
+
+
+HOSTILE: Final = {
+    "a tenant's scheduler whose configuration unfolds": scheduler_of_a_tenant(BOMB),
+    "a tenant's scheduler with 10,000 extenders": scheduler_of_a_tenant(
+        yaml.safe_dump(many_extenders(2_000))
+    ),
+    "a file with 10,000 extenders": configuration(many_extenders()),
+    "a file that is a list": configuration([ESCAPES]),  # type: ignore[arg-type]
+    "a tenant's pod that says that it is nodewise": extender_of_a_tenant(),
+    "pods that talk": talking_pods,
+    "policies of wrong shapes": odd_policies,
+    "values of 20,000 names that are none": odd_values,
+    "an adapter that answers nonsense, or never": odd_answers,
+    "a kubelet that says what none says": odd_kubelet,
+    "a node with cards that nobody understands": odd_cards(),
+    "a server that never answers, with a certificate to be shown": strange_server,
+}
+"""By the fact in words."""
