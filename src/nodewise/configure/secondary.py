@@ -127,6 +127,7 @@ def _deployment(wish: Wish) -> dict[str, Any]:
     labels = {"app": wish.name}
     pod = {
         "serviceAccountName": wish.name,
+        "enableServiceLinks": False,  # a Service named nodewise would set variables that look like our settings
         "priorityClassName": "system-cluster-critical",
         "securityContext": {
             "runAsNonRoot": True,

@@ -79,6 +79,7 @@ def test_a_second_scheduler(host):
     pod = found["Deployment", name]["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "registry.k8s.io/kube-scheduler:v1.36.3"
     assert not {"hostNetwork", "hostPID"} & set(pod)
+    assert pod["enableServiceLinks"] is False
     assert all("hostPath" not in volume for volume in pod["volumes"])
     assert "--unsafe" in pod["containers"][1]["command"]
 

@@ -1,0 +1,184 @@
+"""What is deployed, and what was said of it: the numbered cases 114, 116 to 118, 123 and 124."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodewise import clock
+from nodewise.agents.telemetry import labels
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy import PolicyObject
+from nodewise.agents.telemetry.state import TelemetryState
+from tests.conformance.configure.rows import row
+from tests.unit.agents.telemetry.worlds import policy, rejected, rule, scores, series, snapshot, view, world
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+EXTENDERS = ("tas", "gas", "tas-gas")
+
+
+@row(114, "not rebuilt: `nodewise configure` does its work")
+def test_no_script_ships() -> None:
+    assert list(DEPLOY.rglob("*.sh")) == []
+
+
+def objects(name: str) -> list[dict[str, Any]]:
+    text = (DEPLOY / "kustomize" / name / "nodewise.yaml").read_text()
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def only(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    [one] = [one for one in found if one["kind"] == kind]
+    return one
+
+
+@row(116, "the files are mounted read-only and by item, with probes and two replicas, on no particular nodes")
+@pytest.mark.parametrize("name", EXTENDERS)
+def test_the_extenders_deployment(name: str) -> None:
+    found = objects(name)
+    deployment, service = only(found, "Deployment"), only(found, "Service")
+    pod = deployment["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert [(one["port"], one["targetPort"]) for one in service["spec"]["ports"]] == [(9001, "https")]
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
+    assert {port["name"]: port["containerPort"] for port in container["ports"]}["https"] == 9001
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    assert {mount["readOnly"] for mount in container["volumeMounts"]} == {True}
+    secret = {one["name"]: one.get("secret") for one in pod["volumes"]}["tls"]
+    assert [item["key"] for item in secret["items"]] == ["tls.crt", "tls.key"]
+    flags = {word.partition("=")[0] for word in container["args"]}
+    assert flags >= {"--cert", "--key", "--client-ca", "--client-name"}
+    assert {"readinessProbe", "livenessProbe"} <= set(container)
+    assert ":" in container["image"]
+    assert deployment["metadata"]["namespace"] == service["metadata"]["namespace"] == "nodewise"
+
+
+def rule_schema() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the definition says of a strategy and of a rule."""
+    definition = yaml.safe_load((DEPLOY / "crds" / "taspolicies.yaml").read_text())
+    [version] = definition["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    strategy = spec["properties"]["strategies"]["additionalProperties"]
+    return strategy, strategy["properties"]["rules"]["items"]
+
+
+@row(117)
+@row(118)
+def test_the_definition_of_policies() -> None:
+    """A real API server refuses and takes them by tests/cluster/test_conformance_crd.py."""
+    strategy, one = rule_schema()
+    fields = one["properties"]
+    assert "operator" in one["required"]
+    assert not re.search(fields["metricname"]["pattern"], "a/b")
+    assert "Foo" not in fields["operator"]["enum"]
+    assert strategy["properties"]["logicalOperator"]["enum"] == ["allOf", "anyOf"]
+    assert not {"target", "labels"} & set(one["required"])
+    refusals = yaml.safe_load((ROOT / "tests" / "conformance" / "tas" / "crd.yaml").read_text())["rows"]
+    assert {row["number"] for row in refusals if "number" in row} >= {"X2", "X3", "X4", "X7", "X9"}
+
+
+@row(123, "nodes are known by the label `node`")
+def test_the_adapters_rule_for_metrics_of_nodes() -> None:
+    """A real adapter answers by it in tests/cluster/test_pipeline.py."""
+    values = yaml.safe_load((DEPLOY / "metrics" / "prometheus-adapter.yaml").read_text())
+    [found] = values["rules"]["custom"]
+    assert found["resources"] == {"overrides": {"node": {"resource": "node"}}}
+    name = "node_health_metric"
+    assert re.search(re.search(r'__name__=~"([^"]*)"', found["seriesQuery"])[1], name)  # type: ignore[index]
+    assert 'node!=""' in found["seriesQuery"]
+    replaced = found["name"]["as"].replace("$1", r"\1")
+    assert re.sub(found["name"]["matches"], replaced, name) == "health_metric"
+    filled = {
+        "<<.Series>>": name,
+        "<<.LabelMatchers>>": 'node="n1"',
+        "<<.GroupBy>>": "node",
+    }
+    query = found["metricsQuery"]
+    for hole, text in filled.items():
+        query = query.replace(hole, text)
+    assert query == 'max(node_health_metric{node="n1"}) by (node)'
+
+
+METRICS = (
+    series("filter1_metric", worker=10, worker2=20, worker3=10),
+    series("filter2_metric", worker=0, worker2=0, worker3=0),
+    series("prioritize1_metric", worker=1000, worker2=9999, worker3=0),
+    series("deschedule1_metric", worker2=9),
+    series("labeling1_metric", worker=10, worker2=10),
+    series("labeling2_metric", worker=-10, worker2=71, worker3=10),
+)
+NODES = "worker worker2 worker3"
+A, B = "labeling1_metric", "labeling2_metric"
+LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str]]]] = {
+    "labeling1": ([(A, "LessThan", 8, ["card0=true"])], {}),
+    "labeling2": ([(B, "LessThan", 8, ["card1=true"])], {"worker": {"card1=true"}}),
+    "labeling3": ([(B, "Equals", 71, ["card0=false"])], {"worker2": {"card0=false"}}),
+    "labeling4": ([(B, "Equals", 10, ["card1=true"])], {"worker3": {"card1=true"}}),
+    "labeling5": (
+        [(A, "GreaterThan", 8, ["card0=true"]), (B, "Equals", -10, ["card1=true"])],
+        {"worker": {"card0=true", "card1=true"}, "worker2": {"card0=true"}},
+    ),
+    "labeling6": (
+        [(B, "GreaterThan", -12, ["card1=true"])],
+        {name: {"card1=true"} for name in NODES.split()},
+    ),
+    "labeling7": (
+        [(B, "GreaterThan", 70, ["card0=false", "card1=true"])],
+        {"worker2": {"card0=false", "card1=true"}},
+    ),
+    "labeling8": (
+        [(A, "LessThan", 8, ["foo=1"]), (B, "LessThan", 8, ["foo=2"])],
+        {"worker": {"foo=2"}},
+    ),
+    "labeling9": (
+        [(A, "GreaterThan", 8, ["foo=1"]), (B, "GreaterThan", 8, ["foo=2"])],
+        {"worker": {"foo=1"}, "worker2": {"foo=2"}, "worker3": {"foo=2"}},
+    ),
+}
+
+
+def labelled(one: PolicyObject) -> dict[str, set[str]]:
+    given = world([one], snapshot(*METRICS), NODES)
+    slot = clock.result(TelemetryState(TelemetryOptions(), 60.0).slot(given))
+    columns = labels.united(column for decided in slot.values() for column in decided.labels)
+    return {
+        node: {f"{key.rpartition('/')[2]}={value}" for key, value in found.items()}
+        for node, found in labels.desired(columns, given.nodes, {}).items()
+    }
+
+
+def rules(rows: list[tuple[str, str, int, list[str]]]) -> Iterator[dict[str, Any]]:
+    return (rule(metric, operator, target, labels=texts) for metric, operator, target, texts in rows)
+
+
+@row(124)
+def test_what_the_end_to_end_tests_looked_at() -> None:
+    """The labels' policies; the others are below."""
+    found = {name: labelled(policy(labeling=list(rules(rows)))) for name, (rows, _) in LABELS.items()}
+    assert found == {name: wanted for name, (_, wanted) in LABELS.items()}
+
+
+def test_where_the_end_to_end_tests_pods_go() -> None:
+    def seen(**strategies: Any) -> Any:
+        return view(world([policy(**strategies)], snapshot(*METRICS), NODES))
+
+    first = seen(dontschedule=[rule("filter1_metric", "LessThan", 20)])
+    assert set(rejected(first, NODES) or {}) == {"worker", "worker3"}
+    second = seen(dontschedule=[rule("filter2_metric", "Equals")])
+    assert set(rejected(second, NODES) or {}) == set(NODES.split())
+    third = scores(seen(scheduleonmetric=[rule("prioritize1_metric", "GreaterThan")]), NODES) or {}
+    assert max(third, key=lambda name: third[name]) == "worker2"
+    moved = policy(name="deschedule1", deschedule=[rule("deschedule1_metric", "GreaterThan", 8)])
+    assert labelled(moved) == {"worker2": {"deschedule1=violating"}}
