@@ -126,6 +126,21 @@ def _series() -> dict[str, tuple[str, ...]]:
     return found
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy").glob("*.yaml")), ids=lambda path: path.stem)
+def test_nothing_of_other_services_reaches_the_settings_of_a_manifest_s_pods(path: Path) -> None:
+    """A Service called nodewise sets NODEWISE_PORT, which is a setting. The chart's own are looked at with Helm."""
+    for one in yaml.safe_load_all(path.read_text()):
+        spec = one.get("spec", {}) if one else {}
+        pod = spec.get("template", {}).get("spec", spec)
+        images = [container["image"] for container in _containers(pod)]
+        if any(image.startswith("nodewise:") for image in images):
+            assert pod.get("enableServiceLinks") is False, one["metadata"]["name"]
+
+
+def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for kind in ("initContainers", "containers") for one in pod.get(kind, ())]
+
+
 def test_dashboards_have_names_of_their_own() -> None:
     boards = [json.loads(path.read_text()) for path in DASHBOARDS]
     assert (

@@ -57,6 +57,7 @@ def _pod(wish: Wish, dialect: Dialect) -> Object:
     folders = {"socket": _FOLDER, "features": _FEATURES}
     return {
         "serviceAccountName": NAME,
+        "enableServiceLinks": False,
         **priority,
         "nodeSelector": {LABEL: "true"},
         "tolerations": [{"operator": "Exists"}],

@@ -178,6 +178,7 @@ def _pod(wish: Installation) -> Object:
     controls = {"operator": "Exists", "effect": "NoSchedule"}
     return {
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
         "containers": [_container(wish)],
         "volumes": volumes,
         # where every node has pools it has to run on one of them
