@@ -16,6 +16,10 @@ Seen = TypeVar("Seen")
 PATIENCE_S: Final = 60.0
 """For what comes about on a loaded machine; nothing here is a limit of speed."""
 
+SHORTEST_PAUSE_S: Final = 0.03
+LONGEST_PAUSE_S: Final = 0.2
+"""Between two looks, the longer the longer it takes: looking keeps from others the core that they are waited for on."""
+
 LEDGERS: Final = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 """Where nodewise under test keeps who holds the cards of a node; what one test leaves there is nothing to the next."""
 
@@ -27,9 +31,11 @@ def wait(
 ) -> Seen:
     """The first thing other than None that `see` returns; AssertionError with `show()` when there is none."""
     end = time.monotonic() + deadline_s
+    pause_s = SHORTEST_PAUSE_S
     while (seen := see()) is None:
         assert time.monotonic() < end, f"{what}: not so after {deadline_s:g} s; {show()}"
-        time.sleep(0.03)
+        time.sleep(pause_s)
+        pause_s = min(1.1 * pause_s, LONGEST_PAUSE_S)
     return seen
 
 
