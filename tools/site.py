@@ -171,7 +171,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         to = posixpath.relpath(source(read[0]), posixpath.dirname(page.file.src_uri) or ".")
         return to + (f"#{read[1]}" if read[1] else "")
 
-    return indented(_with_links(markdown, moved))
+    text = re.sub(r"\A(<!--.*?-->\s*)+", "", markdown, flags=re.DOTALL)  # or the title is not found
+    return indented(_with_links(text, moved))
 
 
 def _origin(name: str) -> Path:

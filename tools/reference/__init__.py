@@ -11,6 +11,7 @@ from tools.reference.commands import COMMAND_PAGES
 from tools.reference.dashboards import dashboards_page
 from tools.reference.definitions import definitions_page
 from tools.reference.observability import observability_page
+from tools.reference.serving import serving_page
 from tools.reference.settings import settings_page
 
 FOLDER: Final = Path("docs/reference")
@@ -19,6 +20,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "settings.md": settings_page,
     "observability.md": observability_page,
     "definitions.md": definitions_page,
+    "serving.md": serving_page,
     "dashboards.md": dashboards_page,
 }
 

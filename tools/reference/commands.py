@@ -44,8 +44,7 @@ def _section(command: click.Command, typed: str, mark: str) -> str:
     parts = [f"{mark} {typed}\n", _prose(command.help or ""), usage]
     options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
     if options:
-        rows = (_row(one, context) for one in options)
-        parts.append(table(("option", "environment", "default", "meaning"), rows))
+        parts.append("\n".join(_option(one, context) for one in options))
     if isinstance(command, click.Group):
         parts.append(table(("command", "what it does"), _below(command, context, typed)))
     return "\n".join(parts)
@@ -82,21 +81,24 @@ def _block(text: str) -> str:
     return f"{title}:\n\n```\n{lines}\n```\n"
 
 
-def _row(option: click.Option, context: click.Context) -> tuple[str, str, str, str]:
-    names = ", ".join(code(name) for name in (*option.opts, *option.secondary_opts))
-    form = "" if option.is_flag else option.make_metavar(context).replace("[", "").replace("]", "")
+def _option(option: click.Option, context: click.Context) -> str:
+    """An entry of a list: what is typed, what it is where nothing is said, and what it means."""
+    form = "" if option.is_flag else f" {option.make_metavar(context).removeprefix('[').removesuffix(']')}"
+    names = ", ".join(code(f"{name}{form}") for name in (*option.opts, *option.secondary_opts))
     text, default = help_and_default(option, context)
-    variable = option.envvar if isinstance(option.envvar, str) else ""
-    return f"{names} {code(form)}".strip(), code(variable), default, text
+    notes = ["needed"] if option.required else [f"default `{default}`"] if default else []
+    if isinstance(option.envvar, str):
+        notes.append(f"environment {code(option.envvar)}")
+    return f"- {' · '.join([names, *notes])}\n\n  {text}\n"
 
 
 def help_and_default(option: click.Option, context: click.Context) -> tuple[str, str]:
     """An option's help without its default, and its default in words."""
     text = option.help or ""
     if found := _DEFAULT.search(text):
-        return text[: found.start()] or "", found[1] or found[2]
+        return text[: found.start()] or "", (found[1] or found[2]).strip("`")
     shown = option.get_help_extra(context).get("default", "") if option.show_default else ""
-    return text, "needed" if option.required else shown
+    return text, shown
 
 
 def commands_page() -> str:

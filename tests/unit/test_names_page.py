@@ -1,0 +1,127 @@
+"""`docs/reference/names.md` and `kubernetes-events.md` name what the code reads, writes and records."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from nodewise import binder
+from nodewise.agents.gpu import agent as gpu
+from nodewise.agents.gpu import books, census, demand, marks
+from nodewise.agents.telemetry.agent import POLICY_LABEL
+from nodewise.agents.telemetry.labels import PREFIX, VIOLATING
+from nodewise.agents.telemetry.status import GOOD
+from nodewise.annotator import writing
+from nodewise.cli.wiring import LEASE
+from nodewise.cpu import names
+from nodewise.extender import events, remembering
+from nodewise.kube.events import Type
+from nodewise.statistics import annotations
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src/nodewise"
+PAGE = (ROOT / "docs/reference/names.md").read_text()
+EVENTS = (ROOT / "docs/reference/kubernetes-events.md").read_text()
+KEY = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+/[A-Za-z0-9._-]*")
+NONE_OF_THESE = {
+    "10.0.0.0/24": "a network, of an example",
+    "config.yaml.d/nodewise.yaml": "a file",
+    "example.com/card": "a resource, of an example",
+    "example.com/last": "a resource, of an example",
+    "kubectl.kubernetes.io/last-applied-configuration": "kubectl's own, which is not copied",
+    "kubernetes.io/": "what no prefix may end with",
+    "kubernetes.io/kube-apiserver-client": "a signer",
+    "kubernetes.io/metadata.name": "every namespace has it, from the API server",
+    "kubernetes.io/tls": "a type of Secrets",
+    "node.kubernetes.io/unschedulable": "a taint, in the simulation",
+    "nodewise.io/extender": "who records Events",
+}
+"""Texts of that form that are no annotation, label or resource of ours or of those we read."""
+
+
+def texts() -> Iterator[str]:
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def keys() -> set[str]:
+    """Every text of the code that has the form of a key; a group of the API is followed by a version or nothing."""
+    found = {text for text in texts() if KEY.fullmatch(text)}
+    is_group = re.compile(r".*(\.k8s\.io/.*|/v\d\w*)")
+    own = {text for text in found if not is_group.fullmatch(text)}
+    return own - NONE_OF_THESE.keys()
+
+
+def test_the_page_of_names_has_every_key_that_the_code_has() -> None:
+    assert len(keys()) > 30
+    assert [key for key in sorted(keys()) if f"`{key}" not in PAGE] == []
+
+
+def test_what_is_none_of_these_is_still_in_the_code() -> None:
+    assert [text for text in NONE_OF_THESE if text not in set(texts())] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        POLICY_LABEL,
+        PREFIX,
+        VIOLATING,
+        demand.ALLOW,
+        demand.DENY,
+        demand.SAME_CARD,
+        demand.LINKED,
+        demand.SINGLE_NUMA,
+        books.CARDS,
+        books.TILES,
+        gpu.STAMP,
+        marks._DISABLE,
+        marks._DESCHEDULE,
+        marks._PREFER,
+        marks._TILE_DISABLE,
+        marks._TILE_DESCHEDULE,
+        marks._TILE_PREFERRED,
+        names.OWNER,
+        names.config_map("<node>"),
+        writing.FIELD_MANAGER,
+        binder.HOLDINGS,
+        LEASE,
+        remembering.NAME,
+        census.NAME,
+        *(row.key for row in annotations.TABLE),
+    ],
+)
+def test_the_page_of_names_has(name: str) -> None:
+    assert f"`{name}" in PAGE
+
+
+def test_the_page_of_names_has_every_field_manager() -> None:
+    managers = {
+        text for text in texts() if re.fullmatch(r"nodewise-(telemetry|gpu|cpu|annotator|wake)", text)
+    }
+    written = {
+        name
+        for path in SOURCE.rglob("*.py")
+        for name in re.findall(r'"fieldManager": "([\w-]+)"', path.read_text())
+    }
+    assert written <= managers
+    assert [name for name in sorted(managers) if f"| `{name}` |" not in PAGE] == []
+
+
+def test_the_page_of_events_has_every_reason() -> None:
+    code = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    calls = len(re.findall(r"recorder\.record\(about", code))
+    assert calls == 3, "an Event that the page does not know"
+    bad = re.findall(
+        r'yield _of\(\s*"(\w+)", .*?"(\w+)",', (SOURCE / "agents/telemetry/status.py").read_text()
+    )
+    assert {condition for condition, _ in bad} == GOOD.keys()
+    reasons = {events.REASON, events.NOT_BOUND, "AllWell", *(reason for _, reason in bad)}
+    told = set(re.findall(r"^\| `(\w+)` \| (?:Warning|Normal) \|", EVENTS, re.MULTILINE))
+    assert told == reasons
+    assert set(get_args(Type)) == {"Warning", "Normal"}

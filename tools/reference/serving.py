@@ -1,0 +1,135 @@
+"""The page of ports and paths."""
+
+from collections.abc import Iterator
+
+from nodewise import agents
+from nodewise.extender.answering import Answering, is_named
+from nodewise.serve.options import AdminOptions, ServeOptions
+from tools.reference.text import MADE, code, table
+
+_DOES = {
+    "filter": "which of the nodes the pod may go to",
+    "prioritize": "a score from 0 to 10 for each node",
+    "preempt": "which of the nodes help the pod, were pods taken off them",
+}
+
+
+def serving_page() -> str:
+    """Where each server listens, and every path of it."""
+    kinds = agents.own()
+    answering = Answering(kinds, {kind.name: kind.options() for kind in kinds})
+    port, health = ServeOptions().port, AdminOptions().health_port
+    ports = (
+        (
+            "`nodewise extender --port`",
+            code(str(port)),
+            "every address, mutual TLS",
+            "kube-scheduler, `nodewise explain`",
+        ),
+        (
+            "`nodewise extender --health-port`",
+            code(str(health)),
+            "loopback, plain HTTP",
+            "probes, Prometheus",
+        ),
+        (
+            "`nodewise annotate --health-port`",
+            code(str(health)),
+            "loopback, plain HTTP",
+            "probes, Prometheus",
+        ),
+        (
+            "`nodewise cpu agent --health-port`",
+            code(str(health)),
+            "loopback, plain HTTP",
+            "probes, Prometheus",
+        ),
+        (
+            "`nodewise cpu agent --socket`",
+            "`/run/nodewise/cpu.sock`",
+            "Unix socket",
+            "`cmk isolate` in containers",
+        ),
+        (
+            "`nodewise cpu webhook --conf-file`",
+            "`8443`, Service 443",
+            "as the file says, TLS",
+            "the API server",
+        ),
+        (
+            "`nodewise cpu webhook --health-port`",
+            code(str(health)),
+            "loopback, plain HTTP",
+            "probes, Prometheus",
+        ),
+    )
+    return "".join(
+        [
+            MADE,
+            "# Ports and paths\n\n",
+            table(("server", "port", "listens on", "who calls"), ports),
+            "\n`--address` and `--health-address` say otherwise. A port of 0 is a free one, which the log names.\n",
+            "Without certificates, `--unsafe`, the port of kube-scheduler is on loopback as well.\n\n",
+            "## What kube-scheduler calls\n\n",
+            "`POST` with JSON, as kube-scheduler's extender protocol has it, with names (`nodeCacheCapable: true`) or\n",
+            "whole nodes. The paths of an agent are there where `--agents` names it.\n\n",
+            table(("path", "answers"), _asked(answering)),
+            "\n`POST /scheduler/bind` and `/agents/<agent>/bind` bind pods where an agent does, as `gpu`; without\n",
+            "one, beside the paths of kube-safe-scheduler, a bind is refused in words.\n\n",
+            "## What people and programs call\n\n",
+            table(("path", "on", "answers"), _shown(answering)),
+            "\n## Status\n\n",
+            table(("status", "means"), _STATUSES),
+            "\nA rejected node is no error: the answer is 200, with the reason in `FailedNodes`. Every error is JSON\n",
+            "that names the field, what was seen and what was wanted.\n",
+        ]
+    )
+
+
+def _asked(answering: Answering) -> Iterator[tuple[str, str]]:
+    for path, verb in answering.verbs.items():
+        if path.startswith("/scheduler/") and not is_named(path):
+            yield code(path), f"every agent: {_DOES[verb]}"
+    for verb, does in _DOES.items():
+        yield code(f"/agents/<agent>/{verb}"), f"that agent alone: {does}"
+    for path, verb in answering.verbs.items():
+        if is_named(path):
+            yield code(path), f"as kube-safe-scheduler's path: {_DOES[verb]}"
+
+
+def _shown(answering: Answering) -> Iterator[tuple[str, str, str]]:
+    yield "`GET /healthz`", "health port", "200 while the process lives"
+    yield "`GET /readyz`", "health port", "200 when it can decide; else 503 with what it waits for"
+    yield "`GET /metrics`", "health port", "[metrics](observability.md#metrics) in Prometheus' form"
+    private = "health port on loopback, and the port with mutual TLS"
+    yield (
+        "`GET /decisions`",
+        private,
+        "the last decisions; `?namespace=` and `?pod=` for one pod's, `?limit=`, 20 where not said, "
+        "`?form=words` or `arrays`",
+    )
+    parameters = {"gpu": "; `?node=` for one node", "learned": "; `?type=` for one type of pods"}
+    for agent in answering.showing:
+        yield (
+            code(f"GET /state/{agent.name}"),
+            private,
+            f"what the agent holds{parameters.get(agent.name, '')}",
+        )
+    yield "`GET /version`", "the port", "the version"
+
+
+_STATUSES = (
+    ("`200`", "answered"),
+    ("`400`", "the request cannot be read"),
+    (
+        "`403`",
+        "the client's certificate has no name of `--client-name`, or is a CA's with `--refuse-ca-client`",
+    ),
+    ("`404`", "no such path; or a bind that was refused, with `--bind-errors status`"),
+    ("`405`", "the path has another method"),
+    ("`408`", "the header or the body took too long"),
+    ("`413`", "the body is longer than `--max-body-bytes`"),
+    ("`431`", "the header is longer than `--header-bytes`"),
+    ("`500`", "a fault of nodewise; the log has it"),
+    ("`503`", "not now: not ready, or too many large requests at once"),
+)
