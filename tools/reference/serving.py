@@ -71,8 +71,8 @@ def serving_page() -> str:
             "\n`--address` and `--health-address` say otherwise. A port of 0 is a free one, which the log names.\n",
             "Without certificates, `--unsafe`, the port of kube-scheduler is on loopback as well.\n\n",
             "## What kube-scheduler calls\n\n",
-            "`POST` with JSON, as kube-scheduler's extender protocol has it, with names (`nodeCacheCapable: true`) or\n",
-            "whole nodes. The paths of an agent are there where `--agents` names it.\n\n",
+            "`POST` with JSON, as kube-scheduler's extender protocol has it: with names, `nodeCacheCapable: true`,\n",
+            "or whole nodes. The paths of an agent are there where `--agents` names it.\n\n",
             table(("path", "answers"), _asked(answering)),
             "\n`POST /scheduler/bind` and `/agents/<agent>/bind` bind pods where an agent does, as `gpu`; without\n",
             "one, beside the paths of kube-safe-scheduler, a bind is refused in words.\n\n",
@@ -105,8 +105,7 @@ def _shown(answering: Answering) -> Iterator[tuple[str, str, str]]:
     yield (
         "`GET /decisions`",
         private,
-        "the last decisions; `?namespace=` and `?pod=` for one pod's, `?limit=`, 20 where not said, "
-        "`?form=words` or `arrays`",
+        "the last decisions; of one pod with `?namespace=` and `?pod=`; `?limit=`, or 20; `?form=words` or `arrays`",
     )
     parameters = {"gpu": "; `?node=` for one node", "learned": "; `?type=` for one type of pods"}
     for agent in answering.showing:
