@@ -22,7 +22,7 @@ from nodewise.configure import certificate_secrets as stored
 from nodewise.configure import certificates
 from nodewise.configure.certificate_secrets import Place, Request
 from nodewise.configure.certificates import Both, Outlook, Shown, Side, Wish, stamp
-from nodewise.errors import BadInput, BadSettings, Conflict, Problem
+from nodewise.errors import BadInput, BadSettings, Conflict, Problem, Unavailable
 from nodewise.kube.api import Api
 from nodewise.kube.connect import connect
 from nodewise.observe import logs
@@ -69,6 +69,7 @@ def run(**given: Any) -> None:
         _print(objects.cert_manager(wish, given["namespace"], _place(given).names), given["output"])
     elif given["systemd"]:
         folder = str(Path(given["host_dir"]).absolute())
+        files.check_place(Path(folder))
         click.echo(objects.systemd(_words(folder), folder), nl=False)
     elif given["signer_name"]:
         asyncio.run(_sign(given, wish))
@@ -132,8 +133,10 @@ def _place(given: Given) -> Place:
 
 
 def _decide(given: Given, before: Both, wish: Wish, now: datetime) -> Outlook:
-    """What is to be done now."""
+    """What is to be done now. Unavailable while this machine's clock cannot be right."""
     found = certificates.outlook(before, wish, now)
+    if found.step == "clock":
+        raise Unavailable("nothing was changed", [Problem("", found.reasons[0], "")])
     return certificates.restarted(found, wish, now) if given["restarted"] else found
 
 
@@ -141,6 +144,7 @@ def _on_host(given: Given, wish: Wish) -> None:
     folder = Path(given["host_dir"]).absolute()
     now = datetime.now(UTC)
     try:
+        files.check_place(folder)
         if given["check"]:
             _tell_check(given, certificates.outlook(files.read(folder).both, wish, now))
         with files.alone(folder):
@@ -343,6 +347,7 @@ def _lines(found: Outlook) -> list[str]:
         "announce": lambda: f"due since {stamp(found.at)}: a renewal",
         "wait": lambda: f"due before {stamp(found.at)}: kube-scheduler started anew, then --restarted",
         "switch": lambda: f"due since {stamp(found.at)}: the new certificates are to be used",
+        "clock": lambda: "due now: the clock of this machine",
         "sign": lambda: f"due since {stamp(found.at)}: kube-scheduler's certificate, by --signer-name",
         "nothing": lambda: f"nothing is due before {stamp(found.at)}",
     }
@@ -363,10 +368,13 @@ def _tell_done(given: Given, done: Outlook, after: Outlook, where: str) -> None:
         "nothing": f"nothing is due before {stamp(after.at)}: {where}",
     }
     click.echo(said[done.step])
-    for reason in done.reasons if done.step == "announce" else ():
+    for reason in done.reasons if done.step in {"announce", "make"} else ():
         click.echo(f"  {reason}")
     if done.step == "make":
-        _say("kube-scheduler has to be started anew if it ran with another caFile")
+        _say(
+            "where kube-scheduler runs with another caFile, start it anew now, all replicas: it reads that once, and "
+            "every call fails until then. nodewise needs no restart"
+        )
     if after.step == "wait":
         _say(
             f"start kube-scheduler anew, all replicas, before {stamp(after.at)}: it reads its caFile once, and would "

@@ -7,6 +7,7 @@ never sees a certificate beside another one's key for longer than it takes to re
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,12 @@ _CLIENT: Final = {
     "next_cert": "next-client.crt",
     "next_key": "next-client.key",
 }
+
+
+_PODS: Final = "/etc/kubernetes/manifests"
+_CLUSTERS: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
+"""By these a folder is known in which kubeadm keeps a cluster's own certificates."""
+_LARGEST_POD: Final = 2**20
 
 
 class Found(NamedTuple):
@@ -69,6 +76,40 @@ def read(folder: Path) -> Found:
     if os.path.lexists(data) and not (data.is_symlink() and data.readlink().name.startswith(_PREFIX)):
         foreign.append(_DATA)
     return Found(Both(side(_SERVER), side(_CLIENT)), tuple(foreign))
+
+
+def check_place(folder: Path) -> None:
+    """BadInput for a folder whose files the kubelet reads as pods, or in which a cluster keeps its own certificates.
+
+    Nothing is replaced there, whoever asks: a `ca.crt` of ours in the place of the cluster's stops the cluster.
+    """
+    inside = Path(os.path.realpath(folder))
+    pods = Path(os.path.realpath(_PODS))
+    if inside == pods or pods in inside.parents or any(map(_is_pod, _files_of(inside))):
+        seen, wanted = "a folder of static pods: the kubelet reads its files as pods", "a folder of its own"
+    elif held := [name for name in _CLUSTERS if os.path.lexists(inside / name)]:
+        seen = f"the cluster's own certificates are there, such as {held[0]}"
+        wanted = "a folder of its own, such as /etc/nodewise/pki"
+    else:
+        return
+    raise BadInput("files", [Problem(f"--host {folder}", seen, wanted)])
+
+
+def _files_of(folder: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file()]
+    return []
+
+
+def _is_pod(path: Path) -> bool:
+    """Whether a kubelet would start something by this file."""
+    if path.stat().st_size > _LARGEST_POD:
+        return False
+    return bool(
+        re.search(
+            rb"""^(?:\xef\xbb\xbf)?[\s{]*["']?kind["']?\s*:\s*["']?Pod\b""", path.read_bytes(), re.MULTILINE
+        )
+    )
 
 
 def check_ours(folder: Path, found: Found) -> None:

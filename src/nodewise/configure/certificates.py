@@ -8,7 +8,7 @@ gone when the run is over, so what is not whole is made once more.
 
 import ipaddress
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from cryptography import x509
@@ -27,8 +27,8 @@ _SHORTEST: Final = timedelta(minutes=1)
 _LONGEST: Final = timedelta(days=10 * 365)
 _LONGEST_NAME: Final = 64  # of a common name, RFC 5280
 
-Step = Literal["make", "announce", "wait", "switch", "sign", "nothing"]
-"""`sign`: the cluster's signer is to be asked again, and not we."""
+Step = Literal["make", "announce", "wait", "switch", "sign", "clock", "nothing"]
+"""`sign`: the cluster's signer is to be asked again, and not we. `clock`: this machine's is behind the certificates'."""
 
 
 class Side(NamedTuple):
@@ -135,6 +135,8 @@ def outlook(before: Both, wish: Wish, now: datetime) -> Outlook:
     client = _judged(before.client, before.server, wish, now, is_server=False)
     sides = (server, client) if not before.client.signer else (server,)
     told = (_told(server, before.server), _told(client, before.client))
+    if (begins := _begins(server, client)) > now and not wish.is_forced:
+        return Outlook("clock", [_behind(begins, now)], begins, None, *told)
     if lacking := [one for one in sides if one.due <= now and one.ready is None]:
         step: Step = "announce" if any(one.works for one in sides) else "make"
         reasons = [reason for one in lacking for reason in one.reasons]
@@ -154,6 +156,19 @@ def outlook(before: Both, wish: Wish, now: datetime) -> Outlook:
     if client.due <= now:
         return Outlook("sign", client.reasons, client.due, None, *told)
     return Outlook("nothing", [], min(server.due, client.due), None, *told)
+
+
+def _begins(*sides: _Judged) -> datetime:
+    """From when on all are valid; long ago where there is none."""
+    leaves = [one.leaf for one in sides if one.leaf is not None]
+    return max((leaf.not_valid_before_utc for leaf in leaves), default=datetime.min.replace(tzinfo=UTC))
+
+
+def _behind(begins: datetime, now: datetime) -> str:
+    return (
+        f"this machine's clock says {stamp(now)}, and certificates that are there begin at {stamp(begins)}: mend "
+        "the clock; or, if it was wrong when they were made, --renew"
+    )
 
 
 def restarted(found: Outlook, wish: Wish, now: datetime) -> Outlook:
@@ -183,7 +198,8 @@ def taken(before: Both, step: Step, wish: Wish, now: datetime) -> Both:
     server = _announced(before.server, judged_server, issuer.server(wish.names, common))
     client, foreign = before.client, b""
     if client.signer:  # its certificate may come of any of them, or of one that these have signed
-        foreign = _pem(one for one in _certificates(before.server.trusted) if not _is_ours(one))
+        held = _certificates(before.server.trusted)
+        foreign = _pem(one for one in held if not _is_ours(one) and one.not_valid_after_utc > now)
     else:
         client = _announced(client, judged_client, issuer.client(wish.client_name))
     known = (before.server.trusted, before.client.trusted)

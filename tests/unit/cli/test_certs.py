@@ -150,25 +150,94 @@ def test_no_key_of_an_authority_and_no_forgotten_key_is_on_the_disk_and_none_is_
     assert not is_quiet(run().stdout), "this test would see a key"
 
 
-@pytest.mark.parametrize("step", ["--renew", "--restarted"])
+@pytest.mark.parametrize("name", ["ca.key", "apiserver.crt", "sa.key"])
+def test_nothing_is_written_beside_a_clusters_own_certificates(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("the cluster's")
+    for more in ([], ["--replace"], ["--systemd"], ["--check"]):
+        with pytest.raises(BadInput, match=f"the cluster's own certificates are there, such as {name}"):
+            run("--host", tmp_path, *more)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    run("--host", tmp_path / "nodewise")
+
+
+@pytest.mark.parametrize("text", ["apiVersion: v1\nkind: Pod\n", '{"kind": "Pod"}', "\ufeffkind: 'Pod'\r\n"])
+def test_nothing_is_written_where_the_kubelet_looks_for_pods(tmp_path: Path, text: str) -> None:
+    (tmp_path / "any-name.txt").write_text(text)
+    with pytest.raises(BadInput, match="a folder of static pods"):
+        run("--host", tmp_path, "--replace")
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(BadInput, match="a folder of static pods"):
+        run("--host", tmp_path / "link")
+    for folder in ("/etc/kubernetes/manifests", "/etc/kubernetes/manifests/nodewise"):
+        with pytest.raises(BadInput, match="a folder of static pods"):
+            run("--host", folder, "--check")
+
+
+def test_two_runs_at_once_make_one_set(tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "nodewise"
+    folder = tmp_path / "pki"
+    words = [program, "certs", "--host", folder]
+    running = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [one.communicate(timeout=120)[0] for one in running]
+    assert [one.returncode for one in running] == [0, 0, 0]
+    assert sorted(text.partition(" ")[0] for text in said) == ["made:", "nothing", "nothing"]
+    assert len(keys_below(folder)) == 2
+
+
+def test_what_is_over_is_made_anew_and_it_is_told_what_to_do_now(tmp_path: Path) -> None:
+    run("--host", tmp_path, "--lifetime", "1m")
+    before = files.read(tmp_path).both
+    over = before._replace(
+        server=before.server._replace(cert=before.server.cert[:-40] + before.server.cert[-30:])
+    )
+    files.write(tmp_path, over._replace(client=over.client._replace(key=b"")))
+    code, said = checked("--host", tmp_path)
+    assert (code, said.splitlines()[0]) == (3, "due: certificates are to be made")
+    done = run("--host", tmp_path)
+    assert done.stdout.startswith("made: ")
+    assert "  nodewise's certificate cannot be read" in done.stdout
+    assert "start it anew now, all replicas" in done.stderr
+    assert checked("--host", tmp_path)[0] == 0
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path) -> None:
+    run("--host", tmp_path)
+    before = held(tmp_path)
+    limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)); "
+    limited += "from nodewise.cli.main import run; run(sys.argv[1:])"
+    words = [sys.executable, "-B", "-c", limited, "certs", "--host", tmp_path, "--renew"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert held(tmp_path) == before
+    assert len(keys_below(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("step", ["", "--renew", "--restarted"])
 def test_a_run_that_is_ended_at_any_write_leaves_pairs_that_match_and_the_next_one_mends_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     arguments = ["--host", tmp_path / "pki", "--settle", "0s"]
-    run(*arguments)
+    if step:
+        run(*arguments)
+    else:
+        (tmp_path / "pki").mkdir()
     if step == "--restarted":
         run(*arguments, "--renew")
     for number in itertools.count():
         copy = tmp_path / f"copy-{number}"
         shutil.copytree(tmp_path / "pki", copy, symlinks=True)
-        if not ended_at(number, ["--host", copy, "--settle", "0s", step], monkeypatch):
+        if not ended_at(number, ["--host", copy, "--settle", "0s", *filter(None, [step])], monkeypatch):
             break
         found = files.read(copy)
         assert found.foreign == ()
         for side in found.both:
+            if not step and not (side.cert and side.key):
+                continue
             leaf = x509.load_pem_x509_certificate(side.cert)
             assert serialization.load_pem_private_key(side.key, None).public_key() == leaf.public_key()
-        run("--host", copy, "--settle", "0s", "--renew")
+        run("--host", copy, "--settle", "0s", *(["--renew"] if step else []))
         run("--host", copy, "--settle", "0s", "--restarted")
         assert checked("--host", copy)[0] == 0
         assert len(keys_below(copy)) == 2

@@ -153,6 +153,40 @@ def test_what_is_over_is_replaced_without_waiting() -> None:
     assert step(announced(), NOW + 91 * DAY) == "switch"
 
 
+def test_no_bundle_grows_over_many_renewals() -> None:
+    both, now = made(), NOW
+    for _ in range(12):
+        now += 61 * DAY
+        both = announced(both, now)
+        assert works(both.server, both.client, now)
+        for side in both:
+            assert len(x509.load_pem_x509_certificates(side.trusted)) == 2
+        both = certificates.taken(both, "switch", WISH, now + DAY)
+        assert works(both.server, both.client, now + DAY)
+
+
+def test_an_authority_of_others_that_is_over_is_dropped() -> None:
+    signer, later = Issuer("cluster-ca", NOW, 100 * DAY), Issuer("cluster-ca", NOW + 61 * DAY, 900 * DAY)
+    leaf = later.client(WISH.client_name)
+    first = made()
+    trusted = certificates.trusting(first.server.trusted, signer.cert + later.cert)
+    signed = Side(leaf.cert, leaf.key, first.client.trusted, signer="a/b")
+    both = announced(Both(first.server._replace(trusted=trusted), signed), NOW + 120 * DAY)
+    assert signer.cert not in both.server.trusted
+    assert later.cert in both.server.trusted
+
+
+def test_a_clock_that_is_behind_makes_nothing_anew() -> None:
+    """After a start without a clock's battery every certificate would be one of 1970, and no call would succeed."""
+    both = made()
+    found = certificates.outlook(both, WISH, datetime(1970, 1, 1, tzinfo=UTC))
+    assert (found.step, found.is_due) == ("clock", True)
+    assert "mend the clock" in found.reasons[0]
+    assert step(both, NOW - DAY, WISH._replace(is_forced=True)) == "make"
+    assert step(announced(both), NOW - DAY) == "clock"
+    assert step(both, NOW - timedelta(seconds=30)) == "nothing", "clocks differ a little"
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
