@@ -1,89 +1,86 @@
 """The quick start of docs/cpu.md, as it stands there, in an empty cluster with the kubelets of two nodes played."""
 
 import json
-import os
-import re
-import shlex
-import subprocess
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
 
 from nodewise.cpu import names
-from tests.cluster import controlplane, kubelet_double, objects, served
+from tests import pages, reader
+from tests.cluster import controlplane, kubelet_double, objects
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.served import NODEWISE
+from tests.pages import Block
+from tests.reader import Reader
 
 NAMESPACE = "cmk-namespace"
 NODES = ("node1", "node2")
-QUICK_START = (
-    (served.ROOT / "docs/cpu.md").read_text().partition("\n## Quick start\n")[2].partition("\n## ")[0]
-)
+PAGE = pages.ROOT / "docs/cpu.md"
 
 
-def commands() -> list[list[str]]:
-    """The words of each, in order; with a cluster's own kubeconfig in place of the reader's."""
-    blocks = re.findall(r"```console\n(.*?)```", QUICK_START, re.DOTALL)
-    joined = "".join(blocks).replace("\\\n", " ")
-    lines = map(str.strip, joined.splitlines())
-    return [shlex.split(line.removeprefix("$ ")) for line in lines if line]
+def quick_start(language: str) -> list[Block]:
+    """The blocks of that section."""
+    text = PAGE.read_text()
+    begin = text.index("\n## Quick start\n")
+    first, last = (text.count("\n", 0, at) for at in (begin, text.index("\n## ", begin + 1)))
+    return [one for one in pages.blocks(PAGE) if first < one.line < last and one.language == language]
+
+
+def commands() -> list[str]:
+    """What is typed, in order."""
+    return [step.typed for block in quick_start("console") for step in pages.steps(block)]
 
 
 def pod() -> Any:
-    [text] = re.findall(r"```yaml\n(.*?)```", QUICK_START, re.DOTALL)
-    return yaml.safe_load(textwrap.dedent(text))
-
-
-class Reader(NamedTuple):
-    """Somebody who follows the page."""
-
-    plane: ControlPlane
-
-    def types(self, words: list[str]) -> "subprocess.CompletedProcess[str]":
-        kubeconfig = str(self.plane.admin.kubeconfig)
-        given = [kubeconfig if word == "~/.kube/config" else word for word in words]
-        return subprocess.run(
-            [served.NODEWISE, *given[1:]],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-            env={**os.environ, "NODE_NAME": ""},
-        )
+    [block] = quick_start("yaml")
+    return yaml.safe_load(block.text)
 
 
 @pytest.fixture
-def reader(control_plane_programs: Path, tmp_path: Path) -> Iterator[Reader]:
+def plane(control_plane_programs: Path, tmp_path: Path) -> Iterator[ControlPlane]:
     with controlplane.running(control_plane_programs, tmp_path) as plane:
         for name in NODES:
             plane.api.create(objects.node(name))
         controllers = "daemonset-controller,garbage-collector-controller"
         with plane.start_controller_manager(controllers), kubelet_double.playing(plane.api, NAMESPACE):
-            yield Reader(plane)
+            yield plane
 
 
-def test_it_works_as_it_stands(reader: Reader) -> None:
+@pytest.fixture
+def shell(plane: ControlPlane, control_plane_programs: Path) -> Iterator[Reader]:
+    """Of somebody who follows the page, with a cluster's own kubeconfig in place of the reader's."""
+    kubeconfig = str(plane.admin.kubeconfig)
+    plain = reader.plain_environment()
+    environment = {
+        **plain,
+        "PATH": f"{control_plane_programs}:{NODEWISE.parent}:{plain['PATH']}",
+        "KUBECONFIG": kubeconfig,
+        "NODE_NAME": "",
+    }
+    with reader.reading(pages.ROOT, environment, {"~/.kube/config": kubeconfig}) as typing:
+        yield typing
+
+
+def test_it_works_as_it_stands(shell: Reader, plane: ControlPlane) -> None:
     apply, prepare, validate = commands()
-    assert apply[0] == "kubectl"
-    plane = reader.plane
-    plane.kubectl(*[str(served.ROOT / word) if word.startswith("deploy/") else word for word in apply[1:]])
-    done = reader.types(prepare)
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = [line.split()[:2] for line in done.stdout.splitlines()]
-    assert table == [
+    shell.types(apply)
+    said = shell.types(prepare)
+    lines = said.splitlines()
+    table = [line.split()[:2] for line in lines[lines.index(next(one for one in lines if "RESULT" in one)) :]]
+    assert [row for row in table if row] == [
         ["NODE", "RESULT"],
         *([name, "ready"] for name in NODES),
         ["(agent)", "ready"],
         ["(webhook)", "ready"],
     ]
-    assert "--no-agent" not in done.stderr
+    assert "--no-agent" not in said
     agents = plane.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector="app=cmk-agent")["items"]
     assert {one["spec"]["nodeName"] for one in agents} == set(NODES)
     assert {one["spec"]["serviceAccountName"] for one in agents} == {"cmk-agent"}
-    checks = {one["name"]: one for one in json.loads(reader.types(validate).stdout)["checks"]}
+    checks = {one["name"]: one for one in json.loads(shell.types(validate, may_fail=True))["checks"]}
     assert checks["label"]["ok"]
     assert checks["agent"]["seen"].partition(": ")[2].count("cmk-agent-") == 1
     made = pod()
