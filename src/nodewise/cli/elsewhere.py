@@ -172,6 +172,11 @@ _REMARKS: Final = {
     "each host of the control plane; then kubeadm init --config, or kubeadm upgrade apply --patches.",
     "kind": "Put certs/ (ca.crt, client.crt, client.key) beside these files, and there: kind create cluster "
     "--config kind.yaml",
+    "capi": _NOT_RUN + "Merge one of the two, by the version that your management cluster serves, into the "
+    "KubeadmControlPlane, whose machines are then replaced one by one. Beside it belongs the Secret "
+    "nodewise-scheduler-client of `nodewise certs`. The ClusterResourceSet wants a ConfigMap nodewise-manifests "
+    "(deploy/crds and a file of deploy/kustomize) and a Secret nodewise-tls-manifest, of type "
+    "addons.cluster.x-k8s.io/resource-set, with the Secret nodewise-tls in it.",
     "k3s": _NOT_RUN + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "
     "/etc/rancher/k3s, and restart k3s.",
     "rke2": _NOT_RUN + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "

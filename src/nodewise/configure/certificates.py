@@ -28,7 +28,7 @@ _LONGEST: Final = timedelta(days=10 * 365)
 _LONGEST_NAME: Final = 64  # of a common name, RFC 5280
 
 Step = Literal["make", "announce", "wait", "switch", "sign", "clock", "nothing"]
-"""`sign`: the cluster's signer is to be asked again, and not we. `clock`: this machine's is behind the certificates'."""
+"""`sign`: the cluster's signer is to be asked again, and not we. `clock`: this machine's is behind what is there."""
 
 
 class Side(NamedTuple):

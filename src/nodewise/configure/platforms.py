@@ -1,6 +1,6 @@
 """Where distributions take kube-scheduler's configuration from: files to put into place, by their names.
 
-Those for k3s, RKE2, MicroK8s and Talos follow their documentation; nobody here has run them.
+Those for Cluster API, k3s, RKE2, MicroK8s and Talos follow their documentation; nobody here has run them.
 """
 
 import posixpath
@@ -28,6 +28,10 @@ class Platform(NamedTuple):
 NAME: Final = "scheduler-config.yaml"
 PATCH: Final = "patches/kube-scheduler+strategic.yaml"
 _PATCHES: Final = "/etc/kubernetes/nodewise/patches"
+_KUBEADM: Final = ("v1beta3", "v1beta4")
+"""Versions of kubeadm's configuration: up to Kubernetes 1.36, and from 1.31 on."""
+_SECRET_KEYS: Final = {"ca.crt": "ca.crt", "client.crt": "tls.crt", "client.key": "tls.key"}
+"""Of the Secret that `nodewise certs` makes for kube-scheduler, by the file's name."""
 
 
 def files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
@@ -54,20 +58,23 @@ def _volumes(platform: Platform) -> list[dict[str, Any]]:
     ]
 
 
+def _component(platform: Platform, *, is_list: bool) -> dict[str, Any]:
+    """kube-scheduler, as kubeadm is told of it; its arguments were a map before they became a list."""
+    args = [{"name": "config", "value": platform.config}] if is_list else {"config": platform.config}
+    return {"extraArgs": args, "extraVolumes": _volumes(platform)}
+
+
 def _cluster_configuration(platform: Platform, version: str) -> dict[str, Any]:
-    args: Any = {"config": platform.config}
-    if version == "v1beta4":
-        args = [{"name": "config", "value": platform.config}]
     return {
         "apiVersion": f"kubeadm.k8s.io/{version}",
         "kind": "ClusterConfiguration",
-        "scheduler": {"extraArgs": args, "extraVolumes": _volumes(platform)},
+        "scheduler": _component(platform, is_list=version != "v1beta3"),
     }
 
 
 def _kubeadm(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     found = {NAME: yamltext.dumped(dict(value)), PATCH: _patch()}
-    for version in ("v1beta3", "v1beta4"):
+    for version in _KUBEADM:
         init = {
             "apiVersion": f"kubeadm.k8s.io/{version}",
             "kind": "InitConfiguration",
@@ -83,11 +90,15 @@ def _patch() -> str:
 
 
 def _kind(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    patches = [
-        _cluster_configuration(platform, "v1beta3"),
-        {"kind": "InitConfiguration", "patches": {"directory": f"{platform.folder}/patches"}},
-    ]
-    del patches[0]["apiVersion"]
+    """Patches of both versions: kind takes those of the one that it writes, and that depends on the node's image."""
+    patches = []
+    for version in _KUBEADM:
+        init = {
+            "apiVersion": f"kubeadm.k8s.io/{version}",
+            "kind": "InitConfiguration",
+            "patches": {"directory": f"{platform.folder}/patches"},
+        }
+        patches += [_cluster_configuration(platform, version), init]
     node = {"role": "control-plane", "extraMounts": [{"hostPath": ".", "containerPath": platform.folder}]}
     cluster = {
         "kind": "Cluster",
@@ -96,6 +107,56 @@ def _kind(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
         "nodes": [node, {"role": "worker"}],
     }
     return {NAME: yamltext.dumped(dict(value)), PATCH: _patch(), "kind.yaml": yamltext.dumped(cluster)}
+
+
+def _capi(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
+    """The same by a KubeadmControlPlane, whose bootstrap provider puts the files on each machine."""
+    texts = {
+        platform.config: yamltext.dumped(dict(value)),
+        f"{_PATCHES}/{posixpath.basename(PATCH)}": _patch(),
+    }
+    written = [_machine_file(path, {"content": text}) for path, text in texts.items()]
+    for name, key in _SECRET_KEYS.items():
+        source = {"contentFrom": {"secret": {"name": "nodewise-scheduler-client", "key": key}}}
+        written.append(_machine_file(f"{platform.folder}/certs/{name}", source))
+    found = {}
+    for version, is_list in (("v1beta1", False), ("v1beta2", True)):
+        spec = {
+            "files": written,
+            "clusterConfiguration": {"scheduler": _component(platform, is_list=is_list)},
+            "initConfiguration": {"patches": {"directory": _PATCHES}},
+            "joinConfiguration": {"patches": {"directory": _PATCHES}},
+        }
+        found[f"kubeadmcontrolplane-{version}.yaml"] = yamltext.dumped(
+            {
+                "apiVersion": f"controlplane.cluster.x-k8s.io/{version}",
+                "kind": "KubeadmControlPlane",
+                "metadata": {"name": "CONTROL-PLANE"},
+                "spec": {"kubeadmConfigSpec": spec},
+            }
+        )
+    return {**found, "clusterresourceset.yaml": yamltext.dumped(_RESOURCE_SET)}
+
+
+def _machine_file(path: str, source: Mapping[str, Any]) -> dict[str, Any]:
+    permissions = "0600" if path.endswith(".key") else "0644"
+    return {"path": path, "owner": "root:root", "permissions": permissions, **source}
+
+
+_RESOURCE_SET: Final = {
+    "apiVersion": "addons.cluster.x-k8s.io/v1beta1",
+    "kind": "ClusterResourceSet",
+    "metadata": {"name": "nodewise"},
+    "spec": {
+        "clusterSelector": {"matchLabels": {"scheduler": "nodewise"}},
+        "strategy": "ApplyOnce",
+        "resources": [
+            {"kind": "ConfigMap", "name": "nodewise-manifests"},
+            {"kind": "Secret", "name": "nodewise-tls-manifest"},
+        ],
+    },
+}
+"""Has the management cluster put nodewise itself, and its certificate, into each cluster with this label."""
 
 
 def _k3s(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
@@ -133,6 +194,13 @@ PLATFORMS: Final = {
     ),
     "kind": Platform(
         "/nodewise", manifest.CERTS_MOUNT, "/etc/kubernetes/scheduler.conf", _kind, has_dns=True
+    ),
+    "capi": Platform(
+        "/etc/kubernetes/nodewise",
+        manifest.CERTS_MOUNT,
+        "/etc/kubernetes/scheduler.conf",
+        _capi,
+        has_dns=True,
     ),
     "k3s": Platform(
         "/etc/rancher/k3s/nodewise",

@@ -84,9 +84,23 @@ def rewritten(document: Document, wanted: Any) -> bytes:
     return found if same else _refuse(document)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines stand as they are; nothing refers to something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def dumped(value: Any) -> str:
     """A value as a text of its own."""
-    return yaml.safe_dump(value, sort_keys=False, width=1000)
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
 def key_of(value: Any) -> str:

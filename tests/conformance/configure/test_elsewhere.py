@@ -178,10 +178,55 @@ def test_kubeadm(host):
 
 
 def test_kind(host):
+    """Patches of both versions of kubeadm's configuration: kind merges those of the one that it writes."""
     cluster = yaml.safe_load(files(host, "kind")["kind.yaml"])
     patches = [yaml.safe_load(text) for text in cluster["kubeadmConfigPatches"]]
-    assert patches[0]["scheduler"]["extraArgs"] == {"config": "/nodewise/scheduler-config.yaml"}
+    path = "/nodewise/scheduler-config.yaml"
+    found = {(patch["apiVersion"], patch["kind"]): patch for patch in patches}
+    for version, args in {
+        "v1beta3": {"config": path},
+        "v1beta4": [{"name": "config", "value": path}],
+    }.items():
+        assert found[f"kubeadm.k8s.io/{version}", "ClusterConfiguration"]["scheduler"]["extraArgs"] == args
+        init = found[f"kubeadm.k8s.io/{version}", "InitConfiguration"]
+        assert init["patches"] == {"directory": "/nodewise/patches"}
     assert cluster["nodes"][0]["extraMounts"] == [{"hostPath": ".", "containerPath": "/nodewise"}]
+
+
+def test_cluster_api(host):
+    found = {name: yaml.safe_load(text) for name, text in files(host, "capi").items()}
+    path = "/etc/kubernetes/nodewise/scheduler-config.yaml"
+    for version, args in {
+        "v1beta1": {"config": path},
+        "v1beta2": [{"name": "config", "value": path}],
+    }.items():
+        plane = found[f"kubeadmcontrolplane-{version}.yaml"]
+        assert (plane["apiVersion"], plane["kind"]) == (
+            f"controlplane.cluster.x-k8s.io/{version}",
+            "KubeadmControlPlane",
+        )
+        spec = plane["spec"]["kubeadmConfigSpec"]
+        assert spec["clusterConfiguration"]["scheduler"]["extraArgs"] == args
+        written = {one["path"]: one for one in spec["files"]}
+        value = yaml.safe_load(written[path]["content"])
+        named = value["extenders"][0]["tlsConfig"].values()
+        folder = {one["mountPath"]: one["hostPath"] for one in volumes(spec)}["/host/certs"]
+        assert {f"{folder}/{Path(name).name}" for name in named} <= set(written)
+        assert written[f"{folder}/client.key"]["permissions"] == "0600"
+        for phase in ("initConfiguration", "joinConfiguration"):
+            patch = written[f"{spec[phase]['patches']['directory']}/kube-scheduler+strategic.yaml"]
+            assert yaml.safe_load(patch["content"]) == {"spec": {"dnsPolicy": "ClusterFirstWithHostNet"}}
+    assert found["clusterresourceset.yaml"]["kind"] == "ClusterResourceSet"
+    assert "not run by us" in host.words("--mode", "capi").err
+
+
+def volumes(spec):
+    return spec["clusterConfiguration"]["scheduler"]["extraVolumes"]
+
+
+def test_texts_of_several_lines_can_be_read(host):
+    assert "content: |" in host.words("--mode", "capi").out
+    assert "\\n" not in host.words("--mode", "second-scheduler", "--kubernetes-version", "1.36").out
 
 
 def test_files_are_written_into_a_folder_and_nothing_is_overwritten(host, tmp_path):
