@@ -210,35 +210,28 @@ def running_pod(name: str, namespace: str, node: str, pod: Object) -> Object:
     return {"apiVersion": "v1", "kind": "Pod"} | objects.running_on(node, pod) | {"metadata": metadata}
 
 
-def put_running(api: Api, pod: Object) -> None:
-    """Makes a pod, and has its containers run."""
+def put_running(api: Api, pod: Object, address: str = "") -> None:
+    """Makes a pod, and has its containers run, at an address where one is named."""
     api.create(pod)
     names = [one["name"] for one in pod["spec"]["containers"]]
     about = {"image": "none", "imageID": "none", "restartCount": 0, "state": {"running": {}}}
-    status(
-        api,
-        path_of(pod),
-        {
-            "phase": "Running",
-            "conditions": [
-                {"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady", "PodScheduled")
-            ],
-            "containerStatuses": [about | {"name": name, "ready": True, "started": True} for name in names],
-        },
-    )
+    kinds = ("Ready", "ContainersReady", "PodScheduled")
+    found: Object = {
+        "phase": "Running",
+        "conditions": [{"type": kind, "status": "True"} for kind in kinds],
+        "containerStatuses": [about | {"name": name, "ready": True, "started": True} for name in names],
+    }
+    if address:
+        found |= {"podIP": address, "podIPs": [{"ip": address}]}
+    status(api, path_of(pod), found)
 
 
 def put_deployment(api: Api, deployment: Object) -> None:
-    """Makes a Deployment that has all its replicas, and their pods."""
+    """Makes a Deployment that has all its replicas, but not their pods."""
     made = api.create(deployment)
     count = deployment["spec"]["replicas"]
     counts = dict.fromkeys(("replicas", "readyReplicas", "availableReplicas", "updatedReplicas"), count)
     status(api, path_of(made), {"observedGeneration": made["metadata"]["generation"], **counts})
-    name, space = deployment["metadata"]["name"], deployment["metadata"]["namespace"]
-    for number in range(count):
-        put_running(
-            api, running_pod(f"{name}-{number}", space, PLAIN[number], deployment["spec"]["template"])
-        )
 
 
 def policy(name: str, **strategies: Iterable[Object]) -> Object:
@@ -317,13 +310,28 @@ def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
     account = cluster.plane.service_account("nodewise", NAMESPACE)
     given = served.arguments(account, cluster.papers)
     given += [f"--namespace={NAMESPACE}", "--agents=telemetry,gpu", f"--client-name={CLIENT}"]
-    given += [f"--address={processes.own_address()}"]
-    for number in (1, 2):
+    address = processes.own_address()
+    given += [f"--address={address}", f"--health-address={address}"]
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/nodewise"
+    template = cluster.api.get(path)["spec"]["template"]
+    for number, node in enumerate(PLAIN):
         replica = stack.enter_context(served.started(cluster.folder, given, cluster.papers))
         cluster.replicas.append(replica)
         cluster.api.create(shipping.endpoint(f"nodewise-{number}", replica.url))
+        pod = running_pod(f"nodewise-{number}", NAMESPACE, node, _listening(template, replica))
+        put_running(cluster.api, pod, address)
     for replica in cluster.replicas:
         replica.process.wait_ready(replica.is_ready)
+
+
+def _listening(template: Object, replica: Served) -> Object:
+    """A pod template, its ports as the replica has them: both are at one address."""
+    found: Object = json.loads(
+        json.dumps(template)
+        .replace("9001", replica.url.rpartition(":")[2])
+        .replace("9002", replica.health.rpartition(":")[2])
+    )
+    return found
 
 
 def _scheduler(cluster: Cluster) -> None:
@@ -371,6 +379,7 @@ def _descheduler(cluster: Cluster) -> None:
         "volumes": [{"name": "policy", "configMap": {"name": metadata["name"]}}],
     }
     template = {"metadata": {"labels": {"app": name}}, "spec": spec}
+    put_running(cluster.api, running_pod(f"{name}-0", SYSTEM, PLAIN[0], template))
     whole = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template}
     made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, **place}, "spec": whole}
     put_deployment(cluster.api, made)
