@@ -10,9 +10,9 @@ from nodewise.extender.remembering import InConfigMap, InFile, Memory
 from nodewise.kube.client import HttpApi
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.meters import Meters
-from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.admin import admin_routes, admin_server, called_locally
 from nodewise.serve.application import Application, Route
-from nodewise.serve.options import AdminOptions, ServeOptions, is_loopback
+from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.serve.server import Server
 
 Task = Callable[[], Coroutine[Any, Any, None]]
@@ -93,9 +93,7 @@ def servers(
     admin: AdminOptions = given.settings[AdminOptions]
     private = extender.private_routes()
     main_routes: list[Route] = [*extender.routes(), *binds, *([] if serve.unsafe else private)]
-    admin_shows = admin_routes(readiness.waiting_for, tools.meters)
-    if is_loopback(admin.health_address):
-        admin_shows += private
+    admin_shows = [*admin_routes(readiness.waiting_for, tools.meters), *map(called_locally, private)]
     app = Application(main_routes, tools.meters, max_body_bytes=serve.max_body_bytes)
     admin_app = Application(admin_shows, tools.meters, max_body_bytes=2**16)
     return Server(app, serve, tools.meters), admin_server(admin_app, admin, tools.meters)

@@ -1,13 +1,14 @@
 """The admin port: is the process alive, is it ready, what does it count. Plain HTTP, loopback unless told."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from nodewise.errors import Refused
 from nodewise.observe.meters import CONTENT_TYPE, Meters
 from nodewise.serve.answers import Asgi
 from nodewise.serve.application import Request, Response, Route
-from nodewise.serve.options import AdminOptions, ServeOptions
+from nodewise.serve.options import AdminOptions, ServeOptions, is_loopback
 from nodewise.serve.server import Server
 
 
@@ -34,9 +35,24 @@ def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: Meters) -> li
     ]
 
 
+def called_locally(route: Route) -> Route:
+    """The same route for who calls a loopback address, whatever addresses the port listens on: a process of this
+    machine or pod, or `kubectl port-forward`. `Refused` for all others.
+    """
+
+    def handler(request: Request) -> Response | Awaitable[Response]:
+        if not is_loopback(request.local):
+            raise Refused(
+                f"{route.path} shows every tenant's pods: ask on loopback, as kubectl port-forward does"
+            )
+        return route.handler(request)
+
+    return route._replace(handler=handler)
+
+
 def admin_server(app: Asgi, options: AdminOptions, meters: Meters) -> Server:
     """A server of its own for these routes. Whoever names an address beyond loopback has chosen it: a
-    kubelet's probes come from outside the pod, and nothing here shows more than counts.
+    kubelet's probes come from outside the pod, and they are shown no more than counts.
     """
     address = options.health_address
     served = ServeOptions(

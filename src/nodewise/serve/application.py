@@ -22,7 +22,9 @@ _JSON: Final = "application/json"
 
 
 class Request(NamedTuple):
-    """What a handler gets. `path` is decoded, `query` keeps the last of equal names, `peer` is host:port."""
+    """What a handler gets. `path` is decoded, `query` keeps the last of equal names, `peer` is host:port, `local` the
+    address of ours that was called; empty where it is not known.
+    """
 
     method: str
     path: str
@@ -30,6 +32,7 @@ class Request(NamedTuple):
     body: bytes
     content_type: str
     peer: str
+    local: str = ""
 
 
 Handler = Callable[[Request], Response | Awaitable[Response]]
@@ -110,6 +113,11 @@ def _head(scope: Scope) -> _Head:
 def _peer(scope: Scope) -> str:
     client = scope.get("client")
     return f"{client[0]}:{client[1]}" if client else ""
+
+
+def _local(scope: Scope) -> str:
+    server = scope.get("server")
+    return str(server[0]).removeprefix("::ffff:") if server else ""
 
 
 def _check_json(content_type: str | None, encoding: str) -> None:
@@ -227,6 +235,7 @@ class Application:
             await self._body(visit, receive),
             head.content_type or "",
             _peer(scope),
+            _local(scope),
         )
 
     def _check_length(self, field: str, length: int) -> None:

@@ -1,9 +1,9 @@
 import pytest
 
-from nodewise.errors import BadSettings
+from nodewise.errors import BadSettings, Refused
 from nodewise.observe.meters import Meters
-from nodewise.serve.admin import admin_routes, admin_server
-from nodewise.serve.application import Application
+from nodewise.serve.admin import admin_routes, admin_server, called_locally
+from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions
 from tests.unit.serve.calling import calling
 
@@ -44,6 +44,26 @@ async def test_an_address_beyond_loopback_is_a_choice():
     )
     await server.start()
     await server.stop()
+
+
+async def test_what_is_private_is_shown_to_who_calls_loopback_whatever_address_is_listened_on():
+    def decisions(_request: Request) -> Response:
+        return Response(200, b"all")
+
+    app = Application([called_locally(Route("GET", "/decisions", decisions))], Meters(), max_body_bytes=1)
+    server = admin_server(app, AdminOptions(health_address="0.0.0.0", health_port=0), Meters())
+    await server.start()
+    async with calling(server) as caller:
+        answer = await caller.ask("/decisions", b"", "GET", {})
+        assert (answer.status, answer.body) == (200, b"all")
+    await server.stop()
+
+
+@pytest.mark.parametrize("called", ["10.88.0.3", "", "::", "192.168.1.7"])
+async def test_what_is_private_is_refused_to_others(called):
+    route = called_locally(Route("GET", "/decisions", lambda _: Response(200)))
+    with pytest.raises(Refused, match="port-forward"):
+        route.handler(Request("GET", "/decisions", {}, b"", "", "127.0.0.1:4711", called))
 
 
 async def test_a_port_in_use_is_named():
