@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test laws check format docs site chart bench bench-cluster controlplane lock clean
+.PHONY: help venv demo test laws check format docs site chart image bench bench-cluster controlplane lock clean
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ endif
 
 chart: $(VENV)/.dev ## make what follows in the Helm chart: schema, CRDs, files of kustomize
 	@$(BIN)/python -m tools.chart
+
+image: $(VENV)/.dev ## the container image as an OCI archive, dist/nodewise-VERSION.oci.tar; no daemon, no base image
+	@$(BIN)/python -m tools.image $(ARGS)
 
 bench: $(VENV)/.dev ## measure on this machine: bench/results.json
 	@$(BIN)/python -m bench

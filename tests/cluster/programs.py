@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster import packages
+from tests.cluster import imaging, packages
 from tests.cluster.building import Module, say
 from tests.cluster.toolchain import MissingError
 
@@ -122,6 +122,11 @@ def containers_folder() -> Path:
     return packages.containers().containerd.parent
 
 
+def image_folder() -> Path:
+    """The folder of nodewise's own image. Raises MissingError."""
+    return imaging.archive().parent
+
+
 ALL: tuple[Callable[[], Path], ...] = (
     folder,
     prometheus_folder,
@@ -131,6 +136,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: helm().parent,
     containers_folder,
     packages.MACHINE.get,
+    image_folder,
 )
 """Everything that is got ready, what most tests wait for first."""
 

@@ -1,0 +1,62 @@
+"""The image of nodewise, made once of the tree that there is.
+
+archive = imaging.archive()   # an OCI archive; pods find its image as imaging.NAME once it was imported
+"""
+
+import fcntl
+import hashlib
+import shutil
+from pathlib import Path
+
+from tools.image import assemble, contents
+from tools.image.__main__ import identity
+from tools.image.assemble import Inputs
+from tools.image.errors import ImageError
+
+import nodewise
+from tests.cluster import toolchain
+from tests.cluster.toolchain import MissingError
+from tests.node import installed
+
+NAME = f"{contents.NAME}:{nodewise.__version__}"
+"""What pods say."""
+REFERENCE = f"docker.io/library/{NAME}"
+"""What `ctr` says."""
+_KEPT = 3
+"""Images that stay in the cache, the newest."""
+
+
+def archive() -> Path:
+    """The archive, made now where it must be: about a minute, more at first. Raises MissingError."""
+    home = toolchain.cache() / "image"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = home / _digest()
+        file = folder / f"{contents.NAME}.oci.tar"
+        if not file.exists():
+            try:
+                assemble.make(file, Inputs(home, installed.ready(), fresh=False), identity())
+            except ImageError as error:
+                raise MissingError(f"no image: {error}", "see `make image`") from error
+        folder.touch()
+        made = sorted(
+            (path.parent for path in home.glob("*/*.oci.tar")), key=lambda path: path.stat().st_mtime
+        )
+        for old in made[:-_KEPT]:
+            shutil.rmtree(old)
+        return file
+
+
+def _digest() -> str:
+    root = contents.ROOT
+    found = hashlib.sha256(identity().version.encode())
+    folders = (root / "src", root / "tools/image", root / "examples")
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if _counts(path)]
+    for path in (*files, root / "uv.lock", root / "pyproject.toml"):
+        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _counts(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts

@@ -1,0 +1,52 @@
+"""`python -m tools.image`: writes dist/nodewise-VERSION.oci.tar; `make image` calls it."""
+
+import argparse
+import fcntl
+import os
+import sys
+from pathlib import Path
+
+import nodewise
+from nodewise.errors import NodewiseError
+from tools.image import assemble, contents
+from tools.image.assemble import Inputs
+from tools.image.errors import ImageError, say
+from tools.image.oci import Identity
+
+
+def cache() -> Path:
+    """The folder outside the tree where packages and layers stay."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nodewise" / "image"
+
+
+def identity(revision: str = "") -> Identity:
+    """What this tree's image says of itself. ImageError if SOURCE_DATE_EPOCH is no time."""
+    text = os.environ.get("SOURCE_DATE_EPOCH") or str(contents.EPOCH_S)
+    if not text.isdecimal():
+        raise ImageError(f"SOURCE_DATE_EPOCH is {text!r}, wanted: seconds since 1970")
+    return Identity(nodewise.__version__, int(text), contents.architecture(), revision)
+
+
+def main() -> int:
+    """The exit code: 0, or 1 with a line that says why there is no image."""
+    parser = argparse.ArgumentParser(prog="make image", description="Writes the image as an OCI archive.")
+    parser.add_argument("--into", type=Path, default=Path("dist"), help="folder; default: dist")
+    parser.add_argument("--revision", default="", help="the commit, for a label")
+    parser.add_argument("--offline", action="store_true", help="Debian's packages as they were fetched last")
+    given = parser.parse_args()
+    file = given.into / f"{contents.NAME}-{nodewise.__version__}.oci.tar"
+    try:
+        cache().mkdir(parents=True, exist_ok=True)
+        with (cache() / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            made = assemble.make(file, Inputs(cache(), fresh=not given.offline), identity(given.revision))
+    except (ImageError, NodewiseError, OSError) as error:
+        say(f"no image: {error}")
+        return 1
+    say(f"{made.size_bytes / 1e6:6.1f} MB  in all")
+    print(f"{file} {made.digest}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The archive: an OCI layout in one tar file, which tools that read only docker's older form find their way in too."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tools.image import contents
+from tools.image.layers import Layer
+
+_MEDIA: Final = "application/vnd.oci.image"
+
+
+class Identity(NamedTuple):
+    """What the image says of itself."""
+
+    version: str
+    time_s: int
+    architecture: str
+    revision: str = ""
+
+
+def reference(version: str) -> str:
+    """The name that pods find the image by, written out as container runtimes write it."""
+    return f"docker.io/library/{contents.NAME}:{version}"
+
+
+def write(file: Path, layers: Sequence[Layer], identity: Identity) -> str:
+    """Writes the archive; the digest of the image's manifest, by which registries know it."""
+    config = _json(_config(layers, identity))
+    manifest = _json(_manifest(layers, config))
+    digest = _digest(manifest)
+    small = {
+        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _json(_index(manifest, identity)),
+        "manifest.json": _json(_older(layers, config, identity)),
+        _blob(digest): manifest,
+        _blob(_digest(config)): config,
+    }
+    large = {_blob(layer.digest): layer.file for layer in layers}
+    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as archive:
+        for folder in ("blobs", "blobs/sha256"):
+            entry = _entry(folder, 0, identity.time_s)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
+        for name, data in sorted(small.items()):
+            archive.addfile(_entry(name, len(data), identity.time_s), io.BytesIO(data))
+        for name, path in sorted(large.items()):
+            with path.open("rb") as content:
+                archive.addfile(_entry(name, path.stat().st_size, identity.time_s), content)
+    return digest
+
+
+def _entry(name: str, size_bytes: int, time_s: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = size_bytes, 0o644, time_s
+    return entry
+
+
+def labels(identity: Identity) -> Mapping[str, str]:
+    """All labels of the image."""
+    found = {
+        **contents.LABELS,
+        "org.opencontainers.image.version": identity.version,
+        "org.opencontainers.image.created": _time(identity),
+    }
+    return found | ({"org.opencontainers.image.revision": identity.revision} if identity.revision else {})
+
+
+def _config(layers: Sequence[Layer], identity: Identity) -> dict[str, Any]:
+    created = _time(identity)
+    return {
+        "created": created,
+        "architecture": identity.architecture,
+        "os": "linux",
+        "config": {
+            "User": contents.USER,
+            "ExposedPorts": {contents.PORT: {}},
+            "Env": [f"{name}={value}" for name, value in contents.ENVIRONMENT.items()],
+            "Entrypoint": list(contents.ENTRYPOINT),
+            "Cmd": list(contents.COMMAND),
+            "WorkingDir": "/",
+            "Labels": labels(identity),
+        },
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": [{"created": created, "created_by": f"tools.image: {layer.title}"} for layer in layers],
+    }
+
+
+def _manifest(layers: Sequence[Layer], config: bytes) -> dict[str, Any]:
+    return {
+        "schemaVersion": 2,
+        "mediaType": f"{_MEDIA}.manifest.v1+json",
+        "config": _descriptor(f"{_MEDIA}.config.v1+json", _digest(config), len(config)),
+        "layers": [
+            _descriptor(f"{_MEDIA}.layer.v1.tar+gzip", layer.digest, layer.size_bytes) for layer in layers
+        ],
+    }
+
+
+def _index(manifest: bytes, identity: Identity) -> dict[str, Any]:
+    entry = _descriptor(f"{_MEDIA}.manifest.v1+json", _digest(manifest), len(manifest))
+    entry["platform"] = {"architecture": identity.architecture, "os": "linux"}
+    entry["annotations"] = {
+        "io.containerd.image.name": reference(identity.version),
+        "org.opencontainers.image.ref.name": identity.version,
+    }
+    return {"schemaVersion": 2, "mediaType": f"{_MEDIA}.index.v1+json", "manifests": [entry]}
+
+
+def _older(layers: Sequence[Layer], config: bytes, identity: Identity) -> list[dict[str, Any]]:
+    return [
+        {
+            "Config": _blob(_digest(config)),
+            "RepoTags": [f"{contents.NAME}:{identity.version}"],
+            "Layers": [_blob(layer.digest) for layer in layers],
+        }
+    ]
+
+
+def _descriptor(media: str, digest: str, size_bytes: int) -> dict[str, Any]:
+    return {"mediaType": media, "digest": digest, "size": size_bytes}
+
+
+def _time(identity: Identity) -> str:
+    return datetime.fromtimestamp(identity.time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()

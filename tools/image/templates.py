@@ -1,0 +1,43 @@
+"""Templates of kube-scheduler's configuration where the older configurator's image has its own."""
+
+from pathlib import Path
+from typing import Final
+
+from nodewise.cli import kinds
+from nodewise.cli.configure import role
+from nodewise.configure import manifest, scheduler, yamltext
+from nodewise.configure.scheduler import Papers, Wish
+from tools.image import contents
+
+_URL: Final = "https://nodewise.nodewise.svc:9001"
+_GPU_WEIGHT: Final = 20
+_API: Final = "kubescheduler.config.k8s.io/XVERSIONX"
+"""`nodewise configure` puts the version in that kube-scheduler reads."""
+
+
+def template(agents: str) -> str:
+    """What `nodewise configure --agents` would write, for any version, without the CA that it finds on the host."""
+    names = agents.split(",")
+    roles = [role(kind, kind.options()) for kind in kinds.chosen(names)]
+    several = len(names) > 1
+    found = scheduler.configuration(
+        roles,
+        Wish(
+            _URL,
+            Papers("none", f"{manifest.CERTS_MOUNT}/client.crt", f"{manifest.CERTS_MOUNT}/client.key"),
+            one_entry_per_agent=several,
+            weights={"gpu": _GPU_WEIGHT} if several else {},
+            kubeconfig="/etc/kubernetes/scheduler.conf",
+        ),
+    )
+    for entry in found["extenders"]:
+        del entry["tlsConfig"]["caFile"]
+    return yamltext.dumped({**found, "apiVersion": _API})
+
+
+def write(root: Path) -> None:
+    """All of them."""
+    for path, agents in contents.TEMPLATES.items():
+        file = root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(template(agents))
