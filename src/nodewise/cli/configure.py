@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from nodewise.agent import AgentKind, Requested
-from nodewise.cli import configuring, elsewhere, kinds, legacy, settings
+from nodewise.cli import configuring, elsewhere, hostflags, kinds, legacy, settings
 from nodewise.cli.options import ExtenderOptions
 from nodewise.configure import scheduler
 from nodewise.configure.scheduler import Papers, Role, Wish
@@ -55,10 +55,18 @@ def on_host(**given: Any) -> None:
     The flags of the older configurator are understood, with one dash as well.
 
     \b
-    Example:  nodewise configure -cert client.crt -key client.key -dry-run
-              nodewise configure -cert client.crt -key client.key
-              nodewise configure --restore
-              nodewise configure --mode second-scheduler | kubectl apply -f -
+    Examples:
+      nodewise configure -cert client.crt -key client.key -dry-run
+      nodewise configure -cert client.crt -key client.key
+      nodewise configure --restore
+      nodewise configure --mode second-scheduler | kubectl apply -f -
+
+    \b
+    Exit codes:
+      0  done; with --dry-run, shown; with --check, nothing would change
+      1  the host or what is on it is not as it has to be; nothing was changed
+      2  options contradict each other, or one is wrong
+      3  with --check, something would change
     """
     ctx = click.get_current_context()
     if ctx.invoked_subcommand is not None:
@@ -86,7 +94,7 @@ command = _ConfigureCommand(
     help=on_host.__doc__,
     short_help="Make kube-scheduler call nodewise.",
     invoke_without_command=True,
-    params=[*configuring.parameters(), *elsewhere.parameters()],
+    params=[*hostflags.parameters(), *elsewhere.parameters()],
 )
 
 
@@ -98,8 +106,16 @@ def render_scheduler(output: str, **given: Any) -> None:
     --filter-all-pods says otherwise. File names are those that kube-scheduler will see. Nothing is read or written.
 
     \b
-    Example:  nodewise configure render-scheduler --agents telemetry --ca ca.crt --cert tls.crt --key tls.key
-              nodewise configure render-scheduler --agents safe,congestion --url http://127.0.0.1:9001 --whole-nodes
+    Examples:
+      nodewise configure render-scheduler --agents telemetry,gpu \\
+        --ca ca.crt --cert tls.crt --key tls.key
+      nodewise configure render-scheduler --agents safe,congestion \\
+        --url http://127.0.0.1:9001 --whole-nodes
+
+    \b
+    Exit codes:
+      0  printed
+      2  the command line or a setting is wrong
     """
     logs.configure("warning")
     names = [name.strip() for name in given["agents"].split(",") if name.strip()]
@@ -159,16 +175,17 @@ def _parameters() -> Sequence[click.Parameter]:
     own = ExtenderOptions()
     return [
         click.Option(
-            ["--agents"], default=own.agents, envvar="NODEWISE_AGENTS", show_default=True,
+            ["--agents"], default=own.agents, envvar="NODEWISE_AGENTS", show_default=True, metavar="NAMES",
             help="Agents to have asked, separated by commas. `nodewise agents list` shows them.",
         ),
         click.Option(
-            ["--url", "extender_url"], default="https://nodewise.nodewise.svc:9001", show_default=True,
+            ["--url", "extender_url"], default="https://nodewise.nodewise.svc:9001", show_default=True, metavar="URL",
             help="Where kube-scheduler finds nodewise.",
         ),
         click.Option(["--one-entry-per-agent"], is_flag=True, help="An entry for each agent, not one for all."),
         click.Option(
             ["--weights", "entry_weights"], default=str(scheduler.DEFAULT_WEIGHT), show_default=True,
+            metavar="WEIGHTS",
             help="How much scores count beside the default plugins': a score counts `score x weight x 10` next to "
             "their 0 to 100 each. One number, or by entry, such as `safe=20,congestion=5`.",
         ),
@@ -181,20 +198,23 @@ def _parameters() -> Sequence[click.Parameter]:
             help="Have whole nodes sent, for `nodewise extender --no-cluster`. 800 times as much to send.",
         ),
         click.Option(
-            ["--scheduler-name"], default=scheduler.DEFAULT_SCHEDULER, show_default=True,
+            ["--scheduler-name"], default=scheduler.DEFAULT_SCHEDULER, show_default=True, metavar="NAME",
             help="The profile's name, by which pods choose it.",
         ),
         click.Option(
-            ["--scheduler-kubeconfig"], default="",
+            ["--scheduler-kubeconfig"], default="", metavar="FILE",
             help="kube-scheduler's own kubeconfig, such as /etc/kubernetes/scheduler.conf; empty: its pod's rights.",
         ),
-        click.Option(["--ca", "ca_file"], default="", help="CA of nodewise's serving certificate."),
-        click.Option(["--cert", "cert_file"], default="", help="kube-scheduler's client certificate."),
-        click.Option(["--key", "key_file"], default="", help="Its key."),
+        click.Option(["--ca", "ca_file"], default="", metavar="FILE", help="CA of nodewise's serving certificate."),
+        click.Option(["--cert", "cert_file"], default="", metavar="FILE", help="kube-scheduler's client certificate."),
+        click.Option(["--key", "key_file"], default="", metavar="FILE", help="Its key."),
         click.Option(
             ["--plain-http"], is_flag=True, help="Allow an http:// URL that is not of the same machine."
         ),
-        click.Option(["-o", "--output"], type=click.Choice(["yaml", "json"]), default="yaml", show_default=True),
+        click.Option(
+            ["-o", "--output"], type=click.Choice(["yaml", "json"]), default="yaml", show_default=True,
+            help="Form of what is printed.",
+        ),
         *settings.options(kinds=kinds.known(*_OTHERS), known=_OTHERS),
     ]  # fmt: skip
 

@@ -2,22 +2,21 @@
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 import msgspec
 
 import nodewise
-from nodewise.cli import exits
-from nodewise.configure import difference, host, manifest, scheduler, transaction
+from nodewise.cli import exits, hostflags
+from nodewise.configure import difference, host, manifest, repeating, scheduler, transaction
 from nodewise.configure.host import Asked, Plan
+from nodewise.configure.repeating import Repeat
 from nodewise.configure.scheduler import Papers, Role, Wish
 from nodewise.configure.transaction import Backup, Change
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
 
-TEMPLATE: Final = "deploy/extender-configuration/scheduler-config.yaml"
-NEWEST: Final = "newest"
 _NONE: Final = "/dev/null"
 _GPU_WEIGHT: Final = 20
 """A placement of cards counts more than two of the default plugins."""
@@ -39,8 +38,9 @@ def _run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) 
     _check_flags(given)
     _say(f"nodewise {nodewise.__version__}")
     asked = _asked(given, roles, weights)
-    only_look = given["dry_run"] or given["check"]
-    if only_look:
+    if given["print_plan"]:
+        return _repeat(given, asked)
+    if given["dry_run"] or given["check"]:
         return _look(given, asked)
     with transaction.alone(os.path.dirname(asked.manifest)):
         _mend(asked)
@@ -54,6 +54,31 @@ def _look(given: dict[str, Any], asked: Asked) -> int:
     _summarise(given, plan, None, written=False)
     _say("Done.")
     return exits.NO if given["check"] and _changed(plan) else exits.DONE
+
+
+def _repeat(given: dict[str, Any], asked: Asked) -> int:
+    """Tell how the other hosts get the same."""
+    plan = _plan(given, asked, _backup(asked))
+    for text in plan.warnings:
+        _say(f"warning: {text}")
+    written = {
+        change.path: change.after
+        for change in plan.changes
+        if change.after is not None and change.path not in {asked.manifest, *asked.deployments}
+    }
+    found = Repeat(
+        nodewise.__version__,
+        ["configure", *hostflags.words(given, template=asked.template)],
+        plan.needed,
+        written,
+        asked.manifest,
+        plan.config_hash,
+    )
+    is_json = given["output"] == "json"
+    click.echo(
+        msgspec.json.encode(repeating.value(found)) if is_json else repeating.script(found), nl=is_json
+    )
+    return exits.DONE
 
 
 def _change(given: dict[str, Any], asked: Asked) -> int:
@@ -81,7 +106,7 @@ def _plan(given: dict[str, Any], asked: Asked, backup: Backup | None) -> Plan:
 
 
 def _named_backup(given: dict[str, Any], asked: Asked) -> str:
-    if given["restore"] != NEWEST:
+    if given["restore"] != hostflags.NEWEST:
         return os.path.abspath(str(given["restore"]))
     parent = asked.backup_dir or os.path.abspath(given["backup_dir"])
     found = transaction.newest(parent, [os.path.basename(asked.manifest)])
@@ -120,7 +145,7 @@ def _asked(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]
     backup = (
         "" if given["no_backup"] or given["backup_dir"] == _NONE else os.path.abspath(given["backup_dir"])
     )
-    only_look = given["dry_run"] or given["check"]
+    only_look = given["dry_run"] or given["check"] or given["print_plan"]
 
     def builtin(kubeconfig: str, ca: str) -> dict[str, Any]:
         return _builtin(given, roles, weights, kubeconfig, ca)
@@ -152,7 +177,7 @@ def _template(given: dict[str, Any]) -> str:
     wants_own = any(
         given[name] for name in ("extender", "host_agents", "extender_url", "namespace", "entry_weights")
     )
-    return os.path.abspath(TEMPLATE) if os.path.exists(TEMPLATE) and not wants_own else ""
+    return os.path.abspath(hostflags.TEMPLATE) if os.path.exists(hostflags.TEMPLATE) and not wants_own else ""
 
 
 def _builtin(
@@ -201,13 +226,15 @@ _CONTRADICTIONS: Final = (
     ("template", "entry_weights"),
     ("extender", "host_agents"),
     ("extender_url", "namespace"),
+    ("print_plan", "check"),
+    ("print_plan", "restore"),
+    ("print_plan", "uninstall"),
 )
-_NAMES: Final = {"host_agents": "agents", "entry_weights": "weights"}
 
 
 def _check_flags(given: dict[str, Any]) -> None:
     both = [
-        Problem(f"--{_flag(one)}", f"given with --{_flag(other)}", "one of them")
+        Problem(hostflags.flag(one), f"given with {hostflags.flag(other)}", "one of them")
         for one, other in _CONTRADICTIONS
         if given[one] and given[other]
     ]
@@ -215,10 +242,6 @@ def _check_flags(given: dict[str, Any]) -> None:
         both.append(Problem("-b", "empty", "a folder, or --no-backup"))
     if both:
         raise BadSettings("settings", both)
-
-
-def _flag(name: str) -> str:
-    return _NAMES.get(name, name).replace("_", "-")
 
 
 def _changed(plan: Plan) -> list[Change]:
@@ -330,55 +353,3 @@ def _remove_empty(folder: str) -> None:
 
 def _say(text: str) -> None:
     click.echo(text, err=True)
-
-
-def parameters() -> Iterable[click.Parameter]:
-    """All flags of the older configurator by their names, and newer ones."""
-    option = click.Option
-    return [
-        option(["-m", "--manifest"], default="/etc/kubernetes/manifests/kube-scheduler.yaml", show_default=True,
-               help="The static pod of kube-scheduler."),
-        option(["-f", "--template"], default="",
-               help=f"Template of kube-scheduler's configuration. Without it {TEMPLATE} where that exists, else "
-               "one of our own, by --agents."),
-        option(["-d", "--config-dir"], default="/etc/kubernetes", show_default=True,
-               help="Folder for the configuration, which takes the template's name."),
-        option(["-b", "--backup-dir"], default="/etc/kubernetes", show_default=True,
-               help="Folder in which a folder with a backup is made."),
-        option(["--cert"], default="/etc/kubernetes/pki/ca.crt", show_default=True,
-               help="kube-scheduler's client certificate. The default is a CA's, as of old, and is refused."),
-        option(["--key"], default="/etc/kubernetes/pki/ca.key", show_default=True, help="Its key; never a CA's."),
-        option(["--cert-dir"], default="/etc/certs/", show_default=True, help="Folder to which they are copied."),
-        option(["--ca"], default="",
-               help="CA of nodewise's certificate, copied as well. Default: pki/ca.crt beside the manifest's folder."),
-        option(["--insecure"], is_flag=True, help="Without a CA: anybody can answer in nodewise's place."),
-        option(["--allow-ca-key"], is_flag=True, help="Copy the key of a CA."),
-        option(["--tas-depl"], default="", help="Deployment of TAS in which nodes are called as before 1.24."),
-        option(["--gas-depl"], default="", help="The same of GAS."),
-        option(["--dry-run"], is_flag=True, help="Show what would change, and change nothing."),
-        option(["--check"], is_flag=True, help="As --dry-run, with exit code 3 when something would change."),
-        option(["--merge"], is_flag=True, help="Put our entries into the configuration that is in use."),
-        option(["--replace"], is_flag=True, help="Replace the configuration that is in use."),
-        option(["--no-backup"], is_flag=True, help="Make no backup, as -b /dev/null."),
-        option(["--restore"], is_flag=False, flag_value=NEWEST, default=None, metavar="[FOLDER]",
-               help="Bring a backup back; the newest if none is named."),
-        option(["--uninstall"], is_flag=True, help="Take out what was put in."),
-        option(["--kubernetes-version"], default="", help="Such as 1.30, where the image does not say."),
-        option(["--container"], default="", help="The container's name, if it is not kube-scheduler."),
-        option(["--agents", "host_agents"], default="", help="Agents to have asked. Default: telemetry."),
-        option(["--extender"], type=click.Choice(["tas", "gas", "both"]), default=None,
-               help="The same in the older systems' names."),
-        option(["--one-entry-per-agent", "host_one_entry_per_agent"], is_flag=True,
-               help="An entry for each agent, not one for all."),
-        option(["--weights", "--weight", "entry_weights"], default="",
-               help="How much scores count: one number, or by agent, such as `telemetry=5,gpu=20`."),
-        option(["--filter-all-pods", "host_filter_all_pods"], is_flag=True,
-               help="Filter pods that nothing marks as well."),
-        option(["--whole-nodes", "host_whole_nodes"], is_flag=True,
-               help="Have whole nodes sent, for `nodewise extender --no-cluster`."),
-        option(["--extender-url"], default="", help="Where kube-scheduler finds nodewise."),
-        option(["--namespace"], default="", help="Namespace of nodewise's Service. Default: nodewise."),
-        option(["-o", "--output"], type=click.Choice(["text", "json"]), default="text", show_default=True,
-               help="json: a summary on stdout."),
-        option(["--no-color"], is_flag=True, help="No colours on a terminal."),
-    ]  # fmt: skip

@@ -25,6 +25,7 @@ MODES: Final = (HOST, SECOND, *PLATFORMS)
 _NAME: Final = "nodewise-scheduler"
 _OF_HOSTS: Final = (
     "check",
+    "print_plan",
     "dry_run",
     "merge",
     "replace",
@@ -198,7 +199,8 @@ def parameters() -> list[click.Parameter]:
         option(["--mode"], type=click.Choice(MODES), default=HOST, show_default=True,
                help="host: change this host. second-scheduler: print a scheduler of its own with nodewise in one pod, "
                "for any cluster. Others: files for clusters of that kind."),
-        option(["--scheduler-name"], default="", help=f"Of the second scheduler. Default: {_NAME}."),
-        option(["--image"], default="", help="nodewise's image for the second scheduler."),
-        option(["--into"], default="", help="Write a mode's files into this folder instead of printing them."),
+        option(["--scheduler-name"], metavar="NAME", default="", help=f"Of the second scheduler. Default: {_NAME}."),
+        option(["--image"], metavar="IMAGE", default="", help="nodewise's image for the second scheduler."),
+        option(["--into"], metavar="DIR", default="",
+               help="Write a mode's files into this folder instead of printing them."),
     ]  # fmt: skip

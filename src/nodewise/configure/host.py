@@ -4,7 +4,7 @@ import datetime as dt
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.configure import checks, difference, manifest, profile, versions, yamltext
@@ -61,6 +61,9 @@ class Plan(NamedTuple):
     summary: Sequence[str] = ()
     emptied: str = ""
     """A folder that is not needed any more."""
+    needed: Mapping[str, bytes] = {}
+    """The files that all of it is made of, by their paths, but for the manifest."""
+    config_hash: str = ""
 
 
 class Read(NamedTuple):
@@ -107,7 +110,17 @@ def plan(asked: Asked, backup: Backup | None) -> Plan:
         [*warnings, *rendered.warnings],
         version,
         difference.of_pod(read.manifest.document.value, value, read.manifest.at),
+        needed=_needed(asked, read),
+        config_hash=hashed,
     )
+
+
+def _needed(asked: Asked, read: Read) -> dict[str, bytes]:
+    papers = {getattr(asked, field): getattr(read.papers, field, None) for field in _NAMES}
+    found = {**({asked.template: read.template} if asked.template else {}), **papers}
+    return dict([*filter(None, [_users(asked, read)])]) | {
+        path: data for path, data in found.items() if data is not None
+    }
 
 
 def removal(asked: Asked) -> Plan:
@@ -272,10 +285,20 @@ def _rendered(asked: Asked, read: Read, terms: Terms) -> Rendered:
         own = profile.of_template(read.template or b"", asked.template, terms)
     else:
         own = profile.of_value(asked.builtin(terms.kubeconfig, terms.ca), terms)
+    users = _users(asked, read)
+    if users is None:
+        return own
+    path, data = users
+    found = profile.merged(data, path, own.value["extenders"], terms)
+    return found._replace(warnings=[*own.warnings, *found.warnings])
+
+
+def _users(asked: Asked, read: Read) -> tuple[str, bytes] | None:
+    """The configuration of the user's own that ours is merged into, as it was before. `BadInput` if nobody says how."""
     before = read.manifest.before
     users = read.manifest.users_config or (before.config if before else None)
     if users is None or asked.existing == "replace":
-        return own
+        return None
     if asked.existing != "merge":
         if read.manifest.users_config is None:
             wanted = f"--merge to keep {users}, which is used without us, or --replace"
@@ -284,11 +307,8 @@ def _rendered(asked: Asked, read: Read, terms: Terms) -> Rendered:
         raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", wanted)])
     path = read.manifest.on_host(users)
     if before and before.backup and path == config_path(asked):
-        data = _from_backup(before.backup, path)
-    else:
-        data = _bytes(path)
-    found = profile.merged(data, path, own.value["extenders"], terms)
-    return found._replace(warnings=[*own.warnings, *found.warnings])
+        return path, _from_backup(before.backup, path)
+    return path, _bytes(path)
 
 
 def _from_backup(folder: str, path: str) -> bytes:

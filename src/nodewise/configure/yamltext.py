@@ -87,7 +87,7 @@ def rewritten(document: Document, wanted: Any) -> bytes:
 class _Dumper(yaml.SafeDumper):
     """Texts of several lines stand as they are; nothing refers to something else."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's own
         return True
 
 

@@ -1,48 +1,17 @@
 """A run that is killed at each call that writes: the manifest is old or new, and the next run mends the rest."""
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.conformance.configure import pods
+from tests.conformance.configure import forks, pods
 from tests.conformance.configure.hosts import Host
 
-KILLED = -signal.SIGKILL
-ENDED = """
-import os, signal, sys
 
-left = int(sys.argv.pop(1))
-sys.dont_write_bytecode = True
-
-def counted(name):
-    real = getattr(os, name)
-    def call(*given, **named):
-        global left
-        writes = name != "open" or given[1] & (os.O_CREAT | os.O_TRUNC)
-        left -= bool(writes)
-        if left == 0 and writes:
-            if name == "write":
-                real(given[0], bytes(given[1])[: len(given[1]) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*given, **named)
-    setattr(os, name, call)
-
-from nodewise.cli import configure
-from nodewise.cli.main import run
-for name in ("open", "write", "mkdir", "rename", "replace", "unlink", "rmdir", "chmod", "fchmod", "fchown"):
-    counted(name)
-run()
-"""
-
-
-def ended_at(host: Host, number: int, *flags: str) -> int:
-    words = [sys.executable, "-c", ENDED, str(number), "configure", *host.base(), *flags]
-    return subprocess.run(words, cwd=host.work, capture_output=True, timeout=120, check=False).returncode
+def run(host: Host, *flags: str, killed_at: int = 0) -> int:
+    return forks.run(host.work, *host.base(), *flags, killed_at=killed_at)
 
 
 def read_by_kubelet(host: Host) -> list[str]:
@@ -58,7 +27,7 @@ def every_ending(tmp_path: Path, prepare, flags: list[str], mended: list[str]) -
     whole = Host(tmp_path / "whole")
     prepare(whole)
     old = whole.manifest.read_bytes()
-    assert whole.run(*flags).code == 0
+    assert run(whole, *flags) == 0
     wanted = snapshot(whole)
     number = 0
     while True:
@@ -66,7 +35,7 @@ def every_ending(tmp_path: Path, prepare, flags: list[str], mended: list[str]) -
         host = Host(tmp_path / str(number))
         prepare(host)
         own_old = host.manifest.read_bytes()
-        code = ended_at(host, number, *flags)
+        code = run(host, *flags, killed_at=number)
         assert read_by_kubelet(host) == ["kube-scheduler.yaml"]
         text = host.manifest.read_bytes()
         new = at_home(whole.manifest.read_bytes(), whole, host)
@@ -74,8 +43,8 @@ def every_ending(tmp_path: Path, prepare, flags: list[str], mended: list[str]) -
         if code == 0:
             assert text == new
             return number - 1
-        assert code == KILLED
-        assert host.run(*mended).code == 0
+        assert code == forks.KILLED
+        assert run(host, *mended) == 0
         assert snapshot(host) == wanted, number
         assert left_behind(host) == []
         assert len(old) > 0
@@ -113,7 +82,7 @@ def test_a_first_run(tmp_path, flags):
 
 def test_a_run_that_changes_everything_that_is_there(tmp_path):
     def prepare(host: Host) -> None:
-        assert host.run("--no-backup").code == 0
+        assert run(host, "--no-backup") == 0
         host.template.write_bytes(pods.GAS.encode())
         (host.certs / "client.key").chmod(0o644)
 
@@ -122,13 +91,13 @@ def test_a_run_that_changes_everything_that_is_there(tmp_path):
 
 def test_taking_everything_out(tmp_path):
     def prepare(host: Host) -> None:
-        assert host.run("--no-backup").code == 0
+        assert run(host, "--no-backup") == 0
 
     assert every_ending(tmp_path, prepare, ["--uninstall"], ["--uninstall"]) >= 20
 
 
 def test_restoring(tmp_path):
     def prepare(host: Host) -> None:
-        assert host.run().code == 0
+        assert run(host) == 0
 
     assert every_ending(tmp_path, prepare, ["--restore"], ["--restore"]) >= 5
