@@ -16,13 +16,38 @@ from nodewise.cli.settings import settings
 
 @click.group()
 def command() -> None:
-    """What agents there are, and their options."""
+    """What agents there are, and their options.
+
+    \b
+    Examples:
+      nodewise agents list
+      nodewise agents show safe
+      nodewise agents new quiet
+    """
 
 
 @command.command("list")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of what is printed.",
+)
 def list_agents(output: str) -> None:
-    """List the agents that `--agents` takes, and those of other packages that cannot be used, with the reason."""
+    """List the agents that `--agents` takes, and those of other packages that cannot be used, with the reason.
+
+    \b
+    Examples:
+      nodewise agents list
+      nodewise agents list -o json
+
+    \b
+    Exit codes:
+      0  listed
+      2  the command line is wrong
+    """
     rows = [_row(one) for one in agents.installed()]
     if output == "json":
         click.echo(msgspec.json.encode({"agents": rows}))
@@ -44,12 +69,26 @@ def _row(one: agents.Found) -> dict[str, str]:
 
 @command.command("show")
 @click.argument("name")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of what is printed.",
+)
 def show_agent(name: str, output: str) -> None:
     """Show one agent: its options, and the objects that it reads.
 
     \b
-    Example:  nodewise agents show telemetry
+    Examples:
+      nodewise agents show telemetry
+      nodewise agents show gpu -o json
+
+    \b
+    Exit codes:
+      0  shown
+      2  the command line or NAME is wrong
     """
     kind = agents.load(name)
     rows = [
@@ -77,7 +116,15 @@ def new_agent(name: str, folder: Path | None) -> None:
     """Write a package with an agent of your own, its options and its tests, ready to be changed.
 
     \b
-    Example:  nodewise agents new quiet
+    Examples:
+      nodewise agents new quiet
+      nodewise agents new quiet --folder /tmp/quiet
+
+    \b
+    Exit codes:
+      0  written
+      1  the folder cannot be written
+      2  NAME cannot be used, or the folder is there already
     """
     scaffold.check(name)
     chosen = folder or Path(f"nodewise-{name}")

@@ -40,12 +40,18 @@ def run(**given: Any) -> None:
     and the time when that was (nodewise.io/annotated-at). Nodes that are not ready keep what they have.
     The variables of kube-safe-scheduler's annotators (PROM_IP, PROM_PORT, NODE_EXP_PORT, CLUSTER_CONF, ANNOTATE_FREQ,
     USE_FORECAST, USE_REQ) are understood too.
-    Exit code 1 of --once: something could not be measured or written.
 
     \b
-    Example:  nodewise annotate --once --dry-run
-              nodewise annotate --prometheus-url http://prometheus.monitoring:9090
-              nodewise annotate --what allocation --once -o json
+    Examples:
+      nodewise annotate --once --dry-run
+      nodewise annotate --prometheus-url http://prometheus.monitoring:9090
+      nodewise annotate --what allocation --once -o json
+
+    \b
+    Exit codes:
+      0  written, or ended by SIGTERM or SIGINT
+      1  with --once: some node could not be written, or was not measured
+      2  the command line or a setting is wrong
     """
     built: dict[type, Any] = {group: settings.build(group, given) for group in GROUPS}
     own: AnnotateOptions = built[AnnotateOptions]

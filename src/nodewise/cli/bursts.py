@@ -49,8 +49,15 @@ def bursts_command(output: str, svg: str | None, **given: Any) -> None:
     -o csv has the number of nodes above 90 % in each minute.
 
     \b
-    Example:  nodewise simulate bursts
-              nodewise simulate bursts --agents none --agents safe,congestion --runs 5 --svg out.svg
+    Examples:
+      nodewise simulate bursts
+      nodewise simulate bursts --agents none --agents safe --runs 5 --svg out.svg
+
+    \b
+    Exit codes:
+      0  placed
+      1  a file cannot be written, or matplotlib is missing
+      2  the command line or a setting is wrong
     """
     logs.configure("error")
     if svg is not None:
@@ -135,7 +142,10 @@ def _parameters() -> list[click.Parameter]:
             ["--agents"], multiple=True, default=ASKED, metavar="NAME[,NAME…]", show_default=True,
             help="Agents that are asked together, or `none`; may be given several times.",
         ),
-        click.Option(["--nodes"], type=click.IntRange(1, 5000), default=200, show_default=True),
+        click.Option(
+            ["--nodes"], type=click.IntRange(1, 5000), default=200, show_default=True,
+            help="Equal nodes of the cluster.",
+        ),
         click.Option(
             ["--hours"], type=click.FloatRange(0.02, 168), default=2.0, show_default=True,
             help="That are measured.",
@@ -157,7 +167,8 @@ def _parameters() -> list[click.Parameter]:
         ),
         click.Option(["--svg"], metavar="FILE", help="Draw how node-minutes add up; needs matplotlib."),
         click.Option(
-            ["-o", "--output"], type=click.Choice(["text", "json", "csv"]), default="text", show_default=True
+            ["-o", "--output"], type=click.Choice(["text", "json", "csv"]), default="text", show_default=True,
+            help="Form of what is printed.",
         ),
         *settings.options(ChainOptions, WindowOptions, kinds=_known()),
     ]  # fmt: skip

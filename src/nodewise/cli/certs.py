@@ -55,12 +55,19 @@ def run(**given: Any) -> None:
     A renewal has two steps, as kube-scheduler reads its caFile once. First a new authority is announced, beside the old
     one. Then kube-scheduler has to be started anew; tell it by --restarted. The new certificates are used after that,
     or when half of --renew-before is over. No call fails.
-    Exit code 0: done, 3: with --check, something is due.
 
     \b
-    Example:  nodewise certs --namespace nodewise | kubectl apply -f -
-              nodewise certs --apply --check
-              nodewise certs --host /etc/nodewise/pki --systemd
+    Examples:
+      nodewise certs --namespace nodewise | kubectl apply -f -
+      nodewise certs --apply --check
+      nodewise certs --host /etc/nodewise/pki --systemd
+
+    \b
+    Exit codes:
+      0  done; with --check, nothing is due
+      1  Secrets, files or the signer's answer could not be read or written
+      2  options contradict each other, or one is wrong
+      3  with --check, something is due
     """
     logs.configure("warning")
     wish = _wish(given)
@@ -416,10 +423,12 @@ def _parameters() -> list[click.Parameter]:
             ["--timeout"], type=span, default="5m", show_default=True, help="How long to wait for the signer."
         ),
         click.Option(
-            ["-n", "--namespace"], default="nodewise", show_default=True, help="Where nodewise runs."
+            ["-n", "--namespace"], default="nodewise", show_default=True, metavar="NAMESPACE",
+            help="Where nodewise runs."
         ),
         click.Option(
-            ["--service"], default=certificates.SERVICE, show_default=True, help="Its Service's name."
+            ["--service"], default=certificates.SERVICE, show_default=True,
+            metavar="NAME", help="Its Service's name."
         ),
         click.Option(
             ["--name", "names"], multiple=True, metavar="NAME",
@@ -427,13 +436,16 @@ def _parameters() -> list[click.Parameter]:
         ),
         click.Option(
             ["--client-name"], default=certificates.CLIENT, show_default=True,
+            metavar="NAME",
             help="kube-scheduler's name to nodewise: what `nodewise extender --client-name` lets in.",
         ),
         click.Option(
-            ["--secret"], default="nodewise-tls", show_default=True, help="Name of nodewise's Secret."
+            ["--secret"], default="nodewise-tls", show_default=True,
+            metavar="NAME", help="Name of nodewise's Secret."
         ),
         click.Option(
             ["--client-secret"], default=certificates.CLIENT, show_default=True,
+            metavar="NAME",
             help="Name of kube-scheduler's Secret.",
         ),
         click.Option(["--lifetime"], type=span, default="365d", show_default=True, help="Of a certificate."),

@@ -14,10 +14,15 @@ def options() -> list[click.Parameter]:
             ["--kubeconfig"],
             default="",
             envvar="NODEWISE_KUBECONFIG",
+            metavar="FILE",
             help="A kubeconfig file; default: as kubectl takes it.",
         ),
         click.Option(
-            ["--context"], default="", envvar="NODEWISE_CONTEXT", help="A context of the kubeconfig."
+            ["--context"],
+            default="",
+            envvar="NODEWISE_CONTEXT",
+            metavar="NAME",
+            help="A context of the kubeconfig.",
         ),
     ]
 

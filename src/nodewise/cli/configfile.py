@@ -57,6 +57,7 @@ def option(groups: Sequence[type[msgspec.Struct]], kinds: Sequence[AgentKind]) -
     return click.Option(
         ["--config"],
         envvar="NODEWISE_CONFIG",
+        metavar="FILE",
         is_eager=True,
         expose_value=False,
         callback=take,

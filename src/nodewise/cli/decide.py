@@ -49,12 +49,20 @@ def run(**given: Any) -> None:
     Pods that wait are decided; with --running those on a node as well: which sit where a policy rejects them, and
     where each would go. Only what nodewise's agents say is told here: requests, taints and affinity are
     kube-scheduler's own part.
-    Exit code 0: every pod fits somewhere, and may stay; 3: some pod fits nowhere, or sits where it may not.
 
     \b
-    Example:  nodewise decide examples/health-metric
-              nodewise decide --cluster --running --policy stricter.yaml
-              kubectl get nodes,pods,taspolicies -A -o json | nodewise decide - metrics.yaml -o wide
+    Examples:
+      nodewise decide examples/health-metric
+      nodewise decide --cluster --running --policy stricter.yaml
+      kubectl get nodes,pods,taspolicies -A -o json |
+        nodewise decide - metrics.yaml -o wide
+
+    \b
+    Exit codes:
+      0  every pod fits somewhere, and may stay where it is
+      1  a file or the cluster cannot be read
+      2  the command line or a setting is wrong
+      3  some pod fits nowhere, or sits where it may not
     """
     logs.configure("warning")
     if not given["paths"] and not given["cluster"]:
@@ -161,24 +169,41 @@ command = click.Command(
         click.Option(["--cluster"], is_flag=True, help="Read the cluster, with list and get rights only."),
         click.Option(["--running"], is_flag=True, help="Decide pods that are on a node as well."),
         click.Option(
-            ["--policy", "policies"], multiple=True, help="Policies to try: files that win over all others."
+            ["--policy", "policies"],
+            multiple=True,
+            metavar="FILE",
+            help="Policies to try: files that win over all others.",
         ),
         click.Option(
             ["-n", "--namespace", "inside"],
             default="",
+            metavar="NAMESPACE",
             help="Only pods and policies of this one; default: all.",
         ),
-        click.Option(["--agents", "agents_"], default="", help="Agents to ask; default: those with input."),
         click.Option(
-            ["--now"], default="", help="Time of the decision; default: the newest sample's of files."
+            ["--agents", "agents_"],
+            default="",
+            metavar="NAMES",
+            help="Agents to ask, separated by commas; default: those with input.",
         ),
         click.Option(
-            ["-o", "--output"], type=click.Choice(list(decided.FORMS)), default="table", show_default=True
+            ["--now"],
+            default="",
+            metavar="TIME",
+            help="Time of the decision, RFC 3339; default: the newest sample's of files.",
+        ),
+        click.Option(
+            ["-o", "--output"],
+            type=click.Choice(list(decided.FORMS)),
+            default="table",
+            show_default=True,
+            help="Form of what is printed.",
         ),
         *cluster.options(),
         click.Option(
             ["--metrics"],
             multiple=True,
+            metavar="SOURCE",
             default=ExtenderOptions().metrics,
             envvar="NODEWISE_METRICS",
             help=_metrics_help(),

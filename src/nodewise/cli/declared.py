@@ -20,6 +20,51 @@ from nodewise import clock, quantity
 from nodewise.agent import AgentKind
 from nodewise.errors import BadSettings, Problem
 
+FORMS: Final[Mapping[str, str]] = {
+    "address": "ADDRESS",
+    "advertise_resource": "NAME=AMOUNT",
+    "agents": "NAMES",
+    "annotate_cpu_samples_query": "QUERY",
+    "annotate_gpu_resource": "RESOURCE",
+    "annotate_memory_samples_query": "QUERY",
+    "balanced_resource": "RESOURCE",
+    "cert": "FILE",
+    "client_ca": "FILE",
+    "client_name": "NAME",
+    "context": "NAME",
+    "cpu_deviation_query": "QUERY",
+    "cpu_mean_query": "QUERY",
+    "exporter_matchers": "MATCHERS",
+    "gpu_profile": "NAME|FILE",
+    "gpu_typical_pods": "FILE",
+    "health_address": "ADDRESS",
+    "identity": "NAME",
+    "key": "FILE",
+    "kubeconfig": "FILE",
+    "label_policies_from": "NAMESPACE",
+    "learned_namespaces": "NAMESPACE",
+    "memory_deviation_query": "QUERY",
+    "memory_mean_query": "QUERY",
+    "metrics": "SOURCE",
+    "namespace": "NAMESPACE",
+    "objects_from": "PATH",
+    "pigeon_config": "FILE",
+    "pigeon_gpu_resource": "RESOURCE",
+    "prometheus_ca": "FILE",
+    "prometheus_cert": "FILE",
+    "prometheus_key": "FILE",
+    "prometheus_node_label": "LABEL",
+    "prometheus_password_file": "FILE",
+    "prometheus_token_file": "FILE",
+    "prometheus_url": "URL",
+    "prometheus_user": "NAME",
+    "record": "FILE",
+    "state": "FILE",
+    "unsafe_address": "ADDRESS",
+    "usage_from": "SOURCE",
+    "weights": "NAME=WEIGHT,…",
+}
+"""What help shows of the value of a setting that is a text."""
 _SAME: Final = {"accept": "pass", "pass": "accept"}
 """Two words for one thing: an agent that has only one of them takes the other for it."""
 

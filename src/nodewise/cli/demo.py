@@ -44,7 +44,13 @@ def command() -> None:
     """See nodewise place pods on this machine: no cluster, no network, under half a minute.
 
     \b
-    Example:  nodewise demo
+    Example:
+      nodewise demo
+
+    \b
+    Exit codes:
+      0  shown
+      1  the extender did not start
     """
     with tempfile.TemporaryDirectory(prefix="nodewise-demo-") as folder, staged(Path(folder)) as stage:
         with serving(stage) as served:

@@ -42,12 +42,19 @@ def run(pod: str, output: str, every_node: bool, **given: Any) -> None:
     --server names, else those behind the Service, found through the API server and asked over mutual TLS with
     --cert, --key and --ca. To ask one replica without a certificate, forward its admin port. A replica remembers as
     many decisions as fit into its --decisions-bytes. Nothing is written.
-    Exit code 0: explained, 3: no decision is known.
 
     \b
-    Example:  kubectl -n nodewise port-forward deploy/nodewise 9002 &
-              nodewise explain web/shop-7 --server http://127.0.0.1:9002
-              nodewise explain shop-7 -n web --cert tls.crt --key tls.key --ca ca.crt -o wide
+    Examples:
+      kubectl -n nodewise port-forward deploy/nodewise 9002 &
+      nodewise explain web/shop-7 --server http://127.0.0.1:9002
+      nodewise explain shop-7 -n web --cert tls.crt --key tls.key --ca ca.crt
+
+    \b
+    Exit codes:
+      0  explained
+      1  no replica could be asked
+      2  the command line or a setting is wrong
+      3  no decision about the pod is known
     """
     logs.configure("error")
     story = asyncio.run(_story(_asked(pod, given)))
@@ -166,22 +173,50 @@ command = click.Command(
     short_help="Tell why a pod is where it is, or nowhere.",
     params=[
         click.Argument(["pod"], metavar="POD"),
-        click.Option(["-n", "--namespace"], default="", help="Of the pod; default: the context's."),
         click.Option(
-            ["-o", "--output"], type=click.Choice(list(telling.FORMS)), default="text", show_default=True
+            ["-n", "--namespace"], default="", metavar="NAMESPACE", help="Of the pod; default: the context's."
+        ),
+        click.Option(
+            ["-o", "--output"],
+            type=click.Choice(list(telling.FORMS)),
+            default="text",
+            show_default=True,
+            help="Form of what is printed.",
         ),
         click.Option(
             ["--nodes", "every_node"], is_flag=True, help="Show every node, however many there are."
         ),
-        click.Option(["--server", "servers"], multiple=True, help="A replica's URL; repeat it for several."),
-        click.Option(["--cert"], default="", help="Client certificate for mutual TLS, PEM."),
-        click.Option(["--key"], default="", help="Its key."),
-        click.Option(["--ca"], default="", help="CA of the replicas' certificate; default: the system's."),
-        click.Option(["--server-name"], default="", help="The name in the replicas' certificate."),
         click.Option(
-            ["--service"], default="nodewise", show_default=True, help="The Service of the replicas."
+            ["--server", "servers"],
+            multiple=True,
+            metavar="URL",
+            help="A replica's URL; repeat it for several.",
         ),
-        click.Option(["--service-namespace"], default="nodewise", show_default=True, help="Its namespace."),
+        click.Option(["--cert"], default="", metavar="FILE", help="Client certificate for mutual TLS, PEM."),
+        click.Option(["--key"], default="", metavar="FILE", help="Its key."),
+        click.Option(
+            ["--ca"],
+            default="",
+            metavar="FILE",
+            help="CA of the replicas' certificate; default: the system's.",
+        ),
+        click.Option(
+            ["--server-name"], default="", metavar="NAME", help="The name in the replicas' certificate."
+        ),
+        click.Option(
+            ["--service"],
+            default="nodewise",
+            show_default=True,
+            metavar="NAME",
+            help="The Service of the replicas.",
+        ),
+        click.Option(
+            ["--service-namespace"],
+            default="nodewise",
+            show_default=True,
+            metavar="NAMESPACE",
+            help="Its namespace.",
+        ),
         *cluster.options(),
         click.Option(
             ["--timeout", "timeout_s"], type=Duration(), default="5s", show_default=True, help="Of each call."

@@ -49,8 +49,15 @@ def run(**given: Any) -> None:
     understood too, so that its deployment serves unchanged; so are those of GPU Aware Scheduling, beside --agents gpu.
 
     \b
-    Example:  nodewise extender --cert tls.crt --key tls.key --client-ca scheduler-ca.crt
-              nodewise extender --objects-from examples/health-metric --unsafe
+    Examples:
+      nodewise extender --cert tls.crt --key tls.key --client-ca ca.crt
+      nodewise extender --objects-from examples/health-metric --unsafe
+
+    \b
+    Exit codes:
+      0  ended by SIGTERM or SIGINT
+      1  it cannot serve: a port that is taken, a certificate that is none
+      2  the command line or a setting is wrong
     """
     built: dict[type, Any] = {group: settings.build(group, given) for group in GROUPS}
     own: ExtenderOptions = built[ExtenderOptions]

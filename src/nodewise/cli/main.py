@@ -28,6 +28,7 @@ COMMANDS: Final = {
         "nodewise.cli.certs",
         "Make and renew certificates of nodewise and of kube-scheduler's client.",
     ),
+    "doctor": ("nodewise.cli.doctor", "Name what is wrong with a cluster's set-up, and the remedy."),
     "policy": ("nodewise.cli.policy", "Check policies."),
     "agents": ("nodewise.cli.agents", "What agents there are, and their options."),
 }
@@ -79,9 +80,22 @@ class Table(click.Group):
 def command() -> None:
     """Platform-aware scheduling for Kubernetes: a stock kube-scheduler that sees live node telemetry.
 
+    `nodewise COMMAND --help` tells what a command does and needs. An option of a server may be given in the
+    environment as well: --sync-period is NODEWISE_SYNC_PERIOD, and the key sync_period of the file of --config. A flag
+    wins over the environment, that over the file.
+
     \b
-    Try:  nodewise demo
-          nodewise decide examples/health-metric
+    Examples:
+      nodewise demo
+      nodewise decide examples/health-metric
+      nodewise extender --help
+
+    \b
+    Exit codes of all commands:
+      0  done; the answer is yes
+      1  it could not be done; stderr says why
+      2  the command line or a setting is wrong
+      3  done, and the answer is no
     """
 
 

@@ -15,21 +15,42 @@ from nodewise.kube import files
 
 @click.group()
 def command() -> None:
-    """Check policies."""
+    """Check policies before a cluster does.
+
+    \b
+    Example:
+      nodewise policy lint examples/health-metric
+    """
 
 
 @command.command()
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of what is printed.",
+)
 @click.pass_context
 def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
     """Name every problem of the TASPolicies in these files or folders (- is standard input).
 
     An extender reads such policies all the same, as laxly as Telemetry Aware Scheduling did; a rule that cannot be
-    evaluated rejects every node. Exit code 0: no problem, 3: problems.
+    evaluated rejects every node.
 
     \b
-    Example:  nodewise policy lint examples/health-metric
+    Examples:
+      nodewise policy lint examples/health-metric
+      kubectl get taspolicies -A -o yaml | nodewise policy lint - -o json
+
+    \b
+    Exit codes:
+      0  no problem
+      1  a file cannot be read, or holds no TASPolicy
+      2  the command line or a setting is wrong
+      3  problems
     """
     read = [policies.read(one) for one in files.read(paths).of(TASPOLICIES, PolicyObject)]
     if not read:

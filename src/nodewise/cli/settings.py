@@ -86,6 +86,7 @@ def _option(setting: Setting) -> click.Option:
     return _Option(
         [setting.flag, setting.field],
         type=declared.parameter_type(setting),
+        metavar=declared.FORMS.get(setting.field),
         is_flag=setting.inner is bool,
         multiple=setting.is_list,
         default=setting.default,

@@ -28,7 +28,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 @click.group()
 def command() -> None:
-    """What would have been: recordings answered once more, traces and bursty pods placed."""
+    """What would have been: recordings answered once more, traces and bursty pods placed.
+
+    \b
+    Examples:
+      nodewise simulate replay recording.gz
+      nodewise simulate bursts --agents none --agents safe
+    """
 
 
 def replay(file: str, policy: Sequence[str], output: str, limit: int, **given: Any) -> None:
@@ -38,11 +44,18 @@ def replay(file: str, policy: Sequence[str], output: str, limit: int, **given: A
     Worlds, metrics and times are the recorded ones, and so are the settings, except those that are given here. With
     --policy, its policies take the place of those of the same name and namespace, or stand beside the others; a
     metric that the recording does not have was never fetched.
-    Exit code 0: every answer is the same, byte for byte, 3: some differ.
 
     \b
-    Example:  nodewise simulate replay recording.gz
-              nodewise simulate replay recording.gz --policy stricter.yaml --max-age 30s
+    Examples:
+      nodewise simulate replay recording.gz
+      nodewise simulate replay recording.gz --policy stricter.yaml
+
+    \b
+    Exit codes:
+      0  every answer is the one that was given
+      1  the recording cannot be read
+      2  the command line or a setting is wrong
+      3  some answer differs
     """
     logs.configure("error")
     told = _replayed(Path(file), policy, _chosen(given), limit)
@@ -177,7 +190,11 @@ command.add_command(
                 help="Differences that are shown one by one.",
             ),
             click.Option(
-                ["-o", "--output"], type=click.Choice(list(replayed.FORMS)), default="text", show_default=True
+                ["-o", "--output"],
+                type=click.Choice(list(replayed.FORMS)),
+                default="text",
+                show_default=True,
+                help="Form of what is printed.",
             ),
             *_parameters(),
         ],

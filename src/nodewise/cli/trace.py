@@ -59,7 +59,14 @@ _TOLD_PCT: Final = (50, 80, 90, 100, 130)
 )
 @click.option("--published", metavar="FILE", help="JSON with published results, to be shown beside.")
 @click.option("--svg", metavar="FILE", help="Draw what was allocated; needs matplotlib.")
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of what is printed.",
+)
 def command(form: str, **given: Any) -> None:  # noqa: ARG001 - there is one form
     """Place a published GPU trace with the gpu agent: its filter, scores, choice of cards and books.
 
@@ -68,14 +75,23 @@ def command(form: str, **given: Any) -> None:  # noqa: ARG001 - there is one for
     comparable results by Weng et al., USENIX ATC 2023.
 
     \b
-    With -o json, in per cent of all cards, by each whole per cent of them that was asked for:
-      allocated_gpu_pct   held by pods
-      fragmented_gpu_pct  free, and of no use to pods of the list
-    and failed_pods, which fit nowhere, and seconds. With several placements or seeds: `runs`, and the `mean` of each.
+    With -o json, by each whole per cent of all cards that was asked for:
+      allocated_gpu_pct   per cent that pods hold
+      fragmented_gpu_pct  per cent that are free, and of no use to these pods
+      failed_pods         which fit nowhere
+      seconds             that it took
+    With several placements or seeds: `runs`, and the `mean` of each.
 
     \b
-    Example:  nodewise simulate trace openb --nodes openb_node_list_gpu_node.csv \\
-                --pods openb_pod_list_default.csv --placement fragmentation --placement pack --seeds 10 --svg out.svg
+    Examples:
+      nodewise simulate trace openb --nodes openb_node_list_gpu_node.csv \\
+        --pods openb_pod_list_default.csv --placement pack --seeds 10
+
+    \b
+    Exit codes:
+      0  placed
+      1  a file cannot be read
+      2  the command line or a setting is wrong
     """
     asked = _Asked(**given)
     if asked.svg is not None:

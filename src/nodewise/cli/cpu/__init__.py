@@ -37,4 +37,13 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 @click.group(cls=Table, commands_of=COMMANDS, context_settings=CONTEXT)
 @click.version_option(nodewise.__version__, prog_name="nodewise", message="%(prog)s %(version)s")
 def command() -> None:
-    """Pools of cores on a node: exclusive ones for who needs them, and who holds which."""
+    """Pools of cores on a node: exclusive ones for who needs them, and who holds which.
+
+    The script `cmk` has the same commands, and understands the flags of CPU Manager for Kubernetes.
+
+    \b
+    Examples:
+      nodewise cpu topology
+      nodewise cpu plan --num-exclusive-cores 6
+      nodewise cpu validate node1 --namespace cmk-namespace
+    """

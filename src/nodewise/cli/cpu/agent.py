@@ -48,8 +48,15 @@ def run(**given: Any) -> None:
     It needs the host's process ids (hostPID: true), and root.
 
     \b
-    Example:  nodewise cpu agent --node-name node1 --namespace cmk-namespace
-              nodewise cpu agent --conf-dir /etc/cmk --socket /run/nodewise/cpu.sock
+    Examples:
+      nodewise cpu agent --node-name node1 --namespace cmk
+      nodewise cpu agent --conf-dir /etc/cmk --enforce cgroup
+
+    \b
+    Exit codes:
+      0  ended by SIGTERM or SIGINT
+      1  it cannot run here, or not listen
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     meters, proc = Meters(), shared.proc(given)

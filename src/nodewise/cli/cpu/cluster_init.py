@@ -39,11 +39,18 @@ def run(**given: Any) -> None:
     pods need not know of mounts and variables. The agent's account and rights have to be there: deploy/cpu-agent.yaml.
     It can be run again: what is as it should be stays, what differs is replaced, what failed is tried again, and
     nothing that runs in a pool is disturbed. It runs in a pod, or anywhere with --kubeconfig.
-    Exit code 1: something failed on some node; the report names it.
 
     \b
-    Example:  nodewise cpu cluster-init --all-hosts --num-exclusive-cores 6 --namespace cmk-namespace
-              nodewise cpu cluster-init --host-list node1,node2 --cmk-cmd-list init,install,discover -o json
+    Examples:
+      nodewise cpu cluster-init --all-hosts --num-exclusive-cores 6
+      nodewise cpu cluster-init --host-list node1,node2 \\
+        --cmk-cmd-list init,install,discover -o json
+
+    \b
+    Exit codes:
+      0  all nodes are prepared
+      1  something failed on some node; the report names it
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     commands = pods.parse_commands(given["cmk_cmd_list"])
@@ -147,6 +154,7 @@ command = click.Command(
             ["--cafile"],
             default=objects.DEFAULT_CAFILE,
             show_default=True,
+            metavar="FILE",
             help="CA of who calls the webhook, in its container.",
         ),
         click.Option(

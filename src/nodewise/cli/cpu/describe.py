@@ -13,11 +13,20 @@ from nodewise.cpu.book import Stored
 
 
 def run(output: str | None, **given: Any) -> None:
-    """Print a node's pools, and the tasks on each of their CPU lists. Takes no lock, changes nothing.
+    """Print a node's pools, and the tasks on each of their CPU lists.
+
+    Takes no lock, changes nothing.
 
     \b
-    Example:  nodewise cpu describe --node-name node1 --namespace cmk-namespace
-              nodewise cpu describe --conf-dir /etc/cmk -o json
+    Examples:
+      nodewise cpu describe --node-name node1 --namespace cmk-namespace
+      nodewise cpu describe --conf-dir /etc/cmk -o json
+
+    \b
+    Exit codes:
+      0  printed
+      1  the state cannot be read
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     stored = shared.book(given).read()

@@ -16,8 +16,15 @@ def run(*, no_taint: bool, **given: Any) -> None:
     starts anew takes the resources back: the node agent writes them again.
 
     \b
-    Example:  nodewise cpu discover --node-name node1
-              nodewise cpu discover --conf-dir /etc/cmk --no-taint
+    Examples:
+      nodewise cpu discover --node-name node1
+      nodewise cpu discover --conf-dir /etc/cmk --no-taint
+
+    \b
+    Exit codes:
+      0  the node says so
+      1  the state cannot be read, or the node not be written
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     counts = advertise.counts(shared.book(given).read().state)

@@ -17,8 +17,15 @@ def run(**given: Any) -> None:
     `reconfigure` gives it other pools. All is computed before anything is written.
 
     \b
-    Example:  nodewise cpu init --num-exclusive-cores 4 --num-shared-cores 1
-              nodewise cpu init --conf-dir /etc/cmk --exclusive-mode spread
+    Examples:
+      nodewise cpu init --num-exclusive-cores 4 --num-shared-cores 1
+      nodewise cpu init --conf-dir /etc/cmk --exclusive-mode spread
+
+    \b
+    Exit codes:
+      0  the node has these pools
+      1  it cannot have them, or has others
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     root = Path(given["sysfs"])

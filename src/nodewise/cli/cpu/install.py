@@ -58,9 +58,17 @@ def command(
     --proc-fs, or /proc outside of containers, shows those of the host; otherwise older versions stay.
 
     \b
-    Example:  nodewise cpu install
-              nodewise cpu install --build /usr/share/nodewise/cmk
-              nodewise cpu install --install-dir /host/opt/bin --from /usr/share/nodewise/cmk
+    Examples:
+      nodewise cpu install
+      nodewise cpu install --build /usr/share/nodewise/cmk
+      nodewise cpu install --install-dir /host/opt/bin \\
+        --from /usr/share/nodewise/cmk
+
+    \b
+    Exit codes:
+      0  installed
+      1  it cannot be built, or not be written
+      2  the command line or a setting is wrong
     """  # fmt: skip
     shared.start_logs()
     if build_only is not None:

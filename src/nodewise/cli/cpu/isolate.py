@@ -4,8 +4,11 @@ import click
 
 from nodewise.cpu.workload import arguments, isolate
 
-_EXAMPLES = "\n".join(f"          nodewise cpu {example}" for example in arguments.EXAMPLES).lstrip()
-_HELP = f"{arguments.SUMMARY}\n\n{arguments.DETAILS}\n\n\b\nExample:  {_EXAMPLES}\n"
+_EXAMPLES = "\n".join(f"  nodewise cpu {example}" for example in arguments.EXAMPLES)
+_CODES = "\n".join(f"  {code:<5}  {meaning}" for code, meaning in arguments.EXIT_CODES.items())
+_HELP = (
+    f"{arguments.SUMMARY}\n\n{arguments.DETAILS}\n\n\b\nExamples:\n{_EXAMPLES}\n\n\b\nExit codes:\n{_CODES}\n"
+)
 
 
 class _IsolateCommand(click.Command):

@@ -17,8 +17,15 @@ def run(*, interval: int, publish: bool, **given: Any) -> None:
     manager is looked at where its state file can be read.
 
     \b
-    Example:  nodewise cpu node-report --conf-dir /etc/cmk
-              nodewise cpu node-report --interval 60 --publish --namespace cmk-namespace
+    Examples:
+      nodewise cpu node-report --conf-dir /etc/cmk
+      nodewise cpu node-report --interval 60 --publish --namespace cmk
+
+    \b
+    Exit codes:
+      0  printed, whatever is wrong with the node
+      1  the report could not be made or published
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     book = shared.book(given)

@@ -35,14 +35,22 @@ _REST: Final = "power"
     "or all classes: 'performance=2-3;balance_performance=4-5;power=0-1'.",
 )
 def command(output: str, sst_bf: str, sst_cp: str, **given: Any) -> None:
-    """Show which cores of a machine `init` would put into which pool. Nothing is changed.
+    """Show which cores of a machine `init` would put into which pool.
 
-    Exclusive cores are chosen first, then shared ones, and what is left is infra; where the kernel isolates cores,
-    exclusive and shared ones are among these. Warnings go to stderr. `svg` draws the machine, coloured by pool.
+    Nothing is changed. Exclusive cores are chosen first, then shared ones, and what is left is infra; where the kernel
+    isolates cores, exclusive and shared ones are among these. Warnings go to stderr. `svg` draws the machine, coloured
+    by pool.
 
     \b
-    Example:  nodewise cpu plan --num-exclusive-cores 6 --num-shared-cores 2 --exclusive-mode spread
-              nodewise cpu plan --sysfs /tmp/copy-of-a-node -o svg > node.svg
+    Examples:
+      nodewise cpu plan --num-exclusive-cores 6 --exclusive-mode spread
+      nodewise cpu plan --sysfs /tmp/copy-of-a-node -o svg > node.svg
+
+    \b
+    Exit codes:
+      0  planned
+      1  the machine has too few cores for it, or cannot be read
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     machine = shared.machine(given)

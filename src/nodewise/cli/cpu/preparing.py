@@ -49,7 +49,8 @@ def options(timeout_s: float) -> list[click.Parameter]:
             show_default=True, metavar="SECONDS", help="How long to wait for nodes.",
         ),
         click.Option(
-            ["-o", "--output"], type=click.Choice(["table", "json"]), default="table", show_default=True
+            ["-o", "--output"], type=click.Choice(["table", "json"]), default="table", show_default=True,
+            help="Form of what is printed.",
         ),
     ]  # fmt: skip
 

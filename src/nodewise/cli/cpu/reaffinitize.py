@@ -10,7 +10,12 @@ def run() -> None:
     here for scripts that call it.
 
     \b
-    Example:  nodewise cpu reaffinitize --node-name node1
+    Examples:
+      nodewise cpu reaffinitize --node-name node1
+
+    \b
+    Exit codes:
+      0  nothing was done
     """
     click.echo(
         "nodewise: nothing to do: `nodewise cpu reconfigure`, or the node agent, moves all processes of a node",

@@ -24,8 +24,15 @@ def run(*, interval: int, publish: bool, **given: Any) -> None:
     this runs as root with the host's process ids. The report is printed after the state was written.
 
     \b
-    Example:  nodewise cpu reconcile --conf-dir /etc/cmk
-              nodewise cpu reconcile --interval 5 --publish --namespace cmk-namespace
+    Examples:
+      nodewise cpu reconcile --conf-dir /etc/cmk
+      nodewise cpu reconcile --interval 5 --publish --namespace cmk
+
+    \b
+    Exit codes:
+      0  done; the report says what was freed
+      1  the state could not be read or written
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     proc = shared.proc(given)

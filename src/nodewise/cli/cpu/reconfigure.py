@@ -30,8 +30,15 @@ def run(*, check: bool, agent: str, direct: bool, **given: Any) -> None:
     meanwhile. The node agent does it where there is one; else we do, which takes root and the host's process ids.
 
     \b
-    Example:  nodewise cpu reconfigure --num-exclusive-cores 6 --num-shared-cores 2 --check
-              nodewise cpu reconfigure --conf-dir /etc/cmk --num-exclusive-cores 2
+    Examples:
+      nodewise cpu reconfigure --num-exclusive-cores 6 --check
+      nodewise cpu reconfigure --conf-dir /etc/cmk --num-exclusive-cores 2
+
+    \b
+    Exit codes:
+      0  the node has these pools; with --check, it can
+      1  it cannot be done, or failed; all is as it was
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     request = ReconfigureRequest(shared.ask(given), check)

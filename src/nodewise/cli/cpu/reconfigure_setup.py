@@ -19,11 +19,17 @@ def run(**given: Any) -> None:
     A pod on each node looks first whether it can be done there; nothing is changed unless all of them say so. Then one
     node after the other is reconfigured, by a pod that is removed when it succeeded. A node on which it fails stays as
     it was, and ends the command: it can be run again.
-    Exit code 1: it cannot be done on some node, or failed on one.
 
     \b
-    Example:  nodewise cpu reconfigure_setup --num-exclusive-cores 6 --num-shared-cores 2
-              nodewise cpu reconfigure_setup --num-exclusive-cores 6 --check -o json
+    Examples:
+      nodewise cpu reconfigure_setup --num-exclusive-cores 6 --check
+      nodewise cpu reconfigure_setup --num-exclusive-cores 6 -o json
+
+    \b
+    Exit codes:
+      0  all nodes have these pools; with --check, all can
+      1  it cannot be done on some node, or failed on one
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     wish = preparing.wish(given)

@@ -37,14 +37,15 @@ _INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
 
 _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
     "namespace": lambda: click.Option(
-        ["--namespace"], default="default", show_default=True, help="Where the ConfigMaps of nodes are."
+        ["--namespace"], default="default", show_default=True, metavar="NAMESPACE",
+        help="Where the ConfigMaps of nodes are."
     ),
     "node_name": lambda: click.Option(
-        ["--node-name"], default="", envvar=names.NODE_NAME, show_envvar=True,
+        ["--node-name"], default="", envvar=names.NODE_NAME, show_envvar=True, metavar="NODE",
         help="The node. Default: that of the pod we are in.",
     ),
     "kubeconfig": lambda: click.Option(
-        ["--kubeconfig"], default="", envvar="NODEWISE_KUBECONFIG", show_envvar=True,
+        ["--kubeconfig"], default="", envvar="NODEWISE_KUBECONFIG", show_envvar=True, metavar="FILE",
         help="A kubeconfig file. Default: the pod's service account, else as kubectl takes it.",
     ),
     "conf_dir": lambda: click.Option(
@@ -79,7 +80,7 @@ _OPTIONS: Final[Mapping[str, Callable[[], click.Option]]] = {
     ),
     "output": lambda: click.Option(
         ["-o", "--output"], type=click.Choice(["json", "table"]), default=None,
-        help="Default: a table on a terminal, else JSON.",
+        help="Form of what is printed. Default: a table on a terminal, else JSON.",
     ),
 }  # fmt: skip
 

@@ -10,7 +10,11 @@ from nodewise.cli.cpu import picture, shared
 from nodewise.cpu.topology import Cpu, Topology
 
 OUTPUT: Final = click.Option(
-    ["-o", "--output"], type=click.Choice(["table", "json", "svg"]), default="table", show_default=True
+    ["-o", "--output"],
+    type=click.Choice(["table", "json", "svg"]),
+    default="table",
+    show_default=True,
+    help="Form of what is printed.",
 )
 
 
@@ -22,8 +26,15 @@ def command(output: str, **given: Any) -> None:
     that are offline are listed, and have no place. `svg` draws the machine.
 
     \b
-    Example:  nodewise cpu topology
-              nodewise cpu topology --sysfs /tmp/copy-of-a-node -o svg > node.svg
+    Examples:
+      nodewise cpu topology
+      nodewise cpu topology --sysfs /tmp/copy-of-a-node -o svg > node.svg
+
+    \b
+    Exit codes:
+      0  shown
+      1  the machine cannot be read
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     machine = shared.machine(given)

@@ -37,8 +37,15 @@ def run(**given: Any) -> None:
     running, and the program stays.
 
     \b
-    Example:  nodewise cpu uninstall --scope node
-              nodewise cpu uninstall --scope cluster --crds --kubeconfig ~/.kube/config
+    Examples:
+      nodewise cpu uninstall --scope node
+      nodewise cpu uninstall --scope cluster --crds
+
+    \b
+    Exit codes:
+      0  removed, or not there
+      1  something runs in a pool, or something could not be removed
+      2  the command line or a setting is wrong
     """
     shared.start_logs()
     requests = shared.requests(given)
@@ -139,7 +146,11 @@ command = click.Command(
             help="How long to wait until pods are gone.",
         ),
         click.Option(
-            ["-o", "--output"], type=click.Choice(["table", "json"]), default="table", show_default=True
+            ["-o", "--output"],
+            type=click.Choice(["table", "json"]),
+            default="table",
+            show_default=True,
+            help="Form of what is printed.",
         ),
     ],
 )

@@ -24,11 +24,19 @@ def run(*, name: str, output: str | None, no_taint: bool, pod_namespace: str, **
     """Look whether NODE is as it has to be for pods to get cores of their own, and say what to do where it is not.
 
     Its label, taint, pools, resources, agent, tasks and report; the webhook, by a pod that is tried and not made; and
-    the program, where this runs on the node. Nothing is changed. Exit code 3: something is wrong.
+    the program, where this runs on the node. Nothing is changed.
 
     \b
-    Example:  nodewise cpu validate node1 --namespace cmk-namespace
-              nodewise cpu validate node1 -o json
+    Examples:
+      nodewise cpu validate node1 --namespace cmk-namespace
+      nodewise cpu validate node1 -o json
+
+    \b
+    Exit codes:
+      0  all is well
+      1  the node cannot be looked at
+      2  the command line or a setting is wrong
+      3  something is wrong
     """
     shared.start_logs()
     place = {**given, "node_name": name}

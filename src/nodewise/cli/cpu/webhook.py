@@ -38,9 +38,17 @@ def run(**given: Any) -> None:
     it was told to: --print-admission-config writes the two files for that.
 
     \b
-    Example:  nodewise cpu webhook --conf-file /etc/webhook/server.yaml --insecure true
-              nodewise cpu webhook --print-manifests --with-certificate --namespace cmk | kubectl apply -f -
-              nodewise cpu webhook --print-admission-config /etc/kubernetes/admission --namespace cmk
+    Examples:
+      nodewise cpu webhook --conf-file /etc/webhook/server.yaml --insecure true
+      nodewise cpu webhook --print-manifests --with-certificate |
+        kubectl apply -f -
+      nodewise cpu webhook --print-admission-config /etc/kubernetes/admission
+
+    \b
+    Exit codes:
+      0  printed, or ended by SIGTERM or SIGINT
+      1  it cannot serve, or cannot write
+      2  the command line or a setting is wrong
     """
     any_client = is_true(given["insecure"], "--insecure")
     if given["print_admission_config"]:
@@ -202,9 +210,19 @@ def _parameters() -> list[click.Parameter]:
             ["--with-certificate"], is_flag=True, help="Print a new certificate with them, and its key."
         ),
         click.Option(
-            ["--namespace"], default="default", show_default=True, help="Where the webhook is to run."
+            ["--namespace"],
+            default="default",
+            show_default=True,
+            metavar="NAMESPACE",
+            help="Where the webhook is to run.",
         ),
-        click.Option(["--image"], default=Installation().image, show_default=True, help="What it runs."),
+        click.Option(
+            ["--image"],
+            default=Installation().image,
+            show_default=True,
+            metavar="IMAGE",
+            help="What it runs.",
+        ),
         click.Option(
             ["--install-dir"],
             default=DEFAULT_INSTALL_DIR,

@@ -55,10 +55,14 @@ _KNOWN: Final = {option.name: option for option in OPTIONS}
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 SUMMARY: Final = "Run a command on CPUs of a pool, and give them back when it ends."
-DETAILS: Final = (
-    "The command's exit code is ours; 125: it was not started, 126: it cannot be executed, 127: there is none, "
-    "128+N: it ended by signal N. How many lists of an exclusive pool it gets says CMK_NUM_CORES."
-)
+DETAILS: Final = "How many CPU lists of an exclusive pool it gets says the variable CMK_NUM_CORES."
+EXIT_CODES: Final = {
+    "125": "the command was not started; stderr says why",
+    "126": "it cannot be executed",
+    "127": "there is no such command",
+    "128+N": "it ended by signal N",
+    "else": "its own",
+}
 EXAMPLES: Final = (
     "isolate --pool=exclusive -- spin --forever",
     "isolate --pool=shared --wait=30s sleep -- 100",
@@ -196,7 +200,10 @@ def format_help(program: str) -> str:
         f"  {SUMMARY}",
         "",
     ]
-    lines += [*textwrap.wrap(DETAILS, 100, initial_indent="  ", subsequent_indent="  "), "", "Options:"]
-    lines += [f"  {f'{option.name} {option.metavar}'.rstrip():<{width}} {option.help}" for option in OPTIONS]
-    lines += ["", "Example:", *(f"  {program} {example}" for example in EXAMPLES)]
+    lines += [*textwrap.wrap(DETAILS, 78, initial_indent="  ", subsequent_indent="  "), "", "Options:"]
+    for option in OPTIONS:
+        first = f"  {f'{option.name} {option.metavar}'.rstrip():<{width}} "
+        lines += textwrap.wrap(option.help, 78, initial_indent=first, subsequent_indent=" " * len(first))
+    lines += ["", "Examples:", *(f"  {program} {example}" for example in EXAMPLES)]
+    lines += ["", "Exit codes:", *(f"  {code:<5}  {meaning}" for code, meaning in EXIT_CODES.items())]
     return "\n".join(lines)

@@ -1,0 +1,104 @@
+"""`--help` of every command is enough to use it, on a terminal of 80 columns."""
+
+import inspect
+import re
+
+import click
+import pytest
+from tools.reference.commands import every, help_and_default, summary
+
+from nodewise.cli import cmk
+from tests import pages
+from tests.unit.test_pages import problem
+
+COMMANDS = every()
+COLUMNS = 80
+
+
+def shown(typed: str) -> str:
+    command = COMMANDS[typed]
+    found = click.Context(command, info_name=typed, terminal_width=COLUMNS, max_content_width=110)
+    return command.get_help(found)
+
+
+def block(typed: str, title: str) -> str:
+    """What stands below a title of the text; empty where it has none."""
+    found = re.search(
+        rf"^{title}:\n((?:  .*\n?)+)", inspect.cleandoc(COMMANDS[typed].help or ""), re.MULTILINE
+    )
+    return found[1] if found else ""
+
+
+def options(typed: str) -> list[click.Option]:
+    found = COMMANDS[typed].params
+    return [one for one in found if isinstance(one, click.Option) and not one.hidden]
+
+
+def only_leads_on(typed: str) -> bool:
+    command = COMMANDS[typed]
+    return isinstance(command, click.Group) and not command.invoke_without_command
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_no_line_is_longer_than_a_terminal(typed: str) -> None:
+    assert [line for line in shown(typed).splitlines() if len(line) > COLUMNS] == []
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_it_begins_with_what_the_command_does_in_a_sentence(typed: str) -> None:
+    assert re.fullmatch(r"[A-Z][^.]+\.", summary(COMMANDS[typed]))
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_it_has_examples_that_the_command_line_understands(typed: str) -> None:
+    lines = list(pages.commands(block(typed, "Examples?")))
+    assert lines
+    ours = [words for words in lines if words[0] == "nodewise"]
+    assert ours
+    assert {" ".join(words): wrong for words in ours if (wrong := problem(words))} == {}
+    assert only_leads_on(typed) or any(" ".join(words).startswith(typed) for words in ours)
+
+
+@pytest.mark.parametrize("typed", [one for one in COMMANDS if not only_leads_on(one)])
+def test_it_has_the_exit_codes(typed: str) -> None:
+    codes = re.findall(r"^  (\S+) +\S", block(typed, "Exit codes"), re.MULTILINE)
+    assert codes
+    assert set(codes) <= {"0", "1", "2", "3", "125", "126", "127", "128+N", "else"}
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_each_option_says_what_it_means_and_in_which_form_it_is_wanted(typed: str) -> None:
+    context = click.Context(COMMANDS[typed], info_name=typed)
+    silent = [one.opts for one in options(typed) if not help_and_default(one, context)[0]]
+    formless = [one.opts for one in options(typed) if not one.is_flag and one.make_metavar(context) == "TEXT"]
+    assert silent == []
+    assert formless == [], "metavar, or a row of `nodewise.cli.declared.FORMS`"
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_a_number_that_has_a_default_shows_it(typed: str) -> None:
+    context = click.Context(COMMANDS[typed], info_name=typed)
+    numbers = (click.types.IntParamType, click.types.FloatParamType)
+    found = [
+        one
+        for one in options(typed)
+        if isinstance(one.type, numbers) and isinstance(one.default, int | float)
+    ]
+    assert [one.opts for one in found if not help_and_default(one, context)[1]] == []
+
+
+def test_cmk_has_the_same_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cmk.run(["describe", "--help"])
+    told = capsys.readouterr().out
+    assert "Usage: cmk describe" in told
+    assert block("nodewise cpu describe", "Exit codes").strip().splitlines()[0] in told
+
+
+def test_isolate_tells_the_same_where_it_starts_fast(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cmk.run(["isolate", "--help"])
+    told = capsys.readouterr().out
+    assert [line for line in told.splitlines() if len(line) > COLUMNS] == []
+    assert block("nodewise cpu isolate", "Exit codes") in f"{told}\n"
