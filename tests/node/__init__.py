@@ -9,6 +9,7 @@ What one room of this folder is for:
     network     what calls of a runtime's own network get to, Services among it
     host        a control plane and a kubelet in that network, as on a real machine
     control     kube-scheduler as its static pod
+    placing     pods that prefer one of two nodes, and a policy that leaves them the other
     workloads   pods that run commands, and what becomes of them
     managed     the CPU manager on such a node: program, agent, pods that ask for cores
 

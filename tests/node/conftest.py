@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import packages, programs
+from tests.cluster import custom_metrics, imaging, packages, programs, sandbox
 from tests.cluster.conftest import control_plane_programs, corner, got, plane
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox
 from tests.node import host, installed, kubelet
 from tests.node.host import Host
 from tests.node.kubelet import Kubelet
@@ -56,3 +58,25 @@ def whole(
     folder = tmp_path_factory.mktemp("whole")
     with host.running(control_plane_programs, kubelet_program, container_programs, folder) as running:
         yield running
+
+
+@pytest.fixture
+def room(whole: Host) -> Iterator[Sandbox]:
+    """A namespace of the test's own there."""
+    with sandbox.sandbox(whole.plane) as own:
+        host.wait_admitted(own)
+        yield own
+
+
+@pytest.fixture
+def heat(room: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
+    """The custom metrics API there."""
+    with custom_metrics.behind(room, tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="session")
+def image(request: pytest.FixtureRequest, whole: Host) -> str:
+    """nodewise's image, as pods name it, ready to run there."""
+    whole.node.runtime.load(got(request, imaging.archive))
+    return imaging.NAME

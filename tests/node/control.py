@@ -13,8 +13,6 @@ from tests.node import host
 from tests.node.host import Host
 from tests.node.network import Address, Target
 
-FAR: Final = "far"
-"""A node beside the host that there is for kube-scheduler alone: what is bound to it does not run."""
 _MIRROR: Final = f"/api/v1/namespaces/kube-system/pods/kube-scheduler-{host.NAME}"
 _TURN_S: Final = 120.0
 """For kube-scheduler to end and to start anew, its probes and the Lease of the one before included."""
@@ -122,10 +120,3 @@ def static(whole: Host) -> Iterator[Static]:
 def _private(file: Path, text: str) -> None:
     file.write_text(text)
     file.chmod(0o600)
-
-
-def rather(node: str) -> Object:
-    """The affinity of a pod that prefers a node, if nothing is in the way."""
-    expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
-    term = {"weight": 100, "preference": {"matchExpressions": [expression]}}
-    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}

@@ -62,7 +62,29 @@ class Host(NamedTuple):
         ]
         return found
 
+    def wait_ready(self, namespace: str, count: int = 1, **labels: str) -> list[Object]:
+        """Until so many pods with these labels are there, all ready."""
+
+        def ready() -> list[Object] | None:
+            found = self.pods(namespace, **labels)
+            return found if len(found) == count and all(map(is_ready, found)) else None
+
+        what = f"{count} pods of {labels} are ready"
+        return wait(what, ready, 120, lambda: self.told(namespace, **labels))
+
+    def told(self, namespace: str, **labels: str) -> object:
+        """What is known of pods, where they are not what they should be."""
+        found = self.pods(namespace, **labels)
+        events = self.plane.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]
+        logs = {
+            f"{pod['metadata']['name']}/{one['name']}": self.log(pod, one["name"])
+            for pod in found
+            for one in pod["spec"]["containers"]
+        }
+        return [pod["status"] for pod in found], [one["message"] for one in events][-20:], logs
+
     def log(self, pod: Object, container: str) -> str:
+        """The last lines of a container."""
         return "\n".join(self.node.log(pod, container)[-40:])
 
 

@@ -75,6 +75,13 @@ class Network:
         for port in found["ports"]:
             self.hand_on((found["clusterIP"], port["port"]), choose)
 
+    def connect(self, address: Address) -> socket.socket:
+        """A connection from in there."""
+        made = self._socket()
+        made.settimeout(30)
+        made.connect(address)
+        return made
+
     def close(self) -> None:
         """Ends all connections, and listens no more."""
         self._run(_end_all())

@@ -107,7 +107,7 @@ class Runtime:
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = self.enter([self._programs.ctr, f"--address={SOCKET}", *arguments])
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
     def stop(self) -> None:
         """Ends the first process, and the kernel with it all others; returns when they are gone."""

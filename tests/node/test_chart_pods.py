@@ -1,0 +1,239 @@
+"""What the Helm chart installs, run by a real kubelet from the real image."""
+
+import contextlib
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from nodewise.cpu import names
+from tests.cluster.api import Object
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import NODEWISE
+from tests.cluster.test_certs import Applied
+from tests.cluster.test_chart import CHART, Helm, helm_program
+from tests.node import control, host, managed, placing, workloads
+from tests.node.control import Static
+from tests.node.host import Host
+from tests.node.managed import EXCLUSIVE, ISOLATE, Manager
+from tests.node.placing import FAR
+
+__all__ = ["helm_program"]
+
+pytestmark = pytest.mark.cluster
+
+SERVICE = "10.0.0.50"
+EXTENDER = {"app.kubernetes.io/component": "extender"}
+PAUSE_S = 0.25
+
+
+class Release:
+    """The chart, installed in the test's namespace."""
+
+    def __init__(self, whole: Host, room: Sandbox, helm: Helm, values: dict[str, str]) -> None:
+        self.whole, self.room, self._helm = whole, room, helm
+        self._given = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+        self._release = ["nodewise", str(CHART), "--namespace", room.namespace, *self._given]
+
+    def install(self) -> None:
+        self._helm.said("install", *self._release)
+
+    def upgrade(self, *more: str) -> None:
+        self._helm.said("upgrade", *self._release, *more)
+
+    def uninstall(self) -> None:
+        self._helm.said("uninstall", "nodewise", "--namespace", self.room.namespace)
+
+    def pods(self, count: int) -> list[Object]:
+        """So many replicas, once they are ready."""
+        return self.whole.wait_ready(self.room.namespace, count, **EXTENDER)
+
+
+@contextlib.contextmanager
+def installed(whole: Host, room: Sandbox, helm: Helm, values: dict[str, str]) -> Iterator[Release]:
+    release = Release(whole, room, helm, values)
+    release.install()
+    try:
+        yield release
+    finally:
+        release.uninstall()
+
+
+@pytest.fixture
+def helm(helm_program: Path, whole: Host, tmp_path: Path) -> Helm:
+    return Helm(helm_program, whole.plane.admin.kubeconfig, tmp_path)
+
+
+@pytest.fixture
+def scheduler(whole: Host) -> Iterator[Static]:
+    with control.static(whole) as running:
+        yield running
+
+
+@pytest.fixture
+def release(whole: Host, room: Sandbox, helm: Helm, image: str, scheduler: Static) -> Iterator[Release]:
+    """Two replicas behind their Service, with certificates as `nodewise certs` makes them."""
+    certs(whole, room)
+    values = {"service.clusterIP": SERVICE, "settings.sync_period": "500ms"}
+    with installed(whole, room, helm, values) as release:
+        release.pods(2)
+        whole.network.serve(whole.plane.api, room.namespace, "nodewise")
+        yield release
+
+
+def certs(whole: Host, room: Sandbox, *more: str) -> None:
+    Applied(room, whole.plane.admin)("--apply", f"--name={SERVICE}", *more)
+
+
+def configure(whole: Host, room: Sandbox, folder: Path) -> None:
+    """The host's scheduler calls the Service, with what the Secret of its client holds now."""
+    held = Applied(room, whole.plane.admin).held()[1]
+    files = {"-cert": "tls.crt", "-key": "tls.key", "--ca": "ca.crt"}
+    for name in files.values():
+        (folder / name).write_bytes(held[name])
+    given = [word for flag, name in files.items() for word in (flag, str(folder / name))]
+    whole.said(NODEWISE, "configure", *given, f"--extender-url=https://{SERVICE}:9001")
+
+
+def shown(whole: Host) -> int:
+    """The serial number of the certificate that the Service shows."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with whole.network.connect((SERVICE, 9001)) as plain, context.wrap_socket(plain) as secure:
+        # who shows none of his own is told so only after the handshake
+        return x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"").serial_number
+
+
+class Stream:
+    """Pods with a policy that are made one after another, and how many replicas were ready meanwhile."""
+
+    def __init__(self, whole: Host, room: Sandbox) -> None:
+        self.made: list[str] = []
+        self.ready: list[int] = []
+        self._whole, self._room = whole, room
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(PAUSE_S):
+            name = f"web-{len(self.made)}"
+            self._room.pods(placing.with_policy(name, host.NAME))
+            self.made.append(name)
+            found = self._whole.pods(self._room.namespace, **EXTENDER)
+            self.ready.append(sum(map(host.is_ready, found)))
+
+    def goes_on(self) -> None:
+        """Waits until some more were made and bound."""
+        last = len(self.made) + 2
+        wait("more pods are made", lambda: len(self.made) > last or None)
+        assert self._room.expect_bound(f"web-{last}", 120) == FAR
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(60)
+
+
+@contextlib.contextmanager
+def stream(whole: Host, room: Sandbox) -> Iterator[Stream]:
+    """Pods from here to the end of the block: all bound to where the policy allows, at the first attempt."""
+    made = Stream(whole, room)
+    try:
+        made.goes_on()
+        yield made
+    finally:
+        made.stop()
+    assert {room.expect_bound(name) for name in made.made} == {FAR}
+    failed = room.api.get(
+        f"/api/v1/namespaces/{room.namespace}/events", fieldSelector="reason=FailedScheduling"
+    )
+    assert [one["message"] for one in failed["items"] if "web-" in one["involvedObject"]["name"]] == []
+
+
+def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
+    whole: Host, room: Sandbox, heat: CustomMetrics, scheduler: Static, release: Release, tmp_path: Path
+) -> None:
+    placing.policy(room, heat, hot=host.NAME)
+    before = scheduler.shown()
+    configure(whole, room, tmp_path)
+    configured = scheduler.wait_another_than(before)
+    room.pods(placing.plain("plain", host.NAME), placing.with_policy("first", host.NAME))
+    assert room.expect_bound("plain") == host.NAME
+    assert room.expect_bound("first", 120) == FAR
+    old, serial = release.pods(2), shown(whole)
+    with stream(whole, room) as pods:
+        certs(whole, room, "--renew")
+        configure(whole, room, tmp_path)
+        scheduler.wait_another_than(configured)
+        pods.goes_on()
+        certs(whole, room, "--restarted")
+        release.upgrade("--set", "settings.sync_period=600ms")
+        wait("a new certificate is served", lambda: shown(whole) != serial or None)
+        configure(whole, room, tmp_path)
+        pods.goes_on()
+        wait("all replicas are new", lambda: _are_others(release, old) or None, 120)
+        pods.goes_on()
+    assert min(pods.ready) >= 2
+    ours = x509.load_pem_x509_certificate(Applied(room, whole.plane.admin).held()[0]["tls.crt"])
+    assert shown(whole) == ours.serial_number
+    for pod in release.pods(2):
+        assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def _are_others(release: Release, old: list[Object]) -> bool:
+    found = release.whole.pods(release.room.namespace, **EXTENDER)
+    uids = {pod["metadata"]["uid"] for pod in found}
+    return len(uids) == len(old) and uids.isdisjoint(pod["metadata"]["uid"] for pod in old)
+
+
+class TestNodeAgent:
+    """The CPU manager's DaemonSet."""
+
+    @pytest.fixture
+    def manager(self, whole: Host, room: Sandbox, program: Path, tmp_path: Path) -> Iterator[Manager]:
+        with managed.managed(room, whole.node, program, tmp_path, whole.plane.admin) as made:
+            yield made
+        wait("the agent is gone", lambda: None if whole.pods(room.namespace, app="cmk-agent") else True)
+        made.run("uninstall", *made.place, "--proc-fs=/proc")
+
+    @pytest.fixture
+    def clusters_own(self, whole: Host) -> Iterator[None]:
+        process = whole.plane.start_scheduler({})
+        yield
+        process.stop()
+
+    @pytest.fixture
+    def agent(
+        self, whole: Host, room: Sandbox, helm: Helm, image: str, clusters_own: None, manager: Manager
+    ) -> Iterator[Object]:
+        """Its pod, ready, and the kubelet offers the cores that it published."""
+        values = {
+            "agents.telemetry.enabled": "false",
+            "cpu.enabled": "true",
+            "cpu.namespace": room.namespace,
+            "cpu.createNamespace": "false",
+            "cpu.agent.args": f"{{--interval={managed.PERIOD_S:g}s}}",
+        }
+        whole.node.label({names.LABEL: "true"})
+        with installed(whole, room, helm, values):
+            (pod,) = whole.wait_ready(room.namespace, app="cmk-agent")
+            wait("the kubelet offers cores", lambda: manager.offered() == "1" or None, show=manager.offered)
+            yield pod
+
+    def test_it_gives_cores_to_pods_that_ask_through_its_socket(
+        self, whole: Host, room: Sandbox, manager: Manager, agent: Object
+    ) -> None:
+        room.pods(managed.pod("pinned", f"exec {ISOLATE} -- busybox sleep 1000", whole.node.name))
+        pod = workloads.running(room, "pinned")
+        manager.wait_held(pod)
+        assert set(manager.masks(pod).values()) == {EXCLUSIVE}
+        room.api.delete(f"/api/v1/namespaces/{room.namespace}/pods/pinned")
+        manager.wait_gone(pod)
+        manager.wait_free()
+        (after,) = whole.wait_ready(room.namespace, app="cmk-agent")
+        assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+        assert "forbidden" not in whole.log(after, "agent").lower()

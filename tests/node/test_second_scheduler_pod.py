@@ -1,0 +1,58 @@
+"""What `nodewise configure --mode second-scheduler` prints, run by a real kubelet."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import served
+from tests.cluster.api import Object
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import NODEWISE
+from tests.node import host, placing
+from tests.node.host import Host
+from tests.node.placing import FAR
+
+pytestmark = pytest.mark.cluster
+
+NAME, NAMESPACE = "nodewise-scheduler", "nodewise"
+
+
+@pytest.fixture
+def scheduler(whole: Host, image: str, tmp_path: Path) -> Iterator[Object]:
+    """Its pod, ready, as `nodewise configure --mode second-scheduler | kubectl apply -f -` makes it."""
+    served.define(whole.plane.api)
+    command = [NODEWISE, "configure", "--mode", "second-scheduler", "--image", image]
+    environment = {"KUBECONFIG": str(whole.plane.admin.kubeconfig), "PATH": "/usr/bin:/bin"}
+    text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    file = tmp_path / "second.yaml"
+    file.write_text(text)
+    whole.plane.kubectl("apply", "--validate=strict", "-f", str(file))
+    try:
+        yield whole.wait_ready(NAMESPACE, app=NAME)[0]
+    finally:
+        whole.plane.kubectl("delete", "--wait=false", "-f", str(file))
+        wait("its pod is gone", lambda: None if whole.pods(NAMESPACE, app=NAME) else True)
+
+
+@pytest.fixture
+def clusters_own(whole: Host) -> Iterator[None]:
+    """Places what does not choose another scheduler, the other one among it."""
+    process = whole.plane.start_scheduler({})
+    yield
+    process.stop()
+
+
+def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
+    whole: Host, room: Sandbox, heat: CustomMetrics, clusters_own: None, scheduler: Object
+) -> None:
+    placing.policy(room, heat, hot=FAR)
+    room.pods(placing.plain("plain", FAR), placing.with_policy("web", FAR, schedulerName=NAME))
+    assert room.expect_bound("plain") == FAR
+    assert room.expect_bound("web") == host.NAME
+    (pod,) = whole.pods(NAMESPACE, app=NAME)
+    assert [one["restartCount"] for one in pod["status"]["containerStatuses"]] == [0, 0]
+    assert pod["metadata"]["uid"] == scheduler["metadata"]["uid"]
+    assert "forbidden" not in "".join(whole.log(pod, name) for name in ("scheduler", "nodewise")).lower()
