@@ -89,8 +89,10 @@ class Host(NamedTuple):
 
 
 @contextlib.contextmanager
-def running(programs: Path, kubelet_program: Path, containers: Containers, folder: Path) -> Iterator[Host]:
-    """A host that is ready, and controllers; kube-scheduler's image is there, and nobody runs it yet."""
+def running(
+    programs: Path, kubelet_program: Path, containers: Containers, folder: Path, name: str = NAME
+) -> Iterator[Host]:
+    """A host of this name that is ready, and controllers; kube-scheduler's image is there, and nobody runs it yet."""
     networks: list[Network] = []
 
     @contextlib.contextmanager
@@ -109,7 +111,7 @@ def running(programs: Path, kubelet_program: Path, containers: Containers, folde
     with (
         controlplane.running(programs, folder, ADMISSION) as plane,
         plane.start_controller_manager(),
-        kubelet.running(plane, kubelet_program, containers, folder, NAME, SETTINGS, prepared) as node,
+        kubelet.running(plane, kubelet_program, containers, folder, name, SETTINGS, prepared) as node,
     ):
         archive = folder / "kube-scheduler.tar"
         image.write_program(archive, programs / "kube-scheduler", SCHEDULER_IMAGE)
