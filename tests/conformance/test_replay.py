@@ -219,4 +219,4 @@ def test_help_has_an_example() -> None:
     done = subprocess.run(
         [NODEWISE, "simulate", "replay", "--help"], capture_output=True, timeout=60, check=False
     )
-    assert b"Example:" in done.stdout
+    assert b"Examples:" in done.stdout
