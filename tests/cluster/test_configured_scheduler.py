@@ -1,0 +1,210 @@
+"""What `nodewise configure` writes on a kubeadm host, read by the real kube-scheduler, which decodes strictly.
+
+It is started with the command line of the manifest as that was written; names of files are those of the host, for there
+is no container here. tests/node has the kubelet start it from the manifest itself.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import processes, programs
+from tests.cluster.api import Object
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.processes import NotReadyError, Process
+from tests.conformance.configure import pods
+from tests.conformance.configure.hosts import Host
+from tests.conformance.configure.pods import changed
+
+KUBECONFIG = "/etc/kubernetes/scheduler.conf"
+IMAGE = f"registry.k8s.io/kube-scheduler:{programs.VERSION}"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    found = Host(tmp_path / "host")
+    found.write(pods.text(pods.pod(36, image=IMAGE)))
+    return found
+
+
+def inside(text: str, host: Host, plane: ControlPlane) -> str:
+    """Names as the container has them, as they are on this machine."""
+    names = {"/host/certs": str(host.certs), KUBECONFIG: str(plane.user("system:kube-scheduler").kubeconfig)}
+    for name, here in names.items():
+        text = text.replace(name, here)
+    return text
+
+
+@contextlib.contextmanager
+def scheduler(plane: ControlPlane, host: Host) -> Iterator[tuple[Process, str]]:
+    """The program, started as the manifest says, and where it answers."""
+    path = Path(host.pod["spec"]["containers"][0]["volumeMounts"][1]["mountPath"])
+    folder = plane.folder / f"configured-{processes.number()}"
+    folder.mkdir()
+    config = folder / path.name
+    config.write_text(inside(path.read_text(), host, plane))
+    words = [inside(word, host, plane) for word in host.container["command"][1:]]
+    flags = dict(word.removeprefix("--").split("=", 1) for word in words)
+    assert flags["config"] == str(path)
+    port = processes.free_port()
+    serving = plane.authority.issue("component", "127.0.0.1")
+    flags |= {
+        "config": str(config),
+        "secure-port": str(port),
+        "tls-cert-file": str(serving.cert),
+        "tls-private-key-file": str(serving.key),
+        "authorization-always-allow-paths": "/healthz,/readyz,/livez,/configz",
+    }
+    process = plane.start_program("kube-scheduler", flags)
+    try:
+        yield process, f"https://127.0.0.1:{port}"
+    finally:
+        process.stop()
+
+
+def read(plane: ControlPlane, host: Host) -> Object:
+    """The configuration as kube-scheduler itself has it, with its defaults."""
+    with scheduler(plane, host) as (process, address):
+        process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))
+        found: Object = plane.api.get(f"{address}/configz")["componentconfig"]
+        assert "strict decoding" not in process.log.read_text().lower()
+        return found
+
+
+def is_in(wanted: Any, found: Any) -> bool:
+    """Whether all that was written was understood as it was written."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(is_in(value, found.get(key)) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(is_in, wanted, found))
+    return bool(wanted == found) or (wanted is False and found is None)
+
+
+def of_host(host: Host, plane: ControlPlane) -> Object:
+    """What was written, with this machine's names of files."""
+    value: Object = yaml.safe_load(inside(host.config.read_text(), host, plane))
+    return value
+
+
+TEMPLATES = {"tas": pods.TAS, "gas": pods.GAS, "both": pods.BOTH}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_of_the_older_systems_are_read(plane: ControlPlane, host: Host, name: str) -> None:
+    host.template.write_text(TEMPLATES[name])
+    assert host.run().code == 0
+    found = read(plane, host)
+    assert found["apiVersion"] == "kubescheduler.config.k8s.io/v1"
+    assert is_in(of_host(host, plane)["extenders"], found["extenders"])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--agents", "telemetry"],
+        ["--agents", "gpu"],
+        ["--extender", "both", "--weights", "telemetry=3,gpu=20"],
+        ["--agents", "safe,congestion,pigeon,learned", "--one-entry-per-agent"],
+        ["--agents", "telemetry,safe", "--filter-all-pods", "--whole-nodes"],
+        ["--agents", "telemetry", "--insecure"],
+    ],
+    ids=" ".join,
+)
+def test_configurations_of_our_own_are_read(plane: ControlPlane, host: Host, flags: list[str]) -> None:
+    host.template.unlink()
+    ran = host.run(*flags)
+    assert ran.code == 0, ran.err
+    found = read(plane, host)
+    assert is_in(of_host(host, plane)["extenders"], found["extenders"])
+    assert len(found["extenders"]) == (4 if "pigeon" in flags[1] else 2 if "both" in flags else 1)
+
+
+USERS = """\
+# ours; two teams
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+clientConnection:
+  kubeconfig: /etc/kubernetes/scheduler.conf
+parallelism: 8
+profiles:
+- schedulerName: default-scheduler
+  percentageOfNodesToScore: 50
+  pluginConfig:
+  - name: NodeResourcesFit
+    args:
+      scoringStrategy:
+        type: MostAllocated   # pack
+        resources: [{name: cpu, weight: 1}, {name: memory, weight: 2}]
+- schedulerName: batch
+  plugins:
+    multiPoint:
+      enabled: [{name: NodeAffinity, weight: 7}]
+    score:
+      disabled: [{name: ImageLocality}]
+  pluginConfig:
+  - name: PodTopologySpread
+    args:
+      defaultingType: List
+      defaultConstraints: [{maxSkew: 3, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway}]
+extenders:
+- urlPrefix: http://127.0.0.1:1/other
+  prioritizeVerb: score
+  weight: 3
+"""
+
+
+def test_what_is_merged_into_the_users_own_is_read_with_all_that_was_theirs(
+    plane: ControlPlane, host: Host
+) -> None:
+    own = host.k / "own.yaml"
+    own.write_text(USERS)
+    command = [*pods.pod(36)["spec"]["containers"][0]["command"], f"--config={own}"]
+    host.write(pods.text(changed(pods.pod(36, image=IMAGE), "spec.containers.0.command", command)))
+    ran = host.run("--merge")
+    assert ran.code == 0, ran.err
+    assert host.config.read_text().startswith(USERS)
+    found = read(plane, host)
+    theirs = yaml.safe_load(USERS)
+    assert [one["schedulerName"] for one in found["profiles"]] == ["default-scheduler", "batch"]
+    assert found["parallelism"] == 8
+    for wanted, seen in zip(theirs["profiles"], found["profiles"], strict=True):
+        args = {one["name"]: one["args"] for one in seen["pluginConfig"]}
+        for one in wanted["pluginConfig"]:
+            assert is_in(one["args"], args[one["name"]])
+    assert found["profiles"][0]["percentageOfNodesToScore"] == 50
+    assert is_in(of_host(host, plane)["extenders"], found["extenders"])
+    assert found["extenders"][0]["urlPrefix"] == "http://127.0.0.1:1/other"
+
+
+BROKEN = {
+    "unknown field": ("weight: 1", "wait: 1"),
+    "in another case": ("filterVerb", "FilterVerb"),
+    "no duration": ("ignorable: true", "httpTimeout: 5"),
+    "weight below one": ("weight: 1", "weight: 0"),
+    "insecure beside a CA": ("insecure: false", "insecure: true\r\n    caFile: /host/certs/ca.crt"),
+    "a certificate that is not there": ("client.crt", "nobody.crt"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_kube_scheduler_does_not_start_with_is_refused(
+    plane: ControlPlane, host: Host, what: str
+) -> None:
+    """The real program refuses it, and we do before it is in its place."""
+    old, new = BROKEN[what]
+    assert old in pods.TAS
+    assert host.run().code == 0
+    whole = host.everything()
+    host.template.write_text(pods.TAS.replace(old, new))
+    assert host.run().code == 1
+    assert host.everything() == whole
+    broken = pods.TAS.replace(old, new).replace("XVERSIONX", "v1")
+    host.config.write_text(broken)
+    with scheduler(plane, host) as (process, address), pytest.raises(NotReadyError):
+        process.wait_ready(lambda: plane.api.answers(f"{address}/healthz"))
+    shutil.rmtree(host.certs)
