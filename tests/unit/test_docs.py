@@ -101,6 +101,13 @@ def _right(verb: str, resource: str, group: str, where: str) -> Right:
     return Right(*named, name[1] if name else "", namespace[1] if namespace else "")
 
 
+def test_every_decision_is_listed_under_its_title() -> None:
+    text = (ROOT / "docs/understand/decisions.md").read_text()
+    for page in (ROOT / "docs/adr").glob("*.md"):
+        number, title = page.read_text().splitlines()[0].removeprefix("# ").split(". ", 1)
+        assert f"| {number} | [{title}](../adr/{page.name}) |" in text
+
+
 def test_the_readme_names_every_command() -> None:
     text = (ROOT / "README.md").read_text()
     assert [name for name in COMMANDS if f"nodewise {name}" not in text] == []
