@@ -36,7 +36,7 @@ _OF_THE_CLUSTER: Final = frozenset(
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _TRIES: Final = 10
 _FIRST_S: Final = 0.1
-_LONGEST_S: Final = 5.0
+_LONGEST_S: Final = 1.0
 
 
 class Time(Protocol):
