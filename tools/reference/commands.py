@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from nodewise.cli import cpu, exits, legacy, main
-from tools.reference.text import MADE, code, table
+from tools.reference.text import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
 _PROGRAM: Final = "nodewise"
@@ -41,10 +41,11 @@ def _one(name: str) -> str:
 def _section(command: click.Command, typed: str, mark: str) -> str:
     context = click.Context(command, info_name=typed)
     usage = f"```\n{' '.join([typed, *command.collect_usage_pieces(context)])}\n```\n"
-    parts = [f"{mark} {typed}\n", _prose(command.help or ""), usage]
+    first, _, rest = inspect.cleandoc(command.help or "").partition("\n\n")
+    parts = [f"{mark} {typed}\n", _prose(first), usage, _prose(rest) if rest else ""]
     options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
     if options:
-        parts.append("\n".join(_option(one, context) for one in options))
+        parts.append("**Options**\n\n" + "\n".join(_option(one, context) for one in options))
     if isinstance(command, click.Group):
         parts.append(table(("command", "what it does"), _below(command, context, typed)))
     return "\n".join(parts)
@@ -82,14 +83,11 @@ def _block(text: str) -> str:
 
 
 def _option(option: click.Option, context: click.Context) -> str:
-    """An entry of a list: what is typed, what it is where nothing is said, and what it means."""
     form = "" if option.is_flag else f" {option.make_metavar(context).removeprefix('[').removesuffix(']')}"
-    names = ", ".join(code(f"{name}{form}") for name in (*option.opts, *option.secondary_opts))
     text, default = help_and_default(option, context)
-    notes = ["needed"] if option.required else [f"default `{default}`"] if default else []
-    if isinstance(option.envvar, str):
-        notes.append(f"environment {code(option.envvar)}")
-    return f"- {' · '.join([names, *notes])}\n\n  {text}\n"
+    variable = option.envvar if isinstance(option.envvar, str) else ""
+    names = [f"{name}{form}" for name in (*option.opts, *option.secondary_opts)]
+    return entry(names, "needed" if option.required else default and f"default `{default}`", variable, text)
 
 
 def help_and_default(option: click.Option, context: click.Context) -> tuple[str, str]:

@@ -2,14 +2,17 @@
 
 import inspect
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from nodewise import agents
+from nodewise.cli.declared import FORMS, Setting, settings
 from nodewise.cli.extender import GROUPS
 from nodewise.cli.legacy import GAS, SAFE, TAS
-from nodewise.cli.settings import settings
-from tools.reference.text import MADE, table
+from tools.reference.text import MADE, entry, table
+
+_KINDS: Final = {int: "INTEGER", float: "FLOAT"}
 
 
 def settings_page() -> str:
@@ -23,6 +26,8 @@ def settings_page() -> str:
         "setting's key is its flag without the leading dashes and with `_` for `-`. Durations are like `500ms`,\n",
         "`5s`, `1m30s`; sizes like `64Mi`. What stands below an agent's name, as in `telemetry: {max_age: 2m}`, is\n",
         "for that agent alone, and wins over the rest of the file.\n",
+        "\n```yaml\nagents: telemetry,safe\nsync_period: 2s\nclient_name: [nodewise-scheduler-client]\n",
+        "telemetry:\n  max_age: 2m\nsafe:\n  safe_percentile: 20\n```\n",
         *(_group(group) for group in _with_bases(groups)),
         "\n## Flags of Telemetry Aware Scheduling\n\n",
         table(("old flag", "becomes"), ((f"`-{old}`", _new(flag.name)) for old, flag in TAS.items())),
@@ -53,6 +58,14 @@ def _with_bases(groups: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Str
 
 def _group(group: type[msgspec.Struct]) -> str:
     own = [s for s in settings(group) if s.field in inspect.get_annotations(group)]
-    rows = ((f"`{s.flag}`", f"`{s.variable}`", s.shown_default(), s.help) for s in own)
-    summary = (group.__doc__ or "").strip().splitlines()[0]
-    return f"\n## {summary}\n\n" + table(("flag", "environment", "default", "meaning"), rows)
+    summary = (group.__doc__ or "").strip().splitlines()[0].rstrip(".")
+    return f"\n## {summary}\n\n" + "\n".join(map(_entry, own))
+
+
+def _entry(setting: Setting) -> str:
+    default = setting.shown_default()
+    form = FORMS.get(setting.field, "|".join(setting.words) or _KINDS.get(setting.inner, ""))
+    if setting.field.endswith(("_s", "_bytes")):
+        form = "DURATION" if setting.field.endswith("_s") else "SIZE"
+    typed = f"{setting.flag} {form}".rstrip()
+    return entry([typed], default and f"default `{default}`", setting.variable, setting.help)

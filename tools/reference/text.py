@@ -16,3 +16,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def code(word: str) -> str:
     """A word as code, or nothing."""
     return f"`{word}`" if word else ""
+
+
+def entry(names: Sequence[str], default: str, variable: str, text: str) -> str:
+    """An option in a list: what is typed, what holds where nothing is said, and what it means."""
+    notes = [default, f"environment {code(variable)}" if variable else ""]
+    return f"- {' · '.join([', '.join(map(code, names)), *filter(None, notes)])}\n\n  {text}\n"
