@@ -101,6 +101,13 @@ def test_files_that_commands_name_exist(block: Block) -> None:
     assert [path for words in lines for path in _given(words) if not list(_there(path))] == []
 
 
+@pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.where)
+def test_recipes_of_make_exist(block: Block) -> None:
+    lines = [words for step in pages.steps(block) for words in pages.commands(step.typed)]
+    called = {word for words in lines if words[0] == "make" for word in words[1:] if "=" not in word}
+    assert called <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
 def _there(path: str) -> Iterator[Path]:
     if "…" not in path:
         return ROOT.glob(path.rstrip("/"))
