@@ -1,6 +1,6 @@
 """The page of custom resources: what the definitions of `deploy/crds` say, field by field."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,11 +71,17 @@ def _version(version: Mapping[str, Any]) -> str:
     ]
     parts = [
         f"\nVersion `{version['name']}`: {', '.join(notes)}.\n\n",
-        table(("field", "type", "allowed", "meaning"), _fields(schema, "")),
+        _without_empty(("field", "type", "allowed", "meaning"), list(_fields(schema, ""))),
     ]
     if columns:
         parts.append("\n" + table(("column of `kubectl get`", "from"), columns))
     return "".join(parts)
+
+
+def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of the columns in which something stands."""
+    kept = [at for at in range(len(head)) if any(row[at] for row in rows)]
+    return table([head[at] for at in kept], ([row[at] for at in kept] for row in rows))
 
 
 def _fields(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str, str]]:
