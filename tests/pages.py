@@ -57,6 +57,15 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
+def section(page: Path, begin: str, end: str = "\n## ") -> list[Block]:
+    """The blocks from a heading on to the next one of its kind, or to what `end` is."""
+    text = page.read_text()
+    at = text.index(f"\n{begin}")
+    stop = text.find(end, at + 1)
+    first, last = (text.count("\n", 0, place) for place in (at, stop if stop >= 0 else len(text)))
+    return [one for one in blocks(page) if first < one.line <= last]
+
+
 def steps(block: Block) -> list[Step]:
     """What a block of a shell has typed: all of it, or of `console` what stands behind a prompt."""
     if block.language != "console":

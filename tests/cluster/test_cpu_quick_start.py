@@ -23,10 +23,7 @@ PAGE = pages.ROOT / "docs/cpu.md"
 
 def quick_start(language: str) -> list[Block]:
     """The blocks of that section."""
-    text = PAGE.read_text()
-    begin = text.index("\n## Quick start\n")
-    first, last = (text.count("\n", 0, at) for at in (begin, text.index("\n## ", begin + 1)))
-    return [one for one in pages.blocks(PAGE) if first < one.line < last and one.language == language]
+    return [one for one in pages.section(PAGE, "## Quick start") if one.language == language]
 
 
 def commands() -> list[str]:

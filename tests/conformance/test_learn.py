@@ -13,6 +13,7 @@ import pytest
 
 from tests import pages
 from tests.cluster import availability, processes
+from tests.cluster.served import NODEWISE
 from tests.reader import plain_environment, reading
 
 PAGE = pages.LEARN / "build-an-agent.md"
@@ -55,6 +56,15 @@ def test_building_an_agent(tmp_path: Path) -> None:
             "python -c \"from importlib.metadata import entry_points as e; print(e(name='quiet'))\""
         )
         assert "nodewise_quiet:KIND" in found
+
+
+def test_a_first_policy_as_far_as_it_needs_no_cluster(tmp_path: Path) -> None:
+    page = pages.LEARN / "first-policy.md"
+    found = pages.section(page, "## 1. What was measured", "\n## 4. In the cluster")
+    assert {block.language for block in found} == {"sh", "yaml", "console"}
+    plain = plain_environment()
+    with reading(tmp_path, {**plain, "PATH": f"{NODEWISE.parent}:{plain['PATH']}"}) as reader:
+        reader.follows(found)
 
 
 def test_the_page_has_all_kinds_of_blocks() -> None:
