@@ -1,8 +1,9 @@
 """Runs every tier of tests that this machine can run, and closes with a list of what was not run and why.
 
-Called by `make test`. With `--require all` a test that cannot run is a failure. The real programs are built or fetched
-(once, into a cache outside the tree) while the quick tiers run; see `tests/cluster/programs.py`. Tiers of a pair run
-side by side: the one waits for containers and machines where the other computes.
+Called by `make test`. With `--require all` a test that cannot run is a failure. The quick tiers come first. The others
+wait for servers and containers half of their time, so there are more lanes than cores, and each takes the next tier as
+soon as it is done with one. A tier's output comes when it has ended. The real programs are built or fetched (once, into
+a cache outside the tree) meanwhile; see `tests/cluster/programs.py`.
 """
 
 import argparse
@@ -12,28 +13,24 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 PYTEST = [sys.executable, "-m", "pytest"]
+ROOT = Path(__file__).parents[1]
+SLOWEST = 10
+"""So many files are named at the end."""
 
 
 class Tier(NamedTuple):
-    """Folders of tests that run together, and further arguments for pytest."""
+    """Tests that run in one call of pytest: folders and files, and further arguments."""
 
     name: str
-    folders: tuple[str, ...]
+    paths: tuple[str, ...]
     arguments: tuple[str, ...] = ()
-
-
-QUICK = Tier("unit and laws", ("tests/unit", "tests/laws"), ("-n", "2"))
-PAIR = (
-    Tier("conformance", ("tests/conformance", "tests/hostile"), ("-n", "2")),
-    Tier("node", ("tests/node",)),
-)
-LAST = Tier("cluster", ("tests/cluster",))
-"""Alone: it has faults in it whose end it waits for."""
 
 
 class Outcome(NamedTuple):
@@ -45,47 +42,87 @@ class Outcome(NamedTuple):
     passed: int
     failed: int
     not_run: list[str]
+    file_seconds: Mapping[str, float]
+    output: bytes
 
 
-def run(tier: Tier, environment: dict[str, str], output: IO[bytes] | None = None) -> Outcome:
-    """Run one tier; its output goes to the terminal as it comes, unless there is a place for it."""
-    if output is None:
-        print(f"\n== {tier.name}", flush=True)
+QUICK = Tier("unit and laws", ("tests/unit", "tests/laws"), ("-n", "2"))
+PARTS = {
+    "cluster: replicas and faults": ("tests/cluster", ("availability", "faults", "waking", "rotation*")),
+    "conformance: configure": ("tests/conformance", ("configure/*",)),
+    "node: pods": ("tests/node", ("*pod*", "learn", "image")),
+    "cluster: cores": ("tests/cluster", ("cpu_*",)),
+    "cluster: cards": ("tests/cluster", ("gpu_*", "gas_*")),
+    "cluster": ("tests/cluster", ("**/*",)),
+    "conformance: cores": ("tests/conformance", ("cmk/*",)),
+    "node": ("tests/node", ("**/*",)),
+    "hostile": ("tests/hostile", ("**/*",)),
+    "conformance": ("tests/conformance", ("**/*",)),
+}
+"""In the order in which they begin; the last one of a folder has what is in no other. Each has a control plane of its
+own, where it needs one."""
+
+
+def tiers() -> list[Tier]:
+    """Those that share the lanes; together with the quick ones they have every test."""
+    left = set((ROOT / "tests").rglob("test_*.py"))
+    left -= {path for folder in QUICK.paths for path in (ROOT / folder).rglob("test_*.py")}
+    found = []
+    for name, (folder, patterns) in PARTS.items():
+        files = left.intersection(path for one in patterns for path in (ROOT / folder).glob(as_file(one)))
+        left -= files
+        found.append(Tier(name, tuple(sorted(str(path.relative_to(ROOT)) for path in files))))
+    assert not left, f"in no part of tools/test.py: {', '.join(map(str, left))}"
+    return found
+
+
+def as_file(pattern: str) -> str:
+    """`cmk/*` is `cmk/test_*.py`."""
+    folder, _, name = pattern.rpartition("/")
+    return str(Path(folder, f"test_{name}.py"))
+
+
+def run(tier: Tier, environment: Mapping[str, str]) -> Outcome:
+    """Run one tier, to its end."""
+    print(f"== {tier.name}: begun", flush=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [*PYTEST, *tier.folders, *tier.arguments, f"--junitxml={report}"]
-        code = subprocess.run(
-            command, env=environment, stdout=output, stderr=output and subprocess.STDOUT, check=False
-        ).returncode
-        passed, failed, not_run = read(report)
-    return Outcome(tier.name, code, time.monotonic() - began, passed, failed, not_run)
+        command = [*PYTEST, *tier.paths, *tier.arguments, f"--junitxml={report}"]
+        said = subprocess.run(
+            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        seconds = time.monotonic() - began
+        return Outcome(tier.name, said.returncode, seconds, *read(report), said.stdout)
 
 
-def run_pair(first: Tier, second: Tier, environment: dict[str, str]) -> list[Outcome]:
-    """Run two tiers side by side; the second one's output comes when both are done."""
-    with tempfile.TemporaryFile() as output, ThreadPoolExecutor(1) as other:
-        beside = other.submit(run, second, environment, output)
-        outcomes = [run(first, environment), beside.result()]
-        output.seek(0)
-        print(f"\n== {second.name}, run beside {first.name}")
-        print(output.read().decode(errors="replace"), end="", flush=True)
-    return outcomes
-
-
-def read(report: Path) -> tuple[int, int, list[str]]:
-    """Tests passed and failed, and the reasons of those that were skipped, each once."""
+def read(report: Path) -> tuple[int, int, list[str], Mapping[str, float]]:
+    """Tests passed and failed, the reasons of those that were skipped, each once, and the seconds of each file."""
     if not report.exists():
-        return 0, 1, []
+        return 0, 1, [], {}
     cases = list(ET.parse(report).iter("testcase"))
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
-    skipped = [case.find("skipped") for case in cases if case.find("skipped") is not None]
-    reasons = [skip.get("message", "") for skip in skipped if skip is not None]
-    return len(cases) - failed - len(skipped), failed, sorted(set(reasons))
+    skipped = [skip for case in cases if (skip := case.find("skipped")) is not None]
+    seconds: Counter[str] = Counter()
+    for case in cases:
+        seconds[case.get("file", "?")] += float(case.get("time", 0))
+    reasons = sorted({skip.get("message", "") for skip in skipped})
+    return len(cases) - failed - len(skipped), failed, reasons, seconds
+
+
+def show(one: Outcome) -> None:
+    """What a tier said."""
+    print(f"\n== {one.tier}: ended", flush=True)
+    sys.stdout.buffer.write(one.output)
+    print(flush=True)
 
 
 def close(outcomes: list[Outcome]) -> int:
     """The closing lines; the exit code."""
+    print("slowest files, as they ran beside others:")
+    seconds = Counter({file: spent for one in outcomes for file, spent in one.file_seconds.items()})
+    for file, spent in seconds.most_common(SLOWEST):
+        print(f"  {spent:4.0f} s  {file}")
     print()
     for one in outcomes:
         verdict = "passed" if one.code == 0 else "FAILED"
@@ -103,16 +140,17 @@ def main() -> int:
     parser.add_argument("--require", choices=["all"], default="", help="what cannot run is a failure")
     require = parser.parse_args().require
     environment = os.environ | ({"NODEWISE_REQUIRE": require} if require else {})
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, ThreadPoolExecutor((os.cpu_count() or 1) + 1) as lanes:
         # a tier that needs the programs asks for them again and says then what is wrong, so nothing is lost here
         building = subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.programs"], stdout=log, stderr=log, env=environment
         )
-        outcomes = [run(QUICK, environment), *run_pair(*PAIR, environment)]
-        if building.poll() is None:
-            print("\n== waiting for the real programs to be built", flush=True)
+        outcomes = [run(QUICK, environment)]
+        show(outcomes[0])
+        for done in as_completed([lanes.submit(run, tier, environment) for tier in tiers()]):
+            outcomes.append(done.result())
+            show(outcomes[-1])
         building.wait()
-        outcomes.append(run(LAST, environment))
     return close(outcomes)
 
 
