@@ -1,0 +1,115 @@
+"""What stands in the files that containers see: of ConfigMaps and Secrets through the API server, or of this host."""
+
+import base64
+import binascii
+import posixpath
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from nodewise.cli.doctor.asking import Asker
+from nodewise.cli.doctor.kinds import CONFIG_MAPS, SECRETS
+from nodewise.configure.doctor import papers, workloads
+from nodewise.configure.doctor.facts import Chain, Container, Pod, Unread
+from nodewise.configure.doctor.objects import text
+from nodewise.kube.resources import Resource
+
+_LARGEST: Final = 2**20
+_COPY: Final = "copy it from the host and name the copy: --scheduler-config FILE"
+
+
+class Files:
+    """Reads files of pods and of this host. Keys are never kept: only their public half leaves here."""
+
+    def __init__(self, ask: Asker) -> None:
+        self._ask = ask
+        self._objects: dict[str, Any] = {}
+
+    async def of_pod(self, pod: Pod, container: Container, path: str) -> bytes | Unread:
+        """A file as a container sees it."""
+        what = f"{path} of {pod.where}"
+        mounted = workloads.mount(container, path)
+        if mounted is None:
+            return self._host(what, path, pod)
+        mount, inside = mounted
+        if mount.kind == "hostPath":
+            return self._host(what, posixpath.join(mount.name, inside) if inside else mount.name, pod)
+        if mount.kind == "configMap":
+            return await self._of_map(pod.namespace, mount.name, inside)
+        if mount.kind == "secret":
+            return await self._of_secret(pod.namespace, mount.name, inside)
+        return Unread(what, "its volume is none that can be read from here")
+
+    def here(self, path: str) -> bytes | Unread:
+        """A file of this host."""
+        try:
+            with Path(path).open("rb") as file:
+                return file.read(_LARGEST)
+        except OSError as error:
+            return Unread(path, error.strerror or str(error))
+        except ValueError:
+            return Unread(path, "no name of a file")
+
+    async def chain(self, pod: Pod | None, container: Container | None, path: str) -> Chain | Unread:
+        """The certificates of a file."""
+        found = await self._either(pod, container, path)
+        return found if isinstance(found, Unread) else papers.chain(found)
+
+    async def public(self, pod: Pod | None, container: Container | None, path: str) -> bytes | Unread:
+        """The public half of a key."""
+        found = await self._either(pod, container, path)
+        return found if isinstance(found, Unread) else papers.public(found)
+
+    async def _either(self, pod: Pod | None, container: Container | None, path: str) -> bytes | Unread:
+        if pod is None or container is None:
+            return self.here(path)
+        return await self.of_pod(pod, container, path)
+
+    def _host(self, what: str, path: str, pod: Pod) -> bytes | Unread:
+        """A file of the pod's host, if that is where we are."""
+        if is_here(pod.node):
+            found = self.here(path)
+            return found._replace(remedy=_COPY) if isinstance(found, Unread) else found
+        place = f"on host {pod.node}" if pod.node else "in the image"
+        return Unread(what, f"it lies {place}, as {path}", remedy=_COPY)
+
+    async def _of_map(self, namespace: str, name: str, key: str) -> bytes | Unread:
+        found = await self._object(CONFIG_MAPS, namespace, name)
+        if isinstance(found, Unread):
+            return found
+        what = f"ConfigMap/{namespace}/{name}"
+        if found is None:
+            return Unread(what, "there is none, and a pod mounts it")
+        if data := text(found, "data", key):
+            return data.encode(errors="replace")[:_LARGEST]
+        return _decoded(text(found, "binaryData", key)) or Unread(what, f"it has no key {key}")
+
+    async def _of_secret(self, namespace: str, name: str, key: str) -> bytes | Unread:
+        found = await self._object(SECRETS, namespace, name)
+        if isinstance(found, Unread):
+            return found
+        what = f"Secret/{namespace}/{name}"
+        if found is None:
+            return Unread(what, "there is none, and a pod mounts it")
+        return _decoded(text(found, "data", key)) or Unread(what, f"it has no key {key}")
+
+    async def _object(self, resource: Resource, namespace: str, name: str) -> Any:
+        """Asked for once."""
+        path = resource.path(namespace, name)
+        if path not in self._objects:
+            right = f"get {resource.plural} {name} in namespace {namespace}"
+            what = f"{resource.kind}/{namespace}/{name}"
+            self._objects[path] = await self._ask.get(what, right, path)
+        return self._objects[path]
+
+
+def is_here(node: str) -> bool:
+    """Whether we run on that node, by its name."""
+    return bool(node) and node.split(".", maxsplit=1)[0].lower() == socket.gethostname().split(".")[0].lower()
+
+
+def _decoded(value: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)[:_LARGEST]
+    except (binascii.Error, ValueError):
+        return b""

@@ -1,0 +1,99 @@
+"""All facts of a cluster, several at once; what cannot be read stops nothing else."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from nodewise.cli.doctor import extenders, measuring, nodes, pods, schedulers
+from nodewise.cli.doctor.asking import Asker
+from nodewise.cli.doctor.files import Files
+from nodewise.cli.doctor.kinds import CONFIG_MAPS
+from nodewise.cli.doctor.nodes import NodesRead
+from nodewise.cli.doctor.pods import SYSTEM, container_of
+from nodewise.cli.doctor.schedulers import Asked, Ground
+from nodewise.clock import SystemClock
+from nodewise.configure.doctor import deschedulers, papers, workloads
+from nodewise.configure.doctor.facts import Chain, Descheduler, Facts, Kubelet, Pod, Unread
+from nodewise.configure.doctor.objects import text
+from nodewise.kube.api import Api
+
+_AUTHORITY: Final = "extension-apiserver-authentication"
+
+
+class Wish(NamedTuple):
+    """What to look at."""
+
+    schedulers: Asked
+    namespace: str = ""
+    """Where nodewise is; empty: wherever it runs."""
+
+
+async def gather(ask: Asker, api: Api, wish: Wish) -> Facts:
+    """The facts. What was asked for by name and cannot be used is `BadSettings`; an API server that is away raises."""
+    await ask.reach()
+    files = Files(ask)
+    programs, waiting, listed, authority = await asyncio.gather(
+        pods.programs(ask), pods.waiting(ask), measuring.policies_of(ask), _authority(ask)
+    )
+    run = _in_namespace(programs.extenders, wish.namespace) if not isinstance(programs, Unread) else programs
+    scheduling = programs if isinstance(programs, Unread) else programs.schedulers
+    known, own = await asyncio.gather(
+        schedulers.read(Ground(ask, files), wish.schedulers, scheduling), extenders.read(ask, files, run)
+    )
+    every = await nodes.read(ask, nodes.profiles_of(own))
+    found, own, kubelets, others = await asyncio.gather(
+        measuring.read(ask, api, listed, every, own),
+        extenders.with_rights(ask, own, measuring.metrics_of(listed)),
+        _kubelets(ask, every),
+        _deschedulers(files, programs if isinstance(programs, Unread) else programs.deschedulers),
+    )
+    return Facts(
+        now=datetime.fromtimestamp(SystemClock().now(), UTC),
+        schedulers=known,
+        extenders=own,
+        pods=waiting,
+        policies=found.policies,
+        nodes=every if isinstance(every, Unread) else every.total,
+        measured=found.measured,
+        apis=found.apis,
+        deschedulers=others,
+        cards=every if isinstance(every, Unread) else every.cards,
+        kubelets=kubelets,
+        authority=authority,
+    )
+
+
+def _in_namespace(found: tuple[Pod, ...], namespace: str) -> tuple[Pod, ...]:
+    return tuple(one for one in found if namespace in ("", one.namespace))
+
+
+async def _kubelets(ask: Asker, every: NodesRead | Unread) -> tuple[Kubelet | Unread, ...] | Unread:
+    if isinstance(every, Unread):
+        return every
+    return await nodes.kubelets(ask, every.pools)
+
+
+async def _deschedulers(files: Files, found: tuple[Pod, ...] | Unread) -> tuple[Descheduler, ...] | Unread:
+    if isinstance(found, Unread):
+        return found
+    return tuple(await asyncio.gather(*(_descheduler(files, pod) for pod in found)))
+
+
+async def _descheduler(files: Files, pod: Pod) -> Descheduler:
+    container = container_of(pod, "descheduler")
+    assert container is not None, "only pods with one are asked about"
+    path = workloads.flag(container, "policy-config-file")
+    if not path:
+        return Descheduler(pod.where, ())
+    data = await files.of_pod(pod, container, path)
+    return Descheduler(pod.where, data) if isinstance(data, Unread) else deschedulers.parse(pod.where, data)
+
+
+async def _authority(ask: Asker) -> Chain | Unread:
+    """The CA of the cluster's own clients, whose key nobody else may have."""
+    what = f"ConfigMap/{SYSTEM}/{_AUTHORITY}"
+    right = f"get configmaps {_AUTHORITY} in namespace {SYSTEM}"
+    found = await ask.get(what, right, CONFIG_MAPS.path(SYSTEM, _AUTHORITY))
+    if isinstance(found, Unread):
+        return found
+    return papers.chain(text(found, "data", "client-ca-file").encode())

@@ -1,0 +1,263 @@
+"""Which schedulers there are, and the configuration, certificates and server of each."""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import httpx2
+
+from nodewise.cli.doctor import handshakes
+from nodewise.cli.doctor.asking import Asker, anything
+from nodewise.cli.doctor.files import Files, is_here
+from nodewise.cli.doctor.handshakes import Call
+from nodewise.cli.doctor.kinds import SERVICES, SLICES
+from nodewise.cli.doctor.pods import container_of
+from nodewise.configure.doctor import configurations, papers, workloads
+from nodewise.configure.doctor.configurations import parts
+from nodewise.configure.doctor.facts import (
+    Configuration,
+    Container,
+    Entry,
+    Papers,
+    Pod,
+    Scheduler,
+    Server,
+    Service,
+    Unread,
+)
+from nodewise.configure.doctor.objects import items, number, short, text
+from nodewise.configure.doctor.reaching import is_loopback
+from nodewise.errors import BadSettings, Problem
+
+_SERVICE: Final = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)\.svc(\.[a-z0-9.-]+)?\.?")
+_OLD: Final = ("policy-config-file", "policy-configmap")
+
+
+class Asked(NamedTuple):
+    """What the command line says of schedulers."""
+
+    files: Sequence[str]
+    url: str
+    client: "Client"
+
+
+class Client(NamedTuple):
+    """Who we are to kube-scheduler: the kubeconfig's certificate or its headers."""
+
+    context: ssl.SSLContext
+    auth: httpx2.Auth | None
+
+
+class Ground(NamedTuple):
+    """What is asked with."""
+
+    ask: Asker
+    files: Files
+
+
+async def read(ground: Ground, asked: Asked, pods: Sequence[Pod] | Unread) -> tuple[Scheduler, ...] | Unread:
+    """Every scheduler that is known, each with its configuration or why there is none."""
+    named = [_of_file(path) for path in asked.files]
+    if asked.url:
+        named.append(await _of_url(asked))
+    if isinstance(pods, Unread):
+        if not named:
+            return pods
+        pods = ()
+    running = await asyncio.gather(*(_of_pod(ground, pod) for pod in pods))
+    found = _joined(named, list(running))
+    return tuple(await asyncio.gather(*(_whole(ground, one) for one in found)))
+
+
+def _joined(named: list[Scheduler], running: list[Scheduler]) -> list[Scheduler]:
+    """Files that somebody names are those of the static pods whose own cannot be read from here."""
+    if not named:
+        return running
+    hidden = [one for one in running if isinstance(one.configuration, Unread) and _is_of_host(one.pod)]
+    if hidden:
+        named = [one._replace(pod=hidden[0].pod) if one.pod is None else one for one in named]
+    return [*named, *(one for one in running if one not in hidden)]
+
+
+def _is_of_host(pod: Pod | None) -> bool:
+    return pod is not None and (pod.is_static or pod.host_network)
+
+
+def _of_file(path: str) -> Scheduler:
+    """A file that was named on the command line. `BadSettings` where it cannot be read."""
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        problem = Problem("--scheduler-config", f"{path}: {error}", "a readable KubeSchedulerConfiguration")
+        raise BadSettings("settings", [problem]) from error
+    found = configurations.parse(data)
+    if found.problems and not found.profiles:
+        seen = f"{path}: {'; '.join(found.problems)}"
+        raise BadSettings("settings", [Problem("--scheduler-config", seen, "a KubeSchedulerConfiguration")])
+    return Scheduler(path, found)
+
+
+async def _of_url(asked: Asked) -> Scheduler:
+    """A running kube-scheduler, by its own /configz."""
+    url = asked.url.rstrip("/")
+    scheme, host, _, _ = parts(url)
+    if scheme not in ("http", "https") or not host:
+        problem = Problem("--scheduler-url", repr(asked.url), "https://HOST:10259")
+        raise BadSettings("settings", [problem])
+    try:
+        # its certificate is self-signed: whoever is not on this machine gets no token
+        auth = asked.client.auth if is_loopback(host) else None
+        async with httpx2.AsyncClient(
+            verify=asked.client.context, auth=auth, timeout=5.0, trust_env=False
+        ) as client:
+            answer = await client.get(f"{url}/configz")
+        if answer.status_code != httpx2.codes.OK:
+            right = "get the non-resource URL /configz" if answer.status_code in (401, 403) else ""
+            return Scheduler(url, Unread(f"{url}/configz", f"HTTP status {answer.status_code}", right))
+        return Scheduler(url, configurations.of_configz(answer.json()))
+    except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError, OSError, ValueError) as error:
+        return Scheduler(url, Unread(f"{url}/configz", short(str(error) or type(error).__name__)))
+
+
+async def _of_pod(ground: Ground, pod: Pod) -> Scheduler:
+    """A scheduler's pod: its --config, of a ConfigMap, a Secret or this host."""
+    container = container_of(pod, "scheduler")
+    assert container is not None, "only pods with one are asked about"
+    path = workloads.flag(container, "config")
+    if not path:
+        old = [name for name in _OLD if workloads.flag(container, name) is not None]
+        if old:
+            return Scheduler(
+                pod.where, Unread(pod.where, f"it is configured by --{old[0]}, which is not read"), pod
+            )
+        name = workloads.flag(container, "scheduler-name") or "default-scheduler"
+        own = Configuration()
+        return Scheduler(pod.where, own._replace(profiles=(own.profiles[0]._replace(scheduler=name),)), pod)
+    data = await ground.files.of_pod(pod, container, path)
+    if isinstance(data, Unread):
+        return Scheduler(pod.where, data, pod)
+    return Scheduler(_place(pod, container, path), _configuration(pod, path, data), pod)
+
+
+def _configuration(pod: Pod, path: str, data: bytes) -> Configuration | Unread:
+    found = configurations.parse(data)
+    if found.problems and not found.profiles:
+        return Unread(f"{path} of {pod.where}", "; ".join(found.problems))
+    return found
+
+
+def _place(pod: Pod, container: Container, path: str) -> str:
+    mounted = workloads.mount(container, path)
+    if mounted is None or mounted[0].kind == "hostPath":
+        return pod.where
+    kind = "ConfigMap" if mounted[0].kind == "configMap" else "Secret"
+    return f"{kind}/{pod.namespace}/{mounted[0].name}"
+
+
+async def _whole(ground: Ground, one: Scheduler) -> Scheduler:
+    """With certificates, Services and servers of nodewise's entries."""
+    if isinstance(one.configuration, Unread):
+        return one
+    ours = [entry for entry in one.configuration.entries if entry.is_ours]
+    found = await asyncio.gather(*(_of_entry(ground, one, entry) for entry in ours))
+    return one._replace(
+        papers={entry.number: own for entry, (own, _, _) in zip(ours, found, strict=True)},
+        services={
+            entry.number: service
+            for entry, (_, service, _) in zip(ours, found, strict=True)
+            if service is not None
+        },
+        servers={entry.number: server for entry, (_, _, server) in zip(ours, found, strict=True)},
+    )
+
+
+async def _of_entry(
+    ground: Ground, one: Scheduler, entry: Entry
+) -> tuple[Papers, Service | Unread | None, Server]:
+    container = container_of(one.pod, "scheduler") if one.pod else None
+    pod = one.pod if container and workloads.mount(container, entry.cert_file or entry.ca_file) else None
+    own = await _papers(ground, pod, container if pod else None, entry)
+    service, addresses = await _service(ground, entry)
+    server = Server(tried=("it is the scheduler's own pod",))
+    if not _is_inside(one.pod, entry):
+        ground.ask.say(f"asking {entry.url}")
+        key = _key_file(pod, container, entry)
+        server = await handshakes.call(Call(entry, tuple(addresses), entry.cert_file, key))
+    return own, service, server
+
+
+def _is_inside(pod: Pod | None, entry: Entry) -> bool:
+    """Whether the address means something only where the scheduler runs."""
+    if pod is None or not is_loopback(parts(entry.url)[1]):
+        return False
+    return not (pod.host_network and is_here(pod.node))
+
+
+def _key_file(pod: Pod | None, container: Container | None, entry: Entry) -> str:
+    """The client's key, where it is a file of this host by the name in the entry."""
+    return entry.key_file if pod is None or container is None else ""
+
+
+async def _papers(ground: Ground, pod: Pod | None, container: Container | None, entry: Entry) -> Papers:
+    own = Papers()
+    if entry.ca_data or entry.ca_file:
+        ca = papers.chain(entry.ca_data) if entry.ca_data else None
+        own = own._replace(
+            ca=ca if ca is not None else await ground.files.chain(pod, container, entry.ca_file)
+        )
+    if entry.cert_data or entry.cert_file:
+        client = papers.chain(entry.cert_data) if entry.cert_data else None
+        if client is None:
+            client = await ground.files.chain(pod, container, entry.cert_file)  # type: ignore[assignment]
+        own = own._replace(client=client)
+    if entry.key_data:
+        own = own._replace(key=entry.key_data)
+    elif entry.key_file:
+        own = own._replace(key=await ground.files.public(pod, container, entry.key_file))
+    return own
+
+
+async def _service(ground: Ground, entry: Entry) -> tuple[Service | Unread | None, list[tuple[str, int]]]:
+    """The Service that an address names, and where its endpoints are."""
+    _, host, _, port = parts(entry.url)
+    match = _SERVICE.fullmatch(host)
+    if match is None:
+        return None, []
+    name, namespace = match[1], match[2]
+    where = f"Service/{namespace}/{name}"
+    found, slices = await asyncio.gather(
+        ground.ask.get(
+            where, f"get services {name} in namespace {namespace}", SERVICES.path(namespace, name)
+        ),
+        ground.ask.listed(
+            SLICES,
+            anything,
+            namespace=namespace,
+            selectors={"labelSelector": f"kubernetes.io/service-name={name}"},
+        ),
+    )
+    if isinstance(found, Unread):
+        return found, []
+    if found is None:
+        return Service(where, None), []
+    ports = tuple(number_ for one in items(found, "spec", "ports") if (number_ := number(one, "port")))
+    address = text(found, "spec", "clusterIP")
+    if isinstance(slices, Unread):
+        return Service(where, ports, slices, address), [(address, port)]
+    ready = list(_ready(slices))
+    known = [(address, port)] if address and address != "None" else []
+    return Service(where, ports, len(ready), address), [*known, *ready]
+
+
+def _ready(slices: Iterable[Any]) -> Iterable[tuple[str, int]]:
+    for one in slices:
+        numbers = [found for each in items(one, "ports") if (found := number(each, "port"))]
+        for endpoint in items(one, "endpoints"):
+            conditions = endpoint.get("conditions") if isinstance(endpoint, dict) else None
+            is_ready = not isinstance(conditions, dict) or conditions.get("ready") is not False
+            for address in [each for each in items(endpoint, "addresses") if isinstance(each, str)][:1]:
+                if is_ready:
+                    yield address, numbers[0] if numbers else 0

@@ -1,0 +1,189 @@
+"""What is wrong with nodewise's entries in kube-scheduler's configuration, each by itself."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from nodewise import clock
+from nodewise.configure.doctor.facts import Configuration, Entry, Extender, Facts, Scheduler, Unread
+from nodewise.configure.doctor.findings import Answer, Finding, found, unlooked
+
+SCORING: Final = frozenset({"safe", "congestion", "pigeon", "learned"})
+"""nodewise's agents that only score."""
+_CARDS: Final = ("gpu.intel.com/", "nvidia.com/")
+_NAMES_S: Final = 1.0
+_LARGE_S: Final = 5.0
+_LONG_S: Final = 10.0
+_DEFAULT_S: Final = 5.0
+
+
+def ours(facts: Facts) -> Iterator[tuple[Scheduler, Entry]]:
+    """nodewise's entries in every configuration that could be read."""
+    for scheduler in known(facts):
+        assert isinstance(scheduler.configuration, Configuration)
+        for entry in scheduler.configuration.entries:
+            if entry.is_ours:
+                yield scheduler, entry
+
+
+def known(facts: Facts) -> Iterator[Scheduler]:
+    """Schedulers whose configuration could be read."""
+    if not isinstance(facts.schedulers, Unread):
+        yield from (one for one in facts.schedulers if isinstance(one.configuration, Configuration))
+
+
+def agents(facts: Facts, entry: Entry) -> frozenset[str]:
+    """The agents that an entry asks, as far as that is known."""
+    if entry.agent:
+        return frozenset({entry.agent})
+    extenders = () if isinstance(facts.extenders, Unread) else facts.extenders
+    return frozenset(agent for one in extenders for agent in one.agents)
+
+
+def check(facts: Facts) -> Iterator[Answer]:
+    """Everything about entries but their certificates."""
+    for each in _IDS:
+        yield from unread(facts, each)
+    for scheduler, entry in ours(facts):
+        own = agents(facts, entry)
+        yield from _names(scheduler, entry, _beside(facts, scheduler))
+        yield from _timeout(scheduler, entry)
+        yield from _ignorable(scheduler, entry)
+        yield from _verbs(scheduler, entry, own)
+        yield from _weight(facts, scheduler, entry, own)
+        yield from _own_pods(facts, scheduler, entry)
+
+
+_IDS: Final = (
+    "names-not-used",
+    "http-timeout-missing",
+    "http-timeout-short",
+    "http-timeout-long",
+    "wrong-ignorable",
+    "filters-own-pods",
+    "bind-verb-missing",
+    "weight-zero",
+)
+
+
+def unread(facts: Facts, id_: str) -> Iterator[Answer]:
+    """What stands in the way of a check of all entries."""
+    if isinstance(facts.schedulers, Unread):
+        yield from unlooked(facts.schedulers, id_)
+        return
+    for one in facts.schedulers:
+        if isinstance(one.configuration, Unread):
+            yield from unlooked(one.configuration, id_)
+
+
+def _found(id_: str, scheduler: Scheduler, entry: Entry, seen: str, wanted: str, remedy: str = "") -> Finding:
+    return found(id_, place(scheduler, entry), f"{entry.field}{seen}", wanted, remedy=remedy)
+
+
+def place(scheduler: Scheduler, entry: Entry) -> str:
+    """How an entry is called."""
+    return f"{scheduler.where}, {entry.url}"
+
+
+def _beside(facts: Facts, scheduler: Scheduler) -> Extender | None:
+    """The extender in the scheduler's own pod."""
+    extenders = () if isinstance(facts.extenders, Unread) else facts.extenders
+    where = scheduler.pod.where if scheduler.pod else ""
+    return next((one for one in extenders if where and one.pod.where == where), None)
+
+
+def _names(scheduler: Scheduler, entry: Entry, beside: Extender | None) -> Iterator[Finding]:
+    """Nodes have to come whole where nodewise asks no API server."""
+    needs_nodes = beside is not None and beside.says("no_cluster")
+    if entry.names_only == needs_nodes:
+        seen, wanted = (".nodeCacheCapable is true", "false, as this nodewise runs with --no-cluster")
+        if not needs_nodes:
+            seen, wanted = (".nodeCacheCapable is not true", "true")
+        yield _found("names-not-used", scheduler, entry, seen, wanted, "" if not needs_nodes else wanted)
+
+
+def _timeout(scheduler: Scheduler, entry: Entry) -> Iterator[Finding]:
+    """Bodies of whole nodes and binds take their time."""
+    least_s = _LARGE_S if entry.bind or not entry.names_only else _NAMES_S
+    wanted = f"{least_s:g}s"
+    if not entry.timeout:
+        yield _found("http-timeout-missing", scheduler, entry, ".httpTimeout is not given", wanted)
+        return
+    try:
+        given_s = clock.parse_duration(entry.timeout)
+    except ValueError:
+        seen = f".httpTimeout: {entry.timeout[:50]!r} is no duration"
+        yield _found("http-timeout-missing", scheduler, entry, seen, wanted)
+        return
+    if given_s < least_s:
+        yield _found("http-timeout-short", scheduler, entry, f".httpTimeout: {entry.timeout}", wanted)
+    elif given_s > _LONG_S:
+        seen = f".httpTimeout: {entry.timeout}"
+        yield _found("http-timeout-long", scheduler, entry, seen, f"{wanted}, at most {_LONG_S:g}s")
+
+
+def _ignorable(scheduler: Scheduler, entry: Entry) -> Iterator[Finding]:
+    if entry.filter and entry.ignorable:
+        seen = ".ignorable is true beside filterVerb"
+        yield _found("wrong-ignorable", scheduler, entry, seen, "false")
+
+
+def _verbs(scheduler: Scheduler, entry: Entry, own: frozenset[str]) -> Iterator[Finding]:
+    marks = [one for one in entry.resources if one.name.startswith(_CARDS)]
+    if "gpu" in own and (marks or entry.filter or entry.bind):
+        if not entry.bind:
+            yield _found("bind-verb-missing", scheduler, entry, " has no bindVerb", "bindVerb: bind")
+        if not marks:
+            yield _found(
+                "bind-verb-missing",
+                scheduler,
+                entry,
+                ".managedResources names no card",
+                "gpu.intel.com/i915 and the like",
+            )
+        if not entry.filter:
+            seen = " has no filterVerb, and the gpu agent guards pods"
+            yield _found("bind-verb-missing", scheduler, entry, seen, "filterVerb: filter")
+    if entry.filter and not entry.preempt:
+        yield found(
+            "bind-verb-missing",
+            place(scheduler, entry),
+            f"{entry.field} has filterVerb and no preemptVerb",
+            "preemptVerb: preempt",
+            severity="warning",
+        )
+
+
+def prefers(facts: Facts) -> bool:
+    """Whether a policy has nodes scored."""
+    policies = () if isinstance(facts.policies, Unread) else facts.policies
+    return any("scheduleonmetric" in one.strategies for one in policies)
+
+
+def _weight(facts: Facts, scheduler: Scheduler, entry: Entry, own: frozenset[str]) -> Iterator[Finding]:
+    if entry.prioritize and not (entry.weight or 0) > 0:
+        seen = f".weight is {'not given' if entry.weight is None else entry.weight} beside prioritizeVerb"
+        yield _found(
+            "weight-zero", scheduler, entry, seen, "5 or more; kube-scheduler does not start without"
+        )
+        return
+    scorers = sorted(own & SCORING)
+    if "telemetry" in own and prefers(facts):
+        scorers.append("telemetry (scheduleonmetric)")
+    if not entry.prioritize and scorers:
+        seen = f" has no prioritizeVerb, and the scores of {', '.join(scorers)} are asked by nobody"
+        yield _found("weight-zero", scheduler, entry, seen, "prioritizeVerb: prioritize, weight: 10")
+
+
+def _own_pods(facts: Facts, scheduler: Scheduler, entry: Entry) -> Iterator[Answer]:
+    """Pods of nodewise that are placed by a scheduler which asks nodewise about every pod."""
+    if not entry.filter or entry.resources or entry.ignorable:
+        return
+    if isinstance(facts.extenders, Unread):
+        yield from unlooked(facts.extenders, "filters-own-pods")
+        return
+    assert isinstance(scheduler.configuration, Configuration)
+    served = {profile.scheduler for profile in scheduler.configuration.profiles}
+    for one in facts.extenders:
+        if one.pod.scheduler in served and not one.pod.is_static and one.pod.node == "":
+            seen = f" filters all pods of {one.pod.scheduler}, {one.pod.where} among them"
+            yield _found("filters-own-pods", scheduler, entry, seen, "managedResources, or another scheduler")
