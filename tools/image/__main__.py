@@ -32,20 +32,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make image", description="Writes the image as an OCI archive.")
     parser.add_argument("--into", type=Path, default=Path("dist"), help="folder; default: dist")
     parser.add_argument("--revision", default="", help="the commit, for a label")
+    parser.add_argument("--folders", type=Path, help="write the layers as folders here, and no archive")
     parser.add_argument("--offline", action="store_true", help="Debian's packages as they were fetched last")
     given = parser.parse_args()
-    file = given.into / f"{contents.NAME}-{nodewise.__version__}.oci.tar"
     try:
         cache().mkdir(parents=True, exist_ok=True)
         with (cache() / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            made = assemble.make(file, Inputs(cache(), fresh=not given.offline), identity(given.revision))
+            _make(given, Inputs(cache(), fresh=not given.offline), identity(given.revision))
     except (ImageError, NodewiseError, OSError) as error:
         say(f"no image: {error}")
         return 1
-    say(f"{made.size_bytes / 1e6:6.1f} MB  in all")
-    print(f"{file} {made.digest}")
     return 0
+
+
+def _make(given: argparse.Namespace, inputs: Inputs, wanted: Identity) -> None:
+    if given.folders:
+        assemble.folders(given.folders, inputs, wanted)
+        return
+    file = given.into / f"{contents.NAME}-{wanted.version}.oci.tar"
+    made = assemble.make(file, inputs, wanted)
+    say(f"{made.size_bytes / 1e6:6.1f} MB  in all")
+    print(file, made.digest)
 
 
 if __name__ == "__main__":

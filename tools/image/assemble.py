@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 
 from nodewise.cli.cpu.install import modules
 from nodewise.cpu.install import packaging
-from tools.image import contents, debian, layers, oci, python, templates
+from tools.image import contents, debian, layers, libraries, oci, python, sbom, templates
 from tools.image.debian import Package
 from tools.image.errors import ImageError, say
 from tools.image.layers import Layer
 from tools.image.oci import Identity
 
-_KEPT: Final = 8
-"""Layers and unpacked packages that stay in the cache, the newest."""
+_KEPT: Final = 6
+"""Layers that stay in the cache, the newest."""
 
 
 class Made(NamedTuple):
@@ -42,23 +42,50 @@ class Inputs(NamedTuple):
     """Whether Debian is asked for what is new; else what was fetched last is taken."""
 
 
+class Part(NamedTuple):
+    """A layer with the folder that it was made of."""
+
+    folder: Path
+    layer: Layer
+
+
 def make(file: Path, inputs: Inputs, identity: Identity) -> Made:
-    """Writes the archive. ImageError names what is missing, or that it has become too large."""
-    packages = _packages(inputs)
+    """Writes the archive, and beside it the list of what is in it. ImageError names what is missing, or that it has
+    become too large.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="nodewise-image-") as temporary:
-        made = _layers(inputs, identity, packages, Path(temporary))
-        size_bytes = sum(layer.size_bytes for layer in made)
-        for layer in made:
-            say(f"{layer.size_bytes / 1e6:6.1f} MB  {layer.title}")
-        if size_bytes > contents.LARGEST_BYTES:
-            raise ImageError(
-                f"{size_bytes / 1e6:.1f} MB in all, more than {contents.LARGEST_BYTES / 1e6:.0f} MB"
-            )
-        file.parent.mkdir(parents=True, exist_ok=True)
+        parts = _parts(inputs, identity, Path(temporary))
+        made = [part.layer for part in parts]
+        _check_size(made)
         part = file.with_name(f".{file.name}.part")
         digest = oci.write(part, made, identity)
         part.replace(file)
+        shutil.copyfile(parts[-1].folder / contents.BILL.lstrip("/"), bill(file))
     return Made(digest, made)
+
+
+def folders(into: Path, inputs: Inputs, identity: Identity) -> None:
+    """Writes each layer as a folder, for a builder that makes layers itself. ImageError as `make`."""
+    with tempfile.TemporaryDirectory(prefix="nodewise-image-") as temporary:
+        parts = _parts(inputs, identity, Path(temporary))
+        _check_size([part.layer for part in parts])
+        for name, part in zip(contents.FOLDERS, parts, strict=True):
+            shutil.copytree(part.folder, into / name, symlinks=True)
+            layers.set_modes(into / name)
+
+
+def bill(file: Path) -> Path:
+    """Where the list of what is in an archive is."""
+    return file.with_name(file.name.removesuffix(".oci.tar") + ".cdx.json")
+
+
+def _check_size(made: Sequence[Layer]) -> None:
+    size_bytes = sum(layer.size_bytes for layer in made)
+    for layer in made:
+        say(f"{layer.size_bytes / 1e6:6.1f} MB  {layer.title}")
+    if size_bytes > contents.LARGEST_BYTES:
+        raise ImageError(f"{size_bytes / 1e6:.1f} MB in all, more than {contents.LARGEST_BYTES / 1e6:.0f} MB")
 
 
 def _packages(inputs: Inputs) -> list[Package]:
@@ -72,23 +99,25 @@ def _debian_home(cache: Path) -> Path:
     return cache / f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}-{contents.architecture()}"
 
 
-def _layers(inputs: Inputs, identity: Identity, packages: Sequence[Package], work: Path) -> list[Layer]:
+def _parts(inputs: Inputs, identity: Identity, work: Path) -> list[Part]:
+    packages = _packages(inputs)
     tree = _Cache(inputs.cache, identity.time_s)
     target, system = _system(inputs, tree, packages)
-    lines = python.requirements(python.exported(), target)
-    wheels = tree.layer(
-        "Python's wheels",
-        [tree.key(target.full_version, target.glibc, *lines, *_key(packages))],
-        lambda folder: python.install(lines, target, folder),
-    )
-    return [system, wheels, _own(tree, target, work), _program(tree, inputs.program, work)]
+    wheels = _wheels(tree, target, debian.key(packages))
+    own = _own(target, work, identity)
+    program = _program(inputs.program, work, identity)
+    root = work / "bill"
+    listed = root / contents.BILL.lstrip("/")
+    ready = program.folder / contents.READY.lstrip("/")
+    sbom.write(listed, identity, (packages, target.root), wheels.folder, ready, debian.release())
+    return [system, wheels, own, program, _part("the list of what is in it", root, identity)]
 
 
-def _key(packages: Sequence[Package]) -> list[str]:
-    return [debian.key(packages)]
+def _part(title: str, folder: Path, identity: Identity) -> Part:
+    return Part(folder, layers.make(title, folder, folder.with_suffix(".tar.gz"), identity.time_s))
 
 
-def _system(inputs: Inputs, tree: "_Cache", packages: Sequence[Package]) -> tuple[python.Target, Layer]:
+def _system(inputs: Inputs, tree: "_Cache", packages: Sequence[Package]) -> tuple[python.Target, Part]:
     """Debian's layer, and the Python that is unpacked for it."""
     glibc = next(one.version for one in packages if one.name == "libc6").partition("-")[0]
     machine = debian.platform.machine()
@@ -97,20 +126,29 @@ def _system(inputs: Inputs, tree: "_Cache", packages: Sequence[Package]) -> tupl
         debian.unpack(packages, _debian_home(inputs.cache), root)
         python.compiled(python.target(root, glibc, machine), root)
 
-    root = tree.folder("debian", _key(packages), fill)
-    layer = tree.layer_of("Debian's packages", _key(packages), root)
-    return python.target(root, glibc, machine), layer
+    part = tree.part("Debian's packages", [debian.key(packages)], fill)
+    return python.target(part.folder, glibc, machine), part
 
 
-def _own(tree: "_Cache", target: python.Target, work: Path) -> Layer:
+def _wheels(tree: "_Cache", target: python.Target, key: str) -> Part:
+    lines = python.requirements(python.exported(), target)
+
+    def fill(root: Path) -> None:
+        python.install(lines, target, root)
+        libraries.check([target.root, root])
+
+    return tree.part("Python's wheels", [key, *lines], fill)
+
+
+def _own(target: python.Target, work: Path, identity: Identity) -> Part:
     say("making nodewise's wheel")
     root = work / "nodewise"
     python.install_own(python.built(work), target, root)
     templates.write(root)
-    return layers.make("nodewise", root, work / "nodewise.tar.gz", tree.time_s)
+    return _part("nodewise", root, identity)
 
 
-def _program(tree: "_Cache", ready: Path | None, work: Path) -> Layer:
+def _program(ready: Path | None, work: Path, identity: Identity) -> Part:
     root = work / "program"
     folder = root / contents.READY.lstrip("/")
     if ready is None:
@@ -118,11 +156,11 @@ def _program(tree: "_Cache", ready: Path | None, work: Path) -> Layer:
         packaging.build(folder, modules())
     else:
         shutil.copytree(ready, folder, symlinks=True)
-    return layers.make("the program for hosts", root, work / "program.tar.gz", tree.time_s)
+    return _part("the program for hosts", root, identity)
 
 
 class _Cache:
-    """Folders and layers by what they are made of; this code counts as well."""
+    """Layers, with the folders that they were made of, by what went into them; this code counts as well."""
 
     def __init__(self, home: Path, time_s: int) -> None:
         self.home, self.time_s = home / "layers", time_s
@@ -131,49 +169,24 @@ class _Cache:
         )
         self.home.mkdir(parents=True, exist_ok=True)
 
-    def key(self, *parts: str) -> str:
-        """A digest."""
-        return sha256("\0".join([self._code.hexdigest(), str(self.time_s), *parts]).encode()).hexdigest()[:16]
-
-    def folder(self, name: str, parts: Sequence[str], fill: Callable[[Path], None]) -> Path:
-        """A folder that stays."""
-        home = self.home / f"{name}-{self.key(*parts)}"
+    def part(self, title: str, parts: Sequence[str], fill: Callable[[Path], None]) -> Part:
+        """The folder, which `fill` makes where it must be, with its layer."""
+        words = "\0".join([self._code.hexdigest(), str(self.time_s), title, *parts])
+        home = self.home / sha256(words.encode()).hexdigest()[:16]
         if not home.is_dir():
-            part = home.with_suffix(".part")
-            shutil.rmtree(part, ignore_errors=True)
-            fill(part)
-            part.rename(home)
+            self._make(home, title, fill)
         home.touch()
-        return home
+        digest, diff_id, size_bytes = json.loads((home / "layer.json").read_text())
+        return Part(home / "root", Layer(title, home / "layer.tar.gz", digest, diff_id, size_bytes))
 
-    def layer(self, title: str, parts: Sequence[str], fill: Callable[[Path], None]) -> Layer:
-        """A layer, of a folder that is only made for it."""
-        with tempfile.TemporaryDirectory(dir=self.home, prefix=".part-") as temporary:
-            return self._layer(title, parts, lambda: self._filled(Path(temporary) / "root", fill))
-
-    def layer_of(self, title: str, parts: Sequence[str], root: Path) -> Layer:
-        """A layer of a folder that is there."""
-        return self._layer(title, parts, lambda: root)
-
-    def _layer(self, title: str, parts: Sequence[str], root: Callable[[], Path]) -> Layer:
-        file = self.home / f"{self.key(title, *parts)}.tar.gz"
-        about = file.with_suffix(".json")
-        if not (about.exists() and file.exists()):
-            made = layers.make(title, root(), file, self.time_s)
-            about.write_text(json.dumps([made.digest, made.diff_id, made.size_bytes]))
-            self._trim()
-        file.touch()
-        digest, diff_id, size_bytes = json.loads(about.read_text())
-        return Layer(title, file, digest, diff_id, size_bytes)
-
-    def _filled(self, root: Path, fill: Callable[[Path], None]) -> Path:
-        fill(root)
-        return root
-
-    def _trim(self) -> None:
-        old = sorted(self.home.iterdir(), key=lambda path: path.stat().st_mtime)[: -3 * _KEPT]
-        for path in old:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+    def _make(self, home: Path, title: str, fill: Callable[[Path], None]) -> None:
+        """It appears whole, by a rename."""
+        part = home.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        fill(part / "root")
+        made = layers.make(title, part / "root", part / "layer.tar.gz", self.time_s)
+        (part / "layer.json").write_text(json.dumps([made.digest, made.diff_id, made.size_bytes]))
+        part.rename(home)
+        for old in sorted(self.home.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+            shutil.rmtree(old)

@@ -42,6 +42,8 @@ TEMPLATES: Final = {
 }
 """Where the older configurator's image has them, and for which agents."""
 
+FOLDERS: Final = ("1-debian", "2-wheels", "3-nodewise", "4-program", "5-list")
+"""The layers as folders, which the Containerfile copies: what changes seldom comes first."""
 LARGEST_BYTES: Final = 180_000_000
 """Of all layers as they are transferred."""
 EPOCH_S: Final = 315532800

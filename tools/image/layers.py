@@ -56,6 +56,13 @@ def make(title: str, folder: Path, file: Path, time_s: int) -> Layer:
     return Layer(title, file, packed.digest, plain.digest, packed.size_bytes)
 
 
+def set_modes(folder: Path) -> None:
+    """Gives a folder on the disk the modes that it has as a layer."""
+    for path in _walked(folder):
+        if not path.is_symlink():
+            path.chmod(_entry(path, path.relative_to(folder).as_posix(), 0).mode)
+
+
 def _write(folder: Path, out: _Counted, time_s: int) -> None:
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_CHUNK_BYTES) as archive:
         for path in _walked(folder):

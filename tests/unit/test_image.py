@@ -1,0 +1,351 @@
+"""The image's parts, without fetching or building anything."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import tarfile
+from pathlib import Path
+
+import pytest
+import trustme
+import yaml
+from click.testing import CliRunner
+from tools.image import contents, debian, layers, oci, python, sbom, templates
+from tools.image.errors import ImageError
+from tools.image.layers import Layer
+from tools.image.oci import Identity
+from tools.image.python import Target
+
+from nodewise.cli.configure import command
+from nodewise.cpu.cluster import objects
+
+IDENTITY = Identity("1.2.3", 1_000_000_000, "amd64", "abc")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files in an order that is not that of their names, of several modes and times."""
+    root = tmp_path / "root"
+    for number, name in enumerate(["usr/bin/z", "usr/bin/a", "etc/b.txt"]):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name * 1000)
+        path.chmod(0o4711 if "bin" in name else 0o600)
+        os.utime(path, (number, number))
+    (root / "bin").symlink_to("usr/bin")
+    (root / "tmp").mkdir(mode=0o700)
+    return root
+
+
+def made(folder: Path, file: Path, time_s: int = 5) -> Layer:
+    return layers.make("a layer", folder, file, time_s)
+
+
+def entries(file: Path) -> list[tarfile.TarInfo]:
+    with tarfile.open(file) as archive:
+        return archive.getmembers()
+
+
+def test_a_layer_is_the_same_bytes_whenever_and_by_whomever_it_is_made(folder: Path, tmp_path: Path) -> None:
+    first = made(folder, tmp_path / "first")
+    for path in folder.rglob("*"):
+        os.utime(path, (99, 99), follow_symlinks=False)
+        if path.is_file() and not path.is_symlink():
+            path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o664)
+    umask = os.umask(0o077)
+    second = made(folder, tmp_path / "second")
+    os.umask(umask)
+    assert first == second._replace(file=first.file)
+    assert first.file.read_bytes() == second.file.read_bytes()
+    assert made(folder, tmp_path / "third", 6).digest != first.digest
+
+
+def test_a_layer_is_named_by_its_bytes_and_by_what_is_in_them(folder: Path, tmp_path: Path) -> None:
+    layer = made(folder, tmp_path / "layer")
+    data = layer.file.read_bytes()
+    assert layer.digest == f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert layer.diff_id == f"sha256:{hashlib.sha256(gzip.decompress(data)).hexdigest()}"
+    assert layer.size_bytes == len(data)
+
+
+def test_a_layer_has_roots_files_in_order_without_other_users_rights(folder: Path, tmp_path: Path) -> None:
+    found = entries(made(folder, tmp_path / "layer").file)
+    assert [one.name for one in found] == [
+        "bin", "etc", "etc/b.txt", "tmp", "usr", "usr/bin", "usr/bin/a", "usr/bin/z",
+    ]  # fmt: skip
+    assert {(one.uid, one.gid, one.uname, one.gname, one.mtime) for one in found} == {(0, 0, "", "", 5)}
+    modes = {one.name: one.mode for one in found}
+    assert (modes["etc/b.txt"], modes["usr/bin/a"], modes["tmp"], modes["usr"]) == (
+        0o644,
+        0o755,
+        0o1777,
+        0o755,
+    )
+
+
+def test_a_folder_for_another_builder_has_the_same_modes(folder: Path, tmp_path: Path) -> None:
+    layers.set_modes(folder)
+    found = entries(made(folder, tmp_path / "layer").file)
+    on_disk = {one.name: (folder / one.name).lstat().st_mode & 0o7777 for one in found if not one.issym()}
+    assert on_disk == {one.name: one.mode for one in found if not one.issym()}
+
+
+@pytest.fixture
+def archive(folder: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "image.tar"
+    oci.write(file, [made(folder, tmp_path / "layer")], IDENTITY)
+    return file
+
+
+def member(archive: Path, name: str) -> bytes:
+    with tarfile.open(archive) as found:
+        content = found.extractfile(name)
+        assert content is not None
+        return content.read()
+
+
+def blob(archive: Path, descriptor: dict) -> bytes:
+    data = member(archive, f"blobs/{descriptor['digest'].replace(':', '/')}")
+    assert len(data) == descriptor["size"]
+    assert descriptor["digest"] == f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return data
+
+
+def test_every_descriptor_of_an_archive_leads_to_its_blob(archive: Path) -> None:
+    assert json.loads(member(archive, "oci-layout")) == {"imageLayoutVersion": "1.0.0"}
+    (entry,) = json.loads(member(archive, "index.json"))["manifests"]
+    assert entry["platform"] == {"architecture": "amd64", "os": "linux"}
+    assert entry["annotations"]["io.containerd.image.name"] == "docker.io/library/nodewise:1.2.3"
+    manifest = json.loads(blob(archive, entry))
+    config = json.loads(blob(archive, manifest["config"]))
+    plain = [gzip.decompress(blob(archive, layer)) for layer in manifest["layers"]]
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(data).hexdigest()}" for data in plain]
+    assert len(config["history"]) == len(plain)
+    with tarfile.open(fileobj=io.BytesIO(plain[0])) as layer:
+        assert "usr/bin/a" in layer.getnames()
+    (older,) = json.loads(member(archive, "manifest.json"))
+    assert member(archive, older["Config"]) == blob(archive, manifest["config"])
+    assert older["RepoTags"] == ["nodewise:1.2.3"]
+
+
+def test_an_image_says_what_it_is(archive: Path) -> None:
+    (entry,) = json.loads(member(archive, "index.json"))["manifests"]
+    config = json.loads(blob(archive, json.loads(blob(archive, entry))["config"]))
+    assert (config["architecture"], config["os"], config["created"]) == (
+        "amd64",
+        "linux",
+        "2001-09-09T01:46:40Z",
+    )
+    assert config["config"]["User"] == "10001:10001"
+    assert config["config"]["Entrypoint"] == ["/usr/local/bin/nodewise"]
+    assert config["config"]["Labels"] == {
+        "org.opencontainers.image.title": "nodewise",
+        "org.opencontainers.image.description": "Platform-aware scheduling for Kubernetes",
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "org.opencontainers.image.version": "1.2.3",
+        "org.opencontainers.image.created": "2001-09-09T01:46:40Z",
+        "org.opencontainers.image.revision": "abc",
+    }
+
+
+def test_the_same_parts_make_the_same_archive(archive: Path, folder: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.tar"
+    oci.write(again, [made(folder, tmp_path / "other")], IDENTITY)
+    assert again.read_bytes() == archive.read_bytes()
+
+
+def test_pods_of_the_cpu_manager_name_the_image_that_is_made() -> None:
+    assert oci.reference(objects.IMAGE.partition(":")[2]) == f"docker.io/library/{objects.IMAGE}"
+
+
+SAID = """\
+NOTE: This is only a simulation!
+Inst libc6 (2.36-9+deb12u14 Debian:12.15/oldstable [amd64])
+Inst dpkg (1.21.23 Debian:12.15/oldstable [amd64])
+Inst libkrb5-3 (1.20.1-2+deb12u5 Debian:12.15/oldstable, Debian-Security:12/oldstable-security [amd64])
+Inst libssl3:amd64 (3.0.22-1~deb12u2 Debian-Security:12/oldstable-security [amd64]) [libssl3:amd64 ]
+Conf libc6 (2.36-9+deb12u14 Debian:12.15/oldstable [amd64])
+"""
+
+
+def test_packages_that_only_serve_to_install_others_are_left_out() -> None:
+    assert debian.chosen(SAID, "debian") == ["libc6=2.36-9+deb12u14", "libssl3=3.0.22-1~deb12u2"]
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        (SAID + "Inst python3 (3.11 Cloud SDK:cloud-sdk [amd64])\n", "python3 would come from elsewhere"),
+        ("", "apt-get named no package"),
+    ],
+)
+def test_packages_of_another_origin_make_no_image(said: str, seen: str) -> None:
+    with pytest.raises(ImageError, match=seen):
+        debian.chosen(said, "debian")
+
+
+@pytest.mark.parametrize(
+    ("packaged", "placed"),
+    [
+        ("./", ""),
+        ("./bin/bash", "usr/bin/bash"),
+        ("./lib64/ld-linux-x86-64.so.2", "usr/lib64/ld-linux-x86-64.so.2"),
+        ("./usr/lib/os-release", "usr/lib/os-release"),
+        ("./library/x", "library/x"),
+        ("bin", "bin"),
+    ],
+)
+def test_older_folders_lead_into_usr(packaged: str, placed: str) -> None:
+    assert debian.merged(packaged) == placed
+
+
+@pytest.mark.parametrize(
+    ("path", "dropped"),
+    [
+        ("usr/share/doc/bash/README.gz", True),
+        ("usr/share/doc/bash/copyright", False),
+        ("usr/share/doc/bash", False),
+        ("usr/share/man/man1/bash.1.gz", True),
+        ("usr/share/locale/de/LC_MESSAGES/bash.mo", True),
+        ("usr/lib/python3.11/test/support.py", True),
+        ("usr/lib/python3.11/unittest/case.py", False),
+        ("usr/bin/bash", False),
+        ("usr/bin/python3.11", False),
+        ("etc/mime.types", False),
+    ],
+)
+def test_documentation_goes_and_licences_stay(path: str, dropped: bool) -> None:
+    assert debian.is_dropped(path) is dropped
+
+
+LOCK = """\
+# This file was made
+numpy==2.4.6 ; python_full_version < '3.12' \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+    # via nodewise
+numpy==2.5.5 ; python_full_version >= '3.12' \\
+    --hash=sha256:cc
+uvloop==0.23.0 ; sys_platform != 'win32' \\
+    --hash=sha256:dd
+jsfetch==1.0 ; sys_platform == 'emscripten' \\
+    --hash=sha256:ee
+"""
+
+
+@pytest.mark.parametrize(
+    ("full", "numpy"),
+    [
+        ("3.11.2", "numpy==2.4.6 --hash=sha256:aa --hash=sha256:bb"),
+        ("3.13.5", "numpy==2.5.5 --hash=sha256:cc"),
+    ],
+)
+def test_what_the_lock_says_is_asked_for_the_images_python_not_for_this_one(full: str, numpy: str) -> None:
+    target = Target(Path("/none"), full.rpartition(".")[0], full, "2.36", "x86_64")
+    assert python.requirements(LOCK, target) == [numpy, "uvloop==0.23.0 --hash=sha256:dd"]
+
+
+def test_wheels_may_be_of_any_machine_that_is_as_old() -> None:
+    target = Target(Path("/none"), "3.11", "3.11.2", "2.36", "aarch64")
+    assert target.platforms[0] == "manylinux_2_36_aarch64"
+    assert "manylinux_2_17_aarch64" in target.platforms
+
+
+COPYRIGHT = """\
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Files: *
+License: GPL-2+
+Files: b
+License: MIT and Expat
+License: Permission is hereby granted, free of charge, to any person
+License: Expat
+ text
+"""
+
+
+def test_licences_are_told_in_the_words_of_spdx() -> None:
+    assert sbom.licenses(COPYRIGHT) == ["GPL-2.0-or-later", "MIT", "MIT and Expat"]
+    assert sbom.licenses("This is prose.\nLicense: GPL-2\n") == []
+
+
+@pytest.mark.parametrize(("path", "agents"), contents.TEMPLATES.items())
+def test_a_template_is_what_configure_writes_by_itself(path: str, agents: str, tmp_path: Path) -> None:
+    """In the words of the release that it is configured for."""
+    manifest = tmp_path / "manifests/kube-scheduler.yaml"
+    manifest.parent.mkdir()
+    manifest.write_text(MANIFEST)
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given/template.yaml").write_text(templates.template(agents))
+    several = ["--one-entry-per-agent"] if "," in agents else []
+    own = configured(tmp_path, f"--agents={agents}", *several)
+    given = configured(tmp_path, "-f", str(tmp_path / "given/template.yaml"))
+    assert yaml.safe_load(given) == yaml.safe_load(own)
+
+
+MANIFEST = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: kube-scheduler, namespace: kube-system}
+spec:
+  hostNetwork: true
+  containers:
+  - name: kube-scheduler
+    image: registry.k8s.io/kube-scheduler:v1.30.1
+    command: [kube-scheduler, --kubeconfig=/etc/kubernetes/scheduler.conf]
+"""
+
+
+def configured(folder: Path, *words: str) -> str:
+    """The configuration that would be written there, taken from what is shown of it."""
+    flags = ["-m", str(folder / "manifests/kube-scheduler.yaml"), "-d", str(folder), "-b", "/dev/null"]
+    flags += ["--cert-dir", str(folder / "certs"), "-dry-run", "-o", "json"]
+    authority = trustme.CA()
+    client = authority.issue_cert("nodewise-scheduler-client")
+    papers = {
+        "ca": authority.cert_pem,
+        "cert": client.cert_chain_pems[0],
+        "key": client.private_key_pem,
+    }
+    for name, paper in papers.items():
+        paper.write_to_path(folder / name)
+        flags += [f"--{name}", str(folder / name)]
+    said = CliRunner().invoke(command, [*flags, *words])
+    assert said.exit_code == 0, said.output
+    files = json.loads(said.stdout)["files"]
+    diff = next(one["diff"] for one in files if "kubescheduler.config" in one["diff"])
+    return "\n".join(re.findall(r"^\+(?!\+\+)(.*)$", diff, re.MULTILINE))
+
+
+def instructions() -> dict[str, list[str]]:
+    """What the Containerfile says of the image, by instruction, after its last FROM."""
+    text = (contents.ROOT / "Containerfile").read_text().replace("\\\n", " ")
+    last = re.split(r"^FROM ", text, flags=re.MULTILINE)[-1]
+    found: dict[str, list[str]] = {}
+    for line in last.splitlines()[1:]:
+        name, _, rest = line.partition(" ")
+        found.setdefault(name, []).append(rest.strip())
+    return found
+
+
+def test_the_containerfile_says_the_same_of_the_image() -> None:
+    said = instructions()
+    assert said["USER"] == [contents.USER]
+    assert [json.loads(text) for text in said["ENTRYPOINT"]] == [list(contents.ENTRYPOINT)]
+    assert [json.loads(text) for text in said["CMD"]] == [list(contents.COMMAND)]
+    assert said["EXPOSE"] == [contents.PORT]
+    assert said["WORKDIR"] == ["/"]
+    pairs = {
+        name: dict(word.split("=", 1) for word in shlex.split(said[name][0])) for name in ("ENV", "LABEL")
+    }
+    assert pairs == {"ENV": contents.ENVIRONMENT, "LABEL": contents.LABELS}
+    assert said["COPY"] == [f"--from=build /out/{name}/ /" for name in contents.FOLDERS]
+
+
+def test_no_file_of_the_image_names_an_address() -> None:
+    files = [*(contents.ROOT / "tools/image").glob("*.py"), contents.ROOT / "Containerfile"]
+    found = [line for file in files for line in file.read_text().splitlines() if "://" in line]
+    assert [line for line in found if "nodewise.nodewise.svc" not in line] == []

@@ -1,0 +1,186 @@
+"""The list of what is in the image, as CycloneDX: Debian's packages, Python's wheels, and the program for hosts."""
+
+import email
+import hashlib
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from cyclonedx.factory.license import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.license import DisjunctiveLicense, License
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from tools.image import contents
+from tools.image.debian import Package
+from tools.image.oci import Identity
+
+_SPDX: Final = {
+    "agpl-3": "AGPL-3.0-only",
+    "apache-2.0": "Apache-2.0",
+    "bsd-2-clause": "BSD-2-Clause",
+    "bsd-3-clause": "BSD-3-Clause",
+    "bsd-4-clause": "BSD-4-Clause",
+    "cc0-1.0": "CC0-1.0",
+    "expat": "MIT",
+    "gpl-1+": "GPL-1.0-or-later",
+    "gpl-2": "GPL-2.0-only",
+    "gpl-2+": "GPL-2.0-or-later",
+    "gpl-3": "GPL-3.0-only",
+    "gpl-3+": "GPL-3.0-or-later",
+    "isc": "ISC",
+    "lgpl-2": "LGPL-2.0-only",
+    "lgpl-2+": "LGPL-2.0-or-later",
+    "lgpl-2.1": "LGPL-2.1-only",
+    "lgpl-2.1+": "LGPL-2.1-or-later",
+    "lgpl-3": "LGPL-3.0-only",
+    "lgpl-3+": "LGPL-3.0-or-later",
+    "mit": "MIT",
+    "mpl-1.1": "MPL-1.1",
+    "mpl-2.0": "MPL-2.0",
+    "x11": "X11",
+    "zlib": "Zlib",
+}
+"""Debian's short names in SPDX's words."""
+_SHORT: Final = re.compile(
+    r"^License:[ \t]+([A-Za-z][\w.+-]*(?: (?:and|or|with) [\w.+ -]+)?)[ \t]*$", re.MULTILINE
+)
+_FORM: Final = "Format:"
+"""How a copyright file begins that has fields."""
+_OURS: Final = re.compile(r"lib.*\.so|ld.*\.so")
+"""Libraries of the machine, not modules of Python."""
+
+
+def write(
+    file: Path,
+    identity: Identity,
+    system: tuple[Sequence[Package], Path],
+    wheels: Path,
+    program: Path,
+    distribution: Mapping[str, str],
+) -> None:
+    """Writes the list; `system` and `wheels` are the folders with what was unpacked, `program` is the ready folder."""
+    packages, root = system
+    image = Component(
+        name=contents.NAME,
+        version=identity.version,
+        type=ComponentType.CONTAINER,
+        bom_ref=f"image:{contents.NAME}",
+        licenses=[_license("Apache-2.0")],
+    )
+    bom = Bom(metadata=BomMetaData(component=image, timestamp=datetime.fromtimestamp(identity.time_s, UTC)))
+    bom.components.update(_debian(packages, root, distribution))
+    bom.components.update(_python(wheels))
+    bom.components.add(_program(program, identity))
+    bom.register_dependency(image, list(bom.components))
+    refs = "\n".join(sorted(str(one.bom_ref) for one in bom.components))
+    bom.serial_number = uuid.uuid5(uuid.NAMESPACE_OID, refs + identity.version)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(JsonV1Dot6(bom).output_as_string(indent=1) + "\n")
+
+
+def _debian(packages: Iterable[Package], root: Path, distribution: Mapping[str, str]) -> Iterator[Component]:
+    for package in packages:
+        name = distribution.get("ID", "debian")
+        about = {"arch": package.architecture, "distro": f"{name}-{distribution.get('VERSION_ID', '')}"}
+        url = PackageURL("deb", name, package.name, package.version, about)
+        yield Component(
+            name=package.name,
+            version=package.version,
+            type=ComponentType.LIBRARY,
+            purl=url,
+            bom_ref=url.to_string(),
+            licenses=[_license(one) for one in _debians_licenses(root, package.name)],
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=package.digest)],
+            properties=[Property(name="nodewise:source", value=package.source)],
+        )
+
+
+def _debians_licenses(root: Path, name: str) -> list[str]:
+    """Where a file does not say it in fields, the file itself, which is in the image."""
+    path = f"usr/share/doc/{name}/copyright"
+    try:
+        text = (root / path).read_text(errors="replace")
+    except OSError:
+        text = ""
+    return licenses(text) or [f"see /{path}"]
+
+
+def licenses(text: str) -> list[str]:
+    """The names of licences in a Debian copyright file, in SPDX's words where there are; none of a file of prose."""
+    named = _SHORT.findall(text) if text.startswith(_FORM) else []
+    return sorted({_SPDX.get(name.lower(), name) for name in named})
+
+
+def _license(name: str) -> License:
+    found: License = LicenseFactory().make_from_string(name)
+    # several expressions at a time are not allowed, and Debian's words are no expressions
+    return found if isinstance(found, DisjunctiveLicense) else DisjunctiveLicense(name=name)
+
+
+def _python(wheels: Path) -> Iterator[Component]:
+    for file in sorted(wheels.rglob("*.dist-info/METADATA")):
+        about = email.message_from_string(file.read_text(errors="replace"))
+        name = re.sub(r"[-_.]+", "-", str(about["Name"])).lower()
+        url = PackageURL("pypi", None, name, str(about["Version"]))
+        yield Component(
+            name=name,
+            version=str(about["Version"]),
+            type=ComponentType.LIBRARY,
+            purl=url,
+            bom_ref=url.to_string(),
+            licenses=[_license(_wheels_license(about))] if _wheels_license(about) else [],
+        )
+
+
+def _wheels_license(about: Any) -> str:
+    """What a wheel says of its licence, in the newest of the three ways."""
+    classifiers = [text for text in about.get_all("Classifier", []) if text.startswith("License ::")]
+    text = about["License-Expression"] or (classifiers[0].rpartition(":: ")[2] if classifiers else "")
+    return str(text or about["License"] or "").strip().partition("\n")[0]
+
+
+def _program(folder: Path, identity: Identity) -> Component:
+    """The program for hosts, with the Python and the libraries of the machine that it was built on."""
+    inner = [_library(path) for path in sorted((folder / "lib").glob("*.so*")) if _OURS.match(path.name)]
+    version = ".".join(map(str, sys.version_info[:3]))
+    url = PackageURL("generic", None, "python", version)
+    python = Component(name="python", version=version, purl=url, bom_ref=f"program:{url}")
+    return Component(
+        name="cmk",
+        version=identity.version,
+        type=ComponentType.APPLICATION,
+        bom_ref="program:cmk",
+        properties=[Property(name="nodewise:path", value=contents.READY)],
+        components=[python, *inner],
+    )
+
+
+def _library(path: Path) -> Component:
+    """A library of this machine, with the package that it is of, as far as dpkg knows."""
+    found = _asked("dpkg-query", "--search", f"*/{path.name}").partition(":")[0].partition(",")[0]
+    version = _asked("dpkg-query", "--show", "--showformat=${Version}", found) if found else ""
+    return Component(
+        name=path.name,
+        version=version or None,
+        type=ComponentType.FILE,
+        bom_ref=f"program:{path.name}",
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(path.read_bytes()).hexdigest())],
+        properties=[Property(name="nodewise:package", value=found)] if found else [],
+    )
+
+
+def _asked(*command: str) -> str:
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return said.stdout.strip() if not said.returncode else ""
