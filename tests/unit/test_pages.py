@@ -16,6 +16,7 @@ from nodewise.cli.main import command
 from nodewise.configure import profile, versions
 from nodewise.cpu.workload import arguments
 from nodewise.errors import BadInput, BadSettings
+from nodewise.observe.catalogue import EVENTS, METRICS
 from tests import pages
 from tests.pages import ROOT, Block
 
@@ -112,6 +113,15 @@ def _there(path: str) -> Iterator[Path]:
     if "…" not in path:
         return ROOT.glob(path.rstrip("/"))
     return iter([ROOT])
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_metrics_and_log_events_exist(page: Path) -> None:
+    text = page.read_text()
+    metrics = set(re.findall(r"`nodewise_(\w+)", text))
+    assert {name for name in metrics if name not in METRICS} == set()
+    events = set(re.findall(r"`(\w+)`,? in (?:nodewise's|the|its) log", text))
+    assert events <= EVENTS.keys()
 
 
 @pytest.mark.parametrize("block", YAML, ids=lambda block: block.where)
