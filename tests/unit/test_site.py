@@ -86,6 +86,9 @@ def test_every_page_shows_the_four_sections(site: Path) -> None:
 def test_the_search_finds_words_of_a_page(site: Path) -> None:
     found = json.loads((site / "search/search_index.json").read_text())["docs"]
     assert any("percentageOfNodesToScore" in entry["text"] for entry in found)
+    assert "percentageOfNodesToScore" in (site / "search/search_index.js").read_text(), (
+        "for a page opened as a file"
+    )
 
 
 @pytest.mark.parametrize(
