@@ -19,6 +19,7 @@ ENVIRONMENT: Final = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "NODEWISE_IMAGE": "1",  # `nodewise configure` then looks which folders are the host's
 }
 LABELS: Final = {
     "org.opencontainers.image.title": NAME,

@@ -9,7 +9,7 @@ import msgspec
 import yaml
 
 from nodewise.agent import AgentKind, Requested
-from nodewise.cli import configuring, elsewhere, hostflags, kinds, legacy, settings
+from nodewise.cli import configuring, elsewhere, hostflags, kinds, legacy, mounted, settings
 from nodewise.cli.options import ExtenderOptions
 from nodewise.configure import scheduler
 from nodewise.configure.scheduler import Papers, Role, Wish
@@ -85,6 +85,7 @@ def on_host(**given: Any) -> None:
         if given[name]:
             problem = Problem(f"--{name.replace('_', '-')}", "given without --mode", "a mode that has it")
             raise BadSettings("settings", [problem])
+    mounted.check(given)
     ctx.exit(configuring.run(given, roles, _weights(given["entry_weights"])))
 
 

@@ -1,0 +1,58 @@
+"""Which folders of a container are the host's: what is written to another is gone when the container ends.
+
+Paths are written into the manifest as they are here, so the host has to have its folders at the same ones.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from nodewise.errors import Problem
+
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """A line of /proc/self/mountinfo: where it is here, and which folder of its file system that is."""
+
+    point: str
+    root: str
+
+
+def read(text: str) -> list[Mount]:
+    """The mounts of proc(5)'s mountinfo; later ones lie over earlier ones."""
+    rows = (line.split(" ") for line in text.splitlines())
+    return [Mount(_plain(row[4]), _plain(row[3])) for row in rows if len(row) > 4]  # noqa: PLR2004
+
+
+def _plain(field: str) -> str:
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), field)
+
+
+def lost(folders: Mapping[str, str], mounts: Iterable[Mount]) -> list[Problem]:
+    """Those folders, by the flags that name them, that are the container's own. They are without links."""
+    there = list(mounts)
+    wanted = "a folder that is mounted from the host, at the path that it has there"
+    return [
+        Problem(flag, f"{folder} is not the host's: it is in no mount of this container", wanted)
+        for flag, folder in folders.items()
+        if _of(folder, there).point == "/"
+    ]
+
+
+def elsewhere(folders: Iterable[str], mounts: Iterable[Mount]) -> list[Mount]:
+    """The mounts of these folders of which it cannot be seen that the host has them at the same path."""
+    there = list(mounts)
+    found = dict.fromkeys(_of(folder, there) for folder in folders)
+    return [mount for mount in found if mount.point != "/" and not mount.root.endswith(mount.point)]
+
+
+def _of(folder: str, mounts: Iterable[Mount]) -> Mount:
+    """The mount that a folder is in."""
+    best = Mount("/", "/")
+    for mount in mounts:
+        inside = posixpath.commonpath([mount.point, folder]) == mount.point
+        if inside and len(mount.point) >= len(best.point):
+            best = mount
+    return best
