@@ -31,8 +31,9 @@ MANIFESTS = [
     "annotator.yaml",
     "cpu.yaml",
     "cpu-agent.yaml",
+    "certs.yaml",
 ]
-WORKLOADS = {"Deployment", "DaemonSet", "Job"}
+WORKLOADS = {"Deployment", "DaemonSet", "Job", "CronJob"}
 TLS = "tls.certManager.enabled=true"
 
 
@@ -219,8 +220,14 @@ def _content(one: Object) -> Any:
 
 
 def _main(workload: Object) -> Object:
-    container: Object = workload["spec"]["template"]["spec"]["containers"][0]
+    container: Object = _pod(workload)["containers"][0]
     return container
+
+
+def _pod(workload: Object) -> Object:
+    """What its pods are to be."""
+    found: Object = workload["spec"].get("jobTemplate", workload)["spec"]["template"]["spec"]
+    return found
 
 
 def test_the_node_agent_is_the_one_of_the_manifests(helm: Helm) -> None:
@@ -244,7 +251,7 @@ def test_pods_run_this_image_and_nothing_of_other_services_reaches_their_setting
     ]
     assert made
     for one in made:
-        pod = one["spec"]["template"]["spec"]
+        pod = _pod(one)
         ours = f"nodewise:{nodewise.__version__}"
         theirs = "registry.k8s.io/kube-scheduler:v1.30.0"
         image = theirs if one["metadata"]["name"] == "nodewise-scheduler" else ours
@@ -259,13 +266,9 @@ def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, corner: Sa
     corner.api.patch(f"/api/v1/namespaces/{corner.namespace}", label)
     more: list[str | Path] = ["--values", ALL, "--set", "cpu.enabled=false"]
     made = [one for one in helm.rendered(corner.namespace, *more) if one["kind"] in WORKLOADS]
-    assert {one["metadata"]["name"] for one in made} == {"nodewise", "nodewise-annotator"}
+    assert {one["metadata"]["name"] for one in made} == {"nodewise", "nodewise-annotator", "nodewise-certs"}
     for one in made:
-        spec = {
-            key: value
-            for key, value in one["spec"]["template"]["spec"].items()
-            if key != "serviceAccountName"
-        }
+        spec = {key: value for key, value in _pod(one).items() if key != "serviceAccountName"}
         corner.put(
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": one["metadata"]["name"]}, "spec": spec}
         )
@@ -312,7 +315,7 @@ def test_a_cluster_whose_tokens_do_not_name_nodes_gets_no_node_agent(helm: Helm)
     assert "cpu.enabled: true on Kubernetes v1.29.3; wanted 1.30 or later" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["nodewise-annotator", "cmk-agent", "cmk-cluster-init"])
+@pytest.mark.parametrize("name", ["nodewise-annotator", "nodewise-certs", "cmk-agent", "cmk-cluster-init"])
 def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, name: str) -> None:
     """Every argument is read, and then there is no API server."""
     more: list[str | Path] = ["--values", ALL, "--set", "cpu.setup.hosts={node1}"]
@@ -339,6 +342,28 @@ def test_the_program_knows_what_each_pod_tells_it(helm: Helm, tmp_path: Path, na
     assert said.returncode != 0
     assert "/nowhere/kubeconfig" in said.stderr
     assert "Usage:" not in said.stderr
+
+
+def test_certificates_are_renewed_by_who_made_them(helm: Helm) -> None:
+    done = helm.run("template", "nodewise", CHART, "--set", f"{TLS},tls.renewal.enabled=true")
+    assert done.returncode != 0
+    assert "tls.renewal.enabled: true beside tls.certManager.enabled; wanted one of them" in done.stderr
+
+
+def test_what_renews_names_what_the_release_has_other_than_the_defaults(helm: Helm) -> None:
+    given = "name=other,service.clusterIP=10.0.0.50,tls.secretName=mine,tls.renewal.names={a.example}"
+    made = helm.rendered("elsewhere", "--set", f"tls.renewal.enabled=true,{given}")
+    (job,) = [one for one in made if one["kind"] == "CronJob"]
+    assert _main(job)["args"] == [
+        "--apply",
+        "--namespace=elsewhere",
+        "--service=other",
+        "--secret=mine",
+        "--client-secret=nodewise-scheduler-client",
+        "--client-name=nodewise-scheduler-client",
+        "--name=a.example",
+        "--name=10.0.0.50",
+    ]
 
 
 def test_a_webhook_that_nobody_would_trust_is_refused(helm: Helm) -> None:
@@ -454,7 +479,7 @@ def test_kubectl_applies_them(corner: Sandbox, with_definitions: None, tmp_path:
 def test_objects_of_other_projects_are_made_where_they_are_wanted(helm: Helm) -> None:
     plain = {one["apiVersion"] for one in helm.rendered("nodewise", "--values", ALL)}
     assert not [one for one in plain if one.startswith(("monitoring.coreos.com", "cert-manager.io"))]
-    more = ["--set", f"{TLS},serviceMonitor.enabled=true"]
+    more = ["--set", f"{TLS},tls.renewal.enabled=false,serviceMonitor.enabled=true"]
     made = helm.rendered("nodewise", "--values", ALL, *more)
     named = {_key(one)[:2] for one in made}
     assert {

@@ -108,6 +108,8 @@ class Network:
                     await self._hand_on(reader, writer, target)
             except OSError:
                 writer.transport.abort()
+            except asyncio.CancelledError:
+                return  # at the end; asyncio asks for the error of this task, and a cancelled one raises it
             finally:
                 writer.close()
 

@@ -16,7 +16,10 @@ FAR: Final = "far"
 
 def policy(room: Sandbox, heat: CustomMetrics, hot: str) -> None:
     """Makes the node `FAR`, and the policy `pol`, which leaves the other one than the hot."""
-    room.nodes(objects.node(FAR, pods=1000))
+    # pods below tolerate it; those that have to run do not
+    taint = {"key": "nodewise.test/no-kubelet", "effect": "NoSchedule"}
+    far = objects.node(FAR, pods=1000)
+    room.nodes(far | {"spec": {"taints": [taint]}})
     heat.set("heat", {name: 90 if name == hot else 10 for name in (host.NAME, FAR)})
     served.policy(room, dontschedule=[served.HOT])
 

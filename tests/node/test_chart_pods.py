@@ -27,6 +27,7 @@ __all__ = ["helm_program"]
 pytestmark = pytest.mark.cluster
 
 SERVICE = "10.0.0.50"
+NEW_NAME = "nodewise.example"
 EXTENDER = {"app.kubernetes.io/component": "extender"}
 PAUSE_S = 0.25
 
@@ -77,16 +78,30 @@ def scheduler(whole: Host) -> Iterator[Static]:
 @pytest.fixture
 def release(whole: Host, room: Sandbox, helm: Helm, image: str, scheduler: Static) -> Iterator[Release]:
     """Two replicas behind their Service, with certificates as `nodewise certs` makes them."""
-    certs(whole, room)
-    values = {"service.clusterIP": SERVICE, "settings.sync_period": "500ms"}
+    Applied(room, whole.plane.admin)("--apply", f"--name={SERVICE}")
+    values = {
+        "service.clusterIP": SERVICE,
+        "settings.sync_period": "500ms",
+        "tls.renewal.enabled": "true",
+        "tls.renewal.names": f"{{{NEW_NAME}}}",
+    }
     with installed(whole, room, helm, values) as release:
         release.pods(2)
         whole.network.serve(whole.plane.api, room.namespace, "nodewise")
         yield release
 
 
-def certs(whole: Host, room: Sandbox, *more: str) -> None:
-    Applied(room, whole.plane.admin)("--apply", f"--name={SERVICE}", *more)
+def renew(whole: Host, room: Sandbox) -> None:
+    """What the CronJob does, today: the certificate lacks a name, so a new authority is announced."""
+    space = f"--namespace={room.namespace}"
+    whole.plane.kubectl(space, "create", "job", "renewal", "--from=cronjob/nodewise-certs")
+    path = f"/apis/batch/v1/namespaces/{room.namespace}/jobs/renewal"
+
+    def succeeded() -> bool | None:
+        return room.api.get(path).get("status", {}).get("succeeded") == 1 or None
+
+    about = {"batch.kubernetes.io/job-name": "renewal"}
+    wait("the job is done", succeeded, 120, lambda: whole.told(room.namespace, **about))
 
 
 def configure(whole: Host, room: Sandbox, folder: Path) -> None:
@@ -166,11 +181,12 @@ def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
     assert room.expect_bound("first", 120) == FAR
     old, serial = release.pods(2), shown(whole)
     with stream(whole, room) as pods:
-        certs(whole, room, "--renew")
+        renew(whole, room)
         configure(whole, room, tmp_path)
         scheduler.wait_another_than(configured)
         pods.goes_on()
-        certs(whole, room, "--restarted")
+        names = (f"--name={SERVICE}", f"--name={NEW_NAME}")
+        Applied(room, whole.plane.admin)("--apply", *names, "--restarted")
         release.upgrade("--set", "settings.sync_period=600ms")
         wait("a new certificate is served", lambda: shown(whole) != serial or None)
         configure(whole, room, tmp_path)

@@ -69,13 +69,21 @@ def _paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str
     return [found for key, one in inner.items() for found in _paths(one, (*path, key))] if inner else [path]
 
 
+_WITH_RESOURCES = [
+    ("extender",),
+    ("scheduler",),
+    ("annotator",),
+    ("tls", "renewal"),
+    ("cpu", "agent"),
+    ("cpu", "webhook"),
+]
+
+
 def _of_references() -> set[tuple[str, ...]]:
     """Where an example of what may stand there is no default of ours."""
     part = ("tls", "certManager", "issuerRef")
     return {part, *((*part, name) for name in ("name", "kind", "group"))} | {
-        (*where, "resources", kind)
-        for where in (("extender",), ("scheduler",), ("annotator",), ("cpu", "agent"), ("cpu", "webhook"))
-        for kind in ("requests", "limits")
+        (*where, "resources", kind) for where in _WITH_RESOURCES for kind in ("requests", "limits")
     }
 
 
@@ -131,6 +139,7 @@ def test_nothing_of_other_services_reaches_the_settings_of_a_manifest_s_pods(pat
     """A Service called nodewise sets NODEWISE_PORT, which is a setting. The chart's own are looked at with Helm."""
     for one in yaml.safe_load_all(path.read_text()):
         spec = one.get("spec", {}) if one else {}
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
         pod = spec.get("template", {}).get("spec", spec)
         images = [container["image"] for container in _containers(pod)]
         if any(image.startswith("nodewise:") for image in images):

@@ -83,7 +83,9 @@ def headings(page: Path) -> list[str]:
     return [re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in shown]
 
 
-@pytest.mark.parametrize("manifest", ["rbac.yaml", "memory.yaml", "reader.yaml", "cpu-agent.yaml"])
+@pytest.mark.parametrize(
+    "manifest", ["rbac.yaml", "memory.yaml", "certs.yaml", "reader.yaml", "cpu-agent.yaml"]
+)
 def test_the_page_of_rights_has_a_row_for_each(manifest: str) -> None:
     page = (ROOT / "docs/rights.md").read_text()
     section = page.partition(f"`deploy/{manifest}`\n")[2].partition("\n## ")[0]
