@@ -60,6 +60,7 @@ ifdef SERVE
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --quiet --livereload
 else
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo build/site/index.html
 endif
 
 chart: $(VENV)/.dev ## make what follows in the Helm chart: schema, CRDs, files of kustomize

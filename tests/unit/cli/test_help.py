@@ -8,6 +8,7 @@ import pytest
 from tools.reference.commands import every, help_and_default, summary
 
 from nodewise.cli import cmk
+from nodewise.cli.main import run
 from tests import pages
 from tests.unit.test_pages import problem
 
@@ -102,3 +103,25 @@ def test_isolate_tells_the_same_where_it_starts_fast(capsys: pytest.CaptureFixtu
     told = capsys.readouterr().out
     assert [line for line in told.splitlines() if len(line) > COLUMNS] == []
     assert block("nodewise cpu isolate", "Exit codes") in f"{told}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("nodewise de", {"decide", "demo"}),
+        ("nodewise cpu reco", {"reconcile", "reconfigure", "reconfigure_setup"}),
+        ("nodewise decide --output ", {"table", "wide", "json", "yaml"}),
+        ("nodewise explain --serv", {"--server", "--server-name", "--service", "--service-namespace"}),
+    ],
+    ids=["a command", "a command below one", "a word", "an option"],
+)
+def test_the_shell_completes(
+    words: str, offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_NODEWISE_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit) as ended:
+        run([], name="nodewise")
+    assert ended.value.code == 0
+    assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == offered
