@@ -122,7 +122,8 @@ def commands_page() -> str:
             'eval "$(_NODEWISE_COMPLETE=zsh_source nodewise)"     # in ~/.zshrc\n',
             "_NODEWISE_COMPLETE=fish_source nodewise | source     # in ~/.config/fish/config.fish\n",
             "```\n\n",
-            "It completes commands, options and the words that an option takes; for `cmk` the variable is `_CMK_COMPLETE`.\n",
+            "It completes commands, options and the words that an option takes; for `cmk` the variable is\n",
+            "`_CMK_COMPLETE`.\n",
         ]
     )
 
