@@ -1,11 +1,15 @@
 """One child process: a free port for it, its log, the wait until it is ready, its end by its own pid."""
 
 import contextlib
+import fcntl
+import functools
 import itertools
+import os
 import random
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +20,8 @@ from tests.cluster import availability
 
 LOWEST_PORT, HIGHEST_PORT = 20_000, 32_000
 """Below the range of outgoing connections, which could take a port between our look and its use."""
+_SHARE = 500
+"""So many ports are one process's own."""
 
 
 class NotReadyError(Exception):
@@ -31,13 +37,26 @@ def number() -> int:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    """A TCP port of 127.0.0.1 that nobody listens on now, and that no other run of tests is about to listen on."""
     while True:
-        port = random.randrange(LOWEST_PORT, HIGHEST_PORT)
+        port = next(_ports())
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
+
+
+@functools.cache
+def _ports() -> Iterator[int]:
+    """A share of the ports, over and over: one that is nobody else's as long as this process runs."""
+    shares = [range(first, first + _SHARE) for first in range(LOWEST_PORT, HIGHEST_PORT, _SHARE)]
+    for share in shares:
+        with contextlib.suppress(OSError):
+            path = Path(tempfile.gettempdir(), f"nodewise-ports-{share.start}")
+            lock = os.open(path, os.O_RDWR | os.O_CREAT)  # it stays open until we end
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return itertools.cycle(share)
+    return itertools.cycle(random.choice(shares))
 
 
 def own_address() -> str:
