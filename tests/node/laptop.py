@@ -1,0 +1,119 @@
+"""The programs that the learn pages call and that cannot run here, as a reader finds them on the PATH.
+
+`kind` needs Docker. The one here answers with the real programs: a control plane, of which etcd, the API server, the
+controllers and kube-scheduler run, and a real kubelet with containerd as `nodewise-worker2`, into which it loads the
+archive. `nodewise-worker` is a Node without a kubelet, too small for any pod that requests CPU; the control plane's
+Node is there in name. `make` has the archive of the tests' cache in the place of a fresh one. `kubectl` is the real
+one, but for `port-forward`, as the API server has no way to the kubelet: the forwarding is done by `forwarding`.
+"""
+
+import contextlib
+import shlex
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import nodewise
+from tests import pages, reader
+from tests.cluster import objects
+from tests.cluster.served import NODEWISE
+from tests.node import image
+from tests.node.forwarding import forwarding
+from tests.node.host import Host
+from tests.node.runtime import SOCKET
+from tests.reader import Reader
+
+REAL: Final = "nodewise-worker2"
+PAUSE: Final = "registry.k8s.io/pause:3.10"
+SCHEDULER: Final = "nodewise-scheduler"
+_ADMIN: Final = "127.0.0.1:9002"
+_ARCHIVE: Final = f"dist/nodewise-{nodewise.__version__}.oci.tar"
+
+
+@contextlib.contextmanager
+def laptop(
+    whole: Host, programs: Path, ctr: Path, busybox: Path, archive: Path, folder: Path
+) -> Iterator[Reader]:
+    """Somebody at a laptop with a copy of the repository, and with the programs of above."""
+    home = folder / "repository"
+    home.mkdir()
+    for name in ("deploy", "examples"):
+        (home / name).symlink_to(pages.ROOT / name)
+    pause = folder / "pause.tar"
+    image.write(pause, busybox, PAUSE)
+    whole.node.runtime.load(pause)
+    tools = {
+        "kind": _kind(whole, programs, ctr),
+        "make": _make(archive),
+        "kubectl": f'case "$*" in *port-forward*) exec sleep 600;; esac\nexec {programs / "kubectl"} "$@"',
+    }
+    plain = reader.plain_environment()
+    environment = {
+        **plain,
+        "PATH": f"{_written(tools, folder)}:{NODEWISE.parent}:{plain['PATH']}",
+        "KUBECONFIG": str(folder / "kubeconfig"),
+        "HOME": str(folder),
+    }
+    with (
+        forwarding(lambda: _network_of_scheduler(whole, ctr), 9002) as port,
+        reader.reading(home, environment, {_ADMIN: f"127.0.0.1:{port}"}) as typing,
+    ):
+        yield typing
+
+
+def _kind(whole: Host, programs: Path, ctr: Path) -> str:
+    kubeconfig = whole.plane.admin.kubeconfig
+    kubectl = f"{programs / 'kubectl'} --kubeconfig={kubeconfig}"
+    load = shlex.join(
+        whole.node.runtime.enter([ctr, f"--address={SOCKET}", "--namespace=k8s.io", "images", "import"])
+    )
+    return f"""
+case "$1 $2" in
+"create cluster") test "$(grep -c role: "$6")" = 3 && cp {kubeconfig} "$KUBECONFIG" ;;
+"load image-archive") exec {load} "$(realpath "$3")" ;;
+"delete cluster") rm "$KUBECONFIG" && {kubectl} delete --wait=false namespace nodewise ;;
+*) echo "kind: $*" >&2; exit 2 ;;
+esac"""
+
+
+def _make(archive: Path) -> str:
+    return f"""
+for recipe in "$@"; do case "$recipe" in
+venv) ;;
+image) mkdir -p dist && cp {archive} {_ARCHIVE} ;;
+*) echo "make: $recipe" >&2; exit 2 ;;
+esac; done"""
+
+
+def _written(scripts: Mapping[str, str], folder: Path) -> Path:
+    place = folder / "bin"
+    place.mkdir()
+    for name, script in scripts.items():
+        file = place / name
+        file.write_text(f"#!/bin/sh -e\n{script}\n")
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return place
+
+
+def other_nodes(whole: Host) -> None:
+    """Those of the cluster that are there in name."""
+    small = objects.node("nodewise-worker", cpu="50m")
+    control = objects.node("nodewise-control-plane")
+    control["spec"] = {"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]}
+    for node in (small, control):
+        whole.plane.api.create(node)
+
+
+def _network_of_scheduler(whole: Host, ctr: Path) -> Path:
+    """Of the newest pod of the second scheduler, as a file of the network's namespace."""
+    found = whole.pods("nodewise", app=SCHEDULER)
+    pod = max(found, key=lambda one: one["metadata"]["creationTimestamp"])
+    container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
+    command = [ctr, f"--address={SOCKET}", "--namespace=k8s.io", "tasks", "list"]
+    said = subprocess.run(
+        whole.node.runtime.enter(command), capture_output=True, text=True, check=True
+    ).stdout
+    (pid,) = [line.split()[1] for line in said.splitlines() if line.startswith(container)]
+    return whole.node.runtime.inside(f"/proc/{pid}/ns/net")

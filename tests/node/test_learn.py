@@ -1,0 +1,60 @@
+"""The learn pages that need a cluster, followed to the letter, one after the other.
+
+What is real in them: every command of nodewise and of kubectl, the API server, the controllers, both schedulers, the
+image, and the kubelet and containerd that run its pods. kind cannot run where there is no Docker: `laptop` says what
+stands in for it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import pages
+from tests.cluster import imaging, packages
+from tests.cluster.conftest import got
+from tests.node import host
+from tests.node.host import Host
+from tests.node.laptop import REAL, laptop, other_nodes
+
+pytestmark = pytest.mark.cluster
+
+CLUSTER = pages.LEARN / "a-cluster-on-a-laptop.md"
+POLICY = pages.LEARN / "first-policy.md"
+
+
+@pytest.fixture
+def cluster(
+    control_plane_programs: Path,
+    kubelet_program: Path,
+    container_programs: packages.Containers,
+    tmp_path: Path,
+) -> Iterator[Host]:
+    """What kind would have made."""
+    with host.running(control_plane_programs, kubelet_program, container_programs, tmp_path, REAL) as running:
+        other_nodes(running)
+        running.plane.start_scheduler({})
+        yield running
+
+
+def test_a_cluster_and_a_policy(
+    request: pytest.FixtureRequest,
+    cluster: Host,
+    control_plane_programs: Path,
+    container_programs: packages.Containers,
+    tmp_path: Path,
+) -> None:
+    archive = got(request, imaging.archive)
+    end = pages.section(CLUSTER, "## Away with it")
+    begin = [block for block in pages.blocks(CLUSTER) if block not in end]
+    policy = pages.blocks(POLICY)
+    assert len(begin) > 5
+    assert len(end) == 1
+    assert len(policy) > 10
+    ctr, busybox = container_programs.ctr, container_programs.busybox
+    with laptop(cluster, control_plane_programs, ctr, busybox, archive, tmp_path) as reader:
+        try:
+            reader.follows([*begin, *policy, *end])
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{cluster.told('nodewise', app='nodewise-scheduler')}") from None
+        assert not (tmp_path / "kubeconfig").exists()
