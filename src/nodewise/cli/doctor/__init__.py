@@ -39,13 +39,20 @@ def run(output: str, **given: Any) -> None:
     On a managed cluster only schedulers of your own can be looked at.
 
     docs/how-to/doctor.md tells of each finding at length, by its id.
-    Exit code 0: nothing is wrong, 3: something is, or could not be looked at, 1: the cluster does not answer.
 
     \b
-    Example:  nodewise doctor
-              sudo nodewise doctor --kubeconfig /etc/kubernetes/admin.conf
-              nodewise doctor --scheduler-config scheduler-config.yaml -o json
-              nodewise doctor --scheduler-url https://127.0.0.1:10259 --skip sample-too-small
+    Examples:
+      nodewise doctor
+      sudo nodewise doctor --kubeconfig /etc/kubernetes/admin.conf
+      nodewise doctor --scheduler-config scheduler-config.yaml -o json
+      nodewise doctor --scheduler-url https://127.0.0.1:10259
+
+    \b
+    Exit codes:
+      0  nothing is wrong
+      1  the cluster does not answer
+      2  the command line or a setting is wrong
+      3  something is wrong, or could not be looked at
     """
     logs.configure("error")
     skip = _skipped(given["skip"])
@@ -71,7 +78,7 @@ async def _report(given: dict[str, Any], skip: frozenset[str]) -> Report:
     try:
         with Progress() as progress:
             ask = Asker(api, given["timeout_s"], progress)
-            facts = await gathering.gather(ask, api, Wish(asked, given["namespace"]))
+            facts = await gathering.gather(ask, api, Wish(asked, given["namespaces"]))
     finally:
         await api.close()
     return examination.examine(facts, skip)
@@ -93,23 +100,40 @@ command = click.Command(
     short_help="Name what is wrong with a cluster's set-up, and the remedy.",
     params=[
         click.Option(
-            ["-o", "--output"], type=click.Choice(list(showing.FORMS)), default="table", show_default=True
+            ["-o", "--output"],
+            type=click.Choice(list(showing.FORMS)),
+            default="table",
+            show_default=True,
+            help="Form of what is printed.",
         ),
         click.Option(
             ["--scheduler-config", "scheduler_configs"],
             multiple=True,
+            metavar="FILE",
             help="A KubeSchedulerConfiguration, as kube-scheduler reads it; repeat it for several. The files that it "
             "names are looked for here.",
         ),
         click.Option(
             ["--scheduler-url"],
             default="",
+            metavar="URL",
             help="A running kube-scheduler to ask for its configuration, such as https://127.0.0.1:10259. It is asked "
             "as the API server is; a token goes to a loopback address only.",
         ),
-        click.Option(["-n", "--namespace"], default="", help="Where nodewise is; default: wherever it runs."),
         click.Option(
-            ["--skip"], multiple=True, help="The id of a finding not to look for; repeat it for several."
+            ["-n", "--namespace", "namespaces"],
+            multiple=True,
+            metavar="NAMESPACE",
+            default=("nodewise",),
+            show_default=True,
+            help="Where nodewise is, and what belongs to it, besides kube-system; repeat it for several. Schedulers "
+            "and the like of other namespaces are named and not looked into, for anybody may have called them so.",
+        ),
+        click.Option(
+            ["--skip"],
+            multiple=True,
+            metavar="ID",
+            help="The id of a finding not to look for; repeat it for several.",
         ),
         *cluster.options(),
         click.Option(

@@ -10,7 +10,7 @@ from nodewise.cli.doctor.files import Files
 from nodewise.cli.doctor.pods import Running, container_of
 from nodewise.clock import SystemClock
 from nodewise.configure.doctor import counted, replicas, settings
-from nodewise.configure.doctor.facts import Chain, Container, Extender, Numbers, Pod, Right, Unread
+from nodewise.configure.doctor.facts import Extender, Numbers, Pod, Right, Unread
 from nodewise.configure.doctor.objects import at
 from nodewise.kube.resources import PODS
 from nodewise.serve.options import is_loopback
@@ -41,14 +41,11 @@ async def _one(ask: Asker, files: Files, pod: Pod) -> Extender:
     troubles = tuple(dict.fromkeys(text for one in running for text in one.troubles))
     whole = pod._replace(troubles=(*pod.troubles, *troubles))
     own = await asyncio.gather(*(_counted(ask, pod, told, one) for one in running[:_MOST_REPLICAS]))
-    authority = await _client_ca(files, pod, container, told)
-    return Extender(whole, told, missed, tuple(own), (), authority)
-
-
-async def _client_ca(files: Files, pod: Pod, container: Container, told: Mapping[str, str]) -> Chain | Unread:
-    """Whose certificates it lets in."""
-    path = told.get("client_ca", "")
-    return await files.chain(pod, container, path) if path else ()
+    authority, serving = [
+        await files.chain(pod, container, told[name]) if told.get(name) else ()
+        for name in ("client_ca", "cert")
+    ]
+    return Extender(whole, told, missed, tuple(own), (), authority, serving)
 
 
 async def _counted(ask: Asker, pod: Pod, told: Mapping[str, str], one: Running) -> Numbers | Unread:

@@ -30,7 +30,7 @@ class Files:
         what = f"{path} of {pod.where}"
         mounted = workloads.mount(container, path)
         if mounted is None:
-            return self._host(what, path, pod)
+            return Unread(what, "it lies in the image", remedy=_COPY)
         mount, inside = mounted
         if mount.kind == "hostPath":
             return self._host(what, posixpath.join(mount.name, inside) if inside else mount.name, pod)
@@ -50,24 +50,14 @@ class Files:
         except ValueError:
             return Unread(path, "no name of a file")
 
-    async def chain(self, pod: Pod | None, container: Container | None, path: str) -> Chain | Unread:
+    async def chain(self, pod: Pod, container: Container, path: str) -> Chain | Unread:
         """The certificates of a file."""
-        found = await self._either(pod, container, path)
+        found = await self.of_pod(pod, container, path)
         return found if isinstance(found, Unread) else papers.chain(found)
 
-    async def public(self, pod: Pod | None, container: Container | None, path: str) -> bytes | Unread:
-        """The public half of a key."""
-        found = await self._either(pod, container, path)
-        return found if isinstance(found, Unread) else papers.public(found)
-
-    async def _either(self, pod: Pod | None, container: Container | None, path: str) -> bytes | Unread:
-        if pod is None or container is None:
-            return self.here(path)
-        return await self.of_pod(pod, container, path)
-
     def _host(self, what: str, path: str, pod: Pod) -> bytes | Unread:
-        """A file of the pod's host, if that is where we are."""
-        if is_here(pod.node):
+        """A file of the pod's host, if that is where we are, and the host's owner has it run there."""
+        if is_of_host(pod) and is_here(pod.node):
             found = self.here(path)
             return found._replace(remedy=_COPY) if isinstance(found, Unread) else found
         place = f"on host {pod.node}" if pod.node else "in the image"
@@ -101,6 +91,20 @@ class Files:
             what = f"{resource.kind}/{namespace}/{name}"
             self._objects[path] = await self._ask.get(what, right, path)
         return self._objects[path]
+
+
+def host_path(container: Container, path: str) -> str:
+    """Where on its host a container's file lies; empty where it comes from elsewhere."""
+    mounted = workloads.mount(container, path)
+    if mounted is None or mounted[0].kind != "hostPath":
+        return ""
+    mount, inside = mounted
+    return posixpath.join(mount.name, inside) if inside else mount.name
+
+
+def is_of_host(pod: Pod) -> bool:
+    """Whether the files that it names may be read here: a static pod of the control plane, which no tenant can make."""
+    return pod.is_static and pod.namespace == "kube-system"
 
 
 def is_here(node: str) -> bool:

@@ -1,6 +1,7 @@
 """All facts of a cluster, several at once; what cannot be read stops nothing else."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -24,8 +25,8 @@ class Wish(NamedTuple):
     """What to look at."""
 
     schedulers: Asked
-    namespace: str = ""
-    """Where nodewise is; empty: wherever it runs."""
+    namespaces: Sequence[str] = ()
+    """Where nodewise is, and what belongs to it, besides kube-system."""
 
 
 async def gather(ask: Asker, api: Api, wish: Wish) -> Facts:
@@ -33,9 +34,12 @@ async def gather(ask: Asker, api: Api, wish: Wish) -> Facts:
     await ask.reach()
     files = Files(ask)
     programs, waiting, listed, authority = await asyncio.gather(
-        pods.programs(ask), pods.waiting(ask), measuring.policies_of(ask), _authority(ask)
+        pods.programs(ask, {SYSTEM, *wish.namespaces}),
+        pods.waiting(ask),
+        measuring.policies_of(ask),
+        _authority(ask),
     )
-    run = _in_namespace(programs.extenders, wish.namespace) if not isinstance(programs, Unread) else programs
+    run = programs if isinstance(programs, Unread) else programs.extenders
     scheduling = programs if isinstance(programs, Unread) else programs.schedulers
     known, own = await asyncio.gather(
         schedulers.read(Ground(ask, files), wish.schedulers, scheduling), extenders.read(ask, files, run)
@@ -60,11 +64,9 @@ async def gather(ask: Asker, api: Api, wish: Wish) -> Facts:
         cards=every if isinstance(every, Unread) else every.cards,
         kubelets=kubelets,
         authority=authority,
+        homes=(*wish.namespaces, SYSTEM),
+        elsewhere=() if isinstance(programs, Unread) else tuple(one.where for one in programs.elsewhere),
     )
-
-
-def _in_namespace(found: tuple[Pod, ...], namespace: str) -> tuple[Pod, ...]:
-    return tuple(one for one in found if namespace in ("", one.namespace))
 
 
 async def _kubelets(ask: Asker, every: NodesRead | Unread) -> tuple[Kubelet | Unread, ...] | Unread:

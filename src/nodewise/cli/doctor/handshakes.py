@@ -1,19 +1,23 @@
 """A handshake with whoever answers at an entry's address, as kube-scheduler would have it."""
 
 import asyncio
+import os
 import ssl
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from nodewise.configure.doctor import papers
 from nodewise.configure.doctor.configurations import parts
-from nodewise.configure.doctor.facts import Entry, Server
+from nodewise.configure.doctor.facts import Chain, Entry, Server
 from nodewise.configure.doctor.objects import short
+from nodewise.configure.doctor.trust import is_for
 from nodewise.serve.hello import chain_of
 
 _CONNECT_S: Final = 3.0
 _ANSWER_S: Final = 5.0
 _MOST_ADDRESSES: Final = 4
+IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
+"""The variable that every container of a cluster has."""
 _REQUEST: Final = "GET /nodewise-doctor HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
 
 
@@ -25,6 +29,8 @@ class Call(NamedTuple):
     """Where else than at the URL's host the server may be reached."""
     cert: str = ""
     key: str = ""
+    trusted: Chain = ()
+    """The CA in the entry."""
 
 
 async def call(asked: Call) -> Server:
@@ -37,7 +43,10 @@ async def call(asked: Call) -> Server:
     places = list(dict.fromkeys([(host, port), *asked.addresses]))[:_MOST_ADDRESSES]
     for place in places:
         try:
-            return await _at(asked, place, is_plain=scheme == "http")
+            server = await _at(asked, place, is_plain=scheme == "http")
+            if place[0] == host or _is_nodewise(asked, server):
+                return server._replace(answer=await _answered(asked, place))
+            tried.append(f"{server.reached}: somebody else answers there")
         except ConnectionRefusedError:
             refusals += 1
             tried.append(f"{place[0]}:{place[1]}: connection refused")
@@ -52,6 +61,16 @@ def _said(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+def _is_nodewise(asked: Call, server: Server) -> bool:
+    """Whether it is the server that is meant: outside of the cluster its addresses may be somebody else's."""
+    if IN_CLUSTER in os.environ:
+        return True
+    if not server.shown:
+        return False
+    leaf = server.shown[0]
+    return is_for(leaf, _name(asked)) or papers.is_signed_by(leaf, server.shown[1:], asked.trusted)
+
+
 async def _at(asked: Call, place: tuple[str, int], *, is_plain: bool) -> Server:
     reached = f"{place[0]}:{place[1]}"
     if is_plain:
@@ -59,9 +78,8 @@ async def _at(asked: Call, place: tuple[str, int], *, is_plain: bool) -> Server:
             _, writer = await asyncio.open_connection(*place)
         writer.close()
         return Server(reached, source="a connection")
-    shown = await _shown(asked, place)
-    answer = await _answered(asked, place) if asked.cert and asked.key else ""
-    return Server(reached, shown=papers.of_der(shown), source=f"a handshake at {reached}", answer=answer)
+    shown = papers.of_der(await _shown(asked, place))
+    return Server(reached, shown=shown, source=f"a handshake at {reached}")
 
 
 def _context() -> ssl.SSLContext:
@@ -88,6 +106,8 @@ def _name(asked: Call) -> str:
 
 async def _answered(asked: Call, place: tuple[str, int]) -> str:
     """`answered`, or how a client with this certificate is turned away; empty where it cannot be shown."""
+    if not (asked.cert and asked.key) or parts(asked.entry.url)[0] == "http":
+        return ""
     context = _context()
     try:
         context.load_cert_chain(asked.cert, asked.key, password="")

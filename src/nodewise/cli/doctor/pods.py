@@ -1,7 +1,7 @@
 """Which pods and workloads there are that matter: schedulers, deschedulers, nodewise, and pods that wait."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +27,8 @@ class Programs(NamedTuple):
     schedulers: tuple[Pod, ...]
     deschedulers: tuple[Pod, ...]
     extenders: tuple[Pod, ...]
+    elsewhere: tuple[Pod, ...] = ()
+    """Whatever of it runs in other namespaces: a tenant can call anything a scheduler, so nobody looks into it."""
 
 
 def container_of(pod: Pod, wanted: str) -> Container | None:
@@ -46,8 +48,8 @@ _PROGRAMS: Final = {
 }
 
 
-async def programs(ask: Asker) -> Programs | Unread:
-    """Workloads of all namespaces, and pods that no workload made."""
+async def programs(ask: Asker, homes: Collection[str]) -> Programs | Unread:
+    """Workloads, and pods that no workload made; those of these namespaces by what they are."""
     found = await asyncio.gather(
         *(ask.listed(kind, partial(_workload, kind.kind)) for kind in WORKLOADS), _bare(ask)
     )
@@ -61,12 +63,14 @@ async def programs(ask: Asker) -> Programs | Unread:
                 right="; ".join(dict.fromkeys(one.right for one in missed if one.right)),
             )
         )
-    every = [pod for part in found if not isinstance(part, Unread) for pod in part]
+    everywhere = [pod for part in found if not isinstance(part, Unread) for pod in part]
+    every = [pod for pod in everywhere if pod.namespace in homes]
     by_program = {
         name: tuple(pod for pod in every if any(is_one(container) for container in pod.containers))
         for name, is_one in _PROGRAMS.items()
     }
-    return Programs(by_program["scheduler"], by_program["descheduler"], by_program["extender"])
+    others = tuple(pod for pod in everywhere if pod.namespace not in homes)
+    return Programs(by_program["scheduler"], by_program["descheduler"], by_program["extender"], others)
 
 
 async def _bare(ask: Asker) -> list[Pod] | Unread:

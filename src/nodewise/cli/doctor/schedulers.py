@@ -11,13 +11,14 @@ import httpx2
 
 from nodewise.cli.doctor import handshakes
 from nodewise.cli.doctor.asking import Asker, anything
-from nodewise.cli.doctor.files import Files, is_here
+from nodewise.cli.doctor.files import Files, host_path, is_here, is_of_host
 from nodewise.cli.doctor.handshakes import Call
 from nodewise.cli.doctor.kinds import SERVICES, SLICES
 from nodewise.cli.doctor.pods import container_of
 from nodewise.configure.doctor import configurations, papers, workloads
 from nodewise.configure.doctor.configurations import parts
 from nodewise.configure.doctor.facts import (
+    Chain,
     Configuration,
     Container,
     Entry,
@@ -33,6 +34,7 @@ from nodewise.configure.doctor.reaching import is_loopback
 from nodewise.errors import BadSettings, Problem
 
 _SERVICE: Final = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)\.svc(\.[a-z0-9.-]+)?\.?")
+_MOST_ENDPOINTS: Final = 2
 _OLD: Final = ("policy-config-file", "policy-configmap")
 
 
@@ -56,6 +58,8 @@ class Ground(NamedTuple):
 
     ask: Asker
     files: Files
+    named: frozenset[str] = frozenset()
+    """Configurations that the command line names, whose files are of this host."""
 
 
 async def read(ground: Ground, asked: Asked, pods: Sequence[Pod] | Unread) -> tuple[Scheduler, ...] | Unread:
@@ -69,6 +73,7 @@ async def read(ground: Ground, asked: Asked, pods: Sequence[Pod] | Unread) -> tu
         pods = ()
     running = await asyncio.gather(*(_of_pod(ground, pod) for pod in pods))
     found = _joined(named, list(running))
+    ground = ground._replace(named=frozenset(one.where for one in named))
     return tuple(await asyncio.gather(*(_whole(ground, one) for one in found)))
 
 
@@ -177,16 +182,31 @@ async def _whole(ground: Ground, one: Scheduler) -> Scheduler:
 async def _of_entry(
     ground: Ground, one: Scheduler, entry: Entry
 ) -> tuple[Papers, Service | Unread | None, Server]:
-    container = container_of(one.pod, "scheduler") if one.pod else None
-    pod = one.pod if container and workloads.mount(container, entry.cert_file or entry.ca_file) else None
-    own = await _papers(ground, pod, container if pod else None, entry)
+    local = _Local(one, container_of(one.pod, "scheduler") if one.pod else None, one.where in ground.named)
+    own = await _papers(ground, local, entry)
     service, addresses = await _service(ground, entry)
     server = Server(tried=("it is the scheduler's own pod",))
-    if not _is_inside(one.pod, entry):
+    if not _is_inside(one.pod, entry) or one.where in ground.named:
         ground.ask.say(f"asking {entry.url}")
-        key = _key_file(pod, container, entry)
-        server = await handshakes.call(Call(entry, tuple(addresses), entry.cert_file, key))
+        shown = local.path(entry.cert_file), local.path(entry.key_file)
+        trusted = () if own.ca is None or isinstance(own.ca, Unread) else own.ca
+        server = await handshakes.call(Call(entry, tuple(addresses), *shown, trusted))
     return own, service, server
+
+
+class _Local(NamedTuple):
+    """Which of an entry's files are of this host: those of a configuration that was named, and of its static pod."""
+
+    scheduler: Scheduler
+    container: Container | None
+    is_named: bool
+
+    def path(self, file: str) -> str:
+        """The file's name here; empty where it is not of this host."""
+        pod = self.scheduler.pod
+        if pod is not None and self.container is not None and is_of_host(pod) and is_here(pod.node):
+            return host_path(self.container, file)
+        return file if self.is_named else ""
 
 
 def _is_inside(pod: Pod | None, entry: Entry) -> bool:
@@ -196,28 +216,36 @@ def _is_inside(pod: Pod | None, entry: Entry) -> bool:
     return not (pod.host_network and is_here(pod.node))
 
 
-def _key_file(pod: Pod | None, container: Container | None, entry: Entry) -> str:
-    """The client's key, where it is a file of this host by the name in the entry."""
-    return entry.key_file if pod is None or container is None else ""
-
-
-async def _papers(ground: Ground, pod: Pod | None, container: Container | None, entry: Entry) -> Papers:
+async def _papers(ground: Ground, local: _Local, entry: Entry) -> Papers:
+    """What an entry's certificates are; of its key the public half."""
     own = Papers()
-    if entry.ca_data or entry.ca_file:
-        ca = papers.chain(entry.ca_data) if entry.ca_data else None
-        own = own._replace(
-            ca=ca if ca is not None else await ground.files.chain(pod, container, entry.ca_file)
-        )
-    if entry.cert_data or entry.cert_file:
-        client = papers.chain(entry.cert_data) if entry.cert_data else None
-        if client is None:
-            client = await ground.files.chain(pod, container, entry.cert_file)  # type: ignore[assignment]
-        own = own._replace(client=client)
+    if entry.ca_data:
+        own = own._replace(ca=papers.chain(entry.ca_data))
+    elif entry.ca_file:
+        own = own._replace(ca=_as_chain(await _file(ground, local, entry.ca_file)))
+    if entry.cert_data:
+        own = own._replace(client=papers.chain(entry.cert_data))
+    elif entry.cert_file:
+        own = own._replace(client=_as_chain(await _file(ground, local, entry.cert_file)))
     if entry.key_data:
-        own = own._replace(key=entry.key_data)
-    elif entry.key_file:
-        own = own._replace(key=await ground.files.public(pod, container, entry.key_file))
+        return own._replace(key=entry.key_data)
+    if entry.key_file:
+        found = await _file(ground, local, entry.key_file)
+        return own._replace(key=found if isinstance(found, Unread) else papers.public(found))
     return own
+
+
+def _as_chain(found: bytes | Unread) -> Chain | Unread:
+    return found if isinstance(found, Unread) else papers.chain(found)
+
+
+async def _file(ground: Ground, local: _Local, name: str) -> bytes | Unread:
+    if here := local.path(name):
+        return ground.files.here(here)
+    pod = local.scheduler.pod
+    if pod is None or local.container is None:
+        return Unread(name, "nobody says where it lies")
+    return await ground.files.of_pod(pod, local.container, name)
 
 
 async def _service(ground: Ground, entry: Entry) -> tuple[Service | Unread | None, list[tuple[str, int]]]:
@@ -249,7 +277,7 @@ async def _service(ground: Ground, entry: Entry) -> tuple[Service | Unread | Non
         return Service(where, ports, slices, address), [(address, port)]
     ready = list(_ready(slices))
     known = [(address, port)] if address and address != "None" else []
-    return Service(where, ports, len(ready), address), [*known, *ready]
+    return Service(where, ports, len(ready), address), [*ready[:_MOST_ENDPOINTS], *known]
 
 
 def _ready(slices: Iterable[Any]) -> Iterable[tuple[str, int]]:

@@ -65,11 +65,8 @@ def _ending(report: Report) -> str:
         if (number := sum(one.severity == name for one in report.findings))
     ]
     looked = f"{len(report.checked)} of {len(report.checked) + len(report.not_checked)} checks were made"
-    if report.not_checked:
-        looked += f"; not, or not everywhere: {', '.join(id_ for id_, _ in report.not_checked)}"
-    if counts:
-        return f"{', '.join(counts)}. {looked}."
-    return f"Nothing is wrong. {looked}: {', '.join(report.checked)}."
+    told = f"{', '.join(counts)}." if counts else "Nothing is wrong."
+    return f"{told} Looked at: {', '.join(report.looked) or 'nothing'}. {looked}."
 
 
 def _json(report: Report, *, color: bool) -> None:  # noqa: ARG001 - the same call for every form

@@ -215,6 +215,8 @@ class Extender(NamedTuple):
     """Those that are missing."""
     client_ca: Chain | Unread = ()
     """Whose certificates it lets in, as far as that is known."""
+    serving: Chain | Unread = ()
+    """The certificate that it shows, likewise."""
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -338,3 +340,7 @@ class Facts(NamedTuple):
     kubelets: Sequence[Kubelet | Unread] | Unread = ()
     authority: Chain | Unread = ()
     """The cluster's own CA."""
+    homes: tuple[str, ...] = ()
+    """Namespaces whose pods were looked into."""
+    elsewhere: tuple[str, ...] = ()
+    """Pods of other namespaces that run a scheduler, a descheduler or nodewise, or say so."""

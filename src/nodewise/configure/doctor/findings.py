@@ -73,6 +73,8 @@ class Report(NamedTuple):
     """Ids that were looked for everywhere."""
     not_checked: Sequence[tuple[str, str]]
     """Ids that were not, or not everywhere, each with the reason."""
+    looked: Sequence[str] = ()
+    """What was looked at, in words."""
 
     @property
     def is_sound(self) -> bool:

@@ -4,25 +4,29 @@ from collections.abc import Iterator
 from typing import Final
 
 from nodewise.configure.doctor.facts import Facts, Measured, Unread
-from nodewise.configure.doctor.findings import Answer, Finding, found, unlooked
+from nodewise.configure.doctor.findings import Answer, Finding, Unlooked, found, unlooked
 from nodewise.configure.doctor.objects import short
 from nodewise.configure.doctor.reaching import numbers
 
 _IDS: Final = ("metric-missing", "metric-names-mismatch")
 _FEW: Final = 3
+_LOST: Final = Unread("metrics", "the metrics API does not answer", is_minor=True)
 
 
 def check(facts: Facts) -> Iterator[Answer]:
     if isinstance(facts.policies, Unread):
         yield from unlooked(facts.policies, *_IDS, "metrics-api-unavailable")
         return
-    yield from _apis(facts)
+    lost = list(_apis(facts))
+    yield from lost
     users: dict[str, list[str]] = {}
     for policy in facts.policies:
         for metric in policy.metrics:
             users.setdefault(metric, []).append(policy.where)
     for metric, policies in sorted(users.items()):
-        yield from _metric(facts, metric, policies)
+        for answer in _metric(facts, metric, policies):
+            is_known = lost and isinstance(answer, Unlooked)  # the API that it comes from was found wanting
+            yield Unlooked(answer.id, _LOST) if is_known else answer
 
 
 def _apis(facts: Facts) -> Iterator[Answer]:

@@ -82,6 +82,8 @@ def _certificate(one: x509.Certificate) -> Certificate:
 def _names(one: x509.Certificate) -> tuple[str, ...]:
     """The common name, then the alternative names."""
     names = [str(each.value) for each in one.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if not names and one.subject:
+        names = [one.subject.rfc4514_string()]
     try:
         others = one.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):

@@ -201,7 +201,7 @@ def _drained(facts: Facts) -> Iterator[Answer]:
         return
     wanted = f"a descheduler with {_AFFINITY} for {_REQUIRED}"
     if not facts.deschedulers:
-        seen = "has the strategy deschedule, and no descheduler runs in this cluster"
+        seen = f"has the strategy deschedule, and no descheduler runs in {' or '.join(facts.homes) or 'this cluster'}"
         yield found(id_, policy.where, seen, wanted)
         return
     for one in facts.deschedulers:

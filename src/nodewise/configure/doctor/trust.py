@@ -185,6 +185,8 @@ def _server(facts: Facts, scheduler: Scheduler, entry: Entry, own: Papers) -> It
     if not server.shown and server.is_refused:
         return  # nobody is there, which is found elsewhere
     if not server.shown:
+        server = _mounted(facts, entry) or server
+    if not server.shown:
         tried = "; ".join(server.tried) or "not tried"
         remedy = "call doctor where nodewise can be reached, as on a host of the control plane"
         why = Unread(f"certificate of {entry.url}", f"no handshake from here: {short(tried)}", remedy=remedy)
@@ -192,7 +194,7 @@ def _server(facts: Facts, scheduler: Scheduler, entry: Entry, own: Papers) -> It
         return
     leaf = server.shown[0]
     host = entry.server_name or parts(entry.url)[1]
-    if not any(_is_for(name, host) for name in leaf.names):
+    if not is_for(leaf, host):
         seen = f": nodewise's certificate is for {_called(leaf)}, and kube-scheduler asks for {host}"
         yield _found("server-certificate-wrong", scheduler, entry, seen, f"a certificate for {host}")
     name = f"nodewise's certificate, by {server.source},"
@@ -210,10 +212,24 @@ def _server(facts: Facts, scheduler: Scheduler, entry: Entry, own: Papers) -> It
 
 
 def _called(certificate: Certificate) -> str:
-    return short(", ".join(certificate.names)) or "nobody"
+    return short(", ".join(certificate.names)) or ("a CA without a name" if certificate.is_ca else "nobody")
 
 
-def _is_for(name: str, host: str) -> bool:
+def _mounted(facts: Facts, entry: Entry) -> Server | None:
+    """The certificate that the replicas serve, by their Secret; None where nobody knows whose they are."""
+    extenders = () if isinstance(facts.extenders, Unread) else facts.extenders
+    host = parts(entry.url)[1].split(".")
+    here = [one for one in extenders if len(extenders) == 1 or one.pod.namespace in host[1:2]]
+    chains = [(one.pod.where, chain) for one in here if (chain := read(one.serving))]
+    return Server(shown=chains[0][1], source=f"the Secret of {chains[0][0]}") if chains else None
+
+
+def is_for(leaf: Certificate, host: str) -> bool:
+    """Whether a certificate is for a host."""
+    return any(_names(name, host) for name in leaf.names)
+
+
+def _names(name: str, host: str) -> bool:
     """Whether a certificate's name is that of a host; a wildcard stands for one label."""
     try:
         return ipaddress.ip_address(name) == ipaddress.ip_address(host)
