@@ -10,11 +10,23 @@ import msgspec
 
 import nodewise
 from nodewise.cli import exits, hostflags
-from nodewise.configure import difference, host, manifest, repeating, scheduler, transaction
+from nodewise.configure import (
+    backups,
+    difference,
+    files,
+    host,
+    manifest,
+    places,
+    repeating,
+    scheduler,
+    transaction,
+    undoing,
+)
+from nodewise.configure.backups import Backup
+from nodewise.configure.files import Change
 from nodewise.configure.host import Asked, Plan
 from nodewise.configure.repeating import Repeat
 from nodewise.configure.scheduler import Papers, Role, Wish
-from nodewise.configure.transaction import Backup, Change
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
 
 _NONE: Final = "/dev/null"
@@ -99,9 +111,9 @@ def _change(given: dict[str, Any], asked: Asked) -> int:
 
 def _plan(given: dict[str, Any], asked: Asked, backup: Backup | None) -> Plan:
     if given["uninstall"]:
-        return host.removal(asked)
+        return undoing.removal(asked)
     if given["restore"] is not None:
-        return host.restored(asked, _named_backup(given, asked))
+        return undoing.restored(asked, _named_backup(given, asked))
     return host.plan(asked, backup)
 
 
@@ -109,7 +121,7 @@ def _named_backup(given: dict[str, Any], asked: Asked) -> str:
     if given["restore"] != hostflags.NEWEST:
         return os.path.abspath(str(given["restore"]))
     parent = asked.backup_dir or os.path.abspath(given["backup_dir"])
-    found = transaction.newest(parent, [os.path.basename(asked.manifest)])
+    found = backups.newest(parent, [os.path.basename(asked.manifest)])
     if found is None:
         raise BadInput(
             "no backup", [Problem("--restore", f"none in {parent}", "the name of a backup folder")]
@@ -119,21 +131,31 @@ def _named_backup(given: dict[str, Any], asked: Asked) -> str:
 
 
 def _backup(asked: Asked) -> Backup | None:
-    return Backup(asked.backup_dir, transaction.backup_name()) if asked.backup_dir else None
+    if not asked.backup_dir:
+        return None
+    return Backup(asked.backup_dir, backups.new_name(), asked.manifest, host.cluster(asked))
 
 
 def _mend(asked: Asked) -> None:
     """What a run left that was ended."""
     if asked.backup_dir:
-        for folder in transaction.recover(asked.backup_dir):
-            _say(f'An earlier run did not end; all is as before it, by its backup "{folder}".')
+        for mended in transaction.recover(asked.backup_dir):
+            _say(_MENDED[mended.what].format(mended.folder))
     folders = [
         asked.config_dir,
         asked.cert_dir,
         os.path.dirname(asked.manifest),
         *map(os.path.dirname, asked.deployments),
     ]
-    transaction.sweep([os.path.realpath(folder) for folder in folders])
+    files.sweep([os.path.realpath(folder) for folder in folders])
+
+
+_MENDED: Final = {
+    "undone": 'An earlier run did not end; all is as before it, by its backup "{}".',
+    "left": "An earlier run did not end, and somebody has changed its files since: they stay as they are. What was "
+    'there before is in "{}".',
+    "unreadable": 'warning: "{}" is no backup that can be used: its index makes no sense. Move it elsewhere.',
+}
 
 
 def _asked(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -> Asked:
@@ -151,7 +173,7 @@ def _asked(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]
         return _builtin(given, roles, weights, kubeconfig, ca)
 
     return Asked(
-        manifest=host.real(pod),
+        manifest=places.real(pod),
         template=_template(given),
         config_dir=os.path.abspath(given["config_dir"]),
         cert_dir=os.path.abspath(given["cert_dir"]),
@@ -217,7 +239,6 @@ _CONTRADICTIONS: Final = (
     ("uninstall", "replace"),
     ("uninstall", "template"),
     ("restore", "merge"),
-    ("restore", "replace"),
     ("restore", "template"),
     ("template", "extender"),
     ("template", "host_agents"),

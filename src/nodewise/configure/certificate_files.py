@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from nodewise.configure import places
 from nodewise.configure.certificates import Both, Side, trusting
 from nodewise.configure.durable import settle
 from nodewise.errors import BadInput, Problem
@@ -38,8 +39,6 @@ _CLIENT: Final = {
 
 
 _PODS: Final = "/etc/kubernetes/manifests"
-_CLUSTERS: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
-"""By these a folder is known in which kubeadm keeps a cluster's own certificates."""
 _LARGEST_POD: Final = 2**20
 
 
@@ -87,8 +86,8 @@ def check_place(folder: Path) -> None:
     pods = Path(os.path.realpath(_PODS))
     if inside == pods or pods in inside.parents or any(map(_is_pod, _files_of(inside))):
         seen, wanted = "a folder of static pods: the kubelet reads its files as pods", "a folder of its own"
-    elif held := [name for name in _CLUSTERS if os.path.lexists(inside / name)]:
-        seen = f"the cluster's own certificates are there, such as {held[0]}"
+    elif (held := places.clusters_own(inside)) is not None:
+        seen = f"the cluster's own certificates are there, such as {held}"
         wanted = "a folder of its own, such as /etc/nodewise/pki"
     else:
         return

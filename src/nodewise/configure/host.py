@@ -7,16 +7,17 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure import checks, difference, manifest, profile, versions, yamltext
-from nodewise.configure.manifest import Before, Manifest, Wanted
+from nodewise.configure import backups, checks, difference, manifest, places, profile, versions, yamltext
+from nodewise.configure.backups import Backup
+from nodewise.configure.files import Change, content, digest
+from nodewise.configure.manifest import Manifest, Wanted
 from nodewise.configure.profile import Rendered, Terms
-from nodewise.configure.transaction import Backup, Change, content, restoration
 from nodewise.configure.versions import Version
 from nodewise.errors import BadInput, Problem
 
 CONFIG_NAME: Final = "scheduler-config.yaml"
-_NAMES: Final = {"key": "client.key", "cert": "client.crt", "ca": "ca.crt"}
-PAPERS: Final = frozenset(_NAMES.values())
+NAMES: Final = {"key": "client.key", "cert": "client.crt", "ca": "ca.crt"}
+PAPERS: Final = frozenset(NAMES.values())
 _MODES: Final = {"key": 0o600, "cert": 0o644, "ca": 0o644}
 _MOST_FILES: Final = 200
 _LARGEST: Final = 2**18
@@ -74,27 +75,19 @@ class Read(NamedTuple):
     papers: checks.Papers | None
 
 
-def real(path: str) -> str:
-    """The file behind symbolic links. `BadInput` for a link that leads nowhere."""
-    found = os.path.realpath(path)
-    if os.path.islink(path) and not os.path.exists(found):
-        raise BadInput(f"file check error: {path}: a symbolic link that leads nowhere, to {found}")
-    return found
-
-
 def plan(asked: Asked, backup: Backup | None) -> Plan:
     """What has to change; nothing is written. `BadInput` for all that is wrong on the host."""
     read = _read(asked)
     version = versions.of_setting(asked.version) if asked.version else manifest.version(read.manifest)
     destination = config_path(asked)
-    warnings = _check_papers(asked, read)
+    warnings = [*_check_papers(asked, read), *_other_names(asked.manifest)]
     if version.is_newer_than_tried:
         warnings.append(f"kube-scheduler {version} is newer than what was tried, 1.{versions.NEWEST}")
-    ca = f"{manifest.CERTS_MOUNT}/{_NAMES['ca']}" if asked.ca else ""
+    ca = f"{manifest.CERTS_MOUNT}/{NAMES['ca']}" if asked.ca else ""
     terms = Terms(version, read.manifest.kubeconfig, ca, not asked.ca)
     rendered = _rendered(asked, read, terms)
     _check_named(asked, read, rendered)
-    config = _file(destination, rendered.data, 0o600 if profile.has_key_data(rendered.value) else 0o644)
+    config = changed(destination, rendered.data, 0o600 if profile.has_key_data(rendered.value) else 0o644)
     papers = _paper_changes(asked, read.papers)
     before = manifest.former(read.manifest)
     if read.manifest.before is None and before.config and read.manifest.on_host(before.config) == destination:
@@ -102,7 +95,7 @@ def plan(asked: Asked, backup: Backup | None) -> Plan:
     hashed = config_hash([rendered.data, *(change.after or b"" for change in papers)])
     wanted = Wanted(destination, asked.cert_dir if papers else "", hashed, before)
     value = manifest.configured(read.manifest, wanted)
-    pod = _file(asked.manifest, yamltext.rewritten(read.manifest.document, value), 0o600)
+    pod = changed(asked.manifest, yamltext.rewritten(read.manifest.document, value), 0o600)
     changes = [*papers, config, *_deployments(asked, version), pod]
     return Plan(
         changes,
@@ -115,35 +108,30 @@ def plan(asked: Asked, backup: Backup | None) -> Plan:
     )
 
 
+def _other_names(path: str) -> Iterable[str]:
+    if os.stat(path).st_nlink > 1:
+        yield f"{path} has another name, a hard link, which keeps the old content"
+
+
+def cluster(asked: Asked) -> str:
+    """By what the cluster is known: a digest of its CA's certificate, empty where that is not there."""
+    path = os.path.join(os.path.dirname(os.path.dirname(asked.manifest)), "pki", "ca.crt")
+    try:
+        return digest(content(path)) or ""
+    except (OSError, BadInput):
+        return ""
+
+
 def _needed(asked: Asked, read: Read) -> dict[str, bytes]:
-    papers = {getattr(asked, field): getattr(read.papers, field, None) for field in _NAMES}
+    papers = {getattr(asked, field): getattr(read.papers, field, None) for field in NAMES}
     found = {**({asked.template: read.template} if asked.template else {}), **papers}
     return dict([*filter(None, [_users(asked, read)])]) | {
         path: data for path, data in found.items() if data is not None
     }
 
 
-def removal(asked: Asked) -> Plan:
-    """What has to change so that all is gone that a run put here."""
-    found = manifest.read(_bytes(asked.manifest), asked.manifest, asked.container)
-    value = manifest.unconfigured(found)
-    pod = _file(asked.manifest, yamltext.rewritten(found.document, value), 0o600)
-    changes: list[Change] = []
-    warnings: list[str] = []
-    if found.own_config is not None:
-        changes, warnings = _own_files(found)
-    said = difference.of_pod(found.document.value, value, found.at)
-    return Plan([pod, *changes], (), warnings, None, said, found.own_certs or "")
-
-
-def restored(asked: Asked, folder: str) -> Plan:
-    """What brings a backup back, the manifest last."""
-    changes = restoration(folder, [config_path(asked), asked.manifest])
-    return Plan(sorted(changes, key=lambda change: change.path == asked.manifest))
-
-
 def config_path(asked: Asked) -> str:
-    return real(os.path.join(asked.config_dir, os.path.basename(asked.template) or CONFIG_NAME))
+    return places.real(os.path.join(asked.config_dir, os.path.basename(asked.template) or CONFIG_NAME))
 
 
 def config_hash(contents: Sequence[bytes]) -> str:
@@ -154,21 +142,28 @@ def config_hash(contents: Sequence[bytes]) -> str:
 def _read(asked: Asked) -> Read:
     """All files that are needed. `BadInput` with a line for each that is not as it has to be."""
     problems: list[str] = []
-    pod = _tried(asked.manifest, problems, writes=asked.writes)
-    template = _tried(asked.template, problems) if asked.template else None
-    _check_destination(asked, problems)
+    pod = places.tried(asked.manifest, problems, writes=asked.writes)
+    template = places.tried(asked.template, problems) if asked.template else None
+    path = config_path(asked)
+    problems += places.wrong_file(path, [asked.manifest, *_papers_of(asked)], writes=asked.writes)
     papers = None
     if _needs_papers(asked, template):
-        key, cert = _tried(asked.key, problems), _tried(asked.cert, problems)
-        ca = _tried(asked.ca, problems) if asked.ca else None
-        _check_folder(asked.cert_dir, problems, writes=asked.writes)
+        key, cert = places.tried(asked.key, problems), places.tried(asked.cert, problems)
+        ca = places.tried(asked.ca, problems) if asked.ca else None
+        problems += places.wrong_folder(asked.cert_dir, writes=asked.writes)
         papers = checks.Papers(cert or b"", key or b"", ca if asked.ca else None)
-    problems += [f"{path}: a folder for static pods" for path in _misplaced(asked)]
+    folders = [os.path.dirname(path), asked.cert_dir, asked.backup_dir]
+    problems += places.misplaced(folders, asked.pod_folders)
+    problems += places.lost(folders, asked.manifest, places.mounts())
     if asked.backup_dir and asked.writes:
-        _check_backup_dir(asked.backup_dir, problems)
+        problems += places.wrong_backups(asked.backup_dir)
     if problems or pod is None:
         raise BadInput("file check error: " + "\n".join(problems))
     return Read(manifest.read(pod, asked.manifest, asked.container), template, papers)
+
+
+def _papers_of(asked: Asked) -> list[str]:
+    return [getattr(asked, field) for field in NAMES]
 
 
 def _needs_papers(asked: Asked, template: bytes | None) -> bool:
@@ -177,72 +172,12 @@ def _needs_papers(asked: Asked, template: bytes | None) -> bool:
     return any("tlsConfig" in entry for entry in asked.builtin("", asked.ca)["extenders"])
 
 
-def _bytes(path: str) -> bytes:
+def needed(path: str) -> bytes:
     problems: list[str] = []
-    found = _tried(path, problems)
+    found = places.tried(path, problems)
     if found is None:
         raise BadInput("file check error: " + "\n".join(problems))
     return found
-
-
-def _tried(path: str, problems: list[str], *, writes: bool = False) -> bytes | None:
-    """A file's content; else a problem."""
-    try:
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(21, os.strerror(21))
-        found = content(path)
-        if writes and not (os.access(path, os.W_OK) and os.access(os.path.dirname(path), os.W_OK)):
-            raise PermissionError(13, os.strerror(13))
-    except OSError as error:
-        problems.append(f'no access to the file at path "{path}", err: open {path}: {_said(error)}')
-        return None
-    return found
-
-
-def _said(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
-
-
-def _check_destination(asked: Asked, problems: list[str]) -> None:
-    path = config_path(asked)
-    folder = os.path.dirname(path)
-    why = ""
-    if os.path.isdir(path):
-        why = "is a directory"
-    elif not os.path.isdir(folder):
-        why = "no such file or directory"
-    elif asked.writes and not os.access(folder, os.W_OK):
-        why = "permission denied"
-    if why:
-        problems.append(f'user can\'t create the file at path "{path}", err: open {path}: {why}')
-
-
-def _check_folder(path: str, problems: list[str], *, writes: bool) -> None:
-    there = path
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        problems.append(f"{path}: not a directory")
-    elif writes and not os.access(there, os.W_OK):
-        problems.append(f"{path}: permission denied")
-
-
-def _check_backup_dir(path: str, problems: list[str]) -> None:
-    if not os.path.isdir(path):
-        why = "not a directory" if os.path.exists(path) else "no such file or directory"
-        problems.append(f'user can\'t create folders to "{path}", err: stat {path}: {why}')
-    elif not os.access(path, os.W_OK):
-        problems.append(f'user can\'t create folders to "{path}", err: permission denied')
-
-
-def _misplaced(asked: Asked) -> Iterable[str]:
-    """What the kubelet would take for a pod, or a folder that somebody may soon put into a pod's name."""
-    pods = [os.path.realpath(folder) for folder in asked.pod_folders]
-    for path in sorted({os.path.dirname(config_path(asked)), asked.cert_dir, asked.backup_dir} - {""}):
-        found = os.path.realpath(path)
-        if any(found == folder or found.startswith(folder + os.sep) for folder in pods):
-            yield path
 
 
 def _check_papers(asked: Asked, read: Read) -> list[str]:
@@ -307,22 +242,15 @@ def _users(asked: Asked, read: Read) -> tuple[str, bytes] | None:
         raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", wanted)])
     path = read.manifest.on_host(users)
     if before and before.backup and path == config_path(asked):
-        return path, _from_backup(before.backup, path)
-    return path, _bytes(path)
-
-
-def _from_backup(folder: str, path: str) -> bytes:
-    for change in restoration(folder, [path]):
-        if change.path == path and change.after is not None:
-            return change.after
-    raise BadInput(folder, [Problem("backup", f"no {path} in it", "the file that was there before")])
+        return path, backups.kept(before.backup, path)
+    return path, needed(path)
 
 
 def _check_named(asked: Asked, read: Read, rendered: Rendered) -> None:
     """Files that are named have to be there: kube-scheduler does not start without."""
-    ours = {f"{manifest.CERTS_MOUNT}/{name}" for name in _NAMES.values()} if read.papers else set()
+    ours = {f"{manifest.CERTS_MOUNT}/{name}" for name in NAMES.values()} if read.papers else set()
     if not asked.ca:
-        ours.discard(f"{manifest.CERTS_MOUNT}/{_NAMES['ca']}")
+        ours.discard(f"{manifest.CERTS_MOUNT}/{NAMES['ca']}")
     problems = []
     for field, path in profile.files(rendered.value):
         inside, name = os.path.split(path)
@@ -340,17 +268,17 @@ def _check_named(asked: Asked, read: Read, rendered: Rendered) -> None:
 def _paper_changes(asked: Asked, papers: checks.Papers | None) -> list[Change]:
     """Copies beside each other; modes are ours, whatever they were."""
     found = []
-    for field, name in _NAMES.items():
+    for field, name in NAMES.items():
         data = getattr(papers, field, None)
         if data is not None:
-            path = real(os.path.join(asked.cert_dir, name))
-            there = _file(path, data, 0)
+            path = places.real(os.path.join(asked.cert_dir, name))
+            there = changed(path, data, 0)
             old_mode = there.mode if there.before is not None else None
             found.append(there._replace(mode=_MODES[field], old_mode=old_mode))
     return found
 
 
-def _file(path: str, after: bytes | None, mode: int) -> Change:
+def changed(path: str, after: bytes | None, mode: int) -> Change:
     """A file with its mode and owner, or with this mode where there is none."""
     before = content(path)
     if before is None:
@@ -369,33 +297,10 @@ def _deployments(asked: Asked, version: Version) -> list[Change]:
         if not os.path.isfile(path):
             seen = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
             raise BadInput(seen)
-        found.append(_file(real(path), _bytes(path).replace(*names), 0o644))
+        found.append(changed(places.real(path), needed(path).replace(*names), 0o644))
     return found
 
 
 def _stale(found: Manifest, wanted: Wanted) -> list[str]:
     pairs = ((found.own_config, wanted.config), (found.own_certs, wanted.certs))
     return [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]
-
-
-def _own_files(found: Manifest) -> tuple[list[Change], list[str]]:
-    """Files to remove, or to bring back; those that somebody changed stay."""
-    config, certs = found.own_config or "", found.own_certs
-    before = found.before or Before()
-    paths = [os.path.join(certs, name) for name in _NAMES.values()] if certs else []
-    papers = [path for path in paths if os.path.isfile(path)]
-    contents = [content(path) or b"" for path in [config, *papers]]
-    if config_hash(contents) != found.config_hash:
-        return [], [
-            f"{path} is not as it was written, and stays"
-            for path in [config, *papers]
-            if os.path.isfile(path)
-        ]
-    removed = [_file(path, None, 0) for path in papers]
-    if not before.config or found.on_host(before.config) != config:
-        return [*removed, _file(config, None, 0)], []
-    if not before.backup:
-        raise BadInput(
-            config, [Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")]
-        )
-    return [_file(config, _from_backup(before.backup, config), 0), *removed], []

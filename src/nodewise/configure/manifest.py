@@ -162,6 +162,7 @@ def configured(manifest: Manifest, wanted: Wanted) -> dict[str, Any]:
     container["volumeMounts"] = _with_ours(container.get("volumeMounts", []), mounts)
     root["spec"]["volumes"] = _with_ours(root["spec"].get("volumes", []), volumes)
     _check_collisions(container["volumeMounts"])
+    _check_others(root["spec"], manifest.at)
     root["spec"]["dnsPolicy"] = DNS_POLICY
     before = {
         "dnsPolicy": wanted.before.dns_policy,
@@ -179,14 +180,17 @@ def configured(manifest: Manifest, wanted: Wanted) -> dict[str, Any]:
 def unconfigured(manifest: Manifest) -> dict[str, Any]:
     """The pod without all that we put in, and with what we replaced."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
+    if manifest.before is None and manifest.own_config is None:
+        return root
     spec, container = root["spec"], root["spec"]["containers"][manifest.at]
     before = manifest.before or Before()
-    container.update(command.configured(container, before.config))
+    container.update(command.configured(container, manifest.users_config or before.config))
     for where, field in ((container, "volumeMounts"), (spec, "volumes")):
         _put(where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OURS])
-    spec.pop("dnsPolicy", None)
-    if before.dns_policy is not None:
-        spec["dnsPolicy"] = before.dns_policy
+    if spec.get("dnsPolicy") == DNS_POLICY:
+        spec.pop("dnsPolicy")
+        if before.dns_policy is not None:
+            spec["dnsPolicy"] = before.dns_policy
     metadata = root.get("metadata") or {}
     annotations = metadata.get("annotations") or {}
     if BEFORE in annotations or HASH in annotations:
@@ -235,6 +239,16 @@ def _check_collisions(mounts: Sequence[Mapping[str, Any]]) -> None:
         if mount["name"] not in OURS and path in ours:
             seen = f"{path} is mounted already, by {mount['name']!r}"
             raise BadInput("manifest", [Problem("volumeMounts", seen, f"the place free for {ours[path]!r}")])
+
+
+def _check_others(spec: Mapping[str, Any], at: int) -> None:
+    """No other container may have mounted what is replaced."""
+    others = [one for number, one in enumerate(spec["containers"]) if number != at]
+    for one in [*others, *(spec.get("initContainers") or [])]:
+        for mount in (one.get("volumeMounts") or []) if isinstance(one, dict) else []:
+            if isinstance(mount, dict) and mount.get("name") in OURS:
+                seen = f"the container {one.get('name')!r} mounts {mount['name']!r}"
+                raise BadInput("manifest", [Problem("volumes", seen, "that name free for us")])
 
 
 def _check_metadata(root: Mapping[str, Any], name: str) -> None:

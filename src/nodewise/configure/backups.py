@@ -1,0 +1,180 @@
+"""Folders with what was there before a run, and an index that says where it was and how far the run came."""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from nodewise.configure import files
+from nodewise.configure.durable import settle
+from nodewise.configure.files import STAGED, Change, content, digest
+from nodewise.errors import BadInput, Problem
+
+INDEX: Final = "nodewise-backup.json"
+_PREFIX: Final = "backup_"
+_PRIVATE: Final = 0o700
+
+
+class Backup(NamedTuple):
+    parent: str
+    name: str
+    manifest: str = ""
+    """Of which it is; empty where that is not said, as below."""
+    cluster: str = ""
+    """By what a cluster is known."""
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.parent, self.name)
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A file of a backup."""
+
+    path: str
+    name: str | None
+    """In the folder; None: there was no such file."""
+    mode: int
+    owner: tuple[int, int] | None
+    before: str | None
+    """A digest, as `after`."""
+    after: str | None
+
+
+class Index(msgspec.Struct, frozen=True):
+    """What a backup says of itself."""
+
+    finished: bool
+    files: tuple[Saved, ...]
+    host: str = ""
+    manifest: str = ""
+    cluster: str = ""
+
+
+def new_name() -> str:
+    return f"{_PREFIX}{time.strftime('%Y-%m-%d')}_{secrets.randbelow(10**10):010}"
+
+
+def save(changes: Sequence[Change], backup: Backup) -> None:
+    """A folder with what is there, under its name only when it is complete."""
+    folder = os.path.join(backup.parent, f"{STAGED}{secrets.token_hex(6)}")
+    os.mkdir(folder, _PRIVATE)
+    names: set[str] = set()
+    entries = []
+    for change in changes:
+        name = None
+        if change.before is not None:
+            name = os.path.basename(change.path)
+            name = name if name not in names | {INDEX} else f"{len(names)}-{name}"
+            names.add(name)
+            files.write(os.path.join(folder, name), change.before, change.mode_before, change.owner)
+        digests = digest(change.before), digest(change.after)
+        entries.append(Saved(change.path, name, change.mode_before, change.owner, *digests))
+    index = Index(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
+    files.write(os.path.join(folder, INDEX), _encoded(index), 0o600, None)
+    settle(folder)
+    os.rename(folder, backup.path)
+    settle(backup.parent)
+
+
+def finish(folder: str) -> None:
+    """Say that the run which this is of has ended."""
+    found = index_of(folder)
+    if found is not None:
+        path = os.path.join(folder, INDEX)
+        data = _encoded(msgspec.structs.replace(found, finished=True))
+        os.rename(files.staged(path, data, 0o600, None), path)
+        settle(folder)
+
+
+def index_of(folder: str) -> Index | None:
+    """None for a folder without one, as the older configurator's. `BadInput` for one that makes no sense."""
+    data = content(os.path.join(folder, INDEX))
+    if data is None:
+        return None
+    try:
+        found = msgspec.json.decode(data, type=Index)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _bad(folder, str(error)) from error
+    for one in found.files:
+        if not os.path.isabs(one.path):
+            raise _bad(folder, f"the path {one.path!r}")
+        if one.name is not None and (os.path.basename(one.name) != one.name or one.name in {"", ".", ".."}):
+            raise _bad(folder, f"the name {one.name!r}")
+    return found
+
+
+def _bad(folder: str, seen: str) -> BadInput:
+    remedy = "it is no use as it is: move the folder away, or name another one"
+    return BadInput(folder, [Problem(INDEX, seen, "as it was written")], remedy=remedy)
+
+
+def all_in(parent: str) -> list[str]:
+    """All folders of backups, by their names."""
+    return sorted(_folders(parent, _PREFIX))
+
+
+def halves_in(parent: str) -> list[str]:
+    """Folders that were to become backups and did not."""
+    return sorted(_folders(parent, STAGED))
+
+
+def newest(parent: str, names: Sequence[str]) -> str | None:
+    """The newest backup that has an index, or one of these files, as the older configurator left it."""
+
+    def is_one(folder: str) -> bool:
+        try:
+            index = index_of(folder)
+        except BadInput:
+            return False
+        return index.finished if index else any(os.path.isfile(os.path.join(folder, n)) for n in names)
+
+    return max(filter(is_one, all_in(parent)), key=lambda folder: os.stat(folder).st_mtime_ns, default=None)
+
+
+def restoration(folder: str, places: Sequence[str]) -> list[Change]:
+    """What brings a backup back. `places`: where the files of a backup without an index belong."""
+    index = index_of(folder)
+    if index is None:
+        copies = [(place, os.path.join(folder, os.path.basename(place))) for place in places]
+        there = [(place, name) for place, name in copies if os.path.isfile(name)]
+        if not there:
+            raise BadInput(
+                f"{folder} is no backup", [Problem("--restore", "nothing in it", "a backup folder")]
+            )
+        return [files.replacing(place, content(name)) for place, name in there]
+    return [saved(folder, entry) for entry in index.files]
+
+
+def kept(folder: str, path: str) -> bytes:
+    """What a file held before the run of a backup. `BadInput` if that was not kept."""
+    for change in restoration(folder, [path]):
+        if change.path == path and change.after is not None:
+            return change.after
+    raise BadInput(folder, [Problem("backup", f"no {path} in it", "the file that was there before")])
+
+
+def saved(folder: str, entry: Saved) -> Change:
+    """What brings one file of a backup back. `BadInput` where the copy is not what was saved."""
+    data = content(os.path.join(folder, entry.name)) if entry.name is not None else None
+    if digest(data) != entry.before:
+        raise BadInput(folder, [Problem(str(entry.name), "not as it was saved", "the backup as it was made")])
+    return Change(entry.path, content(entry.path), data, entry.mode, entry.owner)
+
+
+def _encoded(index: Index) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(index), indent=1)
+
+
+def _folders(parent: str, prefix: str) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        return [
+            entry.path
+            for entry in entries
+            if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)
+        ]
+    return []

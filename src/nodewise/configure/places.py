@@ -1,0 +1,152 @@
+"""Where files may be written on a host: what the system refuses, and what would hit somebody else."""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from nodewise.configure.files import content
+from nodewise.errors import BadInput
+
+CLUSTERS: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
+"""By these a folder is known in which kubeadm keeps a cluster's own certificates."""
+_KIND: Final = "KubeSchedulerConfiguration"
+_LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
+"""File systems of which a container's own files are made."""
+
+
+def real(path: str) -> str:
+    """The file behind symbolic links. `BadInput` for a link that leads nowhere."""
+    found = os.path.realpath(path)
+    if os.path.islink(path) and not os.path.exists(found):
+        raise BadInput(f"file check error: {path}: a symbolic link that leads nowhere, to {found}")
+    return found
+
+
+def tried(path: str, problems: list[str], *, writes: bool = False) -> bytes | None:
+    """A file's content; else a problem."""
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(21, os.strerror(21))
+        found = content(path)
+        refusal = (_refusal(path) or _refusal(os.path.dirname(path))) if writes else ""
+    except OSError as error:
+        refusal = (error.strerror or str(error)).lower()
+    if refusal:
+        problems.append(f'no access to the file at path "{path}", err: open {path}: {refusal}')
+        return None
+    return found
+
+
+def clusters_own(folder: str | Path) -> str | None:
+    """A file by which a folder is known to hold a cluster's own certificates."""
+    return next((name for name in CLUSTERS if os.path.lexists(os.path.join(folder, name))), None)
+
+
+def wrong_file(path: str, others: Iterable[str], *, writes: bool) -> Iterator[str]:
+    """Why a configuration cannot be written to a path. `others`: files that a run needs as they are."""
+    folder = os.path.dirname(path)
+    why = ""
+    if os.path.isdir(path):
+        why = "is a directory"
+    elif not os.path.isdir(folder):
+        why = "no such file or directory"
+    elif writes:
+        why = _refusal(folder)
+    if why:
+        yield f'user can\'t create the file at path "{path}", err: open {path}: {why}'
+    elif path in {os.path.realpath(other) for other in others if other}:
+        yield f"{path}: is needed as it is; wanted another -d, or another name of the template"
+    elif held := _held(path):
+        yield f"{path}: holds {held}, which would be lost; wanted another -d, or another name of the template"
+
+
+def wrong_folder(path: str, *, writes: bool) -> Iterator[str]:
+    """Why certificates cannot be copied to a folder, which need not be there."""
+    there = path
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        yield f"{path}: not a directory"
+    elif writes and (why := _refusal(there)):
+        yield f"{path}: {why}"
+    elif (name := clusters_own(path)) is not None:
+        yield f"{path}: the cluster's own certificates are there, such as {name}; wanted a folder of its own"
+
+
+def wrong_backups(path: str) -> Iterator[str]:
+    """Why backups cannot be made in a folder."""
+    if not os.path.isdir(path):
+        why = "not a directory" if os.path.exists(path) else "no such file or directory"
+        yield f'user can\'t create folders to "{path}", err: stat {path}: {why}'
+    elif why := _refusal(path):
+        yield f'user can\'t create folders to "{path}", err: {why}'
+
+
+def misplaced(folders: Iterable[str], pods: Sequence[str]) -> Iterator[str]:
+    """What the kubelet would take for a pod, or a folder that somebody may soon put into a pod's name."""
+    own = [os.path.realpath(folder) for folder in pods]
+    for path in sorted({*folders} - {""}):
+        found = os.path.realpath(path)
+        if any(found == folder or found.startswith(folder + os.sep) for folder in own):
+            yield f"{path}: a folder for static pods"
+
+
+def lost(folders: Iterable[str], manifest: str, mounts: str) -> Iterator[str]:
+    """What would be written into a container, and end with it, while the manifest is the host's.
+
+    `mounts`: as /proc/self/mountinfo has them.
+    """
+    if _mount(manifest, mounts)[0] == "/":
+        return
+    for path in sorted({*folders} - {""}):
+        point, kind = _mount(os.path.realpath(path), mounts)
+        if point == "/" and kind in _LAYERS:
+            yield f"{path}: lies in this container and ends with it; wanted a folder that is mounted from the host"
+
+
+def mounts() -> str:
+    """The mounts of this process; empty where nobody knows."""
+    try:
+        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+def _mount(path: str, mounts: str) -> tuple[str, str]:
+    """Where the file system of a path is mounted, and its kind; the last of several in one place counts."""
+    found = ("/", "")
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.partition(" ")[0]
+        if len(fields) < 5:  # noqa: PLR2004 - proc(5): the fifth is the place
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        if path == point or path.startswith(point.rstrip("/") + "/"):
+            found = (
+                max(found, (point, kind), key=lambda one: len(one[0])) if point != found[0] else (point, kind)
+            )
+    return found
+
+
+def _refusal(path: str) -> str:
+    """Why nobody may write there."""
+    if os.access(path, os.W_OK):
+        return ""
+    is_closed = os.statvfs(path).f_flag & os.ST_RDONLY
+    return "read-only file system" if is_closed else "permission denied"
+
+
+def _held(path: str) -> str:
+    """What a file holds that is no configuration of kube-scheduler."""
+    try:
+        data = content(path) or b""
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    if b"-----BEGIN " in data:
+        return "a certificate or a key"
+    kind = re.search(rb"""^["']?kind["']?:[ \t]*["']?(\w+)""", data, re.MULTILINE)
+    return "" if kind is None or kind[1].decode() == _KIND else f"something of kind {kind[1].decode()}"

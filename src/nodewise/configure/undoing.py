@@ -1,0 +1,98 @@
+"""What brings a host back to what it was: a backup, or the manifest without all that a run put in."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+from nodewise.configure import backups, difference, manifest, yamltext
+from nodewise.configure.backups import Index
+from nodewise.configure.files import Change, content, digest
+from nodewise.configure.host import NAMES, Asked, Plan, changed, cluster, config_hash, config_path, needed
+from nodewise.configure.manifest import Before, Manifest
+from nodewise.errors import BadInput, Problem
+
+
+def removal(asked: Asked) -> Plan:
+    """What has to change so that all is gone that a run put here."""
+    found = manifest.read(needed(asked.manifest), asked.manifest, asked.container)
+    value = manifest.unconfigured(found)
+    pod = changed(asked.manifest, yamltext.rewritten(found.document, value), 0o600)
+    changes: list[Change] = []
+    warnings: list[str] = []
+    if found.own_config is not None:
+        changes, warnings = _own_files(found)
+        if found.users_config:
+            warnings.append(f"the configuration {found.users_config} is not ours, and stays")
+    said = difference.of_pod(found.document.value, value, found.at)
+    return Plan([pod, *changes], (), warnings, None, said, found.own_certs or "")
+
+
+def restored(asked: Asked, folder: str) -> Plan:
+    """What brings a backup back, the manifest last. `BadInput` for one that is of elsewhere, unless that is wanted."""
+    changes = backups.restoration(folder, [config_path(asked), asked.manifest])
+    index = backups.index_of(folder)
+    problems = [] if index is None else list(_of_elsewhere(index, asked))
+    problems += _of_another_version(changes, asked)
+    if problems and asked.existing != "replace":
+        remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
+        raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
+    warnings = [str(problem) for problem in problems]
+    warnings += [] if index is None else _outdated(index)
+    return Plan(sorted(changes, key=lambda change: change.path == asked.manifest), warnings=warnings)
+
+
+def _of_elsewhere(index: Index, asked: Asked) -> Iterator[Problem]:
+    if index.manifest and index.manifest != asked.manifest:
+        yield Problem(
+            "--restore", f"a backup of another manifest, {index.manifest}", f"one of {asked.manifest}"
+        )
+    here = cluster(asked)
+    if index.cluster and here and index.cluster != here:
+        yield Problem("--restore", "a backup of another cluster, by its pki/ca.crt", "one of this cluster")
+
+
+def _of_another_version(changes: Sequence[Change], asked: Asked) -> Iterator[Problem]:
+    """After an upgrade the old manifest would bring the old kube-scheduler back."""
+    for change in changes:
+        if change.path != asked.manifest or change.before is None or change.after is None:
+            continue
+        try:
+            now, then = (
+                manifest.read(data, asked.manifest, asked.container).container.get("image")
+                for data in (change.before, change.after)
+            )
+        except BadInput:
+            return  # then the backup may be the cure
+        if now != then:
+            yield Problem("--restore", f"a kube-scheduler of image {then}, and now it is {now}", "the same")
+
+
+def _outdated(index: Index) -> Iterator[str]:
+    host = os.uname().nodename
+    if index.host and index.host != host:
+        yield f"this backup was made on the host {index.host}, and this is {host}"
+    for one in index.files:
+        if digest(content(one.path)) not in {one.before, one.after}:
+            yield f"{one.path} was changed since that run, which is lost"
+
+
+def _own_files(found: Manifest) -> tuple[list[Change], list[str]]:
+    """Files to remove, or to bring back; those that somebody changed stay."""
+    config, certs = found.own_config or "", found.own_certs
+    before = found.before or Before()
+    paths = [os.path.join(certs, name) for name in NAMES.values()] if certs else []
+    papers = [path for path in paths if os.path.isfile(path)]
+    contents = [content(path) or b"" for path in [config, *papers]]
+    if config_hash(contents) != found.config_hash:
+        return [], [
+            f"{path} is not as it was written, and stays"
+            for path in [config, *papers]
+            if os.path.isfile(path)
+        ]
+    removed = [changed(path, None, 0) for path in papers]
+    if not before.config or found.on_host(before.config) != config:
+        return [*removed, changed(config, None, 0)], []
+    if not before.backup:
+        raise BadInput(
+            config, [Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")]
+        )
+    return [changed(config, backups.kept(before.backup, config), 0), *removed], []

@@ -1,0 +1,434 @@
+"""A host that is not as one would like it: odd files, somebody else at work, full disks, and backups of elsewhere."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nodewise.configure import files, transaction
+from nodewise.configure.backups import Backup
+from nodewise.configure.files import Change
+from nodewise.errors import BadInput, Conflict
+from tests.conformance.configure import pods
+from tests.conformance.configure.hosts import AUTHORITY, Host
+from tests.conformance.configure.pods import changed
+from tests.conformance.configure.test_failures import refused
+
+POD = pods.pod(30)
+IMAGE = "spec.containers.0.image"
+
+
+def write(host: Host, value: Any) -> None:
+    host.write(pods.text(value))
+
+
+# files of other kinds
+
+
+def test_a_manifest_that_is_a_pipe_or_a_huge_file(host):
+    host.manifest.unlink()
+    os.mkfifo(host.manifest)
+    assert "no regular file" in host.run().err
+    host.manifest.unlink()
+    with host.manifest.open("wb") as file:
+        file.truncate(2**40)
+    ran = host.run()
+    assert (ran.code, "at most" in ran.err) == (1, True)
+    host.manifest.unlink()
+
+
+@pytest.mark.parametrize("name", ["template", "cert", "key", "ca"])
+def test_a_file_to_read_that_is_a_pipe_or_a_device(host, name):
+    path = host.work / "pipe"
+    os.mkfifo(path)
+    flags = {"template": ["-f", str(path)], "ca": ["--ca", str(path)]}.get(name, [f"-{name}", str(path)])
+    assert "no regular file" in refused(host, *flags)
+    assert "no regular file" in refused(host, *flags[:-1], "/dev/zero")
+
+
+def test_a_hard_link_of_the_manifest_is_told(host):
+    other = host.k / "another-name.yaml"
+    os.link(host.manifest, other)
+    old = other.read_bytes()
+    ran = host.run()
+    assert ran.code == 0
+    assert f"{host.manifest} has another name" in ran.err
+    assert other.read_bytes() == old
+
+
+@pytest.mark.parametrize("name", ["user.owner", "security.selinux"])
+def test_what_a_file_carries_beside_its_text_is_kept(host, name):
+    """SELinux' context above all: without it a container may not read its own configuration."""
+    host.config.write_text("old\n")
+    value = b"system_u:object_r:etc_t:s0\0"
+    try:
+        for path in (host.manifest, host.config):
+            os.setxattr(path, name, value)
+    except OSError:
+        pytest.skip(f"{name} cannot be set here")
+    assert host.run().code == 0
+    assert [os.getxattr(path, name) for path in (host.manifest, host.config)] == [value, value]
+    assert host.run("--restore").code == 0
+    assert [os.getxattr(path, name) for path in (host.manifest, host.config)] == [value, value]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_owners_are_kept(host):
+    host.config.write_text("old\n")
+    for path in (host.manifest, host.config):
+        os.chown(path, 12, 34)
+    assert host.run().code == 0
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in (host.manifest, host.config)} == {(12, 34)}
+
+
+# places
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "ca.key", "scheduler-client.crt"])
+def test_no_file_of_the_cluster_is_taken_for_the_place_of_the_configuration(host, name):
+    template = host.work / name
+    template.write_text(pods.TAS)
+    assert f"{host.k}/pki/{name}: " in refused(host, f=str(template), d=str(host.k / "pki"))
+
+
+def test_a_kubeconfig_is_not_overwritten_by_a_template_of_its_name(host):
+    (host.k / "scheduler.conf").write_text("apiVersion: v1\nkind: Config\nclusters: []\n")
+    template = host.work / "scheduler.conf"
+    template.write_text(pods.TAS)
+    assert "kind Config" in refused(host, f=str(template))
+
+
+def test_certificates_do_not_go_where_the_clusters_own_are(host):
+    other = host.papers("other.crt", AUTHORITY.cert)
+    assert "the cluster's own certificates" in refused(host, "--ca", str(other), cert_dir=str(host.k / "pki"))
+
+
+def test_a_volume_of_our_names_that_another_container_uses(host):
+    sidecar = {
+        "name": "sidecar",
+        "image": "a/b:v1",
+        "volumeMounts": [{"name": "certdir", "mountPath": "/x"}],
+    }
+    volumes = [*POD["spec"]["volumes"], {"name": "certdir", "emptyDir": {}}]
+    pod = changed(POD, "spec.volumes", volumes)
+    write(host, changed(pod, "spec.containers", [*POD["spec"]["containers"], sidecar]))
+    assert "'sidecar'" in refused(host)
+
+
+def mounted(folder: Path, options: str, run: list[str], work: Path) -> subprocess.CompletedProcess[str]:
+    """The command where this folder is a file system of its own, which ends with it."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount")
+    inner = f'mount -t tmpfs -o {options} none "$0" && cp -a "$0.saved/." "$0" && exec "$@"'
+    if "ro" in options.split(","):
+        inner = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    words = ["unshare", "--mount", "--propagation=private", "sh", "-c", inner, str(folder), *run]
+    done = subprocess.run(words, cwd=work, capture_output=True, text=True, timeout=120, check=False)
+    if "mount:" in done.stderr or "unshare:" in done.stderr:
+        pytest.skip("cannot mount here")
+    return done
+
+
+def test_a_file_system_that_is_read_only(host):
+    program = [sys.executable, "-B", "-m", "nodewise", "configure", *host.base()]
+    done = mounted(host.k, "ro", program, host.work)
+    assert done.returncode == 1
+    assert f"open {host.manifest}: read-only file system" in done.stderr
+    assert mounted(host.k, "ro", [*program, "-dry-run"], host.work).returncode == 0
+
+
+@pytest.mark.parametrize("pages", range(7, 17, 2))
+def test_a_disk_that_is_full(host, pages):
+    """At whatever file it ends: all is as it was."""
+    shutil.copytree(host.k, f"{host.k}.saved", symlinks=True)
+    script = host.work / "run.sh"
+    words = [sys.executable, "-B", "-m", "nodewise", "configure", *host.base()]
+    script.write_text(
+        'fill() { cat /dev/zero > "$1/filler" 2> /dev/null; truncate --size "-$2" "$1/filler"; }\n'
+        f'K="{host.k}"; fill "$K" {pages * 4096 - 6 * 4096}\n'
+        'before=$(cd "$K" && find . ! -name filler -type f -exec sha256sum {} + | sort)\n'
+        f"{subprocess.list2cmdline(words)}; code=$?\n"
+        'after=$(cd "$K" && find . ! -name filler -type f -exec sha256sum {} + | sort)\n'
+        '[ "$code" = 0 ] && { echo done; exit 0; }\n'
+        '[ "$before" = "$after" ] && [ "$code" = 1 ] && { echo same; exit 0; }\n'
+        'echo "$after"; exit 9\n'
+    )
+    done = mounted(host.k, "size=256k", ["sh", str(script)], host.work)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip() in {"done", "same"}
+    if done.stdout.strip() == "same":
+        assert "nothing was changed: No space left on device" in done.stderr
+
+
+# somebody else at work
+
+
+def prepared(tmp_path: Path) -> list[Change]:
+    first, second = tmp_path / "config", tmp_path / "manifest"
+    second.write_bytes(b"old")
+    return [Change(str(first), None, b"new", 0o644), Change(str(second), b"old", b"new", 0o600)]
+
+
+def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monkeypatch):
+    changes = prepared(tmp_path)
+    real = files.staged
+
+    def staged(path, *more):
+        found = real(path, *more)
+        if path.endswith("manifest"):
+            Path(path).write_bytes(b"theirs")
+        return found
+
+    monkeypatch.setattr(files, "staged", staged)
+    with pytest.raises(Conflict, match="changed by somebody else"):
+        transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"manifest": b"theirs"}
+
+
+def test_what_somebody_writes_after_us_is_left_when_we_give_up(tmp_path, monkeypatch):
+    changes = prepared(tmp_path)
+
+    def verify(changes):
+        Path(changes[1].path).write_bytes(b"theirs")
+        raise OSError(errno.EIO, os.strerror(errno.EIO), changes[0].path)
+
+    monkeypatch.setattr(transaction, "_verify", verify)
+    with pytest.raises(Exception, match="Input/output error"):
+        transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
+    assert (tmp_path / "manifest").read_bytes() == b"theirs"
+
+
+STOPPED = """
+import os, signal, sys
+
+left = int(sys.argv.pop(1))
+sys.dont_write_bytecode = True
+
+def counted(name):
+    real = getattr(os, name)
+    def call(*given, **named):
+        global left
+        writes = name != "open" or given[1] & (os.O_CREAT | os.O_TRUNC)
+        left -= bool(writes)
+        found = real(*given, **named)
+        if left == 0 and writes:
+            os.kill(os.getpid(), signal.SIGINT)
+        return found
+    setattr(os, name, call)
+
+from nodewise.cli import configure
+from nodewise.cli.main import run
+for name in ("open", "write", "mkdir", "rename", "unlink", "chmod", "fchmod"):
+    counted(name)
+run()
+"""
+
+
+def test_control_c_at_any_moment(tmp_path):
+    """All is old or all is new, nothing lies about, and the next run does the work."""
+    number, codes = 0, set()
+    while True:
+        number += 3
+        host = Host(tmp_path / str(number))
+        before = host.everything()
+        words = [sys.executable, "-c", STOPPED, str(number), "configure", *host.base()]
+        done = subprocess.run(words, cwd=host.work, capture_output=True, text=True, timeout=120, check=False)
+        assert "Traceback" not in done.stderr
+        codes.add(done.returncode)
+        if done.returncode == 0:
+            break
+        is_new = "schedulerconfig" in host.manifest.read_text()
+        assert is_new or host.everything() == before, number
+        assert list(host.k.rglob(".nodewise-*")) == []
+        assert [path.name for path in host.manifest.parent.iterdir()] == ["kube-scheduler.yaml"]
+        ran = host.run()
+        assert ran.code == 0
+        assert host.run("--check").code == 0
+    assert number > 20
+    assert codes <= {0, 1, 130, -signal.SIGINT}
+
+
+# backups of elsewhere
+
+
+def test_a_backup_of_an_older_kube_scheduler_is_not_restored_after_an_upgrade(host):
+    assert host.run().code == 0
+    [backup] = host.backups
+    upgraded = changed(POD, IMAGE, "registry.k8s.io/kube-scheduler:v1.31.4")
+    write(host, upgraded)
+    said = refused(host, "--restore")
+    assert "v1.30.0" in said
+    assert "v1.31.4" in said
+    assert "--uninstall" in said
+    assert host.run("--restore", str(backup), "--replace").code == 0
+    assert host.pod == POD
+
+
+def test_a_backup_of_another_cluster_is_not_restored_and_of_another_host_only_with_a_warning(host):
+    assert host.run().code == 0
+    [backup] = host.backups
+    index = backup / "nodewise-backup.json"
+    value = json.loads(index.read_text())
+    assert value["host"] == os.uname().nodename
+    index.write_text(json.dumps({**value, "cluster": "another"}))
+    assert "of another cluster" in refused(host, "--restore")
+    index.write_text(json.dumps({**value, "host": "another"}))
+    ran = host.run("--restore", str(backup))
+    assert (ran.code, "made on the host another" in ran.err) == (0, True)
+
+
+def test_what_was_changed_since_is_told_before_it_is_lost(host):
+    assert host.run().code == 0
+    host.write(host.manifest.read_text() + "# mine\n")
+    assert "was changed since that run" in host.run("--restore", "--dry-run").err
+
+
+def test_a_backup_of_another_manifest_is_not_restored(host, tmp_path):
+    assert host.run().code == 0
+    other = Host(tmp_path / "other")
+    assert "another manifest" in refused(other, "--restore", str(host.backups[0]))
+
+
+ENTRY = {"path": "/x", "name": None, "mode": 1, "owner": None, "before": None, "after": None}
+INDEXES = [
+    "{}",
+    "[]",
+    '{"finished": false, "files": [{"path": "/x"}]}',
+    json.dumps({"finished": True, "files": [ENTRY | {"path": "relative"}]}),
+    json.dumps({"finished": True, "files": [ENTRY | {"name": "../../etc/passwd"}]}),
+    '{"finished": "no"',
+]
+
+
+@pytest.mark.parametrize("text", INDEXES)
+def test_a_backup_whose_index_makes_no_sense(host, text):
+    folder = host.k / "backup_2026-01-01_1"
+    folder.mkdir()
+    (folder / "nodewise-backup.json").write_text(text)
+    assert "nodewise-backup.json" in refused(host, "--restore", str(folder))
+    said = host.run().err
+    assert f"{folder}" in said, "a run says what it leaves alone"
+    assert "schedulerconfig" in host.manifest.read_text()
+
+
+def unfinished(host: Host) -> None:
+    index = host.backups[0] / "nodewise-backup.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "finished": False}))
+
+
+def test_an_unfinished_run_is_not_undone_under_a_manifest_that_somebody_has_changed_since(host):
+    """Or the configuration would go that their manifest names."""
+    assert host.run().code == 0
+    unfinished(host)
+    theirs = host.manifest.read_text().replace("--leader-elect=true", "--leader-elect=true\n    - --v=4")
+    host.write(theirs)
+    (host.k / "pki" / "scheduler-client.crt").write_text("no certificate any more")
+    ran = host.run()
+    assert ran.code == 1
+    assert host.config.exists()
+    assert (host.certs / "client.key").exists()
+    assert host.manifest.read_text() == theirs
+
+
+# the user has edited what we wrote
+
+
+def test_a_configuration_that_the_user_put_in_our_place_stays_when_we_go(host):
+    assert host.run().code == 0
+    host.write(host.manifest.read_text().replace(f"--config={host.config}", "--config=/mine.yaml"))
+    ran = host.run("--uninstall")
+    assert ran.code == 0
+    assert "--config=/mine.yaml" in host.container["command"]
+    assert "/mine.yaml is not ours, and stays" in ran.err
+
+
+def test_another_dns_policy_that_the_user_set_stays_when_we_go(host):
+    assert host.run().code == 0
+    host.write(host.manifest.read_text().replace("ClusterFirstWithHostNet", "Default"))
+    assert host.run("--uninstall").code == 0
+    assert host.pod == changed(POD, "spec.dnsPolicy", "Default")
+
+
+def test_our_annotations_were_removed(host):
+    assert host.run().code == 0
+    pod = host.pod
+    del pod["metadata"]["annotations"]
+    write(host, pod)
+    ran = host.run("--uninstall")
+    assert ran.code == 0
+    assert host.pod == POD
+    assert host.config.exists(), "nobody can say any more that it is as we wrote it"
+
+
+def test_one_of_our_volumes_was_removed(host):
+    assert host.run().code == 0
+    pod = host.pod
+    del pod["spec"]["volumes"][-1], pod["spec"]["containers"][0]["volumeMounts"][-1]
+    write(host, pod)
+    assert host.run().code == 0, "a run puts it back"
+    assert host.run("--check").code == 0
+    assert host.run("--uninstall").code == 0
+    assert host.pod == POD
+
+
+def test_what_the_user_added_stays_when_we_go(host):
+    assert host.run().code == 0
+    pod = host.pod
+    pod["metadata"]["annotations"]["a/b"] = "c"
+    pod["spec"]["containers"][0]["command"].append("--v=5")
+    pod["spec"]["volumes"].append({"name": "mine", "emptyDir": {}})
+    write(host, pod)
+    assert host.run("--uninstall").code == 0
+    wanted = changed(POD, "metadata.annotations", {"a/b": "c"}) if "annotations" in POD["metadata"] else POD
+    found = host.pod
+    assert found["metadata"].pop("annotations") == {"a/b": "c"}
+    assert found["spec"]["containers"][0]["command"].pop() == "--v=5"
+    assert found["spec"]["volumes"].pop() == {"name": "mine", "emptyDir": {}}
+    assert found == wanted
+
+
+# several documents and texts that are odd
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("spec:\n", "spec: !!map\n"),
+        ("  hostNetwork: true\n", "  ? hostNetwork\n  : true\n"),
+        ("    - kube-scheduler\n", "    - >-\n      kube-scheduler\n"),
+        ("    - kube-scheduler\n", "    - &program kube-scheduler\n"),
+        ("status: {}\n", "status: {}\n...\n"),
+        ("apiVersion: v1\n", "%YAML 1.1\n---\napiVersion: v1\n"),
+        ("status: {}\n", "status: {}\n\n\n# the end, without a line end"),
+        ("  volumes:\n", "  volumes:   # all of them\n\n"),
+    ],
+)
+def test_odd_texts_are_edited_or_refused_and_never_broken(host, old, new):
+    text = pods.text(POD).replace(old, new)
+    assert text != pods.text(POD)
+    host.write(text)
+    before = host.everything()
+    ran = host.run()
+    if ran.code:
+        assert (ran.code, host.everything()) == (1, before)
+        return
+    assert f"--config={host.config}" in host.container["command"]
+    assert yaml.safe_load(host.manifest.read_bytes())["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert host.run("--uninstall").code == 0
+    assert host.manifest.read_text() == text
+
+
+def test_content_has_a_limit(tmp_path):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(2**34)
+    with pytest.raises(BadInput, match="at most"):
+        files.content(str(path))
