@@ -124,11 +124,9 @@ def _unsent(facts: Facts, pod: Waiting) -> str:
     if not serving or any(not one.entries and one.problems for one in serving):
         return ""
     if not filters:
-        return (
-            f"and its scheduler {pod.scheduler} does not ask nodewise to filter"
-            if _filtering(facts, pod)
-            else ""
-        )
+        asked_elsewhere = any(True for _ in ours(facts))  # else that nobody asks nodewise is found already
+        told = f"and its scheduler {pod.scheduler} does not ask nodewise to filter"
+        return told if asked_elsewhere and _filtering(facts, pod) else ""
     marks = {mark.name for one in filters for mark in one.resources}
     if any(not one.resources for one in filters) or marks & set(pod.asks):
         return ""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nodewise.configure.doctor.entries import agents, known, ours, prefers, unread
-from nodewise.configure.doctor.facts import Configuration, Facts, Scheduler
+from nodewise.configure.doctor.facts import Configuration, Facts, Scheduler, Unread
 from nodewise.configure.doctor.findings import Answer, found
 
 PLUGINS: Final = {
@@ -18,6 +18,8 @@ PLUGINS: Final = {
 }
 """Score plugins of others that go by measured load, and whose they are."""
 _BY_LOAD: Final = frozenset({"safe", "congestion", "pigeon", "learned"})
+_ALIKE: Final = frozenset({"safe", "pigeon", "learned"})
+"""Of nodewise's agents those that each judge a node as a whole."""
 
 
 def check(facts: Facts) -> Iterator[Answer]:
@@ -34,6 +36,19 @@ def check(facts: Facts) -> Iterator[Answer]:
             elif len(theirs) > 1:
                 seen = f"profile {profile.scheduler} has {', '.join(theirs)}"
                 yield found(id_, scheduler.where, seen, "one of them")
+    yield from _together(facts)
+
+
+def _together(facts: Facts) -> Iterator[Answer]:
+    """Agents of nodewise's own, whose scores are added: that can be meant."""
+    for one in () if isinstance(facts.extenders, Unread) else facts.extenders:
+        both = [name for name in one.agents if name in _ALIKE]
+        if len(both) > 1:
+            seen = f"--agents has {', '.join(both)}, whose scores are added by --weights"
+            where = one.pod.where
+            yield found(
+                "two-load-aware-scorers", where, seen, "one, or weights that are meant", severity="note"
+            )
 
 
 def _own(facts: Facts, scheduler: Scheduler) -> set[str]:

@@ -1,0 +1,341 @@
+"""Each thing that can be wrong, as facts, and what is said of it."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from nodewise.configure.doctor import examination, papers
+from nodewise.configure.doctor.facts import (
+    Cards,
+    Descheduler,
+    Extender,
+    Facts,
+    Kubelet,
+    Measured,
+    MetricsApi,
+    Numbers,
+    Right,
+    Scheduler,
+    Unread,
+)
+from nodewise.configure.doctor.findings import CATALOGUE
+from nodewise.serve.issuing import Issuer
+from tests.unit.configure.doctor import setups
+from tests.unit.configure.doctor.setups import (
+    AUTHORITY,
+    CLIENT,
+    CLUSTER_CA,
+    CONFIGURATION,
+    ENTRY,
+    EXTENDER,
+    HOST,
+    NOW,
+    OWN,
+    POD,
+    SOUND,
+    STATIC,
+    STRANGER,
+    WAITS,
+    YEAR,
+    config,
+    entry,
+    extender,
+    own,
+    pod,
+    policy,
+    scheduler,
+    server,
+    service,
+    signed,
+    tls,
+    waits,
+)
+
+LONG_AGO = Issuer("old", NOW - 2 * YEAR, YEAR)
+SOON = Issuer("soon", NOW - timedelta(days=350), timedelta(days=352))
+STRANGE = papers.chain(STRANGER.server([HOST], "nodewise").cert)
+OTHER_HOST = papers.chain(AUTHORITY.server(["other.example"], "other").cert)
+OVER = papers.chain(LONG_AGO.server([HOST], "nodewise").cert)
+CA_CERT = papers.chain(AUTHORITY.cert)
+NUMBERS = Numbers("Pod/nodewise/nodewise-1", calls=5, up_s=3600.0)
+PLAIN = {key: value for key, value in ENTRY.items() if key not in ("enableHTTPS", "tlsConfig")}
+TRIMARAN = {"score": {"enabled": [{"name": "TargetLoadPacking"}]}}
+KOORDINATOR = {"multiPoint": {"enabled": [{"name": "LoadAwareScheduling"}]}}
+FORBIDDEN = Unread("nodes", "forbidden", "list nodes")
+
+
+def numbers(**changed: Any) -> Facts:
+    return SOUND._replace(extenders=(EXTENDER._replace(numbers=(NUMBERS._replace(**changed),)),))
+
+
+def profile(plugins: Any, **told: str) -> Facts:
+    facts = config(profiles=[{"schedulerName": "default-scheduler", "plugins": plugins}])
+    return facts._replace(extenders=(EXTENDER._replace(settings={**EXTENDER.settings, **told}),))
+
+
+def crowd(rejects: int | None, nodes: int = 5000, **changed: Any) -> Facts:
+    return policy(rejects=rejects, **changed)._replace(nodes=nodes)
+
+
+def second(*hosts: Any) -> Facts:
+    """Schedulers on several hosts, each with this configuration."""
+    found = [scheduler(one, STATIC._replace(where=f"Pod/{at}")) for at, one in enumerate(hosts)]
+    return SOUND._replace(schedulers=tuple(one._replace(where=f"Pod/{at}") for at, one in enumerate(found)))
+
+
+UNASKED = numbers(calls=0)._replace(pods=(WAITS._replace(message="0/1"),))
+KUBELET = Kubelet("c", "none", "none")
+OTHER_PLUGIN = Descheduler("d", ("RemoveDuplicates",))
+NO_RIGHT = EXTENDER._replace(rights=(Right("list", "", "nodes"),))
+CASES: list[tuple[str, Facts, set[str]]] = [
+    ("a sound set-up", SOUND, set()),
+    ("no schedulers and no calls", SOUND._replace(schedulers=()), {"not-looked-at"}),
+    ("no schedulers, but calls come", numbers()._replace(schedulers=()), set()),
+    ("no extenders", config(extenders=[]), {"extender-not-registered"}),
+    ("somebody else's extender", entry(urlPrefix="http://other:80/x"), {"extender-not-registered"}),
+    (
+        "one host of two",
+        second(CONFIGURATION, {**CONFIGURATION, "extenders": []}),
+        {"extender-not-registered"},
+    ),
+    ("both hosts", second(CONFIGURATION, CONFIGURATION), set()),
+    ("no Service", service(ports=None), {"extender-not-reached"}),
+    ("another port", service(ports=(443,), ready=2), {"extender-not-reached"}),
+    ("no endpoint", service(ports=(9001,), ready=0), {"extender-not-reached"}),
+    ("the host's DNS", pod(dns="ClusterFirst"), {"extender-not-reached"}),
+    ("no address", entry(urlPrefix="/scheduler"), {"extender-not-reached", "server-certificate-wrong"}),
+    (
+        "pods told so",
+        waits(message="SchedulerError: extender: dial tcp: no such host"),
+        {"extender-not-reached"},
+    ),
+    (
+        "asked nothing for an hour",
+        numbers(calls=0)._replace(pods=(WAITS._replace(message="0/1"),)),
+        {"extender-not-reached"},
+    ),
+    ("whole nodes", entry(nodeCacheCapable=False), {"names-not-used"}),
+    ("no CA", tls(caFile=None), {"no-ca-file"}),
+    ("insecure", tls(insecure=True), {"no-ca-file"}),
+    (
+        "plain HTTP",
+        config(extenders=[{**PLAIN, "urlPrefix": f"http://{HOST}:9001/scheduler"}]),
+        {"no-ca-file"},
+    ),
+    (
+        "a CA's certificate",
+        own(signed(OWN)._replace(client=CA_CERT, key=CA_CERT[0].key)),
+        {"ca-key-as-client-key"},
+    ),
+    (
+        "the cluster CA's key",
+        own(signed(OWN)._replace(key=papers.chain(CLUSTER_CA.cert)[0].key)),
+        {"ca-key-as-client-key", "client-certificate-wrong"},
+    ),
+    ("a CA was seen", numbers(ca_clients=3), {"ca-key-as-client-key"}),
+    ("over", own(signed(LONG_AGO.client(CLIENT))), {"client-certificate-wrong"}),
+    ("over soon", own(signed(SOON.client(CLIENT))), {"client-certificate-wrong"}),
+    ("for servers", own(signed(AUTHORITY.server([CLIENT], CLIENT))), {"client-certificate-wrong"}),
+    (
+        "another's key",
+        own(signed(OWN)._replace(key=papers.public(SOON.client("x").key))),
+        {"client-certificate-wrong"},
+    ),
+    ("another name", own(signed(AUTHORITY.client("kubelet"))), {"client-certificate-wrong"}),
+    ("no client certificate", tls(certFile=None, keyFile=None), {"client-certificate-wrong"}),
+    ("no PEM", own(signed(OWN)._replace(client=())), {"client-certificate-wrong"}),
+    ("refused by name", numbers(refused={"client_name": 4}), {"client-certificate-wrong"}),
+    ("turned away", server(answer="tlsv1 alert unknown ca"), {"unknown-ca"}),
+    ("another CA", server(shown=STRANGE), {"unknown-ca"}),
+    (
+        "another CA, say pods",
+        waits(message="Post: x509: certificate signed by unknown authority"),
+        {"unknown-ca"},
+    ),
+    ("another host's", server(shown=OTHER_HOST), {"server-certificate-wrong"}),
+    ("the server's is over", server(shown=OVER), {"server-certificate-wrong", "unknown-ca"}),
+    ("no handshake", server(shown=(), reached="", answer=""), {"not-looked-at"}),
+    ("5,000 nodes, 600 rejected", crowd(600), {"sample-too-small"}),
+    ("5,000 nodes, 400 rejected", crowd(400), set()),
+    ("all are rejected", crowd(5000), set()),
+    ("few nodes", crowd(80, nodes=90), set()),
+    ("nobody counts", crowd(None), {"not-looked-at"}),
+    ("its pods avoid them", crowd(600)._replace(pods=(POD._replace(avoids_violating=True),)), set()),
+    ("a policy that filters nothing", crowd(600, strategies=("scheduleonmetric",)), set()),
+    ("no timeout", entry(httpTimeout=None), {"http-timeout-missing"}),
+    ("a timeout that is none", entry(httpTimeout="soon"), {"http-timeout-missing"}),
+    ("/configz has 0s", entry(httpTimeout="0s"), {"http-timeout-missing"}),
+    ("too short for binds", entry(httpTimeout="1s"), {"http-timeout-short"}),
+    ("a minute", entry(httpTimeout="60s"), {"http-timeout-long"}),
+    ("ignorable", entry(ignorable=True), {"wrong-ignorable"}),
+    ("its own pods", entry(managedResources=None), {"filters-own-pods", "bind-verb-missing"}),
+    ("no bind", entry(bindVerb=None), {"bind-verb-missing"}),
+    ("no preempt", entry(preemptVerb=None), {"bind-verb-missing"}),
+    ("no weight", entry(weight=None), {"weight-zero"}),
+    ("weight 0", entry(weight=0), {"weight-zero"}),
+    ("scores nobody asks for", entry(prioritizeVerb=None), {"weight-zero"}),
+    ("no metric", SOUND._replace(measured={"heat": Measured(0, (), "404")}), {"metric-missing"}),
+    ("never fetched", policy(missing=("heat",))._replace(measured={}), {"metric-missing"}),
+    (
+        "other names",
+        SOUND._replace(measured={"heat": Measured(0, ("10.0.0.1:9100",))}),
+        {"metric-names-mismatch"},
+    ),
+    ("replicas count none", numbers(metric_nodes={"heat": 0}), {"metric-missing"}),
+    (
+        "replicas count strangers",
+        numbers(metric_nodes={"heat": 0}, unmatched={"heat": 9}),
+        {"metric-names-mismatch"},
+    ),
+    (
+        "no API",
+        SOUND._replace(apis=(MetricsApi("x", exists=False, available=False),)),
+        {"metrics-api-unavailable"},
+    ),
+    (
+        "an API down",
+        SOUND._replace(apis=(MetricsApi("x", exists=True, available=False),)),
+        {"metrics-api-unavailable"},
+    ),
+    ("problems in a policy", policy(problems=("spec: x",)), {"policy-without-effect"}),
+    ("no telemetry agent", extender(told={"agents": "gpu"}), {"policy-without-effect"}),
+    ("no filter", entry(filterVerb=None, bindVerb=None), {"policy-without-effect", "bind-verb-missing"}),
+    ("a pod without the mark", SOUND._replace(pods=(POD._replace(asks=()),)), {"policy-without-effect"}),
+    ("no such policy", SOUND._replace(pods=(POD._replace(policy="ghost"),)), {"policy-unknown"}),
+    ("of another namespace", SOUND._replace(pods=(POD._replace(namespace="shop"),)), {"policy-unknown"}),
+    (
+        "cards without labels",
+        SOUND._replace(cards=(Cards("g", 0, "gpu.intel.com/i915"),)),
+        {"gpu-node-without-labels"},
+    ),
+    ("cards", SOUND._replace(cards=(Cards("g", 8, "gpu.intel.com/i915"),)), set()),
+    ("static CPUs", SOUND._replace(kubelets=(Kubelet("c", "static", "none"),)), {"kubelet-policy-conflict"}),
+    (
+        "one NUMA node",
+        SOUND._replace(kubelets=(KUBELET._replace(topology="restricted"),)),
+        {"kubelet-policy-conflict"},
+    ),
+    ("Trimaran and a policy", profile(TRIMARAN), {"two-load-aware-scorers"}),
+    (
+        "Koordinator and safe",
+        profile(KOORDINATOR, agents="safe"),
+        {"two-load-aware-scorers", "policy-without-effect"},
+    ),
+    ("no descheduler", SOUND._replace(deschedulers=()), {"descheduler-missing"}),
+    (
+        "another plugin",
+        SOUND._replace(deschedulers=(OTHER_PLUGIN,)),
+        {"descheduler-missing"},
+    ),
+    ("nothing to deschedule", policy(strategies=("dontschedule",))._replace(deschedulers=()), set()),
+    (
+        "rights",
+        SOUND._replace(extenders=(NO_RIGHT,)),
+        {"rights-missing"},
+    ),
+    ("one of two", extender(ready=1, troubles=("nodewise: CrashLoopBackOff",)), {"replicas-not-ready"}),
+    ("none", extender(ready=0), {"replicas-not-ready"}),
+    ("no replica wanted", extender(wanted=0, ready=0), {"replicas-not-ready"}),
+    ("nobody's pods", waits(scheduler="my-scheduler"), {"scheduler-not-running"}),
+    ("a pod on its way", waits(age_s=1.0), set()),
+    ("a gated pod", waits(is_gated=True), set()),
+    ("a pod that was looked at", waits(message="Unschedulable: 0/20 nodes"), set()),
+    ("default scheduler away", waits(), {"scheduler-not-running"}),
+    ("a scheduler that crashes", pod(ready=0), {"scheduler-not-running"}),
+    ("nodes unread", SOUND._replace(nodes=FORBIDDEN, cards=FORBIDDEN, kubelets=FORBIDDEN), {"not-looked-at"}),
+    ("schedulers unread", SOUND._replace(schedulers=FORBIDDEN), {"not-looked-at"}),
+]
+
+
+@pytest.mark.parametrize(("facts", "wanted"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
+def test_what_is_found(facts: Facts, wanted: set[str]) -> None:
+    report = examination.examine(facts)
+    grave = {one.id for one in report.findings if one.severity != "note"}
+    assert grave == wanted, report.findings
+    assert report.is_sound == (not wanted)
+    assert all(one.object and one.seen and one.wanted and one.remedy for one in report.findings)
+
+
+def test_every_finding_has_a_case() -> None:
+    assert set().union(*(wanted for _, _, wanted in CASES)) == set(CATALOGUE)
+
+
+def test_what_could_not_be_read_is_told_once_with_its_right() -> None:
+    facts = SOUND._replace(nodes=FORBIDDEN, cards=FORBIDDEN, kubelets=FORBIDDEN)
+    report = examination.examine(facts)
+    (one,) = report.findings
+    assert (one.object, one.wanted) == ("nodes", "the right to list nodes")
+    names = [id_ for id_, _ in report.not_checked]
+    assert names == ["sample-too-small", "gpu-node-without-labels", "kubelet-policy-conflict"]
+    assert not set(names) & set(report.checked)
+
+
+def test_what_is_skipped_is_neither_told_nor_missed() -> None:
+    facts = entry(httpTimeout=None)._replace(cards=FORBIDDEN)
+    report = examination.examine(facts, {"http-timeout-missing", "gpu-node-without-labels"})
+    assert report.is_sound
+    assert not report.findings
+    assert not {"http-timeout-missing", "gpu-node-without-labels"} & {
+        *report.checked,
+        *dict(report.not_checked),
+    }
+
+
+def test_the_gravest_come_first() -> None:
+    facts = entry(httpTimeout=None, ignorable=True)._replace(elsewhere=("Pod/web/scheduler",))
+    assert [one.severity for one in examination.examine(facts).findings] == ["error", "warning", "note"]
+
+
+def test_programs_of_other_namespaces_are_a_note() -> None:
+    report = examination.examine(SOUND._replace(elsewhere=("Pod/web/kube-scheduler",)))
+    (one,) = report.findings
+    assert (one.id, one.severity, report.is_sound) == ("not-looked-at", "note", True)
+    assert "-n web" in one.remedy
+
+
+def test_of_very_many_only_some_are_told() -> None:
+    many = tuple(POD._replace(policy=f"ghost-{at}") for at in range(100))
+    report = examination.examine(SOUND._replace(pods=many))
+    assert len(report.findings) == 11
+    assert report.findings[-1].object == "90 more"
+
+
+def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() -> None:
+    beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
+    fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler", "bindVerb": ""}
+    told = Extender(beside, {"agents": "safe", "no_cluster": "true"})
+    for names, wanted in ((True, {"names-not-used"}), (False, set())):
+        one = scheduler({**CONFIGURATION, "extenders": [{**fields, "nodeCacheCapable": names}]}, beside)
+        facts = SOUND._replace(
+            schedulers=(one._replace(services={}),), extenders=(told,), policies=(), pods=()
+        )
+        assert {one.id for one in examination.examine(facts).findings} == wanted
+
+
+def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
+    beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
+    fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}
+    one = scheduler({**CONFIGURATION, "extenders": [fields]}, beside)
+    report = examination.examine(SOUND._replace(schedulers=(one._replace(services={}),)))
+    assert "extender-not-reached" in {one.id for one in report.findings}
+
+
+def test_the_certificate_in_the_replicas_secret_stands_for_a_handshake() -> None:
+    away = server(shown=(), reached="", answer="", tried=("nodewise: no such host",))
+    for chain, wanted in ((papers.chain(setups.SERVER.cert), set()), (STRANGE, {"unknown-ca"})):
+        facts = away._replace(extenders=(EXTENDER._replace(serving=chain),))
+        assert {one.id for one in examination.examine(facts).findings} == wanted
+
+
+def test_a_client_ca_in_the_replicas_secret_stands_for_a_call() -> None:
+    facts = server(answer="")._replace(extenders=(EXTENDER._replace(client_ca=papers.chain(STRANGER.cert)),))
+    (one,) = examination.examine(facts).findings
+    assert (one.id, "--client-ca" in one.remedy) == ("unknown-ca", True)
+
+
+def test_a_configuration_that_cannot_be_read_is_not_sound() -> None:
+    hidden = Unread("/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-a", "it lies on host a")
+    report = examination.examine(SOUND._replace(schedulers=(Scheduler("Pod/a", hidden, STATIC),)))
+    assert not report.is_sound
+    assert "extender-not-registered" in dict(report.not_checked)
