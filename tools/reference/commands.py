@@ -2,13 +2,14 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import click
 
 from nodewise.cli import cpu, exits, legacy, main
+from nodewise.cli.sections import Sectioned, section
 from tools.reference.text import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")
@@ -45,10 +46,23 @@ def _section(command: click.Command, typed: str, mark: str) -> str:
     parts = [f"{mark} {typed}\n", _prose(first), usage, _prose(rest) if rest else ""]
     options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
     if options:
-        parts.append("**Options**\n\n" + "\n".join(_option(one, context) for one in options))
+        parts += [
+            f"**{title}**\n\n" + "\n".join(_option(one, context) for one in of_it)
+            for title, of_it in _by_section(command, options).items()
+        ]
     if isinstance(command, click.Group):
         parts.append(table(("command", "what it does"), _below(command, context, typed)))
     return "\n".join(parts)
+
+
+def _by_section(
+    command: click.Command, options: Sequence[click.Option]
+) -> Mapping[str, Sequence[click.Option]]:
+    found: dict[str, list[click.Option]] = {}
+    for one in options:
+        title = section(one) if isinstance(command, Sectioned) else ""
+        found.setdefault(title or "Options", []).append(one)
+    return found
 
 
 def _below(group: click.Group, context: click.Context, typed: str) -> Iterator[tuple[str, str]]:

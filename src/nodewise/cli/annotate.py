@@ -18,6 +18,7 @@ from nodewise.cli import (
     settings,
 )
 from nodewise.cli.annotating import AnnotateOptions, Outcome
+from nodewise.cli.sections import Sectioned
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
 from nodewise.serve.options import AdminOptions
@@ -26,7 +27,7 @@ from nodewise.statistics.queries import WindowOptions
 GROUPS: Final = (AnnotateOptions, WindowOptions, PrometheusOptions, AdminOptions)
 
 
-class _AnnotateCommand(click.Command):
+class _AnnotateCommand(Sectioned):
     """Understands the variables of the older annotators as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

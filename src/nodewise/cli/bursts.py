@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from nodewise.agent import AgentKind
 from nodewise.cli import burst_curves, configure, curves, kinds, settings, tables
+from nodewise.cli.sections import Sectioned
 from nodewise.configure import scheduler
 from nodewise.configure.scheduler import Wish
 from nodewise.errors import BadSettings, Problem
@@ -174,7 +175,7 @@ def _parameters() -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-command = click.Command(
+command = Sectioned(
     "bursts",
     callback=bursts_command,
     help=bursts_command.__doc__,

@@ -11,6 +11,7 @@ import yaml
 from nodewise.agent import AgentKind, Requested
 from nodewise.cli import configuring, elsewhere, hostflags, kinds, legacy, mounted, settings
 from nodewise.cli.options import ExtenderOptions
+from nodewise.cli.sections import Sectioned
 from nodewise.configure import scheduler
 from nodewise.configure.scheduler import Papers, Role, Wish
 from nodewise.errors import BadSettings, Problem
@@ -221,7 +222,7 @@ def _parameters() -> Sequence[click.Parameter]:
 
 
 command.add_command(
-    click.Command(
+    Sectioned(
         "render-scheduler",
         callback=render_scheduler,
         help=render_scheduler.__doc__,

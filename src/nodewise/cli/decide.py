@@ -12,6 +12,7 @@ from nodewise.cli import cluster, decided, exits, kinds, reading, settings
 from nodewise.cli.decided import Outcome
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.reading import Measuring, Read, Wish
+from nodewise.cli.sections import Sectioned
 from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.extender import slots
 from nodewise.extender.chain import Chain, weighed
@@ -159,7 +160,7 @@ def _metrics_help() -> str:
     return next(one.help for one in settings.settings(ExtenderOptions) if one.field == "metrics")
 
 
-command = click.Command(
+command = Sectioned(
     "decide",
     callback=run,
     help=run.__doc__,

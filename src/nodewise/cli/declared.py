@@ -100,6 +100,8 @@ class Setting(NamedTuple):
     type: Any
     default: Any
     help: str
+    section: str = ""
+    """What it is about, among the settings of a whole command."""
 
     @property
     def key(self) -> str:
@@ -186,13 +188,29 @@ def together(groups: Iterable[type[msgspec.Struct]], kinds: Iterable[AgentKind] 
     """
     found: dict[str, Setting] = {}
     said: dict[str, dict[str, list[str]]] = {}
-    owned = [*(("nodewise", group) for group in groups), *((kind.name, kind.options) for kind in kinds)]
-    for owner, group in owned:
-        for one in settings(group):
+    owned = [
+        *(("nodewise", _about(group), group) for group in groups),
+        *((kind.name, f"Agent {kind.name}", kind.options) for kind in kinds),
+    ]
+    for owner, section, group in owned:
+        for declared in settings(group):
+            one = declared._replace(section=section)
             before = found.get(one.field)
             found[one.field] = one if before is None else _wider(before, one)
             said.setdefault(one.field, {}).setdefault(one.help, []).append(owner)
-    return [one._replace(help=_helps(said[one.field])) for one in found.values()]
+    return [
+        one._replace(help=_helps(said[one.field]), section=_section(one, said[one.field]))
+        for one in found.values()
+    ]
+
+
+def _about(group: type[msgspec.Struct]) -> str:
+    return (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+
+
+def _section(one: Setting, said: Mapping[str, Sequence[str]]) -> str:
+    owners = {owner for told in said.values() for owner in told}
+    return one.section if len(owners) == 1 or "nodewise" in owners else "Several agents"
 
 
 def _helps(said: Mapping[str, Sequence[str]]) -> str:

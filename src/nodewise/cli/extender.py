@@ -12,6 +12,7 @@ from nodewise.annotator.options import AnnotatorOptions
 from nodewise.cli import kinds, legacy, memory, settings, wiring
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.running import Given, Tools
+from nodewise.cli.sections import Sectioned
 from nodewise.clock import SystemClock
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.options import KubeOptions
@@ -35,7 +36,7 @@ GROUPS = (
 )
 
 
-class _ExtenderCommand(click.Command):
+class _ExtenderCommand(Sectioned):
     """Understands the flags of the older programs as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -72,6 +72,9 @@ _SERVICE: Final = re.compile(r"(tcp|udp|sctp)://")
 class _Option(click.Option):
     """One that an older program's variable may speak for, where our own does not."""
 
+    section = ""
+    """See `sections`."""
+
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         found = super().resolve_envvar_value(ctx)
         if found is not None and _SERVICE.match(found):
@@ -83,7 +86,7 @@ class _Option(click.Option):
 
 def _option(setting: Setting) -> click.Option:
     default = setting.shown_default()
-    return _Option(
+    option = _Option(
         [setting.flag, setting.field],
         type=declared.parameter_type(setting),
         metavar=declared.FORMS.get(setting.field),
@@ -93,3 +96,5 @@ def _option(setting: Setting) -> click.Option:
         envvar=setting.variable,
         help=f"{setting.help} [default: {default}]" if default else setting.help,
     )
+    option.section = setting.section
+    return option

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from nodewise.agent import AgentKind, ObjectKey, Watched
 from nodewise.cli import bursts, exits, feeds, kinds, replayed, settings, trace
 from nodewise.cli.replayed import Replayed
+from nodewise.cli.sections import Sectioned
 from nodewise.errors import BadInput, Problem
 from nodewise.extender import tape
 from nodewise.extender.tape import Header, Record
@@ -172,7 +173,7 @@ def _parameters() -> list[click.Parameter]:
 command.add_command(trace.command)
 command.add_command(bursts.command)
 command.add_command(
-    click.Command(
+    Sectioned(
         "replay",
         callback=replay,
         help=replay.__doc__,

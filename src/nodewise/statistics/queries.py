@@ -8,7 +8,7 @@ from nodewise.metrics.source import Want
 
 
 class WindowOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How statistics of nodes are made, for those who read them and for the annotator."""
+    """How statistics of nodes are made, for agents and for the annotator."""
 
     statistics_window_s: Annotated[float, msgspec.Meta(gt=0)] = 900.0
     """Over how long mean and deviation are taken, for CPU and memory alike. Shorter follows the load closer, longer

@@ -7,6 +7,7 @@ import click
 import pytest
 from tools.reference.commands import every, help_and_default, summary
 
+from nodewise import agents
 from nodewise.cli import cmk
 from nodewise.cli.main import run
 from tests import pages
@@ -75,6 +76,16 @@ def test_each_option_says_what_it_means_and_in_which_form_it_is_wanted(typed: st
     formless = [one.opts for one in options(typed) if not one.is_flag and one.make_metavar(context) == "TEXT"]
     assert silent == []
     assert formless == [], "metavar, or a row of `nodewise.cli.declared.FORMS`"
+
+
+def test_a_hundred_options_stand_below_what_they_are_about() -> None:
+    titles = re.findall(r"^(\S.*):$", shown("nodewise extender"), re.MULTILINE)
+    assert titles[0] == "Options"
+    assert {f"Agent {name}" for name in (kind.name for kind in agents.own())} <= set(titles)
+    assert {"Several agents", "Where and how requests are served"} <= set(titles)
+    at = shown("nodewise extender").index
+    assert at("Where and how requests are served:") < at("\n  --client-ca ") < at("Agent telemetry:")
+    assert at("Several agents:") < at("\n  --score-missing ") < at("Agent gpu:")
 
 
 @pytest.mark.parametrize("typed", COMMANDS)
