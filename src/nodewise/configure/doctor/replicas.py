@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nodewise.configure import secondary
-from nodewise.configure.doctor.facts import Extender, Facts, Right, Unread
+from nodewise.configure.doctor.entries import ours
+from nodewise.configure.doctor.facts import Extender, Facts, Right, Server, Unread
 from nodewise.configure.doctor.findings import Answer, found, unlooked
 from nodewise.configure.doctor.settings import options
 
@@ -18,11 +19,23 @@ def check(facts: Facts) -> Iterator[Answer]:
     if isinstance(facts.extenders, Unread):
         yield from unlooked(facts.extenders, "replicas-not-ready", "rights-missing")
         return
+    if not facts.extenders and not _is_reached(facts):
+        where = ", ".join(f"Namespace/{name}" for name in facts.homes) or "cluster"
+        seen, wanted = (
+            "nothing here runs nodewise extender",
+            "a Deployment that does, or -n with its namespace",
+        )
+        yield found("replicas-not-ready", where, seen, wanted, remedy="install it: docs/install.md")
     for one in facts.extenders:
         yield from _ready(one)
         yield from _rights(one)
         if one.unread is not None:
             yield from unlooked(one.unread, "rights-missing")
+
+
+def _is_reached(facts: Facts) -> bool:
+    """Whether somebody answers at an entry's address, be it no pod of this cluster."""
+    return any(one.servers.get(entry.number, Server()).reached for one, entry in ours(facts))
 
 
 def _ready(one: Extender) -> Iterator[Answer]:
