@@ -5,7 +5,7 @@ import io
 import json
 import platform
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +13,23 @@ NAME = "nodewise.test/busybox:1"
 SLEEP = ["/bin/busybox", "sleep", "1000000000"]
 """What runs unless a container says otherwise, so that the image can hold a pod's namespaces open as well."""
 
+PAUSE = ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1000000000 & wait; done"]
+"""The same, and it ends when it is told to."""
+
 NONE: Final[Mapping[str, str]] = {}
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write(file: Path, busybox: Path, name: str = NAME, scripts: Mapping[str, str] = NONE) -> None:
+def write(
+    file: Path,
+    busybox: Path,
+    name: str = NAME,
+    scripts: Mapping[str, str] = NONE,
+    command: Sequence[str] = SLEEP,
+) -> None:
     """Writes the image; `busybox` has to be linked statically. `scripts` are programs for its shell, by path."""
-    _write(file, name, _layer(busybox.read_bytes(), scripts), {"Cmd": SLEEP, "Env": ["PATH=/bin"]})
+    _write(file, name, _layer(busybox.read_bytes(), scripts), {"Cmd": list(command), "Env": ["PATH=/bin"]})
 
 
 def write_program(file: Path, program: Path, name: str) -> None:

@@ -42,7 +42,7 @@ def laptop(
     for name in ("deploy", "examples"):
         (home / name).symlink_to(pages.ROOT / name)
     pause = folder / "pause.tar"
-    image.write(pause, busybox, PAUSE)
+    image.write(pause, busybox, PAUSE, command=image.PAUSE)
     whole.node.runtime.load(pause)
     tools = {
         "kind": _kind(whole, programs, ctr),
