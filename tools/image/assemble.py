@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Final, NamedTuple
 
 from nodewise.cli.cpu.install import modules
@@ -126,7 +127,9 @@ def _system(inputs: Inputs, tree: "_Cache", packages: Sequence[Package]) -> tupl
         debian.unpack(packages, _debian_home(inputs.cache), root)
         python.compiled(python.target(root, glibc, machine), root)
 
-    part = tree.part("Debian's packages", [debian.key(packages)], fill)
+    part = tree.part(
+        "Debian's packages", [debian, python], [debian.key(packages), contents.USER, contents.HOME], fill
+    )
     return python.target(part.folder, glibc, machine), part
 
 
@@ -137,7 +140,7 @@ def _wheels(tree: "_Cache", target: python.Target, key: str) -> Part:
         python.install(lines, target, root)
         libraries.check([target.root, root])
 
-    return tree.part("Python's wheels", [key, *lines], fill)
+    return tree.part("Python's wheels", [python, libraries], [key, *lines], fill)
 
 
 def _own(target: python.Target, work: Path, identity: Identity) -> Part:
@@ -160,18 +163,18 @@ def _program(ready: Path | None, work: Path, identity: Identity) -> Part:
 
 
 class _Cache:
-    """Layers, with the folders that they were made of, by what went into them; this code counts as well."""
+    """Layers, with the folders that they were made of, by what went into them; what made them counts as well."""
 
     def __init__(self, home: Path, time_s: int) -> None:
         self.home, self.time_s = home / "layers", time_s
-        self._code = sha256(
-            b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-        )
         self.home.mkdir(parents=True, exist_ok=True)
 
-    def part(self, title: str, parts: Sequence[str], fill: Callable[[Path], None]) -> Part:
+    def part(
+        self, title: str, by: Sequence[ModuleType], parts: Sequence[str], fill: Callable[[Path], None]
+    ) -> Part:
         """The folder, which `fill` makes where it must be, with its layer."""
-        words = "\0".join([self._code.hexdigest(), str(self.time_s), title, *parts])
+        code = [Path(str(module.__file__)).read_text() for module in (*by, layers)]
+        words = "\0".join([*code, str(self.time_s), title, *parts])
         home = self.home / sha256(words.encode()).hexdigest()[:16]
         if not home.is_dir():
             self._make(home, title, fill)
