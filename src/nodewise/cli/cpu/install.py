@@ -2,6 +2,8 @@
 
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,14 +78,23 @@ def command(
         return
     if not mount_path.is_absolute():
         raise BadSettings("cannot install", [Problem("--mount-path", str(mount_path), "an absolute path")])
-    with tempfile.TemporaryDirectory(prefix="nodewise-install-") as temporary:
-        folder = ready or _found() or packaging.build(Path(temporary) / installing.PROGRAM, modules())
+    with _ready(ready or _found()) as folder:
         done = installing.install(folder, install_dir, mount_path, _proc(given))
     click.echo(f"{done.program}: {'installed' if done.changed else 'already there'} ({done.version})")
     for version in done.removed:
         click.echo(f"{install_dir / version}: removed, nobody runs it any more")
     for version in done.kept:
         click.echo(f"{install_dir / version}: kept, it may still be run")
+
+
+@contextmanager
+def _ready(folder: Path | None) -> Iterator[Path]:
+    """The folder, or one that is built now. Only that needs room elsewhere: containers have none to write to."""
+    if folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="nodewise-install-") as temporary:
+        yield packaging.build(Path(temporary) / installing.PROGRAM, modules())
 
 
 def modules() -> list[str]:

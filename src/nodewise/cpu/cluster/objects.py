@@ -232,7 +232,10 @@ def _container(name: str, line: str, wish: Wish) -> dict[str, Any]:
 def _rights(name: str) -> Mapping[str, Any]:
     """As few as each needs. Whose a process is stands in its environment, which its owner and SYS_PTRACE may read."""
     if name == INSTALL:
-        return {"privileged": True}
+        return {
+            "privileged": True,
+            "runAsUser": 0,
+        }  # the host's folder is root's, and the image's user is not
     if name in {RECONCILE, "reconfigure"}:
         added = ["DAC_READ_SEARCH", "SYS_PTRACE", *(["SYS_NICE"] if name == "reconfigure" else [])]
         capabilities = {"drop": ["ALL"], "add": added}

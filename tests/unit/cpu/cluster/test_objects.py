@@ -133,3 +133,8 @@ def understood(words: list[str]) -> dict[str, Any]:
     command = cpu.command.get_command(click.Context(cpu.command), name)
     assert command is not None
     return command.make_context(name, options).params
+
+
+def test_the_container_that_installs_is_root_whoever_the_images_user_is() -> None:
+    [container] = objects.preparing(["install"], "n1", Wish(), NEWEST)["spec"]["containers"]
+    assert container["securityContext"]["runAsUser"] == 0
