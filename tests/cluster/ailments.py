@@ -196,7 +196,7 @@ def _stranger(cluster: Cluster) -> Authority:
 
 
 def _strangers_client(cluster: Cluster) -> Pair:
-    return cluster.papers.leaf("stranger", _stranger(cluster))
+    return cluster.papers.leaf(sound.CLIENT, _stranger(cluster))
 
 
 def _ca_pair(cluster: Cluster) -> Pair:
@@ -333,6 +333,7 @@ AILMENTS: Final = (
         configured(_no_extender),
         "configuration-",
         ("nodewise configure",),
+        frozenset({"policy-without-effect"}),
     ),
     Ailment("extender-not-reached", "nobody listens at the address", configured(_elsewhere), "entry", ()),
     Ailment(
@@ -367,6 +368,23 @@ AILMENTS: Final = (
     ),
     Ailment(
         "http-timeout-short", "shorter than an answer", entry(httpTimeout="5ms"), "entry", ("httpTimeout",)
+    ),
+    Ailment(
+        "server-certificate-wrong",
+        "it is another host's",
+        configured(_other_name),
+        "entry",
+        ("nodewise certs",),
+    ),
+    Ailment("server-certificate-wrong", "it is over", expired_server, "entry", ("nodewise certs",)),
+    Ailment("http-timeout-long", "two minutes", entry(httpTimeout="2m"), "entry", ("httpTimeout",)),
+    Ailment(
+        "filters-own-pods",
+        "nobody places nodewise without nodewise",
+        entry(managedResources=None),
+        "entry",
+        ("managedResources",),
+        frozenset({"bind-verb-missing"}),
     ),
     Ailment("wrong-ignorable", "no answer means yes", entry(ignorable=True), "entry", ("ignorable: false",)),
     Ailment("bind-verb-missing", "cards are not booked", entry(bindVerb=None), "entry", ("bindVerb",)),

@@ -39,9 +39,9 @@ def many_extenders(number: int = 10_000) -> Object:
     return kind | {"extenders": number * [entry], "profiles": profiles}
 
 
-def scheduler_of_a_tenant(text: str) -> Callable[[Cluster], AbstractContextManager[None]]:
+def scheduler_of_a_tenant(name: str, text: str) -> Callable[[Cluster], AbstractContextManager[None]]:
     """A kube-scheduler in a tenant's namespace, with this text for its configuration, and words that are none."""
-    metadata = {"name": "scheduler", "namespace": sound.TENANT}
+    metadata = {"name": name, "namespace": sound.TENANT}
     kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"scheduler.yaml": text}}
     container = {
         "name": "kube-scheduler",
@@ -53,10 +53,10 @@ def scheduler_of_a_tenant(text: str) -> Callable[[Cluster], AbstractContextManag
         ],
         "volumeMounts": [{"name": "config", "mountPath": "/etc/kubernetes"}],
     }
-    volumes = [{"name": "config", "configMap": {"name": "scheduler"}}]
+    volumes = [{"name": "config", "configMap": {"name": name}}]
     labels = {"component": "kube-scheduler"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
-    whole = sound.running_pod("scheduler-of-a-tenant", sound.TENANT, "b", pod)
+    whole = sound.running_pod(f"scheduler-{name}", sound.TENANT, "b", pod)
     return ailments.created(kept, whole)
 
 
@@ -110,7 +110,7 @@ def odd_policies(cluster: Cluster) -> Iterator[None]:
 @contextlib.contextmanager
 def odd_values(cluster: Cluster) -> Iterator[None]:
     """Values under names that are none, very many of them."""
-    with ailments.measured("odd", "odd", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
+    with ailments.measured("names", "names", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
         yield
 
 
@@ -182,12 +182,10 @@ def configuration(config: Object) -> Callable[[Cluster], AbstractContextManager[
 
 
 HOSTILE: Final = {
-    "a tenant's scheduler whose configuration unfolds": scheduler_of_a_tenant(BOMB),
+    "a tenant's scheduler whose configuration unfolds": scheduler_of_a_tenant("unfolds", BOMB),
     "a tenant's scheduler with 10,000 extenders": scheduler_of_a_tenant(
-        yaml.safe_dump(many_extenders(2_000))
+        "long", yaml.safe_dump(many_extenders())
     ),
-    "a file with 10,000 extenders": configuration(many_extenders()),
-    "a file that is a list": configuration([ESCAPES]),  # type: ignore[arg-type]
     "a tenant's pod that says that it is nodewise": extender_of_a_tenant(),
     "pods that talk": talking_pods,
     "policies of wrong shapes": odd_policies,
@@ -197,4 +195,11 @@ HOSTILE: Final = {
     "a node with cards that nobody understands": odd_cards(),
     "a server that never answers, with a certificate to be shown": strange_server,
 }
-"""By the fact in words."""
+"""What may all be there at once, by the fact in words."""
+
+HOSTILE_FILES: Final = {
+    "a file with 10,000 extenders": configuration(many_extenders()),
+    "a file that unfolds": configuration(yaml.safe_load(BOMB)),
+    "a file that is a list": configuration([ESCAPES]),  # type: ignore[arg-type]
+}
+"""Configurations of the scheduler."""

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import tempfile
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -166,8 +167,8 @@ class Cluster:
             _, waited, used = os.wait4(child.pid, 0)
             for file in (out, err):
                 file.seek(0)
-            code = os.waitstatus_to_exitcode(waited)
-            done = subprocess.CompletedProcess(command, code, out.read(), err.read())
+            child.returncode = os.waitstatus_to_exitcode(waited)
+            done = subprocess.CompletedProcess(command, child.returncode, out.read(), err.read())
         return Diagnosis(done), used.ru_maxrss / 1024
 
     def _given(self, user: User | None) -> list[str]:
@@ -195,7 +196,7 @@ class Diagnosis:
     def of(self, name: str) -> list[Object]:
         return [one for one in self.findings if one["id"] == name]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return json.dumps(self.findings + self.not_checked, indent=1)
 
 
@@ -204,9 +205,12 @@ def status(api: Api, path: str, status: Mapping[str, Any]) -> None:
     api.patch(f"{path}/status", {"status": status})
 
 
-def running_pod(name: str, namespace: str, node: str, pod: Object) -> Object:
-    """A pod at work on a node."""
+def running_pod(name: str, namespace: str, node: str, pod: Object, owner: str = "") -> Object:
+    """A pod at work on a node, made by a ReplicaSet where one is named."""
     metadata = {**pod["metadata"], "name": name, "namespace": namespace}
+    if owner:
+        by = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": True}
+        metadata["ownerReferences"] = [by]
     return {"apiVersion": "v1", "kind": "Pod"} | objects.running_on(node, pod) | {"metadata": metadata}
 
 
@@ -281,11 +285,30 @@ def _install(cluster: Cluster) -> None:
     deploy = served.ROOT / "deploy"
     served.define(cluster.api)
     cluster.plane.kubectl("apply", "-f", str(deploy / "crds" / "cmk-reports.yaml"))
+    cluster.api.create(_secret(cluster))
+    for one in served.manifest("doctor.yaml"):
+        if one["kind"] != "Job":
+            cluster.api.ensure(one)
     for one in yaml.safe_load_all(INSTALLED.read_text()):
         if one and one["kind"] == "Deployment":
             put_deployment(cluster.api, one)
         elif one and one["kind"] not in {"NetworkPolicy", "PodDisruptionBudget"}:
             cluster.api.ensure(one)
+
+
+def _secret(cluster: Cluster) -> Object:
+    """As `nodewise certs --apply` writes it."""
+    papers = cluster.papers
+    files = {"tls.crt": papers.server.cert, "tls.key": papers.server.key, "ca.crt": papers.authority.ca_file}
+    data = {name: b64encode(file.read_bytes()).decode() for name, file in files.items()}
+    metadata = {"name": "nodewise-tls", "namespace": NAMESPACE}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata,
+        "type": "kubernetes.io/tls",
+        "data": data,
+    }
 
 
 def _nodes(cluster: Cluster, stack: contextlib.ExitStack) -> None:
@@ -318,7 +341,8 @@ def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
         replica = stack.enter_context(served.started(cluster.folder, given, cluster.papers))
         cluster.replicas.append(replica)
         cluster.api.create(shipping.endpoint(f"nodewise-{number}", replica.url))
-        pod = running_pod(f"nodewise-{number}", NAMESPACE, node, _listening(template, replica))
+        own = _listening(template, replica)
+        pod = running_pod(f"nodewise-{number}", NAMESPACE, node, own, owner="nodewise")
         put_running(cluster.api, pod, address)
     for replica in cluster.replicas:
         replica.process.wait_ready(replica.is_ready)
@@ -354,7 +378,8 @@ def _scheduler(cluster: Cluster) -> None:
         "command": command,
     }
     labels = {"component": "kube-scheduler", "tier": "control-plane"}
-    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "hostNetwork": True}}
+    spec = {"containers": [container], "hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    pod = {"metadata": {"labels": labels}, "spec": spec}
     put_running(cluster.api, running_pod(f"kube-scheduler-{PLAIN[0]}", SYSTEM, PLAIN[0], pod))
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/kube-scheduler"
     wait("kube-scheduler leads", lambda: cluster.api.find(lease))
@@ -379,7 +404,7 @@ def _descheduler(cluster: Cluster) -> None:
         "volumes": [{"name": "policy", "configMap": {"name": metadata["name"]}}],
     }
     template = {"metadata": {"labels": {"app": name}}, "spec": spec}
-    put_running(cluster.api, running_pod(f"{name}-0", SYSTEM, PLAIN[0], template))
+    put_running(cluster.api, running_pod(f"{name}-0", SYSTEM, PLAIN[0], template, owner=name))
     whole = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template}
     made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, **place}, "spec": whole}
     put_deployment(cluster.api, made)

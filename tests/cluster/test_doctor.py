@@ -1,0 +1,209 @@
+"""`nodewise doctor` in a real cluster: nothing is found in a sound one, and each of the planted faults by its name."""
+
+import contextlib
+import functools
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from nodewise.configure.doctor.findings import CATALOGUE
+from tests.cluster import ailments, looking, objects, processes, rights, served, shipping, sound
+from tests.cluster.ailments import AILMENTS, Ailment
+from tests.cluster.api import Object
+from tests.cluster.hostile import HOSTILE, HOSTILE_FILES
+from tests.cluster.sandbox import wait
+from tests.cluster.sound import Cluster, Diagnosis
+
+BAD_SETTINGS, FOUND = 2, 3
+FORBIDDEN: Final = 403
+LONGEST: Final = 100_000
+CROWD: Final = {"crowd": ""}
+GATED: Final = {"schedulingGates": [{"name": "tests/held"}]}
+DOCTOR: Final = "nodewise-doctor"
+UNPRINTABLE: Final = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
+"""What a terminal may obey instead of showing it; a line's end is ours."""
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with sound.running(control_plane_programs, tmp_path_factory.mktemp("sound")) as running:
+        yield running
+
+
+def _named(ailment: Ailment) -> str:
+    return f"{ailment.finding}: {ailment.name}"
+
+
+def test_nothing_is_found_in_a_sound_cluster(cluster: Cluster) -> None:
+    assert_sound(cluster.diagnose())
+
+
+def assert_sound(said: Diagnosis) -> None:
+    assert (said.code, said.sound, said.findings, said.not_checked) == (0, True, [], []), said
+    assert set(said.checked) == CATALOGUE.keys() - {"not-looked-at"}
+
+
+def test_nor_when_kube_scheduler_says_itself_how_it_is_configured(cluster: Cluster) -> None:
+    given = [f"--kubeconfig={cluster.plane.admin.kubeconfig}", f"--scheduler-url={cluster.scheduler_url}"]
+    assert_sound(Diagnosis(looking.run("doctor", *given, "-o", "json")))
+
+
+def test_nor_where_the_entry_names_the_service(cluster: Cluster) -> None:
+    with by_service(cluster):
+        assert_sound(cluster.diagnose())
+
+
+def by_service(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
+    """As it is in a cluster whose kube-scheduler asks the cluster's DNS."""
+    return ailments.entry(urlPrefix=f"https://{shipping.HOST}:9001/scheduler")(cluster)
+
+
+def test_each_finding_is_planted() -> None:
+    assert {one.finding for one in AILMENTS} == CATALOGUE.keys() - {"not-looked-at"}
+
+
+@pytest.mark.parametrize("ailment", AILMENTS, ids=_named)
+def test_a_planted_fault_is_found(cluster: Cluster, ailment: Ailment) -> None:
+    with ailment.plant(cluster):
+        said = wait("it is found", functools.partial(_found, cluster, ailment), 30, cluster.diagnose)
+    found = said.of(ailment.finding)
+    assert (said.code, said.sound) == (3, False)
+    assert any(_place(cluster, ailment) in one["object"] for one in found), said
+    assert all(word in " ".join(one["remedy"] for one in found) for word in ailment.remedy), said
+    assert all(one["seen"] and one["wanted"] and one["remedy"] for one in said.findings), said
+    assert said.ids("error", "warning") <= {ailment.finding} | ailment.follows, said
+
+
+def _found(cluster: Cluster, ailment: Ailment) -> Diagnosis | None:
+    said = cluster.diagnose()
+    return said if ailment.finding in said.ids() else None
+
+
+def _place(cluster: Cluster, ailment: Ailment) -> str:
+    return ailments.ENTRY if ailment.about == "entry" else ailment.about
+
+
+# hostile
+
+
+@pytest.mark.parametrize("output", ["json", "table"])
+def test_what_others_wrote_neither_stops_it_nor_reaches_the_terminal(cluster: Cluster, output: str) -> None:
+    """All of it at once."""
+    with contextlib.ExitStack() as stack:
+        for plant in HOSTILE.values():
+            stack.enter_context(plant(cluster))
+        done = cluster.ask("-o", output)
+    assert done.returncode == FOUND, done.stderr
+    assert_harmless(done)
+    if output == "json":
+        json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", HOSTILE_FILES)
+def test_a_hostile_file_is_read_or_refused(cluster: Cluster, name: str) -> None:
+    with HOSTILE_FILES[name](cluster):
+        done = cluster.ask()
+    assert done.returncode in {FOUND, BAD_SETTINGS}
+    assert_harmless(done)
+
+
+def assert_harmless(done: "subprocess.CompletedProcess[str]") -> None:
+    for text in (done.stdout, done.stderr):
+        assert not UNPRINTABLE.search(text)
+        assert not re.search(r"^KIND", text, re.MULTILINE)
+        assert len(text) < LONGEST
+        assert "Traceback" not in text
+
+
+# rights
+
+
+def _rules() -> list[Object]:
+    """Those that ship."""
+    found: list[Object] = next(one for one in served.manifest("doctor.yaml") if one["kind"] == "ClusterRole")[
+        "rules"
+    ]
+    return found
+
+
+def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Cluster) -> None:
+    doctor = cluster.plane.service_account(DOCTOR, sound.NAMESPACE)
+    assert_sound(cluster.diagnose(user=doctor))
+    with by_service(cluster):
+        assert_sound(cluster.diagnose(user=doctor))
+    asked = cluster.log.requests(f"system:serviceaccount:{sound.NAMESPACE}:{DOCTOR}")
+    assert [one for one in asked if one.code == FORBIDDEN] == []
+    used = {
+        (one.verb, one.resource, one.group) for one in rights.needed(one for one in asked if one.resource)
+    }
+    granted = {(one.verb, one.resource, one.group) for one in rights.granted(served.manifest("doctor.yaml"))}
+    assert granted - used == {("list", "nodes", "metrics.k8s.io")}, "no policy here names a metric of it"
+
+
+def test_what_may_not_be_read_is_said_with_the_right_that_is_missing(cluster: Cluster) -> None:
+    half = [rule for rule in _rules() if not {"nodes", "taspolicies", "configmaps"} & set(rule["resources"])]
+    user = cluster.plane.user("half", half)
+    said = cluster.diagnose(user=user)
+    assert said.code == 3
+    assert said.ids() == {"not-looked-at"}
+    text = str(said)
+    assert all(f"list {one}" in text for one in ("nodes", "taspolicies")), text
+    assert {one["id"] for one in said.not_checked} >= {"gpu-node-without-labels", "policy-unknown"}
+    assert not {one["id"] for one in said.not_checked} & set(said.checked)
+
+
+def test_who_may_read_nothing_is_told_all_of_it_in_few_lines(cluster: Cluster) -> None:
+    done = cluster.ask("-o", "table", user=cluster.plane.user("nobody"))
+    assert done.returncode == 3
+    assert "list nodes" in done.stdout
+    assert len(done.stdout.splitlines()) < 60
+
+
+def test_an_api_server_that_is_away_is_one_plain_line(cluster: Cluster) -> None:
+    kubeconfig = cluster.folder / "away.kubeconfig"
+    text = cluster.plane.admin.kubeconfig.read_text()
+    away = f"https://127.0.0.1:{processes.free_port()}"
+    kubeconfig.write_text(text.replace(cluster.plane.url, away))
+    done = looking.run("doctor", f"--kubeconfig={kubeconfig}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert away in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# size
+
+
+@contextlib.contextmanager
+def crowded(cluster: Cluster, nodes: int, policies: int) -> Iterator[None]:
+    """So many nodes, and so many policies with a pod each, all marked to be taken away together."""
+    names = [f"crowd-{at}" for at in range(nodes)]
+    made = [objects.node(name, labels=CROWD) for name in names]
+    for at in range(policies):
+        policy = sound.policy(f"crowd-{at}", dontschedule=[served.HOT])
+        policy["metadata"]["labels"] = CROWD
+        pod = ailments.waiting(f"crowd-{at}", labels=CROWD | {"telemetry-policy": f"crowd-{at}"})
+        made += [policy, pod | {"spec": pod["spec"] | GATED}]
+    cluster.metrics.set("heat", dict.fromkeys([*sound.NODES, *names], 20))
+    try:
+        with ThreadPoolExecutor(8) as workers:
+            list(workers.map(cluster.api.create, made))
+        yield
+    finally:
+        for path in ("/api/v1/nodes", f"/api/v1/namespaces/{sound.TENANT}/pods", sound.POLICIES):
+            query = {"labelSelector": ",".join(CROWD), "gracePeriodSeconds": "0"}
+            cluster.api.request("DELETE", path, params=query)
+        cluster.metrics.set("heat", dict.fromkeys(sound.NODES, 20))
+
+
+def test_it_ends_in_a_large_cluster_and_its_memory_is_bounded(cluster: Cluster) -> None:
+    with crowded(cluster, nodes=1000, policies=300):
+        said, most_mib = cluster.measured()
+    assert said.code in {0, 3}
+    assert most_mib < 200
+    assert len(said.done.stdout) < 100_000
