@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 import yaml
 
+from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.cli import cpu, legacy
 from nodewise.cli.main import command
 from nodewise.configure import profile, versions
@@ -133,8 +136,18 @@ def test_yaml_can_be_read(block: Block) -> None:
             continue
         if one.get("kind") == "KubeSchedulerConfiguration" or set(one) == {"extenders"}:
             assert doubts(one) == []
+        elif one.get("kind") == "TASPolicy":
+            assert lint(one) == []
+        elif set(one) == {"rules"}:
+            assert lint({"metadata": {"name": "p"}, "spec": {"strategies": {"dontschedule": one}}}) == []
         elif "kind" not in one and set(one) <= SCHEMA["properties"].keys():
             assert list(wrong_values(one, SCHEMA)) == []
+
+
+def lint(found: Mapping[str, Any]) -> list[str]:
+    """What `nodewise policy lint` would say of a policy."""
+    read = policies.read(msgspec.json.decode(json.dumps(found), type=PolicyObject))
+    return [str(problem) for problem in read.problems]
 
 
 def doubts(found: Mapping[str, Any]) -> list[str]:
@@ -171,14 +184,23 @@ def wrong_values(value: Any, schema: Mapping[str, Any], at: str = "") -> Iterato
             yield f"{at}.{key} is not known"
 
 
+def test_every_page_to_learn_from_is_followed_by_a_test() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("*/test_learn.py"))
+    assert [page.name for page in pages.LEARN.glob("*.md") if f'"{page.name}"' not in tests] == []
+
+
 def test_a_page_that_is_wrong_is_noticed() -> None:
     (line,) = pages.commands("sudo X=1 nodewise decide --nope 2>/dev/null # as it was\n")
     assert line == ["nodewise", "decide", "--nope"]
     assert "No such option" in problem(line)
     assert "No such command" in problem(["nodewise", "decode"])
-    assert "no such option" in problem("cmk isolate --pole x -- true".split())
+    assert "no such option" in problem(["cmk", "isolate", "--pole", "x", "--", "true"])
     assert "Missing argument" in problem(["nodewise", "explain"])
     assert list(wrong_values({"agents": {"gpu": {"on": True}}}, SCHEMA)) == [".agents.gpu.on is not known"]
     assert list(wrong_values({"settings": {"sync_periods": "2s"}}, SCHEMA)) != []
     assert doubts({"extenders": [{"urlPrefix": "http://x", "filterVerb": "f", "ignorable": True}]}) != []
+    rule = {"metricname": "heat", "operator": "Above", "target": 1}
+    assert (
+        lint({"metadata": {"name": "p"}, "spec": {"strategies": {"dontschedule": {"rules": [rule]}}}}) != []
+    )
     assert len(SHELLS) > 40
