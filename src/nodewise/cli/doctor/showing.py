@@ -7,10 +7,9 @@ from typing import Final
 import click
 import msgspec
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
-from nodewise.configure.doctor.findings import Finding, Report, Severity
+from nodewise.configure.doctor.findings import PAGE, Finding, Report, Severity
 
 _HEADS: Final[dict[Severity, tuple[str, str]]] = {
     "error": ("Wrong", "bold red"),
@@ -18,43 +17,49 @@ _HEADS: Final[dict[Severity, tuple[str, str]]] = {
     "note": ("Good to know", "bold cyan"),
 }
 _WIDEST: Final = 110
+_NARROWEST: Final = 20
 _INDENT: Final = 4
-_LABELS: Final = ("seen", "wanted", "remedy")
+_LABEL: Final = 10
+"""Columns of a label."""
 
 
 def table(report: Report, *, color: bool) -> None:
-    """Findings by severity, each once with all the objects that it is about."""
-    console = Console(highlight=False, no_color=not color, soft_wrap=False)
+    """Findings by severity, each id once with all the objects that it is about."""
+    console = Console(highlight=False, no_color=not color)
     console.width = min(console.width, _WIDEST)
     for severity, (head, style) in _HEADS.items():
         found = [one for one in report.findings if one.severity == severity]
         if found:
-            console.print(Text(head, style))
+            _say(console, Text(head, style), 0)
             for id_, same in groupby(found, key=lambda one: one.id):
                 _kind(console, id_, list(same))
             console.print()
-    console.print(Text(_ending(report)))
+    _say(console, Text(_ending(report)), 0)
+    if report.findings:
+        _say(console, Text(f"More of each: {PAGE}, by its id."), 0)
 
 
 def _kind(console: Console, id_: str, found: Sequence[Finding]) -> None:
-    console.print(Padding(Text.assemble((id_, "bold"), "  ", found[0].title), (0, 0, 0, 2)))
+    _say(console, Text.assemble((id_, "bold"), "  ", found[0].title), 2)
     for at, one in enumerate(found):
-        console.print(Padding(Text(one.object), (0, 0, 0, _INDENT)))
-        _line(console, "seen", one.seen)
-        _line(console, "wanted", one.wanted)
+        _say(console, Text(one.object), _INDENT)
+        _say(console, Text(one.seen), _INDENT, "seen")
+        if one.wanted not in one.remedy:
+            _say(console, Text(one.wanted), _INDENT, "wanted")
         following = found[at + 1].remedy if at + 1 < len(found) else ""
         if one.remedy != following:  # said once for several in a row
-            _line(console, "remedy", one.remedy)
+            _say(console, Text(one.remedy), _INDENT, "remedy")
 
 
-def _line(console: Console, label: str, text: str) -> None:
-    """A label, and its text folded beside it."""
-    width = max(len(one) for one in _LABELS) + 2
-    room = max(console.width - _INDENT - 2 - width, 20)
-    lines = Text(text).wrap(console, room)
-    for at, line in enumerate(lines):
-        head = f"{label}:" if not at else ""
-        console.print(Padding(Text.assemble((f"{head:<{width}}", "dim"), line), (0, 0, 0, _INDENT + 2)))
+def _say(console: Console, text: Text, indent: int, label: str = "") -> None:
+    """A text folded to the width, beside its label where it has one."""
+    before = indent + (_LABEL if label else 0)
+    for at, line in enumerate(text.wrap(console, max(console.width - before, _NARROWEST))):
+        line.rstrip()
+        head = f"{label}:".rjust(_LABEL - 1) if label and not at else ""
+        console.print(
+            Text.assemble(" " * indent, (f"{head:<{before - indent}}", "dim"), line), soft_wrap=True
+        )
 
 
 def _ending(report: Report) -> str:

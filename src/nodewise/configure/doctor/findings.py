@@ -9,7 +9,8 @@ from nodewise.configure.doctor.objects import short
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 """`error`: pods are placed wrongly, or not at all. `warning`: that can happen. `note`: good to know."""
-_PAGE: Final = "docs/how-to/doctor.md"
+PAGE: Final = "docs/how-to/doctor.md"
+"""Tells of each finding at length."""
 _LONG: Final = 500
 """Characters of a text: what stands in objects may be of any length."""
 
@@ -40,7 +41,7 @@ class Finding(NamedTuple):
     @property
     def doc(self) -> str:
         """Where it is told at length."""
-        return f"{_PAGE}#{self.id}"
+        return f"{PAGE}#{self.id}"
 
     def document(self) -> dict[str, Any]:
         """As `-o json` has it."""
