@@ -24,6 +24,8 @@ COPIES: Final = "repository"
 _FENCE: Final = re.compile(r" *(```+|~~~+)")
 _LINK: Final = re.compile(r"`[^`\n]*`|(?<=\]\()[^)\s]+(?=[)\s])")
 _ITEM: Final = re.compile(r"( *)(?:[-*+]|\d+[.)]) +")
+_BOOSTS: Final = {"reference": 2, "adr": 0.5, COPIES: 0.5}
+"""Which folders' pages the search shows first."""
 _LANGUAGES: Final = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -163,6 +165,7 @@ def lines(text: str) -> Iterator[tuple[str, bool]]:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """A page's text, as mkdocs wants it."""
     path = _origin(page.file.src_uri)
+    page.meta.setdefault("search", {"boost": _BOOSTS.get(page.file.src_uri.partition("/")[0], 1)})
 
     def moved(link: str) -> str:
         read = _read(link, path)

@@ -46,10 +46,10 @@ def _section(command: click.Command, typed: str, mark: str) -> str:
     parts = [f"{mark} {typed}\n", _prose(first), usage, _prose(rest) if rest else ""]
     options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
     if options:
-        parts += [
-            f"**{title}**\n\n" + "\n".join(_option(one, context) for one in of_it)
-            for title, of_it in _by_section(command, options).items()
-        ]
+        found = _by_section(command, options)
+        for title, of_it in found.items():
+            heading = f"**{title}**" if len(found) == 1 else f"{mark}# {title}"
+            parts.append(f"{heading}\n\n" + "\n".join(_option(one, context) for one in of_it))
     if isinstance(command, click.Group):
         parts.append(table(("command", "what it does"), _below(command, context, typed)))
     return "\n".join(parts)
