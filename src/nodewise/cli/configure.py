@@ -35,7 +35,7 @@ _OTHERS: Final = (
 """The extender's file of settings serves here too, for which agents there are and what they do follows from it."""
 
 
-class _ConfigureCommand(click.Group):
+class _ConfigureCommand(click.Group, Sectioned):
     """Understands the flags of the older configurator as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -53,12 +53,16 @@ def on_host(**given: Any) -> None:
     Writes kube-scheduler's configuration, copies a client certificate with its key and the CA, and changes the
     manifest: `--config`, two mounts, dnsPolicy, and an annotation by which the kubelet restarts it. Nothing else in
     the manifest changes. All is checked before anything is written, all is written or nothing, and a backup is kept.
-    The flags of the older configurator are understood, with one dash as well.
+    Run it on each host of the control plane, one after another, and again after `kubeadm upgrade`. The flags of the
+    older configurator are understood, with one dash as well.
+
+    On a cluster whose control plane is not yours to edit, --mode prints objects or files instead.
 
     \b
     Examples:
       nodewise configure -cert client.crt -key client.key -dry-run
       nodewise configure -cert client.crt -key client.key
+      nodewise configure -cert client.crt -key client.key --print-plan
       nodewise configure --restore
       nodewise configure --mode second-scheduler | kubectl apply -f -
 

@@ -54,7 +54,10 @@ def _run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) 
         return _repeat(given, asked)
     if given["dry_run"] or given["check"]:
         return _look(given, asked)
-    with transaction.alone(os.path.dirname(asked.manifest)):
+    folder = os.path.dirname(asked.manifest)
+    if not os.path.isdir(folder):
+        return _change(given, asked)  # which tells all that is missing
+    with transaction.alone(folder):
         _mend(asked)
         return _change(given, asked)
 
@@ -104,9 +107,20 @@ def _change(given: dict[str, Any], asked: Asked) -> int:
     _tell_done(asked, plan, backup)
     _summarise(given, plan, backup if changes else None, written=True)
     if any(change.path == asked.manifest for change in changes):
-        _say("The kubelet restarts kube-scheduler now. Do the same on the other hosts of the control plane.")
+        _tell_next(given)
     _say("Done.")
     return exits.DONE
+
+
+def _tell_next(given: dict[str, Any]) -> None:
+    _say("The kubelet restarts kube-scheduler now. See that it comes back before you go on to the next host:")
+    _say("  kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide")
+    if given["uninstall"] or given["restore"] is not None:
+        _say("Do the same on the other hosts of the control plane.")
+    else:
+        _say(
+            "If it does not: `nodewise configure --restore`. For the other hosts: the same with --print-plan."
+        )
 
 
 def _plan(given: dict[str, Any], asked: Asked, backup: Backup | None) -> Plan:

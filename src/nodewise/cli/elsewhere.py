@@ -10,6 +10,7 @@ import click
 import msgspec
 
 import nodewise
+from nodewise.cli import hostflags
 from nodewise.configure import platforms, scheduler, secondary, versions, yamltext
 from nodewise.configure.platforms import PLATFORMS, Platform
 from nodewise.configure.scheduler import Papers, Role, Wish
@@ -195,7 +196,7 @@ OWN: Final = ("scheduler_name", "image", "into")
 
 def parameters() -> list[click.Parameter]:
     option = click.Option
-    return [
+    options: list[click.Parameter] = [
         option(["--mode"], type=click.Choice(MODES), default=HOST, show_default=True,
                help="host: change this host. second-scheduler: print a scheduler of its own with nodewise in one pod, "
                "for any cluster. Others: files for clusters of that kind."),
@@ -204,3 +205,4 @@ def parameters() -> list[click.Parameter]:
         option(["--into"], metavar="DIR", default="",
                help="Write a mode's files into this folder instead of printing them."),
     ]  # fmt: skip
+    return list(hostflags.titled("Clusters whose static pods are not edited", options))

@@ -34,8 +34,48 @@ def words(given: Mapping[str, Any], *, template: str) -> Iterator[str]:
             yield f"{flag(str(one.name))}={Path(value).absolute() if one.name in _PATHS else value}"
 
 
-def parameters() -> Iterable[click.Parameter]:
-    """All flags of the older configurator by their names, and newer ones."""
+def parameters() -> list[click.Parameter]:
+    """All of them, with what they are about."""
+    about = {
+        "Files of this host": _files(),
+        "What kube-scheduler is to ask, where no template says it": _asking(),
+    }
+    return [*_actions(), *(one for title, options in about.items() for one in titled(title, options))]
+
+
+def titled(title: str, options: Iterable[click.Parameter]) -> Iterator[click.Parameter]:
+    """Options below a title of their own in the help."""
+    for one in options:
+        one.section = title  # type: ignore[attr-defined]
+        yield one
+
+
+def _actions() -> list[click.Parameter]:
+    """What is to be done."""
+    option = click.Option
+    return [
+        option(["--dry-run"], is_flag=True, help="Show what would change, and change nothing."),
+        option(["--check"], is_flag=True, help="As --dry-run, with exit code 3 when something would change."),
+        option(["--print-plan"], is_flag=True,
+               help="Change nothing, and print a script that does the same on the other hosts of the control plane: "
+               "it compares the files that it needs, runs this command, and compares what came out."),
+        option(["--merge"], is_flag=True, help="Put our entries into the configuration that is in use."),
+        option(["--replace"], is_flag=True,
+               help="Replace the configuration that is in use. With --restore: bring back a backup of another version "
+               "or cluster, too."),
+        option(["--restore"], is_flag=False, flag_value=NEWEST, default=None, metavar="[FOLDER]",
+               help="Bring a backup back; the newest if none is named."),
+        option(["--uninstall"], is_flag=True,
+               help="Take out what was put in, and nothing else; what was in its place comes back."),
+        option(["--no-backup"], is_flag=True, help="Make no backup, as -b /dev/null."),
+        option(["-o", "--output"], type=click.Choice(["text", "json"]), default="text", show_default=True,
+               help="json: a summary on stdout."),
+        option(["--no-color"], is_flag=True, help="No colours on a terminal."),
+    ]  # fmt: skip
+
+
+def _files() -> list[click.Parameter]:
+    """What is read and written."""
     option = click.Option
     return [
         option(["-m", "--manifest"], metavar="FILE", default="/etc/kubernetes/manifests/kube-scheduler.yaml",
@@ -57,25 +97,22 @@ def parameters() -> Iterable[click.Parameter]:
         option(["--ca"], metavar="FILE", default="",
                help="CA of nodewise's certificate, copied as well. Default: pki/ca.crt beside the manifest's folder."),
         option(["--insecure"], is_flag=True, help="Without a CA: anybody can answer in nodewise's place."),
-        option(["--allow-ca-key"], is_flag=True, help="Copy the key of a CA."),
-        option(["--tas-depl"], metavar="FILE", default="",
-               help="Deployment of TAS in which nodes are called as before 1.24."),
-        option(["--gas-depl"], metavar="FILE", default="", help="The same of GAS."),
-        option(["--dry-run"], is_flag=True, help="Show what would change, and change nothing."),
-        option(["--check"], is_flag=True, help="As --dry-run, with exit code 3 when something would change."),
-        option(["--print-plan"], is_flag=True,
-               help="Change nothing, and print a script that does the same on the other hosts of the control plane: "
-               "it compares the files that it needs, runs this command, and compares what came out."),
-        option(["--merge"], is_flag=True, help="Put our entries into the configuration that is in use."),
-        option(["--replace"], is_flag=True, help="Replace the configuration that is in use."),
-        option(["--no-backup"], is_flag=True, help="Make no backup, as -b /dev/null."),
-        option(["--restore"], is_flag=False, flag_value=NEWEST, default=None, metavar="[FOLDER]",
-               help="Bring a backup back; the newest if none is named."),
-        option(["--uninstall"], is_flag=True, help="Take out what was put in."),
+        option(["--allow-ca-key"], is_flag=True,
+               help="Copy the key of a CA, with which whoever reads it can be anybody in the cluster."),
         option(["--kubernetes-version"], metavar="VERSION", default="",
                help="Such as 1.30, where the image does not say."),
         option(["--container"], metavar="NAME", default="",
                help="The container's name, if it is not kube-scheduler."),
+        option(["--tas-depl"], metavar="FILE", default="",
+               help="Deployment of TAS in which nodes are called as before 1.24."),
+        option(["--gas-depl"], metavar="FILE", default="", help="The same of GAS."),
+    ]  # fmt: skip
+
+
+def _asking() -> list[click.Parameter]:
+    """What the entries say."""
+    option = click.Option
+    return [
         option(["--agents", "host_agents"], metavar="NAMES", default="",
                help="Agents to have asked. Default: telemetry."),
         option(["--extender"], type=click.Choice(["tas", "gas", "both"]), default=None,
@@ -85,13 +122,10 @@ def parameters() -> Iterable[click.Parameter]:
         option(["--weights", "--weight", "entry_weights"], metavar="WEIGHTS", default="",
                help="How much scores count: one number, or by agent, such as `telemetry=5,gpu=20`."),
         option(["--filter-all-pods", "host_filter_all_pods"], is_flag=True,
-               help="Filter pods that nothing marks as well."),
+               help="Filter pods that nothing marks as well: none of them is placed while nodewise does not answer."),
         option(["--whole-nodes", "host_whole_nodes"], is_flag=True,
                help="Have whole nodes sent, for `nodewise extender --no-cluster`."),
         option(["--extender-url"], metavar="URL", default="", help="Where kube-scheduler finds nodewise."),
         option(["--namespace"], metavar="NAMESPACE", default="",
                help="Namespace of nodewise's Service. Default: nodewise."),
-        option(["-o", "--output"], type=click.Choice(["text", "json"]), default="text", show_default=True,
-               help="json: a summary on stdout."),
-        option(["--no-color"], is_flag=True, help="No colours on a terminal."),
     ]  # fmt: skip

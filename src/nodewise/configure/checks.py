@@ -52,7 +52,10 @@ def findings(
         if owners and allow_ca_key:
             warnings.append(f"-key is {said}; whoever reads it can be anybody in the cluster")
         elif owners:
-            wanted = "a client certificate of its own; --allow-ca-key to copy it nevertheless"
+            wanted = (
+                "a client certificate of its own, as `nodewise certs --host /etc/nodewise/pki` makes one, by -cert "
+                "and -key; --allow-ca-key to copy this nevertheless"
+            )
             problems.append(Problem("-key", said, wanted))
     if authority and not any(map(_is_ca, authority)):
         warnings.append("--ca is no CA's certificate")

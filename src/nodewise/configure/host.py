@@ -154,12 +154,19 @@ def _read(asked: Asked) -> Read:
         papers = checks.Papers(cert or b"", key or b"", ca if asked.ca else None)
     folders = [os.path.dirname(path), asked.cert_dir, asked.backup_dir]
     problems += places.misplaced(folders, asked.pod_folders)
-    problems += places.lost(folders, asked.manifest, places.mounts())
     if asked.backup_dir and asked.writes:
         problems += places.wrong_backups(asked.backup_dir)
     if problems or pod is None:
-        raise BadInput("file check error: " + "\n".join(problems))
+        raise BadInput("file check error: " + "\n".join([*problems, *_hint(asked)]))
     return Read(manifest.read(pod, asked.manifest, asked.container), template, papers)
+
+
+def _hint(asked: Asked) -> list[str]:
+    """Where there is no static pod, there is another way."""
+    if os.path.lexists(asked.manifest):
+        return []
+    text = "Is this a host of the control plane, set up by kubeadm? Elsewhere name the manifest with -m. "
+    return [text + "Clusters without one have --mode second-scheduler, or --mode with their distribution."]
 
 
 def _papers_of(asked: Asked) -> list[str]:

@@ -13,8 +13,6 @@ from nodewise.errors import BadInput
 CLUSTERS: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
 """By these a folder is known in which kubeadm keeps a cluster's own certificates."""
 _KIND: Final = "KubeSchedulerConfiguration"
-_LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
-"""File systems of which a container's own files are made."""
 
 
 def real(path: str) -> str:
@@ -93,43 +91,6 @@ def misplaced(folders: Iterable[str], pods: Sequence[str]) -> Iterator[str]:
         found = os.path.realpath(path)
         if any(found == folder or found.startswith(folder + os.sep) for folder in own):
             yield f"{path}: a folder for static pods"
-
-
-def lost(folders: Iterable[str], manifest: str, mounts: str) -> Iterator[str]:
-    """What would be written into a container, and end with it, while the manifest is the host's.
-
-    `mounts`: as /proc/self/mountinfo has them.
-    """
-    if _mount(manifest, mounts)[0] == "/":
-        return
-    for path in sorted({*folders} - {""}):
-        point, kind = _mount(os.path.realpath(path), mounts)
-        if point == "/" and kind in _LAYERS:
-            yield f"{path}: lies in this container and ends with it; wanted a folder that is mounted from the host"
-
-
-def mounts() -> str:
-    """The mounts of this process; empty where nobody knows."""
-    try:
-        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    except OSError:
-        return ""
-
-
-def _mount(path: str, mounts: str) -> tuple[str, str]:
-    """Where the file system of a path is mounted, and its kind; the last of several in one place counts."""
-    found = ("/", "")
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(" "), after.partition(" ")[0]
-        if len(fields) < 5:  # noqa: PLR2004 - proc(5): the fifth is the place
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-        if path == point or path.startswith(point.rstrip("/") + "/"):
-            found = (
-                max(found, (point, kind), key=lambda one: len(one[0])) if point != found[0] else (point, kind)
-            )
-    return found
 
 
 def _refusal(path: str) -> str:

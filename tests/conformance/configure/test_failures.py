@@ -58,7 +58,8 @@ def test_all_that_is_missing_is_told_at_once(host):
         ({"b": "{k}/manifests"}, "{k}/manifests: a folder for static pods"),
         ({"cert_dir": "{k}/manifests/certs"}, "{k}/manifests/certs: a folder for static pods"),
         ({"m": "/dev/zero"}, "no regular file"),
-        ({"m": "{k}/no/kube-scheduler.yaml"}, "{k}/no: no such file or directory"),
+        ({"m": "{k}/no/kube-scheduler.yaml"}, "open {k}/no/kube-scheduler.yaml: no such file or directory"),
+        ({"m": "{k}/no/kube-scheduler.yaml"}, "Clusters without one have --mode second-scheduler"),
     ],
 )
 def test_paths(host, flags, says):
@@ -213,7 +214,9 @@ def test_certificates_that_cannot_be_used(host, cert, key, says):
 
 def test_the_old_defaults_are_the_keys_of_a_ca(host):
     ca = {"cert": f"{host.k}/pki/ca.crt", "key": f"{host.k}/pki/ca.key"}
-    assert "--allow-ca-key" in refused(host, **ca)
+    said = refused(host, **ca)
+    assert "--allow-ca-key" in said
+    assert "nodewise certs --host" in said, "how to get a certificate is told where it is missing"
 
 
 def test_restore_brings_everything_back(host):

@@ -84,6 +84,15 @@ def test_a_first_run(host):
     assert [path.name for path in host.manifest.parent.iterdir()] == ["kube-scheduler.yaml"]
 
 
+def test_what_comes_next_is_told(host):
+    said = host.run().err
+    assert "kubectl --namespace kube-system get pods --selector component=kube-scheduler" in said
+    assert "nodewise configure --restore" in said
+    assert "--print-plan" in said
+    assert "kubelet" not in host.run().err, "nothing is restarted when nothing changed"
+    assert "Do the same on the other hosts" in host.run("--uninstall").err
+
+
 @row(2, "no backup is made that would have to be removed")
 def test_a_second_run_changes_nothing(host):
     host.run()
