@@ -49,6 +49,7 @@ from tests.cluster.served import Served
 
 NAMESPACE: Final = shipping.NAMESPACE
 TENANT: Final = "web"
+DOCTOR: Final = "nodewise-doctor"
 SYSTEM: Final = "kube-system"
 CLIENT: Final = "nodewise-scheduler-client"
 """The name of kube-scheduler's certificate, which nodewise is held to."""
@@ -133,6 +134,8 @@ class Cluster:
         self.folder = folder
         self.log = log
         self.papers = Certificates(folder)
+        self.doctor: User
+        """The account of deploy/doctor.yaml."""
         self.metrics: CustomMetrics
         self.replicas: list[Served] = []
         self.scheduler: Process
@@ -152,7 +155,7 @@ class Cluster:
         return file
 
     def ask(self, *more: str, user: User | None = None) -> "subprocess.CompletedProcess[str]":
-        """doctor, as somebody who may do everything unless another one is named."""
+        """doctor, by the account that ships for it unless another one is named."""
         return looking.run("doctor", *self._given(user), *more)
 
     def diagnose(self, *more: str, user: User | None = None) -> "Diagnosis":
@@ -172,7 +175,7 @@ class Cluster:
         return Diagnosis(done), used.ru_maxrss / 1024
 
     def _given(self, user: User | None) -> list[str]:
-        kubeconfig = (user or self.plane.admin).kubeconfig
+        kubeconfig = (user or self.doctor).kubeconfig
         return [f"--kubeconfig={kubeconfig}", f"--scheduler-config={self.written(self.config)}"]
 
 
@@ -289,6 +292,7 @@ def _install(cluster: Cluster) -> None:
     for one in served.manifest("doctor.yaml"):
         if one["kind"] != "Job":
             cluster.api.ensure(one)
+    cluster.doctor = cluster.plane.service_account(DOCTOR, NAMESPACE)
     for one in yaml.safe_load_all(INSTALLED.read_text()):
         if one and one["kind"] == "Deployment":
             put_deployment(cluster.api, one)

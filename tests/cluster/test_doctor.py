@@ -25,7 +25,6 @@ FORBIDDEN: Final = 403
 LONGEST: Final = 100_000
 CROWD: Final = {"crowd": ""}
 GATED: Final = {"schedulingGates": [{"name": "tests/held"}]}
-DOCTOR: Final = "nodewise-doctor"
 UNPRINTABLE: Final = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
 """What a terminal may obey instead of showing it; a line's end is ours."""
 
@@ -133,11 +132,10 @@ def _rules() -> list[Object]:
 
 
 def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Cluster) -> None:
-    doctor = cluster.plane.service_account(DOCTOR, sound.NAMESPACE)
-    assert_sound(cluster.diagnose(user=doctor))
+    assert_sound(cluster.diagnose())
     with by_service(cluster):
-        assert_sound(cluster.diagnose(user=doctor))
-    asked = cluster.log.requests(f"system:serviceaccount:{sound.NAMESPACE}:{DOCTOR}")
+        assert_sound(cluster.diagnose())
+    asked = cluster.log.requests(f"system:serviceaccount:{sound.NAMESPACE}:{sound.DOCTOR}")
     assert [one for one in asked if one.code == FORBIDDEN] == []
     used = {
         (one.verb, one.resource, one.group) for one in rights.needed(one for one in asked if one.resource)
