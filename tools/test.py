@@ -111,10 +111,9 @@ def read(report: Path) -> tuple[int, int, list[str], Mapping[str, float]]:
 
 
 def show(one: Outcome) -> None:
-    """What a tier said."""
-    print(f"\n== {one.tier}: ended", flush=True)
-    sys.stdout.buffer.write(one.output)
-    print(flush=True)
+    """What a tier said, in one write: other tiers begin meanwhile."""
+    sys.stdout.buffer.write(f"\n== {one.tier}: ended\n".encode() + one.output + b"\n")
+    sys.stdout.flush()
 
 
 def close(outcomes: list[Outcome]) -> int:
@@ -147,9 +146,13 @@ def main() -> int:
         )
         outcomes = [run(QUICK, environment)]
         show(outcomes[0])
-        for done in as_completed([lanes.submit(run, tier, environment) for tier in tiers()]):
-            outcomes.append(done.result())
-            show(outcomes[-1])
+        running = [lanes.submit(run, tier, environment) for tier in tiers()]
+        try:
+            for done in as_completed(running):
+                outcomes.append(done.result())
+                show(outcomes[-1])
+        finally:
+            lanes.shutdown(cancel_futures=True)  # what has not begun does not, where somebody ends us
         building.wait()
     return close(outcomes)
 
