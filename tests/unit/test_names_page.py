@@ -52,7 +52,7 @@ def texts() -> Iterator[str]:
 def keys() -> set[str]:
     """Every text of the code that has the form of a key; a group of the API is followed by a version or nothing."""
     found = {text for text in texts() if KEY.fullmatch(text)}
-    is_group = re.compile(r".*(\.k8s\.io/.*|/v\d\w*)")
+    is_group = re.compile(r".*(k8s\.io/.*|/v\d\w*)")
     own = {text for text in found if not is_group.fullmatch(text)}
     return own - NONE_OF_THESE.keys()
 
