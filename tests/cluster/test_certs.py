@@ -15,6 +15,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from nodewise.serve.issuing import is_by
 from tests.cluster import access, objects, processes, served, steady
 from tests.cluster.access import User
 from tests.cluster.api import Object
@@ -148,10 +149,10 @@ class Applied:
 
     def __init__(self, corner: Sandbox, user: User) -> None:
         self.corner = corner
-        self._given = (f"--kubeconfig={user.kubeconfig}", f"--namespace={corner.namespace}", "--settle=0s")
+        self.given = (f"--kubeconfig={user.kubeconfig}", f"--namespace={corner.namespace}", "--settle=0s")
 
     def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        return certs(*self._given, *arguments, code=code)
+        return certs(*self.given, *arguments, code=code)
 
     def secret(self, name: str) -> Object:
         return self.corner.api.get(f"/api/v1/namespaces/{self.corner.namespace}/secrets/{name}")
@@ -199,6 +200,26 @@ def test_secrets_are_written_once_and_renewed_in_two_steps(applied: Applied) -> 
     third = applied.held()
     assert [one["tls.crt"] for one in third] == [one["next.crt"] for one in second]
     assert set(third[0]) == {"tls.crt", "tls.key", "ca.crt"}
+    applied("--check")
+
+
+def test_runs_at_once_leave_sides_that_trust_each_other(applied: Applied) -> None:
+    """Whoever is second reads again what the first one wrote, be it half of it."""
+    command = [NODEWISE, "certs", *applied.given, "--apply"]
+    for more in ([], ["--renew"]):
+        running = [
+            subprocess.Popen([*map(str, command), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for _ in range(4)
+        ]
+        said = [one.communicate(timeout=120) for one in running]
+        assert [one.returncode for one in running] == [0] * 4, said
+        server, client = applied.held()
+        for shown, trusts in ((server, client), (client, server)):
+            leaf = x509.load_pem_x509_certificate(shown["tls.crt"])
+            own = serialization.load_pem_private_key(shown["tls.key"], None).public_key()
+            assert own == leaf.public_key()
+            assert [one for one in x509.load_pem_x509_certificates(trusts["ca.crt"]) if is_by(leaf, one)]
+    applied("--apply", "--restarted")
     applied("--check")
 
 
