@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from nodewise.cli.doctor import command, gathering, schedulers, showing
 from nodewise.cli.doctor.asking import Asker
 from nodewise.cli.doctor.gathering import Wish
-from nodewise.cli.doctor.schedulers import Asked, Client
+from nodewise.cli.doctor.schedulers import Asked
 from nodewise.cli.progress import Progress
 from nodewise.configure.doctor import examination
 from nodewise.configure.doctor.facts import Configuration, Facts, Unread
@@ -23,7 +23,6 @@ from nodewise.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
 from tests.unit.configure.doctor.setups import CONFIGURATION, ENTRY, SOUND, entry
 
-NOBODY: Any = Client(None, None)  # type: ignore[arg-type]  # nobody is asked by a URL
 ALL = {"metadata": {"name": "p", "namespace": "web"}}
 POLICIES = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
 PLAIN = {name: value for name, value in ENTRY.items() if name not in ("enableHTTPS", "tlsConfig")}
@@ -71,7 +70,7 @@ def _page(items: list[Any], params: Params) -> bytes:
 def facts(objects: Mapping[str, Any], forbidden: tuple[str, ...] = (), *files: str) -> Facts:
     """What is read of a cluster of these objects."""
     table: Any = Table(objects, forbidden)
-    asked = Asked(files, "", NOBODY)
+    asked = Asked(files, "")
     with Progress() as progress:
         ask = Asker(table, 5.0, progress)
         return asyncio.run(gathering.gather(ask, table, Wish(asked, ("nodewise",))))
@@ -224,7 +223,7 @@ def test_an_api_server_that_is_away_ends_it() -> None:
 
     away: Any = Away({})
     with Progress() as progress, pytest.raises(Unavailable):
-        asyncio.run(gathering.gather(Asker(away, 5.0, progress), away, Wish(Asked((), "", NOBODY))))
+        asyncio.run(gathering.gather(Asker(away, 5.0, progress), away, Wish(Asked((), ""))))
 
 
 @pytest.mark.parametrize("text", ["kind: Pod", "[", ""])

@@ -24,8 +24,6 @@ from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
-_ENDED_S: Final = 1.0
-
 
 def run(output: str, **given: Any) -> None:
     """Look at a cluster and name what is wrong with nodewise's set-up, and the remedy.
@@ -73,8 +71,8 @@ def _skipped(names: tuple[str, ...]) -> frozenset[str]:
 async def _report(given: dict[str, Any], skip: frozenset[str]) -> Report:
     chosen = cluster.chosen(given)
     api = connect(chosen, Meters())
-    client = _client(chosen) if given["scheduler_url"] else Client(ssl.create_default_context(), None)
-    asked = Asked(given["scheduler_configs"], given["scheduler_url"], client)
+    url = given["scheduler_url"]
+    asked = Asked(given["scheduler_configs"], url, _client(chosen) if url else None)
     try:
         with Progress() as progress:
             ask = Asker(api, given["timeout_s"], progress)

@@ -43,7 +43,8 @@ class Asked(NamedTuple):
 
     files: Sequence[str]
     url: str
-    client: "Client"
+    client: "Client | None" = None
+    """Where a URL is given."""
 
 
 class Client(NamedTuple):
@@ -113,6 +114,7 @@ async def _of_url(asked: Asked) -> Scheduler:
         problem = Problem("--scheduler-url", repr(asked.url), "https://HOST:10259")
         raise BadSettings("settings", [problem])
     try:
+        assert asked.client is not None, "it comes with the URL"
         # its certificate is self-signed: whoever is not on this machine gets no token
         auth = asked.client.auth if is_loopback(host) else None
         async with httpx2.AsyncClient(
