@@ -1,6 +1,7 @@
 """What `nodewise doctor` reads of a cluster, from an API server that is a table; and how it tells what it found."""
 
 import asyncio
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from nodewise.configure.doctor.facts import Configuration, Facts, Unread
 from nodewise.configure.doctor.findings import Report
 from nodewise.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
-from tests.unit.configure.doctor.setups import CONFIGURATION, ENTRY, SOUND, entry
+from tests.unit.configure.doctor.setups import AUTHORITY, CONFIGURATION, ENTRY, OWN, SOUND, entry
 
 ALL = {"metadata": {"name": "p", "namespace": "web"}}
 POLICIES = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
@@ -178,6 +179,59 @@ def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> N
     (one,) = named.schedulers
     assert (one.where, one.pod.where if one.pod else "") == (str(file), "Pod/kube-system/kube-scheduler-cp")
     assert "extender-not-registered" in {one.id for one in examination.examine(named).findings}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "node", "wanted"),
+    [("kube-system", "cp", True), ("kube-system", "other", False), ("nodewise", "cp", False)],
+)
+def test_files_of_this_host_are_read_for_its_own_static_pods_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, node: str, wanted: bool
+) -> None:
+    """Whoever may make pods could name any file."""
+    monkeypatch.setattr("socket.gethostname", lambda: "cp.example.com")
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))
+    pod = static()
+    pod["metadata"]["namespace"] = namespace
+    pod["spec"] |= {"nodeName": node, "volumes": [{"name": "s", "hostPath": {"path": str(file)}}]}
+    found = facts({"/api/v1/pods": [pod]})
+    assert not isinstance(found.schedulers, Unread)
+    (one,) = found.schedulers
+    assert isinstance(one.configuration, Configuration) == wanted
+
+
+def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goes_nowhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = second()
+    spec = one["spec"]["template"]["spec"]
+    spec["containers"][0]["volumeMounts"].append({"name": "tls", "mountPath": "/tls"})
+    spec["volumes"].append({"name": "tls", "secret": {"secretName": "client"}})
+    tls = {"caFile": "/tls/ca.crt", "certFile": "/tls/tls.crt", "keyFile": "/tls/tls.key"}
+    config = {
+        **CONFIGURATION,
+        "extenders": [{**ENTRY, "urlPrefix": "https://127.0.0.1:9001/scheduler", "tlsConfig": tls}],
+    }
+    data = {"tls.crt": OWN.cert, "tls.key": OWN.key, "ca.crt": AUTHORITY.cert}
+    secret = {"data": {name: base64.b64encode(text).decode() for name, text in data.items()}}
+    found = facts(
+        {
+            DEPLOYMENTS: [one],
+            "/api/v1/namespaces/nodewise/configmaps/second": {
+                "data": {"scheduler.yaml": yaml.safe_dump(config)}
+            },
+            "/api/v1/namespaces/nodewise/secrets/client": secret,
+        }
+    )
+    assert not isinstance(found.schedulers, Unread)
+    papers = found.schedulers[0].papers[0]
+    assert not isinstance(papers.client, Unread)
+    assert papers.client
+    assert papers.client[0].key == papers.key
+    for form in showing.FORMS:
+        assert "PRIVATE" not in printed(examination.examine(found), capsys, form)
+    assert b"PRIVATE" not in repr(found).encode()
 
 
 def test_policies_metrics_and_pods() -> None:

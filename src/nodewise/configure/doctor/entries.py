@@ -66,13 +66,23 @@ _IDS: Final = (
 
 
 def unread(facts: Facts, id_: str) -> Iterator[Answer]:
-    """What stands in the way of a check of all entries."""
+    """What stands in the way of a check of all entries: a configuration that could not be read, or none at all."""
     if isinstance(facts.schedulers, Unread):
         yield from unlooked(facts.schedulers, id_)
         return
+    if not facts.schedulers:
+        yield from unlooked(_HIDDEN, id_)
     for one in facts.schedulers:
         if isinstance(one.configuration, Unread):
             yield from unlooked(one.configuration, id_)
+
+
+_HIDDEN: Final = Unread(
+    "kube-scheduler's configuration",
+    "the cluster shows no kube-scheduler, as managed ones do not",
+    remedy="--scheduler-config FILE with a copy of it, or --scheduler-url; on a managed cluster"
+    " nodewise configure --mode second-scheduler, and -n with its namespace",
+)
 
 
 def _found(id_: str, scheduler: Scheduler, entry: Entry, seen: str, wanted: str, remedy: str = "") -> Finding:

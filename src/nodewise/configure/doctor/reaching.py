@@ -1,7 +1,7 @@
 """Whether a scheduler is told of nodewise, reaches it, and runs at all."""
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nodewise.configure.doctor.configurations import parts
@@ -47,27 +47,33 @@ def numbers(facts: Facts) -> list[Numbers]:
 
 
 def _registered(facts: Facts) -> Iterator[Answer]:
+    id_ = "extender-not-registered"
     if any(True for _ in ours(facts)):
         yield from _hosts_without(facts)
         return
-    calls = sum(one.calls for one in numbers(facts))
-    if calls:
-        return  # a scheduler whose configuration we do not see asks it
-    missed = list(unread(facts, "extender-not-registered"))
-    if isinstance(facts.schedulers, Unread) or missed:
+    counted = numbers(facts)
+    if any(one.calls for one in counted):
+        return  # a scheduler whose configuration nobody sees asks it
+    if counted and (silent := _silence(facts, counted)):
+        yield found(id_, ", ".join(one.pod for one in counted), silent, "an entry in a scheduler's extenders")
+        return
+    missed = list(unread(facts, id_))
+    if missed:
         yield from missed
         return
     where = ", ".join(one.where for one in known(facts))
-    if not where:
-        why = Unread(
-            "kube-scheduler's configuration",
-            "the control plane shows no kube-scheduler, and no other runs in the cluster",
-            remedy="--scheduler-config FILE with a copy of it, --scheduler-url https://HOST:10259, or on a managed"
-            " cluster nodewise configure --mode second-scheduler",
-        )
-        yield from unlooked(why, "extender-not-registered")
-        return
-    yield found("extender-not-registered", where, "no entry in extenders leads to nodewise", "one that does")
+    yield found(id_, where, "no entry in extenders leads to nodewise", "one that does")
+
+
+def _silence(facts: Facts, counted: Sequence[Numbers]) -> str:
+    """Whether pods came that a scheduler should have asked about, and none did; empty: nobody can say."""
+    up_s = min(one.up_s for one in counted)
+    if isinstance(facts.pods, Unread):
+        return ""
+    came = [one for one in facts.pods if one.policy and one.age_s < up_s - _PATIENCE_S and not one.is_gated]
+    if not came or any(one.scheduler != DEFAULT for one in came):
+        return ""
+    return f"no scheduler has called a replica in {up_s:.0f} s, and {came[0].namespace}/{came[0].name} came meanwhile"
 
 
 def _hosts_without(facts: Facts) -> Iterator[Finding]:
@@ -97,7 +103,7 @@ def _address(facts: Facts, scheduler: Scheduler, entry: Entry) -> Iterator[Answe
     service, server = scheduler.services.get(entry.number), scheduler.servers.get(entry.number)
     if isinstance(service, Service):
         yield from _behind(scheduler, entry, service)
-        yield from _resolved(scheduler, entry)
+        yield from _resolved(facts, scheduler, entry)
     elif is_loopback(host) and scheduler.pod is not None and not scheduler.pod.host_network:
         if not _runs_beside(facts, scheduler):
             seen = "leads to the scheduler's own pod, and no nodewise runs in it"
@@ -136,10 +142,11 @@ def _behind(scheduler: Scheduler, entry: Entry, service: Service) -> Iterator[An
         )
 
 
-def _resolved(scheduler: Scheduler, entry: Entry) -> Iterator[Finding]:
+def _resolved(facts: Facts, scheduler: Scheduler, entry: Entry) -> Iterator[Finding]:
     """A pod of the host's network asks the host's DNS, which knows no Services."""
     pod = scheduler.pod
-    if pod is not None and pod.host_network and pod.dns != "ClusterFirstWithHostNet":
+    is_called = any(one.calls for one in numbers(facts))
+    if pod is not None and pod.host_network and pod.dns != "ClusterFirstWithHostNet" and not is_called:
         host = parts(entry.url)[1]
         seen = f"names {host}, which {pod.where} cannot resolve: hostNetwork with dnsPolicy {pod.dns}"
         yield _unreached(scheduler, entry, seen, "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP")

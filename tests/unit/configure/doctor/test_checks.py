@@ -85,13 +85,24 @@ def second(*hosts: Any) -> Facts:
 
 
 UNASKED = numbers(calls=0)._replace(pods=(WAITS._replace(message="0/1"),))
+IGNORED = numbers(calls=0)._replace(pods=(POD._replace(age_s=600.0),))
 KUBELET = Kubelet("c", "none", "none")
 OTHER_PLUGIN = Descheduler("d", ("RemoveDuplicates",))
 NO_RIGHT = EXTENDER._replace(rights=(Right("list", "", "nodes"),))
 CASES: list[tuple[str, Facts, set[str]]] = [
     ("a sound set-up", SOUND, set()),
     ("no schedulers and no calls", SOUND._replace(schedulers=()), {"not-looked-at"}),
-    ("no schedulers, but calls come", numbers()._replace(schedulers=()), set()),
+    ("no schedulers, but calls come", numbers()._replace(schedulers=()), {"not-looked-at"}),
+    (
+        "no schedulers, no calls, and pods came",
+        IGNORED._replace(schedulers=()),
+        {"extender-not-registered", "not-looked-at"},
+    ),
+    (
+        "the host's DNS, and calls come",
+        numbers()._replace(schedulers=pod(dns="ClusterFirst").schedulers),
+        set(),
+    ),
     ("no extenders", config(extenders=[]), {"extender-not-registered"}),
     ("somebody else's extender", entry(urlPrefix="http://other:80/x"), {"extender-not-registered"}),
     (
