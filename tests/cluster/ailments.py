@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
-from tests.cluster import custom_metrics, gpu, loopback, objects, processes, served, sound
+from tests.cluster import custom_metrics, gpu, loopback, objects, processes, served, shipping, sound
 from tests.cluster.api import Object, path_of
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.loopback import Tls
@@ -186,6 +186,20 @@ def _unweighted(cluster: Cluster, config: Object, entry: Object) -> None:
     del entry["weight"]
 
 
+def _insecure(cluster: Cluster, config: Object, entry: Object) -> None:
+    del entry["tlsConfig"]["caFile"]
+    entry["tlsConfig"]["insecure"] = True
+
+
+def _no_cards(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["managedResources"] = served.MANAGED
+
+
+def _load_aware_beside_ours(cluster: Cluster, config: Object, entry: Object) -> None:
+    plugins = {"score": {"enabled": [{"name": "LoadVariationRiskBalancing", "weight": 5}]}}
+    config["profiles"][0]["plugins"] = plugins
+
+
 def _load_aware(cluster: Cluster, config: Object, entry: Object) -> None:
     enabled = [{"name": "TargetLoadPacking", "weight": 5}, {"name": "LowRiskOverCommitment", "weight": 5}]
     config["profiles"][0]["plugins"] = {"score": {"enabled": enabled}}
@@ -209,6 +223,10 @@ def _lasting(days: int) -> Callable[[Cluster], Pair]:
 
 def _for_servers(cluster: Cluster) -> Pair:
     return cluster.papers.leaf(sound.CLIENT, cluster.papers.authority, use=sound.SERVER)
+
+
+def _other_client(cluster: Cluster) -> Pair:
+    return cluster.papers.leaf("kubelet", cluster.papers.authority)
 
 
 def _mixed_up(cluster: Cluster) -> Pair:
@@ -255,6 +273,50 @@ def static_cpus(cluster: Cluster) -> Iterator[None]:
     kubelet.configuration = before | {"cpuManagerPolicy": "static"}
     yield
     kubelet.configuration = before
+
+
+@contextlib.contextmanager
+def single_numa_node(cluster: Cluster) -> Iterator[None]:
+    """The kubelet of a node with pools turns away pods whose CPUs are of several NUMA nodes."""
+    kubelet = cluster.kubelets[sound.POOLS]
+    before = kubelet.configuration
+    kubelet.configuration = before | {"topologyManagerPolicy": "single-numa-node"}
+    yield
+    kubelet.configuration = before
+
+
+SERVICE: Final = f"https://{shipping.HOST}"
+"""How kube-scheduler calls nodewise where it asks the cluster's DNS."""
+
+
+@contextlib.contextmanager
+def nobody_ready(cluster: Cluster) -> Iterator[None]:
+    """A Service whose endpoints are not ready."""
+    folder = f"/apis/discovery.k8s.io/v1/namespaces/{sound.NAMESPACE}/endpointslices"
+    kept = cluster.api.get(folder)["items"]
+    for one in kept:
+        unready = [end | {"conditions": {"ready": False}} for end in one["endpoints"]]
+        cluster.api.patch(f"{folder}/{one['metadata']['name']}", {"endpoints": unready})
+    with entry(urlPrefix=f"{SERVICE}:9001/scheduler")(cluster):
+        yield
+    for one in kept:
+        cluster.api.patch(f"{folder}/{one['metadata']['name']}", {"endpoints": one["endpoints"]})
+
+
+@contextlib.contextmanager
+def no_replica(cluster: Cluster) -> Iterator[None]:
+    """nodewise was scaled to nothing."""
+    deployment = f"/apis/apps/v1/namespaces/{sound.NAMESPACE}/deployments/nodewise"
+    cluster.api.patch(deployment, {"spec": {"replicas": 0}})
+    yield
+    cluster.api.patch(deployment, {"spec": {"replicas": 2}})
+
+
+def unsent() -> Object:
+    """A pod that names a policy and asks for none of the resources by which nodewise hears of pods."""
+    pod = waiting("unsent", labels={"telemetry-policy": "pol"}, schedulingGates=[{"name": "tests/held"}])
+    pod["spec"]["containers"][0]["resources"] = {}
+    return pod
 
 
 @contextlib.contextmanager
@@ -337,6 +399,22 @@ AILMENTS: Final = (
     ),
     Ailment("extender-not-reached", "nobody listens at the address", configured(_elsewhere), "entry", ()),
     Ailment(
+        "extender-not-reached",
+        "there is no such Service",
+        entry(urlPrefix="https://old.nodewise.svc:9001/scheduler"),
+        "entry",
+        (),
+        frozenset({"server-certificate-wrong"}),
+    ),
+    Ailment(
+        "extender-not-reached",
+        "the Service has another port",
+        entry(urlPrefix=f"{SERVICE}:9443/scheduler"),
+        "entry",
+        (),
+    ),
+    Ailment("extender-not-reached", "nobody behind the Service is ready", nobody_ready, "entry", ()),
+    Ailment(
         "names-not-used",
         "whole nodes are sent",
         entry(nodeCacheCapable=False),
@@ -344,6 +422,7 @@ AILMENTS: Final = (
         ("nodeCacheCapable",),
     ),
     Ailment("no-ca-file", "the server is not verified", configured(_no_ca), "entry", ("caFile",)),
+    Ailment("no-ca-file", "the server need not be verified", configured(_insecure), "entry", ("caFile",)),
     Ailment(
         "ca-key-as-client-key",
         "the key of a CA is kube-scheduler's",
@@ -355,6 +434,9 @@ AILMENTS: Final = (
     Ailment("client-certificate-wrong", "expires soon", client(_lasting(2)), "entry", ("nodewise certs",)),
     Ailment("client-certificate-wrong", "for servers", client(_for_servers), "entry", ("nodewise certs",)),
     Ailment("client-certificate-wrong", "not of this key", client(_mixed_up), "entry", ("key",)),
+    Ailment(
+        "client-certificate-wrong", "of another name", client(_other_client), "entry", ("nodewise certs",)
+    ),
     Ailment("unknown-ca", "another CA is trusted", configured(_other_ca), "entry", ("caFile",)),
     Ailment(
         "unknown-ca", "the client's CA is not trusted", client(_strangers_client), "entry", ("--client-ca",)
@@ -395,9 +477,17 @@ AILMENTS: Final = (
         "entry",
         ("preemptVerb",),
     ),
+    Ailment("bind-verb-missing", "no card is managed", configured(_no_cards), "entry", ("managedResources",)),
     Ailment("weight-zero", "scores count nothing", configured(_unweighted), "entry", ("weight",)),
     Ailment(
         "weight-zero", "nobody asks for scores", entry(prioritizeVerb=None), "entry", ("prioritizeVerb",)
+    ),
+    Ailment(
+        "two-load-aware-scorers",
+        "one of Trimaran beside ours",
+        configured(_load_aware_beside_ours),
+        "configuration-",
+        (),
     ),
     Ailment("two-load-aware-scorers", "both of Trimaran", configured(_load_aware), "configuration-", ()),
     Ailment("sample-too-small", "of 150 nodes all but few are rejected", crowd, "web/busy", ("NotIn",)),
@@ -417,6 +507,7 @@ AILMENTS: Final = (
         "web/idle",
         (),
     ),
+    Ailment("policy-without-effect", "its pod is not sent to us", created(unsent()), "web/unsent", ()),
     Ailment("policy-unknown", "a pod names one that is not there", asking_for("ghost"), "ghost", ()),
     Ailment(
         "gpu-node-without-labels", "cards without numbers", created(_bare_node()), "bare", ("gpu-numbers",)
@@ -427,6 +518,13 @@ AILMENTS: Final = (
         static_cpus,
         sound.POOLS,
         ("cpuManagerPolicy",),
+    ),
+    Ailment(
+        "kubelet-policy-conflict",
+        "the kubelet counts NUMA nodes",
+        single_numa_node,
+        sound.POOLS,
+        ("topologyManagerPolicy",),
     ),
     Ailment(
         "descheduler-missing",
@@ -456,6 +554,14 @@ AILMENTS: Final = (
         "nodewise/nodewise",
         ("deploy/gpu.yaml",),
     ),
+    Ailment(
+        "rights-missing",
+        "no ledger may be kept",
+        deleted(f"{RBAC}/namespaces/{sound.NAMESPACE}/rolebindings/nodewise-gpu"),
+        "nodewise/nodewise",
+        ("deploy/gpu.yaml",),
+    ),
+    Ailment("replicas-not-ready", "scaled to nothing", no_replica, "nodewise/nodewise", ()),
     Ailment("replicas-not-ready", "one of two crashes", one_down, "nodewise/nodewise", ("logs",)),
     Ailment(
         "scheduler-not-running",

@@ -382,7 +382,13 @@ def _scheduler(cluster: Cluster) -> None:
         "command": command,
     }
     labels = {"component": "kube-scheduler", "tier": "control-plane"}
-    spec = {"containers": [container], "hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    mounts = [{"name": "config", "mountPath": "/etc/kubernetes", "readOnly": True}]
+    spec = {
+        "containers": [container | {"volumeMounts": mounts}],
+        "volumes": [{"name": "config", "hostPath": {"path": "/etc/kubernetes"}}],
+        "hostNetwork": True,
+        "dnsPolicy": "ClusterFirstWithHostNet",
+    }
     pod = {"metadata": {"labels": labels}, "spec": spec}
     put_running(cluster.api, running_pod(f"kube-scheduler-{PLAIN[0]}", SYSTEM, PLAIN[0], pod))
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/kube-scheduler"
