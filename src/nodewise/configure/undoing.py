@@ -31,13 +31,18 @@ def restored(asked: Asked, folder: str) -> Plan:
     changes = backups.restoration(folder, [config_path(asked), asked.manifest])
     index = backups.index_of(folder)
     problems = [] if index is None else list(_of_elsewhere(index, asked))
-    problems += _of_another_version(changes, asked)
+    pods = _pods(changes, asked)
+    problems += _of_another_version(*pods) if pods else []
     if problems and asked.existing != "replace":
         remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
         raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
     warnings = [str(problem) for problem in problems]
     warnings += [] if index is None else _outdated(index)
-    return Plan(sorted(changes, key=lambda change: change.path == asked.manifest), warnings=warnings)
+    said: list[str] = []
+    if pods and pods[0].at == pods[1].at:
+        said = difference.of_pod(pods[0].document.value, pods[1].document.value, pods[0].at)
+    changes = sorted(changes, key=lambda change: change.path == asked.manifest)
+    return Plan(changes, warnings=warnings, summary=said)
 
 
 def _of_elsewhere(index: Index, asked: Asked) -> Iterator[Problem]:
@@ -50,20 +55,28 @@ def _of_elsewhere(index: Index, asked: Asked) -> Iterator[Problem]:
         yield Problem("--restore", "a backup of another cluster, by its pki/ca.crt", "one of this cluster")
 
 
-def _of_another_version(changes: Sequence[Change], asked: Asked) -> Iterator[Problem]:
-    """After an upgrade the old manifest would bring the old kube-scheduler back."""
+def _pods(changes: Sequence[Change], asked: Asked) -> tuple[Manifest, Manifest] | None:
+    """The manifest now and then; None where one of the two cannot be read, for then the backup may be the cure."""
     for change in changes:
-        if change.path != asked.manifest or change.before is None or change.after is None:
-            continue
-        try:
-            now, then = (
-                manifest.read(data, asked.manifest, asked.container).container.get("image")
-                for data in (change.before, change.after)
-            )
-        except BadInput:
-            return  # then the backup may be the cure
-        if now != then:
-            yield Problem("--restore", f"a kube-scheduler of image {then}, and now it is {now}", "the same")
+        if change.path == asked.manifest and change.before is not None and change.after is not None:
+            try:
+                now, then = (
+                    manifest.read(data, asked.manifest, asked.container)
+                    for data in (change.before, change.after)
+                )
+            except BadInput:
+                return None
+            return now, then
+    return None
+
+
+def _of_another_version(now: Manifest, then: Manifest) -> Iterator[Problem]:
+    """After an upgrade the old manifest would bring the old kube-scheduler back."""
+    images = now.container.get("image"), then.container.get("image")
+    if images[0] != images[1]:
+        yield Problem(
+            "--restore", f"a kube-scheduler of image {images[1]}, and now it is {images[0]}", "the same"
+        )
 
 
 def _outdated(index: Index) -> Iterator[str]:

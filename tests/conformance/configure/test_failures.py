@@ -227,6 +227,7 @@ def test_restore_brings_everything_back(host):
     [backup] = host.backups
     ran = host.words(*host.base(), "--restore")
     assert ran.code == 0, ran.err
+    assert f"  command: - --config={host.config}" in ran.err.splitlines()
     shutil.rmtree(backup)
     host.certs.rmdir()
     assert host.everything() == before
