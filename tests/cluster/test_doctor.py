@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import yaml
 
 from nodewise.configure.doctor.findings import CATALOGUE
 from tests.cluster import ailments, looking, objects, processes, rights, served, shipping, sound
 from tests.cluster.ailments import AILMENTS, Ailment
-from tests.cluster.api import Object
+from tests.cluster.api import Object, path_of
 from tests.cluster.hostile import HOSTILE, HOSTILE_FILES
 from tests.cluster.sandbox import wait
 from tests.cluster.sound import Cluster, Diagnosis
@@ -56,6 +57,41 @@ def test_nor_when_kube_scheduler_says_itself_how_it_is_configured(cluster: Clust
 def test_nor_where_the_entry_names_the_service(cluster: Cluster) -> None:
     with by_service(cluster):
         assert_sound(cluster.diagnose())
+
+
+def test_nor_with_the_second_scheduler_that_configure_prints(cluster: Cluster) -> None:
+    with second_scheduler(cluster) as config:
+        assert_sound(cluster.diagnose())
+        text = config["data"]["scheduler.yaml"]
+        assert text.count("ignorable: false") == 1
+        path = path_of(config)
+        cluster.api.patch(
+            path, {"data": {"scheduler.yaml": text.replace("ignorable: false", "ignorable: true")}}
+        )
+        (found,) = cluster.diagnose().findings
+        assert found["id"] == "wrong-ignorable"
+        assert found["object"].startswith("ConfigMap/nodewise/nodewise-scheduler, http://127.0.0.1:")
+
+
+@contextlib.contextmanager
+def second_scheduler(cluster: Cluster) -> Iterator[Object]:
+    """A scheduler with nodewise in its pod, beside the cluster's own; its ConfigMap."""
+    done = looking.run("configure", "--mode", "second-scheduler", "--kubernetes-version=v1.36.3")
+    made = [one for one in yaml.safe_load_all(done.stdout) if one["kind"] != "Namespace"]
+    deployment = next(one for one in made if one["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]
+    try:
+        for one in made:
+            if one is deployment:
+                sound.put_deployment(cluster.api, one)
+            else:
+                cluster.api.create(one)
+        running = sound.running_pod("second-0", sound.NAMESPACE, sound.PLAIN[0], pod, owner="second")
+        with ailments.created(running)(cluster):
+            yield next(one for one in made if one["kind"] == "ConfigMap")
+    finally:
+        for one in made:
+            cluster.api.delete(path_of(one))
 
 
 def by_service(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
@@ -142,6 +178,13 @@ def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Clu
     }
     granted = {(one.verb, one.resource, one.group) for one in rights.granted(served.manifest("doctor.yaml"))}
     assert granted - used == {("list", "nodes", "metrics.k8s.io")}, "no policy here names a metric of it"
+
+
+def test_the_job_that_ships_is_one_for_a_real_api_server(cluster: Cluster) -> None:
+    file = str(served.ROOT / "deploy" / "doctor.yaml")
+    assert "job.batch/nodewise-doctor" in cluster.plane.kubectl(
+        "apply", "--dry-run=server", "--validate=strict", "-f", file
+    )
 
 
 def test_what_may_not_be_read_is_said_with_the_right_that_is_missing(cluster: Cluster) -> None:
