@@ -3,7 +3,7 @@
 import asyncio
 import os
 import ssl
-from typing import Any, Final
+from typing import Any
 
 import click
 

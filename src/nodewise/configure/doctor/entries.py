@@ -1,9 +1,10 @@
 """What is wrong with nodewise's entries in kube-scheduler's configuration, each by itself."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from nodewise import clock
+from nodewise.configure.doctor.configurations import parts
 from nodewise.configure.doctor.facts import Configuration, Entry, Extender, Facts, Scheduler, Unread
 from nodewise.configure.doctor.findings import Answer, Finding, found, unlooked
 
@@ -31,12 +32,22 @@ def known(facts: Facts) -> Iterator[Scheduler]:
         yield from (one for one in facts.schedulers if isinstance(one.configuration, Configuration))
 
 
-def agents(facts: Facts, entry: Entry) -> frozenset[str]:
+def agents(facts: Facts, scheduler: Scheduler, entry: Entry) -> frozenset[str]:
     """The agents that an entry asks, as far as that is known."""
     if entry.agent:
         return frozenset({entry.agent})
+    return frozenset(agent for one in behind(facts, scheduler, entry) for agent in one.agents)
+
+
+def behind(facts: Facts, scheduler: Scheduler, entry: Entry) -> tuple[Extender, ...]:
+    """The replicas that an entry's address leads to: those in the scheduler's pod, those of its Service, or any."""
     extenders = () if isinstance(facts.extenders, Unread) else facts.extenders
-    return frozenset(agent for one in extenders for agent in one.agents)
+    beside = _beside(facts, scheduler)
+    if beside is not None:
+        return (beside,)
+    labels = parts(entry.url)[1].split(".")
+    near = tuple(one for one in extenders if labels[2:3] == ["svc"] and one.pod.namespace == labels[1])
+    return near or extenders
 
 
 def check(facts: Facts) -> Iterator[Answer]:
@@ -44,11 +55,11 @@ def check(facts: Facts) -> Iterator[Answer]:
     for each in _IDS:
         yield from unread(facts, each)
     for scheduler, entry in ours(facts):
-        own = agents(facts, entry)
+        own = agents(facts, scheduler, entry)
         yield from _names(scheduler, entry, _beside(facts, scheduler))
         yield from _timeout(scheduler, entry)
         yield from _ignorable(scheduler, entry)
-        yield from _verbs(scheduler, entry, own)
+        yield from _verbs(facts, scheduler, entry, own)
         yield from _weight(facts, scheduler, entry, own)
         yield from _own_pods(facts, scheduler, entry)
 
@@ -137,30 +148,37 @@ def _ignorable(scheduler: Scheduler, entry: Entry) -> Iterator[Finding]:
         yield _found("wrong-ignorable", scheduler, entry, seen, "false")
 
 
-def _verbs(scheduler: Scheduler, entry: Entry, own: frozenset[str]) -> Iterator[Finding]:
-    marks = [one for one in entry.resources if one.name.startswith(_CARDS)]
-    if "gpu" in own and (marks or entry.filter or entry.bind):
-        if not entry.bind:
-            yield _found("bind-verb-missing", scheduler, entry, " has no bindVerb", "bindVerb: bind")
+def _verbs(facts: Facts, scheduler: Scheduler, entry: Entry, own: frozenset[str]) -> Iterator[Finding]:
+    """What the gpu agent has to be asked may stand in one of several entries."""
+    marks = _marks(entry)
+    if "gpu" in own and (marks or not _others(facts, scheduler, entry, "gpu", lambda one: bool(_marks(one)))):
+        lacks = [f"{name}Verb" for name, verb in (("bind", entry.bind), ("filter", entry.filter)) if not verb]
+        for verb in lacks:
+            wanted = f"{verb}: {verb.removesuffix('Verb')}"
+            seen = f" has no {verb}, and the gpu agent is behind it"
+            yield _found("bind-verb-missing", scheduler, entry, seen, wanted)
         if not marks:
-            yield _found(
-                "bind-verb-missing",
-                scheduler,
-                entry,
-                ".managedResources names no card",
-                "gpu.intel.com/i915 and the like",
-            )
-        if not entry.filter:
-            seen = " has no filterVerb, and the gpu agent guards pods"
-            yield _found("bind-verb-missing", scheduler, entry, seen, "filterVerb: filter")
+            seen = ".managedResources names no card"
+            yield _found("bind-verb-missing", scheduler, entry, seen, "gpu.intel.com/i915 and the like")
     if entry.filter and not entry.preempt:
-        yield found(
-            "bind-verb-missing",
-            place(scheduler, entry),
-            f"{entry.field} has filterVerb and no preemptVerb",
-            "preemptVerb: preempt",
-            severity="warning",
-        )
+        seen = f"{entry.field} has filterVerb and no preemptVerb"
+        where, wanted = place(scheduler, entry), "preemptVerb: preempt"
+        yield found("bind-verb-missing", where, seen, wanted, severity="warning")
+
+
+def _marks(entry: Entry) -> list[str]:
+    return [one.name for one in entry.resources if one.name.startswith(_CARDS)]
+
+
+def _others(
+    facts: Facts, scheduler: Scheduler, entry: Entry, agent: str, does: Callable[[Entry], bool]
+) -> bool:
+    """Whether another entry of the same scheduler asks an agent what this one does not."""
+    assert isinstance(scheduler.configuration, Configuration)
+    return any(
+        one.is_ours and one != entry and agent in agents(facts, scheduler, one) and does(one)
+        for one in scheduler.configuration.entries
+    )
 
 
 def prefers(facts: Facts) -> bool:
@@ -176,12 +194,15 @@ def _weight(facts: Facts, scheduler: Scheduler, entry: Entry, own: frozenset[str
             "weight-zero", scheduler, entry, seen, "5 or more; kube-scheduler does not start without"
         )
         return
-    scorers = sorted(own & SCORING)
-    if "telemetry" in own and prefers(facts):
-        scorers.append("telemetry (scheduleonmetric)")
-    if not entry.prioritize and scorers:
-        seen = f" has no prioritizeVerb, and the scores of {', '.join(scorers)} are asked by nobody"
+    scorers = sorted(own & SCORING) + (["telemetry"] if "telemetry" in own and prefers(facts) else [])
+    unasked = [name for name in scorers if not _others(facts, scheduler, entry, name, _counts)]
+    if not entry.prioritize and unasked:
+        seen = f" has no prioritizeVerb, and the scores of {', '.join(unasked)} are asked by nobody"
         yield _found("weight-zero", scheduler, entry, seen, "prioritizeVerb: prioritize, weight: 10")
+
+
+def _counts(entry: Entry) -> bool:
+    return bool(entry.prioritize) and (entry.weight or 0) > 0
 
 
 def _own_pods(facts: Facts, scheduler: Scheduler, entry: Entry) -> Iterator[Answer]:

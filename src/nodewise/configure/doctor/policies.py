@@ -120,13 +120,14 @@ def _unsent(facts: Facts, pod: Waiting) -> str:
         if isinstance(one.configuration, Configuration)
         and any(profile.scheduler == pod.scheduler for profile in one.configuration.profiles)
     ]
-    filters = [one for each in serving for one in each.entries if one.is_ours and one.filter]
-    if not serving or any(not one.entries and one.problems for one in serving):
+    entries = [one for each in serving for one in each.entries if one.is_ours]
+    filters = [one for one in entries if one.filter and one.agent in ("", "telemetry")]
+    if not serving or pod.avoids_violating or not _filtering(facts, pod):
         return ""
     if not filters:
         asked_elsewhere = any(True for _ in ours(facts))  # else that nobody asks nodewise is found already
         told = f"and its scheduler {pod.scheduler} does not ask nodewise to filter"
-        return told if asked_elsewhere and _filtering(facts, pod) else ""
+        return told if asked_elsewhere else ""
     marks = {mark.name for one in filters for mark in one.resources}
     if any(not one.resources for one in filters) or marks & set(pod.asks):
         return ""
@@ -197,7 +198,7 @@ def _drained(facts: Facts) -> Iterator[Answer]:
     if isinstance(facts.deschedulers, Unread):
         yield from unlooked(facts.deschedulers, id_)
         return
-    wanted = f"a descheduler with {_AFFINITY} for {_REQUIRED}"
+    wanted = f"a descheduler with {_AFFINITY} for {_REQUIRED}, here or where -n says"
     if not facts.deschedulers:
         seen = f"has the strategy deschedule, and no descheduler runs in {' or '.join(facts.homes) or 'this cluster'}"
         yield found(id_, policy.where, seen, wanted)

@@ -56,7 +56,8 @@ def _own(facts: Facts, scheduler: Scheduler) -> set[str]:
     found_: set[str] = set()
     for one, entry in ours(facts):
         if one.where == scheduler.where and entry.prioritize:
-            found_ |= agents(facts, entry) & _BY_LOAD
-            if "telemetry" in agents(facts, entry) and prefers(facts):
+            asked = agents(facts, one, entry)
+            found_ |= asked & _BY_LOAD
+            if "telemetry" in asked and prefers(facts):
                 found_.add("the strategy scheduleonmetric")
     return found_

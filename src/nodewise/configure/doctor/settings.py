@@ -34,7 +34,9 @@ def of_file(given: bytes) -> dict[str, str]:
         found = [msgspec.json.decode(one) for _, one in documents.documents(given[:_LARGEST], "settings")]
     except (BadInput, *UNREADABLE):
         return {}
-    whole = fields(found[0]) if found else {}
+    given_ = fields(found[0]) if found else {}
+    own = [fields(value) for value in given_.values()]  # sections of agents
+    whole = {name: value for section in [*own, given_] for name, value in section.items()}
     return {
         name.replace("-", "_"): told for name, value in whole.items() if (told := _told(value)) is not None
     }

@@ -324,6 +324,42 @@ def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() ->
         assert {one.id for one in examination.examine(facts).findings} == wanted
 
 
+def test_what_two_entries_ask_together_is_asked() -> None:
+    """As those have it who came from two systems: one entry for policies, one for cards."""
+    telemetry = {
+        **ENTRY,
+        "bindVerb": "",
+        "managedResources": ENTRY["managedResources"][:1],
+        "httpTimeout": "1s",
+    }
+    cards = {**ENTRY, "prioritizeVerb": "", "managedResources": ENTRY["managedResources"][1:]}
+    one = scheduler({**CONFIGURATION, "extenders": [telemetry, cards]})
+    every = {
+        name: {0: part[0], 1: part[0]}
+        for name in ("papers", "servers", "services")
+        if (part := getattr(one, name))
+    }
+    report = examination.examine(SOUND._replace(schedulers=(one._replace(**every),)))
+    assert report.findings == []
+
+
+def test_a_second_scheduler_is_not_asked_what_other_replicas_answer() -> None:
+    beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
+    fields = {
+        **PLAIN,
+        "urlPrefix": "http://127.0.0.1:9001/scheduler",
+        "bindVerb": "",
+        "nodeCacheCapable": False,
+    }
+    profiles = [{"schedulerName": "mine"}]
+    mine = scheduler({**CONFIGURATION, "profiles": profiles, "extenders": [fields]}, beside)
+    told = Extender(beside, {"agents": "safe", "no_cluster": "true"})
+    facts = SOUND._replace(
+        schedulers=(scheduler(), mine._replace(services={})), extenders=(*SOUND.extenders, told)
+    )
+    assert examination.examine(facts).findings == []
+
+
 def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}

@@ -1,0 +1,108 @@
+"""What ships is sound in doctor's eyes: every rendered set-up, and every configuration that nodewise prints."""
+
+import base64
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from nodewise.cli.configure import command as configure
+from nodewise.cli.doctor import handshakes
+from nodewise.configure.doctor import examination
+from nodewise.configure.doctor.facts import Server
+from nodewise.configure.doctor.findings import Finding
+from nodewise.serve.issuing import Issuer
+from tests.unit.cli.test_doctor import facts
+from tests.unit.configure.doctor.setups import CLIENT, HOST, YEAR
+
+AUTHORITY = Issuer("nodewise-ca", datetime.now(UTC), YEAR)
+SERVER, OWN = AUTHORITY.server([HOST], "nodewise"), AUTHORITY.client(CLIENT)
+DEPLOY = Path(__file__).parents[3] / "deploy"
+RENDERED = sorted(path.parent.name for path in (DEPLOY / "kustomize").glob("*/nodewise.yaml"))
+PAPERS = {"nodewise-tls": (SERVER, AUTHORITY), "nodewise-scheduler-client": (OWN, AUTHORITY)}
+COLLECTIONS = {"Deployment": "apps/v1/deployments", "DaemonSet": "apps/v1/daemonsets"}
+OBJECTS = {"ConfigMap": "configmaps", "Service": "services"}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(_: object) -> Server:
+        return Server(tried=("not from here",))
+
+    monkeypatch.setattr(handshakes, "call", call)
+
+
+def cluster(text: str) -> dict[str, Any]:
+    """The objects of a manifest as an API server has them once all run."""
+    found: dict[str, Any] = {}
+    for one in filter(None, yaml.safe_load_all(text)):
+        kind, metadata = one["kind"], one["metadata"]
+        if kind in COLLECTIONS:
+            replicas = one["spec"].get("replicas", 1)
+            one["status"] = {"readyReplicas": replicas, "numberReady": 0}
+            found.setdefault(f"/apis/{COLLECTIONS[kind]}", []).append(one)
+        elif kind in OBJECTS:
+            found[f"/api/v1/namespaces/{metadata['namespace']}/{OBJECTS[kind]}/{metadata['name']}"] = one
+    for name, (leaf, authority) in PAPERS.items():
+        data = {"tls.crt": leaf.cert, "tls.key": leaf.key, "ca.crt": authority.cert}
+        secret = {"data": {key: base64.b64encode(text).decode() for key, text in data.items()}}
+        found[f"/api/v1/namespaces/nodewise/secrets/{name}"] = secret
+    ready = [{"addresses": ["10.0.0.7"], "conditions": {"ready": True}}]
+    slices = "/apis/discovery.k8s.io/v1/namespaces/nodewise/endpointslices"
+    found[slices] = [{"endpoints": ready, "ports": [{"name": "https", "port": 9001}]}]
+    return found
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(configure, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def wrong(text: str, *files: str) -> list[Finding]:
+    return [
+        one
+        for one in examination.examine(facts(cluster(text), (), *files)).findings
+        if one.severity != "note"
+    ]
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> list[str]:
+    """kube-scheduler's files, and the flags that name them."""
+    for name, text in (("ca.crt", AUTHORITY.cert), ("tls.crt", OWN.cert), ("tls.key", OWN.key)):
+        (tmp_path / name).write_bytes(text)
+    return [f"--ca={tmp_path}/ca.crt", f"--cert={tmp_path}/tls.crt", f"--key={tmp_path}/tls.key"]
+
+
+@pytest.mark.parametrize("name", RENDERED)
+@pytest.mark.parametrize("entries", [[], ["--one-entry-per-agent"]], ids=["one entry", "one an agent"])
+def test_rendered_set_ups(name: str, entries: list[str], papers: list[str], tmp_path: Path) -> None:
+    text = (DEPLOY / "kustomize" / name / "nodewise.yaml").read_text()
+    agents = next((one for one in text.splitlines() if one.strip().startswith("agents: ")), "").split(": ")[
+        -1
+    ]
+    if not agents:
+        pytest.skip("without an extender")
+    mixed = {"telemetry", "gpu"} & set(agents.split(",")) and set(agents.split(",")) - {"telemetry", "gpu"}
+    if mixed and not entries:
+        pytest.skip("kube-scheduler cannot be told of them in one entry")
+    if "kind: KubeSchedulerConfiguration" in text:
+        assert wrong(text) == []
+        return
+    file = tmp_path / "scheduler.yaml"
+    file.write_text(printed("render-scheduler", f"--agents={agents}", *entries, *papers))
+    assert wrong(text, str(file)) == []
+
+
+def test_a_scheduler_of_ones_own() -> None:
+    assert wrong((DEPLOY / "scoring.yaml").read_text()) == []
+
+
+@pytest.mark.parametrize("agents", ["telemetry", "telemetry,gpu", "gpu", "safe,congestion"])
+def test_a_printed_second_scheduler(agents: str) -> None:
+    version = ["--kubernetes-version=v1.36.3"]
+    assert wrong(printed("--mode=second-scheduler", f"--agents={agents}", *version)) == []
