@@ -63,7 +63,7 @@ class Helm:
             [str(self._program), *map(str, arguments), f"--kubeconfig={self._kubeconfig}"],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
             env={**home, "HOME": str(self._folder), "PATH": "/usr/bin:/bin"},
         )

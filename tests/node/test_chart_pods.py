@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from nodewise.cpu import names
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.sandbox import Sandbox, wait
@@ -35,13 +34,15 @@ PAUSE_S = 0.25
 class Release:
     """The chart, installed in the test's namespace."""
 
-    def __init__(self, whole: Host, room: Sandbox, helm: Helm, values: dict[str, str]) -> None:
+    def __init__(self, whole: Host, room: Sandbox, helm: Helm, values: dict[str, str], *files: Path) -> None:
         self.whole, self.room, self._helm = whole, room, helm
-        self._given = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-        self._release = ["nodewise", str(CHART), "--namespace", room.namespace, *self._given]
+        given = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+        given += [f"--values={file}" for file in files]
+        self._release = ["nodewise", str(CHART), "--namespace", room.namespace, *given]
 
     def install(self) -> None:
-        self._helm.said("install", *self._release)
+        done = self._helm.run("install", *self._release)
+        assert done.returncode == 0, f"{done.stderr} {self.whole.told(self.room.namespace)}"
 
     def upgrade(self, *more: str) -> None:
         self._helm.said("upgrade", *self._release, *more)
@@ -55,8 +56,10 @@ class Release:
 
 
 @contextlib.contextmanager
-def installed(whole: Host, room: Sandbox, helm: Helm, values: dict[str, str]) -> Iterator[Release]:
-    release = Release(whole, room, helm, values)
+def installed(
+    whole: Host, room: Sandbox, helm: Helm, values: dict[str, str], *files: Path
+) -> Iterator[Release]:
+    release = Release(whole, room, helm, values, *files)
     release.install()
     try:
         yield release
@@ -206,15 +209,8 @@ def _are_others(release: Release, old: list[Object]) -> bool:
     return len(uids) == len(old) and uids.isdisjoint(pod["metadata"]["uid"] for pod in old)
 
 
-class TestNodeAgent:
-    """The CPU manager's DaemonSet."""
-
-    @pytest.fixture
-    def manager(self, whole: Host, room: Sandbox, program: Path, tmp_path: Path) -> Iterator[Manager]:
-        with managed.managed(room, whole.node, program, tmp_path, whole.plane.admin) as made:
-            yield made
-        wait("the agent is gone", lambda: None if whole.pods(room.namespace, app="cmk-agent") else True)
-        made.run("uninstall", *made.place, "--proc-fs=/proc")
+class TestCpuManager:
+    """As docs/install.md has it: one command makes the pools of a node, installs the program, and runs the agent."""
 
     @pytest.fixture
     def clusters_own(self, whole: Host) -> Iterator[None]:
@@ -223,26 +219,26 @@ class TestNodeAgent:
         process.stop()
 
     @pytest.fixture
-    def agent(
-        self, whole: Host, room: Sandbox, helm: Helm, image: str, clusters_own: None, manager: Manager
-    ) -> Iterator[Object]:
-        """Its pod, ready, and the kubelet offers the cores that it published."""
+    def manager(
+        self, whole: Host, room: Sandbox, helm: Helm, image: str, clusters_own: None, tmp_path: Path
+    ) -> Iterator[Manager]:
+        manager = Manager(room, whole.node, whole.plane.admin, tmp_path)
         values = {
-            "agents.telemetry.enabled": "false",
-            "cpu.enabled": "true",
             "cpu.namespace": room.namespace,
             "cpu.createNamespace": "false",
+            "cpu.setup.hosts": f"{{{host.NAME}}}",
+            "cpu.setup.args": "{--insecure=True,--num-exclusive-cores=1,--num-shared-cores=0}",
             "cpu.agent.args": f"{{--interval={managed.PERIOD_S:g}s}}",
         }
-        whole.node.label({names.LABEL: "true"})
-        with installed(whole, room, helm, values):
-            (pod,) = whole.wait_ready(room.namespace, app="cmk-agent")
-            wait("the kubelet offers cores", lambda: manager.offered() == "1" or None, show=manager.offered)
-            yield pod
+        with installed(whole, room, helm, values, CHART / "values/values-cmk.yaml"):
+            yield manager
+        wait("the agent is gone", lambda: None if whole.pods(room.namespace, app="cmk-agent") else True)
+        manager.run("uninstall", *manager.place, "--proc-fs=/proc")
 
-    def test_it_gives_cores_to_pods_that_ask_through_its_socket(
-        self, whole: Host, room: Sandbox, manager: Manager, agent: Object
-    ) -> None:
+    def test_pods_get_cores_by_the_agent_s_socket(self, whole: Host, room: Sandbox, manager: Manager) -> None:
+        whole.wait_ready(room.namespace, app="cmk-agent")
+        whole.wait_ready(room.namespace, 2, app="cmk-webhook-app")
+        wait("the kubelet offers cores", lambda: manager.offered() == "1" or None, show=manager.offered)
         room.pods(managed.pod("pinned", f"exec {ISOLATE} -- busybox sleep 1000", whole.node.name))
         pod = workloads.running(room, "pinned")
         manager.wait_held(pod)
@@ -250,6 +246,6 @@ class TestNodeAgent:
         room.api.delete(f"/api/v1/namespaces/{room.namespace}/pods/pinned")
         manager.wait_gone(pod)
         manager.wait_free()
-        (after,) = whole.wait_ready(room.namespace, app="cmk-agent")
-        assert after["status"]["containerStatuses"][0]["restartCount"] == 0
-        assert "forbidden" not in whole.log(after, "agent").lower()
+        (agent,) = whole.wait_ready(room.namespace, app="cmk-agent")
+        assert agent["status"]["containerStatuses"][0]["restartCount"] == 0
+        assert "forbidden" not in whole.log(agent, "agent").lower()
