@@ -41,11 +41,15 @@ class Reader:
     """A shell that stays, so that variables, folders and background jobs do; see `reading`."""
 
     def __init__(
-        self, folder: Path, environment: Mapping[str, str], instead: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        instead: Mapping[str, str] | None = None,
+        shell: Sequence[str] = ("bash",),
     ) -> None:
         self._instead = dict(instead or {})
         self._shell = subprocess.Popen(
-            ["bash"],
+            shell,
             cwd=folder,
             env=dict(environment),
             stdin=subprocess.PIPE,
@@ -129,10 +133,15 @@ class Reader:
 
 @contextlib.contextmanager
 def reading(
-    folder: Path, environment: Mapping[str, str], instead: Mapping[str, str] | None = None
+    folder: Path,
+    environment: Mapping[str, str],
+    instead: Mapping[str, str] | None = None,
+    shell: Sequence[str] = ("bash",),
 ) -> Iterator[Reader]:
-    """A reader in a folder; `instead` is what a test has of its own in the place of words of the page."""
-    reader = Reader(folder, environment, instead)
+    """A reader in a folder; `instead` is what a test has of its own in the place of words of the page, `shell` the
+    command line that becomes bash.
+    """
+    reader = Reader(folder, environment, instead, shell)
     try:
         yield reader
     finally:
