@@ -3,13 +3,14 @@
 import json
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.conformance.configure import pods
-from tests.conformance.configure.hosts import AUTHORITY, CLIENT, Host
+from tests.conformance.configure.hosts import AUTHORITY, CLIENT, PROGRAM, Host
 from tests.conformance.configure.rows import row
 
 HASH, BEFORE = "nodewise.io/config-hash", "nodewise.io/before-configure"
@@ -337,6 +338,34 @@ def test_a_difference_is_shown_by_lines(host):
     assert "-  weight: 1\\r" in lines
     assert "+  weight: 7\\r" in lines
     assert "   prioritizeVerb: scheduler/prioritize\\r" in lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "coloured"),
+    [([], {}, True), (["--no-color"], {}, False), ([], {"NO_COLOR": "1"}, False)],
+)
+def test_colours_are_for_terminals(host, flags, env, coloured):
+    ours, theirs = os.openpty()
+    words = [*PROGRAM, *host.base(), "-dry-run", *flags]
+    done = subprocess.run(
+        words,
+        cwd=host.work,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **env},
+        timeout=120,
+        check=False,
+    )
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            said += os.read(ours, 2**16)
+        except OSError:
+            break
+    os.close(ours)
+    assert done.returncode == 0
+    assert (b"\x1b[32m+" in said) is coloured
 
 
 @row(106, "on stdout")
