@@ -17,7 +17,7 @@ from tools.image.errors import ImageError, say
 from tools.image.layers import Layer
 from tools.image.oci import Identity
 
-_KEPT: Final = 6
+_KEPT: Final = 4
 """Layers that stay in the cache, the newest."""
 
 
