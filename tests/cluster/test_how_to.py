@@ -1,7 +1,7 @@
 """How to install on kubeadm, its part for a host of the control plane, followed to the letter.
 
 The Secret is one that `nodewise certs` made on a real API server; the host is this machine with an `/etc` of its own,
-in which kubeadm's kube-scheduler.yaml lies. That the kubelet then runs what it says is for tests/node/test_static_pod.py.
+in which kubeadm's kube-scheduler.yaml lies. That the kubelet runs what it says is for tests/node/test_static_pod.py.
 """
 
 import os
