@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import sys
 import tarfile
 from pathlib import Path
 
@@ -14,7 +16,8 @@ import pytest
 import trustme
 import yaml
 from click.testing import CliRunner
-from tools.image import contents, debian, layers, oci, python, sbom, templates
+from tools.image import assemble, contents, debian, layers, libraries, oci, python, sbom, templates
+from tools.image.assemble import Part
 from tools.image.errors import ImageError
 from tools.image.layers import Layer
 from tools.image.oci import Identity
@@ -156,6 +159,38 @@ def test_the_same_parts_make_the_same_archive(archive: Path, folder: Path, tmp_p
     again = tmp_path / "again.tar"
     oci.write(again, [made(folder, tmp_path / "other")], IDENTITY)
     assert again.read_bytes() == archive.read_bytes()
+
+
+def test_an_image_that_has_become_too_large_is_none(folder: Path, tmp_path: Path) -> None:
+    layer = made(folder, tmp_path / "layer")
+    assemble._check_size([layer._replace(size_bytes=90_000_000)] * 2)
+    with pytest.raises(ImageError, match=r"180\.0 MB in all, more than 180 MB"):
+        assemble._check_size([layer._replace(size_bytes=90_000_000), layer._replace(size_bytes=90_000_001)])
+
+
+def test_a_library_that_nobody_brings_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "usr/bin/python3"
+    program.parent.mkdir(parents=True)
+    shutil.copy(sys.executable, program)
+    with pytest.raises(ImageError, match=r"libc\.so\.6 of usr/bin/python3"):
+        libraries.check([tmp_path])
+
+
+def test_what_was_made_of_the_same_is_not_made_again(tmp_path: Path) -> None:
+    calls: list[Path] = []
+
+    def fill(root: Path) -> None:
+        calls.append(root)
+        root.mkdir()
+        (root / "a").write_text("a")
+
+    def part(*parts: str) -> Part:
+        return assemble._Cache(tmp_path, 5).part("a layer", [debian], parts, fill)
+
+    first = part("1")
+    assert (part("1"), len(calls)) == (first, 1)
+    assert (part("2").layer.digest, len(calls)) == (first.layer.digest, 2)
+    assert (first.folder / "a").read_text() == "a"
 
 
 def test_pods_of_the_cpu_manager_name_the_image_that_is_made() -> None:
