@@ -83,9 +83,11 @@ def unread(facts: Facts, id_: str) -> Iterator[Answer]:
         return
     if not facts.schedulers:
         yield from unlooked(_HIDDEN, id_)
+    is_asked = any(True for _ in ours(facts))  # then nobody knows that this one has to ask nodewise as well
     for one in facts.schedulers:
         if isinstance(one.configuration, Unread):
-            yield from unlooked(one.configuration, id_)
+            hidden = one.configuration
+            yield from unlooked(hidden._replace(is_minor=True) if is_asked else hidden, id_)
 
 
 _HIDDEN: Final = Unread(

@@ -308,7 +308,8 @@ CATALOGUE: Final[Mapping[str, Kind]] = {
         "warning",
         "Something could not be looked at",
         "What is not read is not known to be sound.",
-        "grant the right: deploy/doctor.yaml has all of them; or leave the check out with --skip",
+        "grant the right, as deploy/doctor.yaml does for the namespaces nodewise and kube-system; or leave the check"
+        " out with --skip",
     ),
 }
 """By id, in the order in which they are told."""

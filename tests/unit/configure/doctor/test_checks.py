@@ -360,6 +360,14 @@ def test_a_second_scheduler_is_not_asked_what_other_replicas_answer() -> None:
     assert examination.examine(facts).findings == []
 
 
+def test_a_hidden_configuration_beside_one_that_asks_nodewise_is_a_note() -> None:
+    hidden = Unread("/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-b", "it lies on host b")
+    other = Scheduler("Pod/b", hidden, STATIC._replace(where="Pod/b"))
+    report = examination.examine(SOUND._replace(schedulers=(scheduler(), other)))
+    assert [(one.id, one.severity) for one in report.findings] == [("not-looked-at", "note")]
+    assert "no-ca-file" in dict(report.not_checked)
+
+
 def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
     beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
     fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}
