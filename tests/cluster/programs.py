@@ -60,6 +60,15 @@ KUBELET = Module(
     ldflags=CONTROL_PLANE.ldflags,
 )
 
+KUBEADM = Module(
+    name="kubeadm",
+    what=f"kubeadm {VERSION}",
+    version=VERSION,
+    folder=MODULE / "kubeadm",
+    packages={"kubeadm": "k8s.io/kubernetes/cmd/kubeadm"},
+    ldflags=CONTROL_PLANE.ldflags,
+)
+
 HELM = Module(
     name="helm",
     what="helm v3.21.3",
@@ -107,6 +116,11 @@ def kubelet() -> Path:
     return KUBELET.built() / "kubelet"
 
 
+def kubeadm() -> Path:
+    """kubeadm, built now where it must be: half a minute once the kubelet was. Raises MissingError."""
+    return KUBEADM.built() / "kubeadm"
+
+
 def helm() -> Path:
     """helm, built now where it must be: about two minutes. Raises MissingError."""
     return HELM.built() / "helm"
@@ -133,6 +147,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: descheduler().parent,
     lambda: prometheus_adapter().parent,
     lambda: kubelet().parent,
+    lambda: kubeadm().parent,
     lambda: helm().parent,
     containers_folder,
     packages.MACHINE.get,

@@ -1,0 +1,128 @@
+"""What `nodewise configure` prints for kubeadm and kind, read by the real kubeadm, and its own manifest, edited by us.
+
+kubeadm writes the manifest of kube-scheduler below a root of the test's own; nothing is started.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import programs
+from tests.cluster.conftest import got
+from tests.cluster.served import NODEWISE
+from tests.conformance.configure import pods
+from tests.conformance.configure.hosts import Host
+
+pytestmark = pytest.mark.cluster
+
+VERSIONS = ("v1beta3", "v1beta4")
+DNS = "ClusterFirstWithHostNet"
+
+
+@pytest.fixture(scope="session")
+def kubeadm(request: pytest.FixtureRequest) -> Path:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: kubeadm changes its root")
+    return got(request, programs.kubeadm)
+
+
+class Root:
+    """A host's files, as kubeadm sees them."""
+
+    def __init__(self, kubeadm: Path, folder: Path) -> None:
+        self._kubeadm = kubeadm
+        self.folder = folder
+        self.manifest = folder / "etc/kubernetes/manifests/kube-scheduler.yaml"
+        for name in ("etc/kubernetes/manifests", "var/lib/kubelet", "tmp"):
+            (folder / name).mkdir(parents=True)
+
+    def run(self, *words: str) -> None:
+        command = [self._kubeadm, *words, "--config=/kubeadm.yaml", f"--rootfs={self.folder}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "unknown field" not in done.stderr
+
+    def write(self, documents: list[dict[str, Any]]) -> None:
+        """With what kubeadm would ask the network for."""
+        for one in documents:
+            if one["kind"] == "ClusterConfiguration":
+                one["kubernetesVersion"] = programs.VERSION
+            if one["kind"] == "InitConfiguration":
+                one["localAPIEndpoint"] = {"advertiseAddress": "10.0.0.1"}
+                one["nodeRegistration"] = {
+                    "name": "n1",
+                    "criSocket": "unix:///run/containerd/containerd.sock",
+                }
+        (self.folder / "kubeadm.yaml").write_text(yaml.safe_dump_all(documents))
+
+    def scheduler(self) -> dict[str, Any]:
+        self.run("init", "phase", "control-plane", "scheduler")
+        found: dict[str, Any] = yaml.safe_load(self.manifest.read_text())
+        return found
+
+
+@pytest.fixture
+def root(kubeadm: Path, tmp_path: Path) -> Root:
+    return Root(kubeadm, tmp_path / "root")
+
+
+def printed(mode: str, into: Path) -> Path:
+    subprocess.run([NODEWISE, "configure", "--mode", mode, f"--into={into}"], check=True, timeout=60)
+    return into
+
+
+def documents(text: str) -> Iterator[dict[str, Any]]:
+    return (one for one in yaml.safe_load_all(text) if one)
+
+
+def check(pod: dict[str, Any], config: str, certs: str) -> None:
+    """kube-scheduler with our configuration and certificates, which finds Services by name."""
+    [container] = pod["spec"]["containers"]
+    assert f"--config={config}" in container["command"]
+    mounts = {one["name"]: (one["mountPath"], one["readOnly"]) for one in container["volumeMounts"]}
+    assert mounts["schedulerconfig"] == (config, True)
+    assert mounts["certdir"] == ("/host/certs", True)
+    volumes = {one["name"]: one["hostPath"] for one in pod["spec"]["volumes"]}
+    assert volumes["schedulerconfig"] == {"path": config, "type": "File"}
+    assert volumes["certdir"] == {"path": certs, "type": "Directory"}
+    assert pod["spec"]["dnsPolicy"] == DNS
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubeadm_writes_the_manifest_that_asks_nodewise(root: Root, version: str) -> None:
+    folder = printed("kubeadm", root.folder / "etc/kubernetes/nodewise")
+    root.write(list(documents((folder / f"kubeadm-{version}.yaml").read_text())))
+    root.run("config", "validate")
+    check(
+        root.scheduler(), "/etc/kubernetes/nodewise/scheduler-config.yaml", "/etc/kubernetes/nodewise/certs"
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kinds_patches_are_what_kubeadm_reads(root: Root, version: str) -> None:
+    """kind merges the patches of the version that it writes into a configuration of its own."""
+    folder = printed("kind", root.folder / "nodewise")
+    cluster = yaml.safe_load((folder / "kind.yaml").read_text())
+    patches = [yaml.safe_load(text) for text in cluster["kubeadmConfigPatches"]]
+    root.write([one for one in patches if one["apiVersion"].endswith(version)])
+    root.run("config", "validate")
+    check(root.scheduler(), "/nodewise/scheduler-config.yaml", "/nodewise/certs")
+
+
+def test_the_manifest_that_tests_start_from_is_kubeadms(root: Root, tmp_path: Path) -> None:
+    """And `nodewise configure` edits kubeadm's own text, and takes it back to the byte."""
+    kinds = ("ClusterConfiguration", "InitConfiguration")
+    root.write([{"apiVersion": "kubeadm.k8s.io/v1beta4", "kind": kind} for kind in kinds])
+    assert root.scheduler() == pods.pod(36, image=f"registry.k8s.io/kube-scheduler:{programs.VERSION}")
+    text = root.manifest.read_text()
+    host = Host(tmp_path / "host")
+    host.write(text)
+    assert host.run().code == 0
+    assert host.pod["spec"]["dnsPolicy"] == DNS
+    assert host.run("--uninstall").code == 0
+    assert host.manifest.read_text() == text
