@@ -290,6 +290,8 @@ def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, corner: Sa
         ("service.port=99999", "port"),
         ("name=Node_Wise", "name"),
         ("tls.certManager.duration=soon", "duration"),
+        ("tls.renewal.schedule=sometimes", "schedule"),
+        ("tls.renewal.args={restarted}", "args"),
         ("cpu.webhook.failurePolicy=Perhaps", "failurePolicy"),
         ("annotator.settings.what=everything", "what"),
         ("replicas=3", "replicas"),

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.cluster
 SERVICE = "10.0.0.50"
 NEW_NAME = "nodewise.example"
 EXTENDER = {"app.kubernetes.io/component": "extender"}
+ANNOTATOR = {"app.kubernetes.io/component": "annotator"}
 PAUSE_S = 0.25
 
 
@@ -80,16 +81,18 @@ def scheduler(whole: Host) -> Iterator[Static]:
 
 @pytest.fixture
 def release(whole: Host, room: Sandbox, helm: Helm, image: str, scheduler: Static) -> Iterator[Release]:
-    """Two replicas behind their Service, with certificates as `nodewise certs` makes them."""
+    """Two replicas with all agents behind their Service, with certificates as `nodewise certs` makes them."""
     Applied(room, whole.plane.admin)("--apply", f"--name={SERVICE}")
     values = {
         "service.clusterIP": SERVICE,
         "settings.sync_period": "500ms",
-        "tls.renewal.enabled": "true",
         "tls.renewal.names": f"{{{NEW_NAME}}}",
+        "agents.telemetry.settings.advertise_resource": "",  # the node outlives the release
+        "cpu.enabled": "false",
     }
-    with installed(whole, room, helm, values) as release:
+    with installed(whole, room, helm, values, CHART / "values/values-all.yaml") as release:
         release.pods(2)
+        whole.wait_ready(room.namespace, **ANNOTATOR)
         whole.network.serve(whole.plane.api, room.namespace, "nodewise")
         yield release
 
@@ -199,8 +202,9 @@ def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
     assert min(pods.ready) >= 2
     ours = x509.load_pem_x509_certificate(Applied(room, whole.plane.admin).held()[0]["tls.crt"])
     assert shown(whole) == ours.serial_number
-    for pod in release.pods(2):
+    for pod in (*release.pods(2), *whole.wait_ready(room.namespace, **ANNOTATOR)):
         assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+        assert "forbidden" not in whole.log(pod, pod["spec"]["containers"][0]["name"]).lower()
 
 
 def _are_others(release: Release, old: list[Object]) -> bool:
