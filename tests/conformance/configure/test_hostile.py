@@ -1,10 +1,12 @@
 """A host that is not as one would like it: odd files, somebody else at work, full disks, and backups of elsewhere."""
 
+import ctypes
 import errno
 import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +206,33 @@ def test_what_somebody_writes_after_us_is_left_when_we_give_up(tmp_path, monkeyp
     with pytest.raises(Exception, match="Input/output error"):
         transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
     assert (tmp_path / "manifest").read_bytes() == b"theirs"
+
+
+IN_MODIFY, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_NONBLOCK = 0x2, 0x80, 0x100, 0x200, 0o4000
+
+
+def events(descriptor: int) -> list[tuple[int, str]]:
+    """What happened to names of a folder, as inotify tells the kubelet: inotify(7)."""
+    data, found = os.read(descriptor, 2**16), []
+    while data:
+        _, mask, _, length = struct.unpack_from("iIII", data)
+        found.append((mask & 0xFFFF, data[16 : 16 + length].rstrip(b"\0").decode()))
+        data = data[16 + length :]
+    return found
+
+
+@pytest.mark.parametrize("flags", [[], ["--restore"], ["--uninstall"]])
+def test_who_watches_the_folder_sees_one_whole_manifest_in_the_place_of_another(host, flags):
+    if flags:
+        assert host.run().code == 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.inotify_init1(IN_NONBLOCK)
+    watched = IN_MODIFY | IN_MOVED_TO | IN_CREATE | IN_DELETE
+    assert libc.inotify_add_watch(descriptor, os.fsencode(host.manifest.parent), watched) > 0
+    assert host.run(*flags).code == 0
+    seen = [(mask, name) for mask, name in events(descriptor) if not name.startswith(".")]
+    os.close(descriptor)
+    assert seen == [(IN_MOVED_TO, "kube-scheduler.yaml")]
 
 
 STOPPED = """
