@@ -43,6 +43,7 @@ def run(output: str, **given: Any) -> None:
       nodewise doctor
       sudo nodewise doctor --kubeconfig /etc/kubernetes/admin.conf
       nodewise doctor --scheduler-config scheduler-config.yaml -o json
+      kubectl -n kube-system port-forward kube-scheduler-cp 10259 &
       nodewise doctor --scheduler-url https://127.0.0.1:10259
 
     \b

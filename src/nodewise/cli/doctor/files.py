@@ -15,7 +15,11 @@ from nodewise.configure.doctor.objects import text
 from nodewise.kube.resources import Resource
 
 _LARGEST: Final = 2**20
-_COPY: Final = "copy it from the host and name the copy: --scheduler-config FILE"
+_COPY: Final = "copy it from there and name the copy: --scheduler-config FILE"
+_FORWARD: Final = (
+    "kubectl -n {0} port-forward {1} 10259, and --scheduler-url https://127.0.0.1:10259; or copy the file and name the"
+    " copy: --scheduler-config FILE"
+)
 
 
 class Files:
@@ -60,8 +64,9 @@ class Files:
         if is_of_host(pod) and is_here(pod.node):
             found = self.here(path)
             return found._replace(remedy=_COPY) if isinstance(found, Unread) else found
-        place = f"on host {pod.node}" if pod.node else "in the image"
-        return Unread(what, f"it lies {place}, as {path}", remedy=_COPY)
+        kind, namespace, name = pod.where.split("/")
+        remedy = _FORWARD.format(namespace, name) if kind == "Pod" else _COPY
+        return Unread(what, f"it lies on host {pod.node or 'of the pod'}, as {path}", remedy=remedy)
 
     async def _of_map(self, namespace: str, name: str, key: str) -> bytes | Unread:
         found = await self._object(CONFIG_MAPS, namespace, name)

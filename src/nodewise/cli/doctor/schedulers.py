@@ -241,9 +241,13 @@ def _as_chain(found: bytes | Unread) -> Chain | Unread:
     return found if isinstance(found, Unread) else papers.chain(found)
 
 
+_THERE: Final = "call doctor on the host where these files are, or have copies of them under the same names"
+
+
 async def _file(ground: Ground, local: _Local, name: str) -> bytes | Unread:
     if here := local.path(name):
-        return ground.files.here(here)
+        found = ground.files.here(here)
+        return found._replace(remedy=_THERE) if isinstance(found, Unread) else found
     pod = local.scheduler.pod
     if pod is None or local.container is None:
         return Unread(name, "nobody says where it lies")

@@ -22,9 +22,10 @@ from nodewise.configure.doctor.objects import short
 DEFAULT: Final = "default-scheduler"
 _LONG_S: Final = 600.0
 """A replica that has been asked nothing for so long is not asked."""
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = 120.0
+"""Before this age a pod may be on its way: a scheduler has many others to look at."""
 _SHORT_S: Final = 5.0
-"""Before this age a pod may be on its way."""
+"""The same where nobody is known to serve the name."""
 _BROKEN: Final = (
     "failed calling extender",
     "dial tcp",

@@ -76,7 +76,7 @@ POLICY = Policy(
     "web", "pol", ("dontschedule", "scheduleonmetric", "deschedule"), ("heat",), ("heat",), rejects=1
 )
 POD = Waiting("shop", "web", "pol", node="a", asks=("telemetry/scheduling",))
-WAITS = Waiting("waits", "web", scheduler="default-scheduler", age_s=100.0, asks=("telemetry/scheduling",))
+WAITS = Waiting("waits", "web", scheduler="default-scheduler", age_s=300.0, asks=("telemetry/scheduling",))
 
 
 def signed(leaf: Leaf, authority: Issuer = AUTHORITY) -> Papers:
