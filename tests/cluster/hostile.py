@@ -11,7 +11,7 @@ from typing import Final
 
 import yaml
 
-from tests.cluster import ailments, gpu, loopback, processes, sound
+from tests.cluster import gpu, loopback, planting, processes, single_use, sound
 from tests.cluster.api import Object
 from tests.cluster.loopback import Receive, Scope, Send, Tls
 from tests.cluster.sound import Cluster
@@ -57,7 +57,7 @@ def scheduler_of_a_tenant(name: str, text: str) -> Callable[[Cluster], AbstractC
     labels = {"component": "kube-scheduler"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
     whole = sound.running_pod(f"scheduler-{name}", sound.TENANT, "b", pod)
-    return ailments.created(kept, whole)
+    return planting.created(kept, whole)
 
 
 def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
@@ -75,18 +75,18 @@ def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
     volumes = [{"name": "config", "configMap": {"name": "nodewise"}}]
     labels = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "extender"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
-    return ailments.created(kept, sound.running_pod("nodewise-of-a-tenant", sound.TENANT, "b", pod))
+    return planting.created(kept, sound.running_pod("nodewise-of-a-tenant", sound.TENANT, "b", pod))
 
 
 @contextlib.contextmanager
 def talking_pods(cluster: Cluster) -> Iterator[None]:
     """Pods with as much in annotations and conditions as the API server takes."""
-    pods = [ailments.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
+    pods = [planting.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
     for pod in pods:
         pod["metadata"]["annotations"] = {"note": LONG, gpu.CARDS: ESCAPES}
         pod["spec"]["schedulingGates"] = [{"name": "tests/held"}]
     said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ESCAPES + LONG}
-    with ailments.created(*pods)(cluster):
+    with planting.created(*pods)(cluster):
         for pod in pods:
             path = f"/api/v1/namespaces/{sound.TENANT}/pods/{pod['metadata']['name']}"
             sound.status(cluster.api, path, {"conditions": [said]})
@@ -103,14 +103,14 @@ def odd_policies(cluster: Cluster) -> Iterator[None]:
         sound.policy("labels", labeling=[rule | {"labels": labels}]),
         sound.policy("other", **{"x" * 200: [rule]}),
     ]
-    with ailments.created(*made)(cluster):
+    with planting.created(*made)(cluster):
         yield
 
 
 @contextlib.contextmanager
 def odd_values(cluster: Cluster) -> Iterator[None]:
     """Values under names that are none, very many of them."""
-    with ailments.measured("names", "names", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
+    with planting.measured("names", "names", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
         yield
 
 
@@ -118,7 +118,7 @@ def odd_values(cluster: Cluster) -> Iterator[None]:
 def odd_answers(cluster: Cluster) -> Iterator[None]:
     """An adapter that answers with what is no list, and one that never answers."""
     metrics = cluster.metrics
-    with ailments.measured("odd", "odd", ("a",))(cluster), ailments.measured("mute", "mute", ("a",))(cluster):
+    with planting.measured("odd", "odd", ("a",))(cluster), planting.measured("mute", "mute", ("a",))(cluster):
         metrics.say("odd", b'{"items": ' + 20_000 * b"[" + ESCAPES.encode())
         metrics.hang("mute")
         try:
@@ -146,7 +146,7 @@ def odd_cards() -> Callable[[Cluster], AbstractContextManager[None]]:
     """A node that says of its cards what nobody understands."""
     node = gpu.node("odd")
     node["metadata"]["annotations"] = {"nodewise.io/gpu-cards": ESCAPES + LONG}
-    return ailments.created(node)
+    return planting.created(node)
 
 
 class _Mute:
@@ -160,10 +160,10 @@ class _Mute:
 @contextlib.contextmanager
 def strange_server(cluster: Cluster) -> Iterator[None]:
     """Somebody at the entry's address whose certificate's name is written to be read on a terminal, and who is mute."""
-    pair = cluster.papers.leaf(ESCAPES[:60], cluster.papers.authority, "other.example", use=sound.SERVER)
+    pair = cluster.papers.leaf(ESCAPES[:60], cluster.papers.authority, "other.example", use=single_use.SERVER)
     with loopback.serving(_Mute(), Tls(pair), host=processes.own_address()) as url:
         odd = f"{url}/scheduler?{ESCAPES}#{ESCAPES}"
-        with ailments.entry(urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES])(
+        with planting.entry(urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES])(
             cluster
         ):
             yield

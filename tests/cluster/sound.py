@@ -6,22 +6,16 @@ and the custom metrics API answer.
 """
 
 import contextlib
-import ipaddress
 import json
 import os
 import subprocess
 import tempfile
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tests.cluster import (
     controlplane,
@@ -35,11 +29,12 @@ from tests.cluster import (
     sandbox,
     served,
     shipping,
+    single_use,
 )
 from tests.cluster.access import User
 from tests.cluster.api import Api, Object, path_of
 from tests.cluster.audit import AuditLog
-from tests.cluster.certificates import Authority, Pair
+from tests.cluster.certificates import Authority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.loopback import Receive, Scope, Send, Tls
@@ -51,14 +46,11 @@ NAMESPACE: Final = shipping.NAMESPACE
 TENANT: Final = "web"
 DOCTOR: Final = "nodewise-doctor"
 SYSTEM: Final = "kube-system"
-CLIENT: Final = "nodewise-scheduler-client"
-"""The name of kube-scheduler's certificate, which nodewise is held to."""
 INSTALLED: Final = served.ROOT / "deploy" / "kustomize" / "tas-gas" / "nodewise.yaml"
 POLICIES: Final = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{TENANT}/taspolicies"
 PLAIN, CARDS, POOLS = ("a", "b"), "cards", "pools"
 """The nodes: plain ones, one with cards, and one whose cores are in pools."""
 NODES: Final = (*PLAIN, CARDS, POOLS)
-SERVER, CLIENT_USE = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 POOL_LABEL: Final = {"cmk.intel.com/cmk-node": "true"}
 
 
@@ -76,56 +68,6 @@ class Kubelet:
         return await loopback.answer(send, 200, {"kubeletconfig": self.configuration})
 
 
-class Certificates(served.Papers):
-    """For replicas at an address of this machine: a server's for servers only, a client's for clients only."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.authority = Authority(folder, "nodewise-ca")
-        hosts = (processes.own_address(), shipping.HOST)
-        self.server = self.leaf("server", self.authority, *hosts, use=SERVER)
-        self.client = self.leaf(CLIENT, self.authority)
-
-    def leaf(
-        self,
-        name: str,
-        by: Authority,
-        *hosts: str,
-        use: x509.ObjectIdentifier = CLIENT_USE,
-        days: int = 365,
-    ) -> Pair:
-        """A certificate for one use, over in so many days from now, and its key."""
-        ca = x509.load_pem_x509_certificate(by.ca_pem)
-        signing = serialization.load_pem_private_key(by.key_file().read_bytes(), None)
-        assert isinstance(signing, ec.EllipticCurvePrivateKey)
-        key = ec.generate_private_key(ec.SECP256R1())
-        made = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(ca.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(datetime.now(UTC) - timedelta(days=90))
-            .not_valid_after(datetime.now(UTC) + timedelta(days=days))
-            .add_extension(x509.SubjectAlternativeName(list(map(_name, hosts or [name]))), critical=False)
-            .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-            .sign(signing, hashes.SHA256())
-        )
-        file = self.folder / f"leaf-{processes.number()}"
-        pair = Pair(file.with_suffix(".crt"), file.with_suffix(".key"))
-        form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        pair.cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-        pair.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
-        return pair
-
-
-def _name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
 class Cluster:
     """From `running`; a test changes what it likes, and takes it away again."""
 
@@ -133,7 +75,7 @@ class Cluster:
         self.plane = plane
         self.folder = folder
         self.log = log
-        self.papers = Certificates(folder)
+        self.papers = single_use.Certificates(folder)
         self.doctor: User
         """The account of deploy/doctor.yaml."""
         self.metrics: CustomMetrics
@@ -336,7 +278,7 @@ def _metrics(cluster: Cluster, stack: contextlib.ExitStack) -> None:
 def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
     account = cluster.plane.service_account("nodewise", NAMESPACE)
     given = served.arguments(account, cluster.papers)
-    given += [f"--namespace={NAMESPACE}", "--agents=telemetry,gpu", f"--client-name={CLIENT}"]
+    given += [f"--namespace={NAMESPACE}", "--agents=telemetry,gpu", f"--client-name={single_use.CLIENT}"]
     address = processes.own_address()
     given += [f"--address={address}", f"--health-address={address}"]
     path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/nodewise"

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from nodewise.configure.doctor.findings import CATALOGUE
-from tests.cluster import ailments, looking, objects, processes, rights, served, shipping, sound
+from tests.cluster import looking, objects, planting, processes, rights, served, shipping, sound
 from tests.cluster.ailments import AILMENTS, Ailment
 from tests.cluster.api import Object, path_of
 from tests.cluster.hostile import HOSTILE, HOSTILE_FILES
@@ -87,7 +87,7 @@ def second_scheduler(cluster: Cluster) -> Iterator[Object]:
             else:
                 cluster.api.create(one)
         running = sound.running_pod("second-0", sound.NAMESPACE, sound.PLAIN[0], pod, owner="second")
-        with ailments.created(running)(cluster):
+        with planting.created(running)(cluster):
             yield next(one for one in made if one["kind"] == "ConfigMap")
     finally:
         for one in made:
@@ -96,7 +96,7 @@ def second_scheduler(cluster: Cluster) -> Iterator[Object]:
 
 def by_service(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
     """As it is in a cluster whose kube-scheduler asks the cluster's DNS."""
-    return ailments.entry(urlPrefix=f"https://{shipping.HOST}:9001/scheduler")(cluster)
+    return planting.entry(urlPrefix=f"https://{shipping.HOST}:9001/scheduler")(cluster)
 
 
 def test_each_finding_is_planted() -> None:
@@ -121,7 +121,7 @@ def _found(cluster: Cluster, ailment: Ailment) -> Diagnosis | None:
 
 
 def _place(cluster: Cluster, ailment: Ailment) -> str:
-    return ailments.ENTRY if ailment.about == "entry" else ailment.about
+    return planting.ENTRY if ailment.about == "entry" else ailment.about
 
 
 # hostile
@@ -228,7 +228,7 @@ def crowded(cluster: Cluster, nodes: int, policies: int) -> Iterator[None]:
     for at in range(policies):
         policy = sound.policy(f"crowd-{at}", dontschedule=[served.HOT])
         policy["metadata"]["labels"] = CROWD
-        pod = ailments.waiting(f"crowd-{at}", labels=CROWD | {"telemetry-policy": f"crowd-{at}"})
+        pod = planting.waiting(f"crowd-{at}", labels=CROWD | {"telemetry-policy": f"crowd-{at}"})
         made += [policy, pod | {"spec": pod["spec"] | GATED}]
     cluster.metrics.set("heat", dict.fromkeys([*sound.NODES, *names], 20))
     try:

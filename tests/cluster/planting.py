@@ -1,0 +1,365 @@
+"""How faults are planted in a sound cluster: each is there while a context lasts, and all is as it was afterwards."""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Final
+
+from tests.cluster import (
+    custom_metrics,
+    gpu,
+    loopback,
+    objects,
+    processes,
+    served,
+    shipping,
+    single_use,
+    sound,
+)
+from tests.cluster.api import Object, path_of
+from tests.cluster.certificates import Authority, Pair
+from tests.cluster.loopback import Tls
+from tests.cluster.sandbox import wait
+from tests.cluster.sound import Cluster
+
+ENTRY: Final = "/scheduler"
+"""How the URL of the extender's entry ends."""
+Plant = Callable[[Cluster], AbstractContextManager[None]]
+Change = Callable[[Cluster, Object, Object], None]
+"""Of a scheduler's configuration, and the first of its extenders."""
+
+CROWD: Final = 150
+"""Nodes, of which kube-scheduler looks at 100."""
+
+
+def configured(change: Change) -> Plant:
+    """Another configuration of the scheduler than the sound one."""
+
+    @contextlib.contextmanager
+    def plant(cluster: Cluster) -> Iterator[None]:
+        sound_one = cluster.config
+        cluster.config = copy.deepcopy(sound_one)
+        change(cluster, cluster.config, cluster.config["extenders"][0])
+        try:
+            yield
+        finally:
+            cluster.config = sound_one
+
+    return plant
+
+
+def entry(**fields: object) -> Plant:
+    """Other fields in the extender's entry; None: without."""
+
+    def change(cluster: Cluster, config: Object, entry: Object) -> None:
+        entry |= fields
+        for name in [name for name, value in entry.items() if value is None]:
+            del entry[name]
+
+    return configured(change)
+
+
+def client(pair: Callable[[Cluster], Pair]) -> Plant:
+    """kube-scheduler with another client certificate."""
+
+    def change(cluster: Cluster, config: Object, entry: Object) -> None:
+        cert, key = pair(cluster)
+        entry["tlsConfig"] |= {"certFile": str(cert), "keyFile": str(key)}
+
+    return configured(change)
+
+
+def created(*made: Object) -> Plant:
+    """Objects that are not in the sound cluster."""
+
+    @contextlib.contextmanager
+    def plant(cluster: Cluster) -> Iterator[None]:
+        try:
+            for one in made:
+                cluster.api.create(one)
+            yield
+        finally:
+            for one in reversed(made):
+                cluster.api.delete(path_of(one))
+
+    return plant
+
+
+def deleted(*paths: str) -> Plant:
+    """Without objects of the sound cluster."""
+
+    @contextlib.contextmanager
+    def plant(cluster: Cluster) -> Iterator[None]:
+        kept = [cluster.api.get(path) for path in paths]
+        try:
+            for path in paths:
+                cluster.api.delete(path)
+            yield
+        finally:
+            for one in kept:
+                for field in ("uid", "resourceVersion", "creationTimestamp", "managedFields"):
+                    one["metadata"].pop(field, None)
+                cluster.api.ensure(one)
+                if "status" in one:
+                    sound.status(cluster.api, path_of(one), one["status"])
+
+    return plant
+
+
+def waiting(name: str, scheduler: str = "", **more: object) -> Object:
+    """A pod of the tenant that no node has."""
+    pod = objects.pod(name, labels=more.pop("labels", None), limits=served.LIMITS)  # type: ignore[arg-type]
+    pod["metadata"]["namespace"] = sound.TENANT
+    pod["spec"] |= more | ({"schedulerName": scheduler} if scheduler else {})
+    return pod
+
+
+def asking_for(policy: str) -> Plant:
+    """A pod that names a policy, beyond what the scheduler has to place."""
+    pod = waiting(
+        f"asks-{policy}", labels={"telemetry-policy": policy}, schedulingGates=[{"name": "tests/held"}]
+    )
+    return created(pod)
+
+
+def measured(policy: str, metric: str, names: tuple[str, ...] = ()) -> Plant:
+    """A policy, a pod of it, and its metric under these names."""
+    rule = {"metricname": metric, "operator": "GreaterThan", "target": 80}
+
+    @contextlib.contextmanager
+    def plant(cluster: Cluster) -> Iterator[None]:
+        if names:
+            cluster.metrics.set(metric, dict.fromkeys(names, 20))
+        with created(sound.policy(policy, dontschedule=[rule]))(cluster), asking_for(policy)(cluster):
+            yield
+        cluster.metrics.forget(metric)
+
+    return plant
+
+
+# configuration of kube-scheduler
+
+
+def no_extender(cluster: Cluster, config: Object, entry: Object) -> None:
+    del config["extenders"]
+
+
+def elsewhere(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["urlPrefix"] = f"https://{processes.own_address()}:{processes.free_port()}/scheduler"
+
+
+def no_ca(cluster: Cluster, config: Object, entry: Object) -> None:
+    del entry["tlsConfig"]["caFile"]
+
+
+def other_ca(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["tlsConfig"]["caFile"] = str(stranger(cluster).ca_file)
+
+
+def other_name(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["tlsConfig"]["serverName"] = "other.example"
+
+
+def unweighted(cluster: Cluster, config: Object, entry: Object) -> None:
+    del entry["weight"]
+
+
+def insecure(cluster: Cluster, config: Object, entry: Object) -> None:
+    del entry["tlsConfig"]["caFile"]
+    entry["tlsConfig"]["insecure"] = True
+
+
+def no_cards(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["managedResources"] = served.MANAGED
+
+
+def load_aware_beside_ours(cluster: Cluster, config: Object, entry: Object) -> None:
+    plugins = {"score": {"enabled": [{"name": "LoadVariationRiskBalancing", "weight": 5}]}}
+    config["profiles"][0]["plugins"] = plugins
+
+
+def load_aware(cluster: Cluster, config: Object, entry: Object) -> None:
+    enabled = [{"name": "TargetLoadPacking", "weight": 5}, {"name": "LowRiskOverCommitment", "weight": 5}]
+    config["profiles"][0]["plugins"] = {"score": {"enabled": enabled}}
+
+
+def stranger(cluster: Cluster) -> Authority:
+    return Authority(cluster.folder, f"stranger-{processes.number()}")
+
+
+def strangers_client(cluster: Cluster) -> Pair:
+    return cluster.papers.leaf(single_use.CLIENT, stranger(cluster))
+
+
+def ca_pair(cluster: Cluster) -> Pair:
+    return Pair(cluster.papers.authority.ca_file, cluster.papers.authority.key_file())
+
+
+def lasting(days: int) -> Callable[[Cluster], Pair]:
+    return lambda cluster: cluster.papers.leaf(single_use.CLIENT, cluster.papers.authority, days=days)
+
+
+def for_servers(cluster: Cluster) -> Pair:
+    return cluster.papers.leaf(single_use.CLIENT, cluster.papers.authority, use=single_use.SERVER)
+
+
+def other_client(cluster: Cluster) -> Pair:
+    return cluster.papers.leaf("kubelet", cluster.papers.authority)
+
+
+def mixed_up(cluster: Cluster) -> Pair:
+    return Pair(cluster.papers.client.cert, strangers_client(cluster).key)
+
+
+# the cluster
+
+
+@contextlib.contextmanager
+def expired_server(cluster: Cluster) -> Iterator[None]:
+    """Somebody answers whose certificate was over yesterday."""
+    host = processes.own_address()
+    pair = cluster.papers.leaf("late", cluster.papers.authority, host, use=single_use.SERVER, days=-1)
+    with (
+        loopback.serving(sound.Kubelet(), Tls(pair), host=host) as url,
+        entry(urlPrefix=f"{url}/scheduler")(cluster),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def crowd(cluster: Cluster) -> Iterator[None]:
+    """Many nodes, nearly all of which a policy rejects, and a pod of it that does not say so by an affinity."""
+    names = [f"crowd-{number}" for number in range(CROWD)]
+    heat = dict.fromkeys((*sound.NODES, *names), 20)
+    with measured("busy", "load", (*sound.NODES, *names))(cluster):
+        cluster.metrics.set("heat", heat)
+        cluster.metrics.set("load", heat | dict.fromkeys(names[:-5], 95))
+        try:
+            for name in names:
+                cluster.api.create(objects.node(name, labels={"crowd": ""}))
+            yield
+        finally:
+            cluster.api.request("DELETE", "/api/v1/nodes", params={"labelSelector": "crowd"})
+            cluster.metrics.set("heat", dict.fromkeys(sound.NODES, 20))
+
+
+@contextlib.contextmanager
+def static_cpus(cluster: Cluster) -> Iterator[None]:
+    """The kubelet of a node with pools hands out CPUs itself."""
+    kubelet = cluster.kubelets[sound.POOLS]
+    before = kubelet.configuration
+    kubelet.configuration = before | {"cpuManagerPolicy": "static"}
+    yield
+    kubelet.configuration = before
+
+
+@contextlib.contextmanager
+def single_numa_node(cluster: Cluster) -> Iterator[None]:
+    """The kubelet of a node with pools turns away pods whose CPUs are of several NUMA nodes."""
+    kubelet = cluster.kubelets[sound.POOLS]
+    before = kubelet.configuration
+    kubelet.configuration = before | {"topologyManagerPolicy": "single-numa-node"}
+    yield
+    kubelet.configuration = before
+
+
+SERVICE: Final = f"https://{shipping.HOST}"
+"""How kube-scheduler calls nodewise where it asks the cluster's DNS."""
+
+
+@contextlib.contextmanager
+def nobody_ready(cluster: Cluster) -> Iterator[None]:
+    """A Service whose endpoints are not ready."""
+    folder = f"/apis/discovery.k8s.io/v1/namespaces/{sound.NAMESPACE}/endpointslices"
+    kept = cluster.api.get(folder)["items"]
+    for one in kept:
+        unready = [end | {"conditions": {"ready": False}} for end in one["endpoints"]]
+        cluster.api.patch(f"{folder}/{one['metadata']['name']}", {"endpoints": unready})
+    with entry(urlPrefix=f"{SERVICE}:9001/scheduler")(cluster):
+        yield
+    for one in kept:
+        cluster.api.patch(f"{folder}/{one['metadata']['name']}", {"endpoints": one["endpoints"]})
+
+
+@contextlib.contextmanager
+def no_replica(cluster: Cluster) -> Iterator[None]:
+    """nodewise was scaled to nothing."""
+    deployment = f"/apis/apps/v1/namespaces/{sound.NAMESPACE}/deployments/nodewise"
+    cluster.api.patch(deployment, {"spec": {"replicas": 0}})
+    yield
+    cluster.api.patch(deployment, {"spec": {"replicas": 2}})
+
+
+def unsent() -> Object:
+    """A pod that names a policy and asks for none of the resources by which nodewise hears of pods."""
+    pod = waiting("unsent", labels={"telemetry-policy": "pol"}, schedulingGates=[{"name": "tests/held"}])
+    pod["spec"]["containers"][0]["resources"] = {}
+    return pod
+
+
+@contextlib.contextmanager
+def other_plugin(cluster: Cluster) -> Iterator[None]:
+    """A descheduler that runs another plugin than the one that minds labels."""
+    path = f"/api/v1/namespaces/{sound.SYSTEM}/configmaps/descheduler-policy"
+    before = cluster.api.get(path)["data"]["policy.yaml"]
+    text = "\n".join(line for line in before.splitlines() if not line.startswith("#"))
+    other = text.replace("RemovePodsViolatingNodeAffinity", "RemoveDuplicates").partition("    args:")[0]
+    other += "  plugins:\n    balance: {enabled: [RemoveDuplicates]}\n"
+    cluster.api.patch(path, {"data": {"policy.yaml": other}})
+    yield
+    cluster.api.patch(path, {"data": {"policy.yaml": before}})
+
+
+@contextlib.contextmanager
+def one_down(cluster: Cluster) -> Iterator[None]:
+    """One of two replicas starts again and again."""
+    deployment = f"/apis/apps/v1/namespaces/{sound.NAMESPACE}/deployments/nodewise"
+    pod = f"/api/v1/namespaces/{sound.NAMESPACE}/pods/nodewise-1"
+    kept = [(path, cluster.api.get(path)["status"]) for path in (deployment, pod)]
+    waits = {
+        "waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}
+    }
+    crashing = [
+        one | {"ready": False, "restartCount": 9, "state": waits} for one in kept[1][1]["containerStatuses"]
+    ]
+    unready = [one | {"status": "False"} for one in kept[1][1]["conditions"] if one["type"] != "PodScheduled"]
+    sound.status(
+        cluster.api, deployment, {"readyReplicas": 1, "availableReplicas": 1, "unavailableReplicas": 1}
+    )
+    sound.status(cluster.api, pod, {"conditions": unready, "containerStatuses": crashing})
+    yield
+    sound.status(cluster.api, deployment, {"unavailableReplicas": None})
+    for path, before in kept:
+        sound.status(cluster.api, path, before)
+
+
+@contextlib.contextmanager
+def unserved(cluster: Cluster) -> Iterator[None]:
+    """Nobody answers for the custom metrics API any more."""
+    paths = [
+        f"/apis/apiregistration.k8s.io/v1/apiservices/{v}.{custom_metrics.GROUP}"
+        for v in custom_metrics.VERSIONS
+    ]
+    ports = [cluster.api.get(path)["spec"]["service"]["port"] for path in paths]
+
+    def is_available(*, wanted: str) -> bool | None:
+        found = [cluster.api.get(path)["status"]["conditions"] for path in paths]
+        return all(one["status"] == wanted for conditions in found for one in conditions) or None
+
+    for path in paths:
+        cluster.api.patch(path, {"spec": {"service": {"port": processes.free_port()}}})
+    wait("it is unavailable", functools.partial(is_available, wanted="False"))
+    try:
+        yield
+    finally:
+        for path, port in zip(paths, ports, strict=True):
+            cluster.api.patch(path, {"spec": {"service": {"port": port}}})
+        wait("it is available", functools.partial(is_available, wanted="True"))
+
+
+def bare_node() -> Object:
+    made = gpu.node("bare")
+    del made["metadata"]["labels"][f"{gpu.PREFIX}gpu-numbers"]
+    return made
