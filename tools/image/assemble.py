@@ -92,7 +92,7 @@ def _check_size(made: Sequence[Layer]) -> None:
 def _packages(inputs: Inputs) -> list[Package]:
     home = _debian_home(inputs.cache)
     kept = None if inputs.fresh else debian.remembered(home)
-    return kept or debian.resolve(home)
+    return kept or debian.resolve(home, has_to_be_new=inputs.fresh)
 
 
 def _debian_home(cache: Path) -> Path:

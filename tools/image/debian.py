@@ -88,17 +88,21 @@ class Package(NamedTuple):
     digest: str
 
 
-def resolve(cache: Path) -> list[Package]:
-    """Fetches what is to be in the image, as of now, and remembers it. ImageError."""
+def resolve(cache: Path, *, has_to_be_new: bool) -> list[Package]:
+    """Fetches what is to be in the image, and remembers it. ImageError, also where lists that cannot be brought up to
+    date would leave out what has been mended, if that must not be.
+    """
     _check_machine()
     cache.mkdir(parents=True, exist_ok=True)
     options = _options(cache)
     say("asking Debian's package lists")
-    updated = subprocess.run(
-        ["apt-get", "-qq", *options, "update"], capture_output=True, text=True, check=False
-    )
-    if updated.returncode:
-        say(f"warning: apt-get update: {(updated.stderr.strip().splitlines() or [''])[-1]}")
+    update = ["apt-get", "-qq", *options, "--error-on=any", "update"]
+    try:
+        run(update, "package lists cannot be brought up to date; --offline takes what was fetched last")
+    except ImageError as error:
+        if has_to_be_new:
+            raise
+        say(f"warning: {error}")
     said = run(["apt-get", *options, "-s", "install", "--no-install-recommends", *WANTED], _told())
     names = chosen(said, distribution())
     run(["apt-get", "-qq", *options, "download", *names], _told(), cache / "packages")
