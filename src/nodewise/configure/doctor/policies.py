@@ -100,13 +100,14 @@ def _unmarked(facts: Facts) -> Iterator[Answer]:
     if isinstance(facts.pods, Unread):
         yield from unlooked(facts.pods, "policy-without-effect")
         return
-    told: set[tuple[str, str]] = set()
+    listed = () if isinstance(facts.policies, Unread) else facts.policies
+    left = {(one.namespace, one.name) for one in listed if "dontschedule" in one.strategies}
     for pod in facts.pods:
-        if not pod.policy or (pod.namespace, pod.policy) in told:
+        if (pod.namespace, pod.policy) not in left or pod.avoids_violating:
             continue
         seen = _unsent(facts, pod)
         if seen:
-            told.add((pod.namespace, pod.policy))
+            left.remove((pod.namespace, pod.policy))  # once a policy
             where = f"Pod/{pod.namespace}/{pod.name}"
             wanted = "a scheduler that asks nodewise, and a request of the entry's managedResources"
             yield found("policy-without-effect", where, f"names the policy {pod.policy}, {seen}", wanted)
@@ -122,25 +123,16 @@ def _unsent(facts: Facts, pod: Waiting) -> str:
     ]
     entries = [one for each in serving for one in each.entries if one.is_ours]
     filters = [one for one in entries if one.filter and one.agent in ("", "telemetry")]
-    if not serving or pod.avoids_violating or not _filtering(facts, pod):
+    if not serving:
         return ""
     if not filters:
         asked_elsewhere = any(True for _ in ours(facts))  # else that nobody asks nodewise is found already
-        told = f"and its scheduler {pod.scheduler} does not ask nodewise to filter"
-        return told if asked_elsewhere else ""
+        return f"and its scheduler {pod.scheduler} does not ask nodewise to filter" if asked_elsewhere else ""
     marks = {mark.name for one in filters for mark in one.resources}
     if any(not one.resources for one in filters) or marks & set(pod.asks):
         return ""
     return (
         f"and asks for none of {', '.join(sorted(marks)[:_FEW])}, by which kube-scheduler knows whom to send"
-    )
-
-
-def _filtering(facts: Facts, pod: Waiting) -> bool:
-    listed = () if isinstance(facts.policies, Unread) else facts.policies
-    return any(
-        (one.namespace, one.name) == (pod.namespace, pod.policy) and "dontschedule" in one.strategies
-        for one in listed
     )
 
 

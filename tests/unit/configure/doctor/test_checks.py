@@ -85,6 +85,8 @@ def second(*hosts: Any) -> Facts:
 
 
 UNASKED = numbers(calls=0)._replace(pods=(WAITS._replace(message="0/1"),))
+OTHERS = scheduler({**CONFIGURATION, "profiles": [{"schedulerName": "other"}], "extenders": []}, None)
+ELSEWHERE = SOUND._replace(schedulers=(scheduler(), OTHERS), pods=(POD._replace(scheduler="other"),))
 IGNORED = numbers(calls=0)._replace(pods=(POD._replace(age_s=600.0),))
 KUBELET = Kubelet("c", "none", "none")
 OTHER_PLUGIN = Descheduler("d", ("RemoveDuplicates",))
@@ -213,6 +215,12 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("no telemetry agent", extender(told={"agents": "gpu"}), {"policy-without-effect"}),
     ("no filter", entry(filterVerb=None, bindVerb=None), {"policy-without-effect", "bind-verb-missing"}),
     ("a pod without the mark", SOUND._replace(pods=(POD._replace(asks=()),)), {"policy-without-effect"}),
+    (
+        "one that filters by its affinity",
+        SOUND._replace(pods=(POD._replace(asks=(), avoids_violating=True),)),
+        set(),
+    ),
+    ("a pod of another scheduler's", ELSEWHERE, {"policy-without-effect"}),
     ("no such policy", SOUND._replace(pods=(POD._replace(policy="ghost"),)), {"policy-unknown"}),
     ("of another namespace", SOUND._replace(pods=(POD._replace(namespace="shop"),)), {"policy-unknown"}),
     (
