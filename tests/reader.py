@@ -102,8 +102,8 @@ class Reader:
     def _looks(self, step: Step) -> None:
         end = time.monotonic() + PATIENCE_S
         while True:
-            self.types(step.typed, may_fail=step.typed.rstrip().endswith("\necho $?"))
             try:
+                self.types(step.typed, may_fail=step.typed.rstrip().endswith("\necho $?"))
                 self._sees(step.shown)
             except AssertionError:
                 if not _LOOKS.match(step.typed) or time.monotonic() > end:
