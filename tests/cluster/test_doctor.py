@@ -73,6 +73,17 @@ def test_nor_with_the_second_scheduler_that_configure_prints(cluster: Cluster) -
         assert found["object"].startswith("ConfigMap/nodewise/nodewise-scheduler, http://127.0.0.1:")
 
 
+def test_a_scheduler_that_cannot_be_seen_is_no_fault_beside_one_that_asks_nodewise(cluster: Cluster) -> None:
+    given = [f"--kubeconfig={cluster.doctor.kubeconfig}", "-o", "json"]
+    alone = Diagnosis(looking.run("doctor", *given))
+    assert (alone.code, alone.ids()) == (3, {"not-looked-at"})
+    assert "--scheduler-config" in alone.findings[0]["remedy"]
+    with second_scheduler(cluster):
+        said = Diagnosis(looking.run("doctor", *given))
+    assert (said.code, said.sound, said.ids("note")) == (0, True, said.ids())
+    assert said.not_checked
+
+
 @contextlib.contextmanager
 def second_scheduler(cluster: Cluster) -> Iterator[Object]:
     """A scheduler with nodewise in its pod, beside the cluster's own; its ConfigMap."""
