@@ -51,6 +51,10 @@ PARTS = {
     "cluster: replicas and faults": ("tests/cluster", ("availability", "faults", "waking", "rotation*")),
     "conformance: configure": ("tests/conformance", ("configure/*",)),
     "node: pods": ("tests/node", ("*pod*", "learn", "image")),
+    "cluster: set up": (
+        "tests/cluster",
+        ("certs", "chart", "configur*", "doctor*", "how_to*", "kubeadm*", "second_scheduler"),
+    ),
     "cluster: cores": ("tests/cluster", ("cpu_*",)),
     "cluster: cards": ("tests/cluster", ("gpu_*", "gas_*")),
     "cluster": ("tests/cluster", ("**/*",)),
