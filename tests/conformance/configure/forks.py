@@ -24,6 +24,7 @@ WRITING: Final = (
     "chmod",
     "fchmod",
     "fchown",
+    "setxattr",
 )
 KILLED: Final = -signal.SIGKILL
 _FORKS: Final = multiprocessing.get_context("forkserver")
