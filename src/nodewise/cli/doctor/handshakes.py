@@ -44,7 +44,7 @@ async def call(asked: Call) -> Server:
     for place in places:
         try:
             server = await _at(asked, place, is_plain=scheme == "http")
-            if place[0] == host or _is_nodewise(asked, server):
+            if _is_sure(host, place) or _is_nodewise(asked, server):
                 return server._replace(answer=await _answered(asked, place))
             tried.append(f"{server.reached}: somebody else answers there")
         except ConnectionRefusedError:
@@ -59,6 +59,11 @@ async def call(asked: Call) -> Server:
 
 def _said(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _is_sure(host: str, place: tuple[str, int]) -> bool:
+    """Whether a place is the URL's own wherever it is asked from; a Service's name means something else outside."""
+    return place[0] == host and ".svc" not in f"{host}."
 
 
 def _is_nodewise(asked: Call, server: Server) -> bool:

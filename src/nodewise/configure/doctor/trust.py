@@ -16,6 +16,7 @@ from nodewise.configure.doctor.facts import (
     Papers,
     Scheduler,
     Server,
+    Service,
     Unread,
 )
 from nodewise.configure.doctor.findings import Answer, Finding, found, unlooked
@@ -182,7 +183,7 @@ def _authorities(facts: Facts, own: Papers) -> Chain:
 def _server(facts: Facts, scheduler: Scheduler, entry: Entry, own: Papers) -> Iterator[Answer]:
     """nodewise's own certificate, as kube-scheduler would see it."""
     server = scheduler.servers.get(entry.number, Server())
-    if not server.shown and server.is_refused:
+    if not server.shown and _is_gone(scheduler, entry, server):
         return  # nobody is there, which is found elsewhere
     if not server.shown:
         server = _mounted(facts, entry) or server
@@ -213,6 +214,14 @@ def _server(facts: Facts, scheduler: Scheduler, entry: Entry, own: Papers) -> It
 
 def _called(certificate: Certificate) -> str:
     return short(", ".join(certificate.names)) or ("a CA without a name" if certificate.is_ca else "nobody")
+
+
+def _is_gone(scheduler: Scheduler, entry: Entry, server: Server) -> bool:
+    """Whether there is no server at all, wherever it is asked from."""
+    service = scheduler.services.get(entry.number)
+    if isinstance(service, Service):
+        return service.ports is None or service.ready == 0
+    return service is None and server.is_refused
 
 
 def _mounted(facts: Facts, entry: Entry) -> Server | None:

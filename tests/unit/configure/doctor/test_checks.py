@@ -168,6 +168,11 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     ("another host's", server(shown=OTHER_HOST), {"server-certificate-wrong"}),
     ("the server's is over", server(shown=OVER), {"server-certificate-wrong", "unknown-ca"}),
+    (
+        "refused here, and ready there",
+        server(shown=(), reached="", answer="", is_refused=True),
+        {"not-looked-at"},
+    ),
     ("no handshake", server(shown=(), reached="", answer=""), {"not-looked-at"}),
     ("5,000 nodes, 600 rejected", crowd(600), {"sample-too-small"}),
     ("5,000 nodes, 400 rejected", crowd(400), set()),
