@@ -1,10 +1,11 @@
-"""How to install on kubeadm, its part for a host of the control plane, followed to the letter.
+"""How to install on kubeadm, and how to come from TAS, their parts for a host of the control plane, to the letter.
 
 The Secret is one that `nodewise certs` made on a real API server; the host is this machine with an `/etc` of its own,
 in which kubeadm's kube-scheduler.yaml lies. That the kubelet runs what it says is for tests/node/test_static_pod.py.
 """
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +21,28 @@ from tests.conformance.configure import pods
 from tests.reader import Reader
 
 PAGE = pages.HOW_TO / "install-on-kubeadm.md"
+FROM_TAS = pages.HOW_TO / "migrate-from-tas.md"
+TAS = """\
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+clientConnection:
+  kubeconfig: /etc/kubernetes/scheduler.conf
+extenders:
+- urlPrefix: "https://tas-service.telemetry-aware-scheduling.svc.cluster.local:9001"
+  prioritizeVerb: "scheduler/prioritize"
+  filterVerb: "scheduler/filter"
+  weight: 1
+  enableHTTPS: true
+  managedResources:
+  - name: "telemetry/scheduling"
+    ignoredByScheduler: true
+  ignorable: true
+  tlsConfig:
+    insecure: false
+    certFile: "/host/certs/client.crt"
+    keyFile: "/host/certs/client.key"
+"""
+"""What the configurator of TAS wrote."""
 NAMESPACE = "nodewise"
 
 
@@ -42,7 +65,11 @@ def host(plane: ControlPlane, control_plane_programs: Path, tmp_path: Path) -> I
     environment = {**plain, "PATH": f"{control_plane_programs}:{NODEWISE.parent}:{plain['PATH']}"}
     shell = [*own, "sh", "-e", "-c", f"mount --bind {etc} /etc; exec bash"]
     try:
+        plane.api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         with reader.reading(home, environment, shell=shell) as typing:
+            (install,) = pages.section(PAGE, "## 1. nodewise in the cluster")
+            (certs,) = [line for line in install.text.splitlines() if line.startswith("nodewise certs ")]
+            typing.types(f"KUBECONFIG=/etc/kubernetes/admin.conf {certs}")
             yield typing
     finally:
         for secret in ("nodewise-tls", "nodewise-scheduler-client"):
@@ -54,17 +81,13 @@ def _of_a_cluster(folder: str, _names: list[str]) -> set[str]:
     return {"kubernetes", "certs"} if folder == "/etc" else set()
 
 
-def test_a_host_of_kubeadm_is_configured_and_left(host: Reader, plane: ControlPlane, tmp_path: Path) -> None:
-    plane.api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    (install,) = pages.section(PAGE, "## 1. nodewise in the cluster")
-    (certs,) = [line for line in install.text.splitlines() if line.startswith("nodewise certs ")]
+def test_a_host_of_kubeadm_is_configured_and_left(host: Reader, tmp_path: Path) -> None:
     (see,) = pages.section(PAGE, "## See that it works")
     (check,) = [step.typed for step in pages.steps(see) if "--check" in step.typed]
     (undo,) = pages.section(PAGE, "## Undo")
     (uninstall,) = [line for line in undo.text.splitlines() if "--uninstall" in line]
     manifest = tmp_path / "etc/kubernetes/manifests/kube-scheduler.yaml"
     before = manifest.read_text()
-    host.types(f"KUBECONFIG=/etc/kubernetes/admin.conf {certs}")
     host.follows(pages.section(PAGE, "## 2. kube-scheduler"))
     assert "--config=/etc/kubernetes/" in manifest.read_text()
     assert sorted(path.name for path in (tmp_path / "etc/certs").iterdir()) == [
@@ -76,3 +99,21 @@ def test_a_host_of_kubeadm_is_configured_and_left(host: Reader, plane: ControlPl
     host.types(check)
     host.types(uninstall)
     assert manifest.read_text() == before
+
+
+def test_a_host_comes_from_tas_and_goes_back(host: Reader, tmp_path: Path) -> None:
+    kubernetes = tmp_path / "etc/kubernetes"
+    manifest, configured = kubernetes / "manifests/kube-scheduler.yaml", kubernetes / "scheduler-config.yaml"
+    configured.write_text(TAS)
+    command = "    - kube-scheduler\n"
+    text = manifest.read_text()
+    assert text.count(command) == 1
+    before = text.replace(command, f"{command}    - --config=/etc/kubernetes/scheduler-config.yaml\n")
+    manifest.write_text(before)
+    fetch, _ = pages.section(PAGE, "## 2. kube-scheduler")
+    host.follows([fetch, *pages.section(FROM_TAS, "## 3. The switch")])
+    assert "tas-service" not in configured.read_text()
+    assert "https://nodewise.nodewise.svc:9001" in configured.read_text()
+    (back,) = re.findall(r"`(nodewise configure --restore)`", FROM_TAS.read_text())
+    host.types(back)
+    assert (manifest.read_text(), configured.read_text()) == (before, TAS)
