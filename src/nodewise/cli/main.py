@@ -36,6 +36,8 @@ COMMANDS: Final = {
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 """Of the programs' command lines."""
+_LONGEST: Final = 10_000
+"""Characters of an error that are shown."""
 
 
 class Table(click.Group):
@@ -124,5 +126,11 @@ def run(
 
 
 def _told(error: NodewiseError, code: int) -> int:
-    click.echo(f"nodewise: {error}", err=True)
+    click.echo(f"nodewise: {_line(str(error))}", err=True)
     return code
+
+
+def _line(text: str) -> str:
+    """One line that a terminal shows and does not obey: words of an API server or a proxy may be among it."""
+    line = " ".join(text[:_LONGEST].split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

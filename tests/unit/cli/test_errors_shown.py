@@ -1,0 +1,30 @@
+"""Errors are one line on stderr, whatever the other side put into them."""
+
+import pytest
+
+from nodewise.cli import main
+from nodewise.errors import Refused
+
+
+def shown(capsys: pytest.CaptureFixture[str], text: str) -> str:
+    main._told(Refused(text), 1)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        pytest.param("it is forbidden: ö, 漢", "it is forbidden: ö, 漢", id="plain words stay"),
+        pytest.param("no\x1b[2J\x07", r"no\x1b[2J\x07", id="what a terminal obeys is shown"),
+        pytest.param("no\r\n  yes\n", "no yes", id="a second line is not forged"),
+        pytest.param("no\u202eyes\x9b", r"no\u202eyes\x9b", id="nor is writing turned round"),
+    ],
+)
+def test_an_error_is_one_line_that_a_terminal_only_shows(
+    capsys: pytest.CaptureFixture[str], said: str, line: str
+) -> None:
+    assert shown(capsys, said) == f"nodewise: {line}\n"
+
+
+def test_an_endless_error_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(shown(capsys, "x" * 1_000_000)) < 20_000
