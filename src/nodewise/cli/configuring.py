@@ -1,5 +1,6 @@
 """`nodewise configure` on a host of the control plane: what is asked, done and told."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -38,8 +39,20 @@ def run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -
     """Do what the flags say; the exit code."""
     try:
         return _run(given, roles, weights)
+    except BadInput as error:
+        return _tell_lines(error)
     except OSError as error:
         raise NodewiseError("file check error", [Problem(str(error.filename), _reason(error), "")]) from error
+
+
+def _tell_lines(error: BadInput) -> int:
+    """All that is wrong with files, a line each. Any other error is raised again."""
+    first, *more = str(error).splitlines()
+    if not more:
+        raise error
+    for line in [f"nodewise: {first}", *more]:
+        _say(difference.visible(line))
+    return exits.FAILED
 
 
 def _reason(error: OSError) -> str:
@@ -102,8 +115,8 @@ def _change(given: dict[str, Any], asked: Asked) -> int:
     _tell_plan(asked, plan)
     changes = _changed(plan)
     transaction.commit(changes, backup if changes else None)
-    if plan.emptied:
-        _remove_empty(plan.emptied)
+    with contextlib.suppress(OSError):
+        os.rmdir(plan.emptied)  # none, or not empty: it stays
     _tell_done(asked, plan, backup)
     _summarise(given, plan, backup if changes else None, written=True)
     if any(change.path == asked.manifest for change in changes):
@@ -377,13 +390,6 @@ def _file(change: Change) -> dict[str, Any]:
     what = "none" if change.is_none else "remove" if change.after is None else "write"
     text = "" if is_secret else difference.unified(change.path, change.before, change.after)
     return {"path": change.path, "change": what, "diff": text}
-
-
-def _remove_empty(folder: str) -> None:
-    try:
-        os.rmdir(folder)
-    except OSError:
-        return
 
 
 def _say(text: str) -> None:

@@ -23,10 +23,10 @@ def _lines(data: bytes | None) -> list[str]:
     last = lines.pop()
     if last:
         lines += [last, "\\ No newline at end of file"]
-    return [_visible(line) for line in lines]
+    return [visible(line) for line in lines]
 
 
-def _visible(line: str) -> str:
+def visible(line: str) -> str:
     """What would move a terminal's cursor, or colour it, is shown as what it is."""
     return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line)
 
