@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from nodewise.cli.doctor import command, gathering, schedulers, showing
-from nodewise.cli.doctor.asking import Asker
+from nodewise.cli.doctor.asking import Asker, anything
 from nodewise.cli.doctor.gathering import Wish
 from nodewise.cli.doctor.schedulers import Asked
 from nodewise.cli.progress import Progress
@@ -22,6 +22,7 @@ from nodewise.configure.doctor.facts import Configuration, Facts, Unread
 from nodewise.configure.doctor.findings import Report
 from nodewise.errors import BadSettings, Problem, Refused, Unavailable
 from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
+from nodewise.kube.resources import NODES
 from tests.unit.configure.doctor.setups import AUTHORITY, CONFIGURATION, ENTRY, OWN, SOUND, entry
 
 ALL = {"metadata": {"name": "p", "namespace": "web"}}
@@ -278,6 +279,20 @@ def test_an_api_server_that_is_away_ends_it() -> None:
     away: Any = Away({})
     with Progress() as progress, pytest.raises(Unavailable):
         asyncio.run(gathering.gather(Asker(away, 5.0, progress), away, Wish(Asked((), ""))))
+
+
+def test_a_list_that_never_ends_is_left() -> None:
+    class Endless(Table):
+        async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+            assert len(self.asked) < 3
+            self.asked.append(path)
+            return b'{"items": [{}], "metadata": {"continue": "here"}}'
+
+    endless: Any = Endless({})
+    with Progress() as progress:
+        found = asyncio.run(Asker(endless, 5.0, progress).listed(NODES, anything))
+    assert isinstance(found, Unread)
+    assert "begins again" in found.why
 
 
 @pytest.mark.parametrize("text", ["kind: Pod", "[", ""])

@@ -139,6 +139,8 @@ class Asker:
                 if taken is not None:
                     found.append(taken)
             count += len(listed)
+            if token and page.metadata.token == token:
+                return Unread(resource.plural, "the list begins again where it should go on")
             token = page.metadata.token
             self.say(f"reading {count:,} {resource.plural}")
             if not token:
