@@ -157,7 +157,7 @@ def _read(asked: Asked) -> Read:
     if asked.backup_dir and asked.writes:
         problems += places.wrong_backups(asked.backup_dir)
     if problems or pod is None:
-        raise BadInput("file check error: " + "\n".join([*problems, *_hint(asked)]))
+        raise BadInput("file check error: " + "\n".join([*dict.fromkeys(problems), *_hint(asked)]))
     return Read(manifest.read(pod, asked.manifest, asked.container), template, papers)
 
 

@@ -1,7 +1,6 @@
 """kube-scheduler's configuration: of a template, of a file that is there, or of our own making."""
 
 import copy
-import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -115,11 +114,6 @@ def files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def has_key_data(value: Mapping[str, Any]) -> bool:
     return any((entry.get("tlsConfig") or {}).get("keyData") for entry in value.get("extenders") or [])
-
-
-def needs_papers(value: Mapping[str, Any], folder: str) -> bool:
-    """Whether a file is named that lies in the folder of certificates."""
-    return any(posixpath.dirname(path) == folder for _, path in files(value))
 
 
 def _complete(entry: dict[str, Any], terms: Terms) -> None:

@@ -32,6 +32,11 @@ def test_all_that_is_missing_is_told_at_once(host):
     assert "file check error: " in said
 
 
+def test_a_file_that_is_missing_twice_is_told_once(host):
+    gone = str(host.k / "nope.crt")
+    assert refused(host, "--ca", gone, cert=gone).count(f"open {gone}: ") == 1
+
+
 @row(82)
 @row(83)
 @row(87)

@@ -280,10 +280,10 @@ async def _service(ground: Ground, entry: Entry) -> tuple[Service | Unread | Non
     ports = tuple(number_ for one in items(found, "spec", "ports") if (number_ := number(one, "port")))
     address = text(found, "spec", "clusterIP")
     if isinstance(slices, Unread):
-        return Service(where, ports, slices, address), [(address, port)]
+        return Service(where, ports, slices), [(address, port)]
     ready = list(_ready(slices))
     known = [(address, port)] if address and address != "None" else []
-    return Service(where, ports, len(ready), address), [*ready[:_MOST_ENDPOINTS], *known]
+    return Service(where, ports, len(ready)), [*ready[:_MOST_ENDPOINTS], *known]
 
 
 def _ready(slices: Iterable[Any]) -> Iterable[tuple[str, int]]:

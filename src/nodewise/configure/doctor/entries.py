@@ -14,7 +14,6 @@ _CARDS: Final = ("gpu.intel.com/", "nvidia.com/")
 _NAMES_S: Final = 1.0
 _LARGE_S: Final = 5.0
 _LONG_S: Final = 10.0
-_DEFAULT_S: Final = 5.0
 
 
 def ours(facts: Facts) -> Iterator[tuple[Scheduler, Entry]]:

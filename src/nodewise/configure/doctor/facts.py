@@ -173,7 +173,6 @@ class Service(NamedTuple):
     ports: tuple[int, ...] | None
     ready: int | Unread = 0
     """Endpoints."""
-    cluster_ip: str = ""
 
 
 class Scheduler(NamedTuple):

@@ -91,7 +91,7 @@ def scheduler(config: Any = CONFIGURATION, pod: Pod | None = STATIC) -> Schedule
         pod,
         {0: signed(OWN)},
         {0: Server(f"{HOST}:9001", shown=papers.chain(SERVER.cert), source="a handshake", answer="answered")},
-        {0: Service("Service/nodewise/nodewise", (9001,), 2, "10.0.0.1")},
+        {0: Service("Service/nodewise/nodewise", (9001,), 2)},
     )
 
 
