@@ -1,6 +1,7 @@
 """`nodewise configure`: what makes kube-scheduler call nodewise."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -77,6 +78,7 @@ def on_host(**given: Any) -> None:
     if ctx.invoked_subcommand is not None:
         return
     logs.configure("warning")
+    _check_names(given)
     older = {"tas": "telemetry", "gas": "gpu", "both": "telemetry,gpu"}
     if given["extender"] == "both":
         given["host_one_entry_per_agent"] = True
@@ -157,6 +159,28 @@ def role(kind: AgentKind, options: Any) -> Role:
         binds=hasattr(agent, "bind"),
         resources=kind.resources(options) if isinstance(kind, Requested) else {},
     )
+
+
+_LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_NAMES: Final = {
+    "namespace": (_LABEL, "a namespace's name: a-z, 0-9 and -, at most 63"),
+    "scheduler_name": (
+        rf"(?=.{{1,63}}\Z){_LABEL}(\.{_LABEL})*",
+        "a name of a-z, 0-9, - and dots, at most 63",
+    ),
+    "image": (r"[a-zA-Z0-9][-\w.:/@]*", "an image's name, such as nodewise:1.0"),
+}
+
+
+def _check_names(given: dict[str, Any]) -> None:
+    """They become part of objects and of addresses."""
+    problems = [
+        Problem(f"--{field.replace('_', '-')}", repr(given[field]), wanted)
+        for field, (pattern, wanted) in _NAMES.items()
+        if given[field] and not re.fullmatch(pattern, given[field], re.ASCII)
+    ]
+    if problems:
+        raise BadSettings("settings", problems)
 
 
 def _weights(text: str) -> dict[str, int]:

@@ -349,8 +349,11 @@ def _tell_done(asked: Asked, plan: Plan, backup: Backup | None) -> None:
     changes = _changed(plan)
     if backup is not None and changes:
         _say(f'Backups written to folder "{backup.path}"')
-    if any(_kind(asked, change) == "Certs" and change.after is not None for change in changes):
+    papers = [change for change in changes if _kind(asked, change) == "Certs"]
+    if any(change.after is not None for change in papers):
         _say(f'Certs written to folder "{asked.cert_dir}"')
+    elif papers:
+        _say(f'Certs removed from folder "{os.path.dirname(papers[0].path)}"')
     for change in plan.changes:
         kind = _kind(asked, change)
         if kind == "Certs":

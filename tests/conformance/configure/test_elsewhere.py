@@ -92,6 +92,22 @@ def test_the_second_schedulers_name(host):
     assert ran.code == 2
 
 
+@pytest.mark.parametrize("mode", ["second-scheduler", "kubeadm"])
+@pytest.mark.parametrize(
+    ("flag", "seen"),
+    [
+        ("--namespace", "a.b"),
+        ("--scheduler-name", "No Name"),
+        ("--scheduler-name", "n\n"),
+        ("--image", "a\nb: c"),
+    ],
+)
+def test_names_that_no_object_can_have(host, mode, flag, seen):
+    ran = host.words("--mode", mode, "--kubernetes-version", "1.36", flag, seen)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{flag}: {seen!r}; wanted" in ran.err
+
+
 def test_the_version_has_to_be_known(host):
     ran = host.words("--mode", "second-scheduler", env={"PATH": "/usr/bin:/bin", "KUBECONFIG": "/nowhere"})
     assert ran.code == 2

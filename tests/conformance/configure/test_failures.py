@@ -258,7 +258,9 @@ def test_a_backup_that_was_changed_is_not_restored(host):
 def test_uninstall_takes_out_what_was_put_in(host):
     before = host.everything()
     host.run()
-    assert host.run("--uninstall").code == 0
+    ran = host.run("--uninstall")
+    assert ran.code == 0
+    assert "Certs removed from folder" in ran.err
     for backup in host.backups:
         shutil.rmtree(backup)
     assert host.everything() == before

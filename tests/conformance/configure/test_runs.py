@@ -466,6 +466,8 @@ def test_agents_in_one_entry_or_several(host, flags, paths):
         ["-b", ""],
         ["--weights", "many"],
         ["--kubernetes-version", "new"],
+        ["--namespace", "Not_A_Name"],
+        ["--namespace", "x" * 64],
     ],
 )
 def test_flags_that_contradict_each_other(host, flags):
