@@ -209,12 +209,12 @@ def _parameters() -> Sequence[click.Parameter]:
             help="Agents to have asked, separated by commas. `nodewise agents list` shows them.",
         ),
         click.Option(
-            ["--url", "extender_url"], default="https://nodewise.nodewise.svc:9001", show_default=True, metavar="URL",
-            help="Where kube-scheduler finds nodewise.",
+            ["--url", "--extender-url", "extender_url"], default="https://nodewise.nodewise.svc:9001",
+            show_default=True, metavar="URL", help="Where kube-scheduler finds nodewise.",
         ),
         click.Option(["--one-entry-per-agent"], is_flag=True, help="An entry for each agent, not one for all."),
         click.Option(
-            ["--weights", "entry_weights"], default=str(scheduler.DEFAULT_WEIGHT), show_default=True,
+            ["--weights", "--weight", "entry_weights"], default=str(scheduler.DEFAULT_WEIGHT), show_default=True,
             metavar="WEIGHTS",
             help="How much scores count beside the default plugins': a score counts `score x weight x 10` next to "
             "their 0 to 100 each. One number, or by entry, such as `safe=20,congestion=5`.",

@@ -125,7 +125,8 @@ def _asking() -> list[click.Parameter]:
                help="Filter pods that nothing marks as well: none of them is placed while nodewise does not answer."),
         option(["--whole-nodes", "host_whole_nodes"], is_flag=True,
                help="Have whole nodes sent, for `nodewise extender --no-cluster`."),
-        option(["--extender-url"], metavar="URL", default="", help="Where kube-scheduler finds nodewise."),
+        option(["--extender-url", "--url", "extender_url"], metavar="URL", default="",
+               help="Where kube-scheduler finds nodewise."),
         option(["--namespace"], metavar="NAMESPACE", default="",
                help="Namespace of nodewise's Service. Default: nodewise."),
     ]  # fmt: skip
