@@ -180,6 +180,13 @@ AILMENTS: Final = (
         ("managedResources",),
     ),
     Ailment(
+        "resource-not-ignored",
+        "kube-scheduler counts a mark that no node has",
+        planting.configured(planting.counted),
+        "entry",
+        ("ignoredByScheduler",),
+    ),
+    Ailment(
         "weight-zero", "scores count nothing", planting.configured(planting.unweighted), "entry", ("weight",)
     ),
     Ailment(

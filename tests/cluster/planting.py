@@ -166,6 +166,13 @@ def unweighted(cluster: Cluster, config: Object, entry: Object) -> None:
     del entry["weight"]
 
 
+def counted(cluster: Cluster, config: Object, entry: Object) -> None:
+    entry["managedResources"] = [
+        {**one, "ignoredByScheduler": False} if one in served.MANAGED else one
+        for one in entry["managedResources"]
+    ]
+
+
 def insecure(cluster: Cluster, config: Object, entry: Object) -> None:
     del entry["tlsConfig"]["caFile"]
     entry["tlsConfig"]["insecure"] = True

@@ -58,6 +58,7 @@ async def gather(ask: Asker, api: Api, wish: Wish) -> Facts:
         pods=waiting,
         policies=found.policies,
         nodes=every if isinstance(every, Unread) else every.total,
+        offered=frozenset() if isinstance(every, Unread) else every.offered,
         measured=found.measured,
         apis=found.apis,
         deschedulers=others,

@@ -1,6 +1,7 @@
 """Nodes: how many, what measures them, their cards, and the policies of kubelets that have pools."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -43,6 +44,7 @@ class Kept(NamedTuple):
     status: MeasuredStatus
     cards: Cards | None
     has_pools: bool
+    offered: frozenset[str]
 
 
 class NodesRead(NamedTuple):
@@ -52,6 +54,8 @@ class NodesRead(NamedTuple):
     cards: tuple[Cards, ...]
     pools: tuple[str, ...]
     total: int
+    offered: frozenset[str]
+    """Resources that a node has allocatable."""
 
 
 async def read(ask: Asker, profiles: Sequence[Profile]) -> NodesRead | Unread:
@@ -68,6 +72,7 @@ async def read(ask: Asker, profiles: Sequence[Profile]) -> NodesRead | Unread:
         tuple(one.cards for one in found if one.cards)[:_MOST_CARDS],
         tuple(one.metadata.name for one in found if one.has_pools),
         len(found),
+        frozenset().union(*(one.offered for one in found)),
     )
 
 
@@ -79,14 +84,15 @@ def _kept(body: bytes, profiles: Sequence[Profile]) -> Kept | None:
     tags = labels(anything(bytes(node.metadata.labels)))
     # raw parts keep the whole page alive, so what is kept is a copy
     status = MeasuredStatus(node.status.addresses, msgspec.Raw(bytes(node.status.allocatable)))
-    cards = next((one for each in profiles if (one := _cards(body, node, each))), None)
-    return Kept(_Metadata(node.metadata.name), status, cards, tags.get(LABEL) == "true")
-
-
-def _cards(body: bytes, node: NodeRead, profile: Profile) -> Cards | None:
-    """A node whose device plugin offers cards, as the gpu agent reads it; None for one that offers none."""
     amounts = fields(anything(bytes(node.status.allocatable)))
-    offered = [name for name in profile.counts if str(amounts.get(name, "0")) not in ("0", "")]
+    offered = frozenset(sys.intern(name) for name, amount in amounts.items() if str(amount) not in ("0", ""))
+    cards = next((one for each in profiles if (one := _cards(body, node, each, offered))), None)
+    return Kept(_Metadata(node.metadata.name), status, cards, tags.get(LABEL) == "true", offered)
+
+
+def _cards(body: bytes, node: NodeRead, profile: Profile, resources: frozenset[str]) -> Cards | None:
+    """A node whose device plugin offers cards, as the gpu agent reads it; None for one that offers none."""
+    offered = [name for name in profile.counts if name in resources]
     if not offered:
         return None
     name = node.metadata.name

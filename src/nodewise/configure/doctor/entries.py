@@ -59,6 +59,7 @@ def check(facts: Facts) -> Iterator[Answer]:
         yield from _timeout(scheduler, entry)
         yield from _ignorable(scheduler, entry)
         yield from _verbs(facts, scheduler, entry, own)
+        yield from _resources(facts, scheduler, entry)
         yield from _weight(facts, scheduler, entry, own)
         yield from _own_pods(facts, scheduler, entry)
 
@@ -71,6 +72,7 @@ _IDS: Final = (
     "wrong-ignorable",
     "filters-own-pods",
     "bind-verb-missing",
+    "resource-not-ignored",
     "weight-zero",
 )
 
@@ -169,6 +171,18 @@ def _verbs(facts: Facts, scheduler: Scheduler, entry: Entry, own: frozenset[str]
 
 def _marks(entry: Entry) -> list[str]:
     return [one.name for one in entry.resources if one.name.startswith(_CARDS)]
+
+
+def _resources(facts: Facts, scheduler: Scheduler, entry: Entry) -> Iterator[Answer]:
+    """Cards are counted by kube-scheduler too; a mark must not be, unless nodes were given it."""
+    marks = [one for one in entry.resources if not one.is_ignored and not one.name.startswith(_CARDS)]
+    if marks and isinstance(facts.nodes, Unread):
+        yield from unlooked(facts.nodes, "resource-not-ignored")
+    elif facts.nodes:
+        for one in marks:
+            if one.name not in facts.offered:
+                seen = f".managedResources: {one.name} is counted, and on no node"
+                yield _found("resource-not-ignored", scheduler, entry, seen, "ignoredByScheduler: true")
 
 
 def _others(

@@ -331,6 +331,8 @@ class Facts(NamedTuple):
     pods: tuple[Waiting, ...] | Unread = ()
     policies: tuple[Policy, ...] | Unread = ()
     nodes: int | Unread = 0
+    offered: frozenset[str] = frozenset()
+    """Resources that some node has allocatable."""
     measured: Mapping[str, Measured | Unread] = {}
     """By metric."""
     apis: tuple[MetricsApi, ...] | Unread = ()

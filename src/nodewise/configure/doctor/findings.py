@@ -209,6 +209,13 @@ CATALOGUE: Final[Mapping[str, Kind]] = {
         "bindVerb: bind, preemptVerb: preempt and the cards' managedResources: nodewise configure"
         " render-scheduler prints them",
     ),
+    "resource-not-ignored": Kind(
+        "error",
+        "Pods ask for a resource that no node has, and kube-scheduler counts it",
+        "A managed resource that only marks pods is on no node. Without ignoredByScheduler: true kube-scheduler says"
+        " Insufficient of every node, and none of these pods is placed.",
+        "ignoredByScheduler: true beside the resource's name in managedResources",
+    ),
     "weight-zero": Kind(
         "warning",
         "Scores have no effect",

@@ -62,6 +62,8 @@ NUMBERS = Numbers("Pod/nodewise/nodewise-1", calls=5, up_s=3600.0)
 PLAIN = {key: value for key, value in ENTRY.items() if key not in ("enableHTTPS", "tlsConfig")}
 TRIMARAN = {"score": {"enabled": [{"name": "TargetLoadPacking"}]}}
 KOORDINATOR = {"multiPoint": {"enabled": [{"name": "LoadAwareScheduling"}]}}
+COUNTED = [{"name": "telemetry/scheduling"}, {"name": "gpu.intel.com/i915"}]
+MARK = frozenset({"telemetry/scheduling"})
 FORBIDDEN = Unread("nodes", "forbidden", "list nodes")
 
 
@@ -190,6 +192,9 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("its own pods", entry(managedResources=None), {"filters-own-pods", "bind-verb-missing"}),
     ("no bind", entry(bindVerb=None), {"bind-verb-missing"}),
     ("no preempt", entry(preemptVerb=None), {"bind-verb-missing"}),
+    ("a mark that counts", entry(managedResources=COUNTED), {"resource-not-ignored"}),
+    ("a mark that nodes have", entry(managedResources=COUNTED)._replace(offered=MARK), set()),
+    ("a mark, and no nodes", entry(managedResources=COUNTED)._replace(nodes=0), set()),
     ("no weight", entry(weight=None), {"weight-zero"}),
     ("weight 0", entry(weight=0), {"weight-zero"}),
     ("scores nobody asks for", entry(prioritizeVerb=None), {"weight-zero"}),
