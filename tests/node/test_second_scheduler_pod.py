@@ -18,16 +18,27 @@ from tests.node.placing import FAR
 pytestmark = pytest.mark.cluster
 
 NAME, NAMESPACE = "nodewise-scheduler", "nodewise"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-@pytest.fixture
-def scheduler(whole: Host, image: str, tmp_path: Path) -> Iterator[Object]:
+@pytest.fixture(scope="module")
+def clusters_own(whole: Host) -> Iterator[None]:
+    """Places what does not choose another scheduler, the other one among it."""
+    process = whole.plane.start_scheduler({})
+    yield
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def scheduler(
+    whole: Host, clusters_own: None, image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Object]:
     """Its pod, ready, as `nodewise configure --mode second-scheduler | kubectl apply -f -` makes it."""
     served.define(whole.plane.api)
     command = [NODEWISE, "configure", "--mode", "second-scheduler", "--image", image]
     environment = {"KUBECONFIG": str(whole.plane.admin.kubeconfig), "PATH": "/usr/bin:/bin"}
     text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    file = tmp_path / "second.yaml"
+    file = tmp_path_factory.mktemp("second") / "second.yaml"
     file.write_text(text)
     whole.plane.kubectl("apply", "--validate=strict", "-f", str(file))
     try:
@@ -37,16 +48,8 @@ def scheduler(whole: Host, image: str, tmp_path: Path) -> Iterator[Object]:
         wait("its pod is gone", lambda: None if whole.pods(NAMESPACE, app=NAME) else True)
 
 
-@pytest.fixture
-def clusters_own(whole: Host) -> Iterator[None]:
-    """Places what does not choose another scheduler, the other one among it."""
-    process = whole.plane.start_scheduler({})
-    yield
-    process.stop()
-
-
 def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
-    whole: Host, room: Sandbox, heat: CustomMetrics, clusters_own: None, scheduler: Object
+    whole: Host, room: Sandbox, heat: CustomMetrics, scheduler: Object
 ) -> None:
     placing.policy(room, heat, hot=FAR)
     room.pods(placing.plain("plain", FAR), placing.with_policy("web", FAR, schedulerName=NAME))
@@ -56,3 +59,24 @@ def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
     assert [one["restartCount"] for one in pod["status"]["containerStatuses"]] == [0, 0]
     assert pod["metadata"]["uid"] == scheduler["metadata"]["uid"]
     assert "forbidden" not in "".join(whole.log(pod, name) for name in ("scheduler", "nodewise")).lower()
+
+
+@pytest.fixture
+def doctor(whole: Host, scheduler: Object) -> Iterator[None]:
+    file = str(DEPLOY / "doctor.yaml")
+    whole.plane.kubectl("apply", "--validate=strict", "-f", file)
+    yield
+    whole.plane.kubectl("delete", "-f", file)
+
+
+def test_doctor_as_a_job_finds_nothing_wrong_with_it(whole: Host, doctor: None) -> None:
+    about = {"batch.kubernetes.io/job-name": "nodewise-doctor"}
+
+    def ended() -> Object | None:
+        job = whole.plane.api.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/nodewise-doctor")["status"]
+        return job if job.get("succeeded") or job.get("failed") else None
+
+    job = wait("it has looked", ended, 120, lambda: whole.told(NAMESPACE, **about))
+    (pod,) = whole.pods(NAMESPACE, **about)
+    assert job.get("succeeded") == 1, whole.log(pod, "doctor")
+    assert "Nothing is wrong" in whole.log(pod, "doctor")
