@@ -21,7 +21,7 @@ def settle() -> None:
 
     What one request needs for its time is kept for the next. An answer about 5,000 nodes takes some 300 pages, and the
     kernel needs up to a hundredth of a millisecond for each page that it hands out; glibc would give many of them back
-    after each answer. As much as may be kept is asked for at once, and written to, before somebody waits.
+    after each answer.
     """
     gc.collect()
     gc.freeze()
@@ -30,4 +30,3 @@ def settle() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
-        _taken = [b"\1" * 2**20 for _ in range(_KEPT_BYTES // 2**20 - 1)]
