@@ -2,7 +2,6 @@
 
 import resource
 import signal
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -114,14 +113,13 @@ def _agent(given: shared.Given, proc: Path, limits: Limits, meters: Meters, stac
     desk = Desk(
         node,
         sweeper,
-        threading.Lock(),
         meters,
         None if given["allow_unrequested"] else pods,
         enforcer,
         reconfiguring.answer,
     )
     doing = _chores(given, book, proc, cluster, enforcer)
-    return Agent(node, desk, sweeper, doing, limits, given["interval"], meters)
+    return Agent(desk, doing, limits, given["interval"], meters)
 
 
 def _cluster(given: shared.Given) -> Cluster | None:

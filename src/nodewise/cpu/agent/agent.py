@@ -10,9 +10,8 @@ from socket import socket
 from typing import Final, NamedTuple
 
 from nodewise.cpu.agent import doorway, reclaiming
-from nodewise.cpu.agent.claiming import Desk, Node
+from nodewise.cpu.agent.claiming import Desk
 from nodewise.cpu.agent.listening import Limits, Listener
-from nodewise.cpu.agent.reclaiming import Sweeper
 from nodewise.cpu.node import peers
 from nodewise.cpu.node.peers import Peer
 from nodewise.cpu.node.sweeping import Round
@@ -41,17 +40,13 @@ class Agent:
 
     def __init__(
         self,
-        node: Node,
         desk: Desk,
-        sweeper: Sweeper,
         chores: Sequence[Chore],
         limits: Limits,
         interval_s: float,
         meters: Meters,
     ) -> None:
-        self._node = node
         self._desk = desk
-        self._sweeper = sweeper
         self._chores = chores
         self._limits = limits
         self._interval_s = interval_s
@@ -94,7 +89,7 @@ class Agent:
                 thread.join()
 
     def _identify(self, connected: socket) -> Peer:
-        return peers.identify(connected, self._node.proc, self._node.boot)
+        return peers.identify(connected, self._desk.node.proc, self._desk.node.boot)
 
     def _ended(self, peer: Peer) -> None:
         with self._lock:
@@ -116,7 +111,7 @@ class Agent:
         with self._lock:
             over, self._over = self._over, set()
         for task in over:
-            reclaiming.wait_for_end(self._node.proc, task, _PATIENCE_S / len(over))
+            reclaiming.wait_for_end(self._desk.node.proc, task, _PATIENCE_S / len(over))
 
     def _round(self) -> None:
         swept: list[Round] = []
@@ -127,7 +122,7 @@ class Agent:
 
     def _sweep(self) -> Round:
         begun_s = time.monotonic()
-        done = self._sweeper.sweep()
+        done = self._desk.sweeper.sweep()
         self._swept_s = time.monotonic()
         self._meters.observe("cpu_sweep_seconds", self._swept_s - begun_s)
         return done

@@ -70,19 +70,18 @@ class Desk:
         self,
         node: Node,
         sweeper: Sweeper,
-        writing: threading.Lock,
         meters: Meters,
         requested: Requested | None = None,
         containers: Containers | None = None,
         reconfigure: Callable[[Peer, Mapping[str, Any]], bytes] | None = None,
     ) -> None:
-        self._node = node
-        self._sweeper = sweeper
-        self._writing = writing
+        self.node = node
+        self.sweeper = sweeper
         self._meters = meters
         self._requested = requested
         self._containers = containers
         self._reconfigure = reconfigure
+        self._writing = threading.Lock()
         self._telling = threading.Lock()
         self._next_s = float("-inf")
         self._unlogged = 0
@@ -103,7 +102,7 @@ class Desk:
 
     def _still_there(self, peer: Peer) -> Peer:
         """A process may connect, hand its connection on and end; another may then have its id."""
-        task = peers.read_task(self._node.proc, peer.task.pid, self._node.boot)
+        task = peers.read_task(self.node.proc, peer.task.pid, self.node.boot)
         if task.start != peer.task.start:
             raise Refused(
                 "cannot tell who asks", [Problem(f"process {task.pid}", "is another one by now", "")]
@@ -137,14 +136,14 @@ class Desk:
 
     def _claimed(self, peer: Peer, request: ClaimRequest) -> ClaimAnswer:
         task = peer.task
-        state = self._node.book.read().state
+        state = self.node.book.read().state
         wish = self._wish(state, request)
         allowed = self._allowed(state, wish, task)
         try:
             claim = self._write(wish, task, allowed)
         except Unavailable:
             # somebody who is over may hold what is wanted, or a sweep freed it just now
-            self._sweeper.sweep()
+            self.sweeper.sweep()
             claim = self._write(wish, task, allowed)
         self._confine(task)
         return ClaimAnswer(claim.cpus, claims.environment(claim.state, claim.slots, task), task)
@@ -152,10 +151,8 @@ class Desk:
     def _wish(self, state: State, request: ClaimRequest) -> Wish:
         offline = frozenset[int]()
         if request.affinity:
-            offline = frozenset(cpu for _, slot in state.slots for cpu in slot.cpus) - online(
-                self._node.sysfs
-            )
-        return Wish(request.pool, request.lists, request.socket, avoid=offline, prefer=self._node.fast)
+            offline = frozenset(cpu for _, slot in state.slots for cpu in slot.cpus) - online(self.node.sysfs)
+        return Wish(request.pool, request.lists, request.socket, avoid=offline, prefer=self.node.fast)
 
     def _allowed(self, state: State, wish: Wish, task: Task) -> int | None:
         """How many lists of the pool the task's container may hold; None: any number."""
@@ -176,23 +173,21 @@ class Desk:
             return claim.state, claim
 
         with self._writing:
-            return books.change(self._node.book, decide, pause)
+            return books.change(self.node.book, decide, pause)
 
     def _check_count(self, state: State, task: Task) -> None:
         tasks = {one for _, slot in state.slots for one in slot.tasks}
         count = sum(one.pod == task.pod for one in tasks)
-        if count >= self._node.most_tasks:
+        if count >= self.node.most_tasks:
             who = f"pod {task.pod}" if task.pod else "processes outside of pods"
-            raise Refused(
-                WHAT, [Problem(who, f"{count} tasks", f"at most {self._node.most_tasks} at a time")]
-            )
+            raise Refused(WHAT, [Problem(who, f"{count} tasks", f"at most {self.node.most_tasks} at a time")])
 
     def _confine(self, task: Task) -> None:
         """The container gets the CPUs; where that fails the claim is taken back."""
         if self._containers is None or not task.container:
             return
         try:
-            self._containers.admit(self._node.book.read, task.container, self._sweeper.known)
+            self._containers.admit(self.node.book.read, task.container, self.sweeper.known)
         except NodewiseError:
             self._take_back(task)
             raise
@@ -200,7 +195,7 @@ class Desk:
     def _take_back(self, task: Task) -> None:
         with self._writing:
             books.change(
-                self._node.book,
+                self.node.book,
                 lambda stored: (claims.release(stored.state, task), None),
                 pause,
                 whatever=True,
@@ -210,15 +205,15 @@ class Desk:
         if task != peer.task:
             seen = f"that of process {task.pid}, asked by process {peer.task.pid}"
             raise Refused("cannot give CPUs back", [Problem("task", seen, "the task of who asks")])
-        stored = self._node.book.read()
-        others = {pid for pid, _ in self._sweeper.family(stored, task)} - {task.pid}
+        stored = self.node.book.read()
+        others = {pid for pid, _ in self.sweeper.family(stored, task)} - {task.pid}
         if others:
-            self._sweeper.sweep()  # while the wrapper lives they are known as its children, and from then on
+            self.sweeper.sweep()  # while the wrapper lives they are known as its children, and from then on
             return Answer(messages.encode({"released": False, "processes": sorted(others)[:10]}), holds=True)
         self._take_back(task)
         if self._containers is not None and task.container:
             try:
-                self._containers.admit(self._node.book.read, task.container, self._sweeper.known)
+                self._containers.admit(self.node.book.read, task.container, self.sweeper.known)
             except NodewiseError as error:
                 logs.emit("cpu_enforcing_failed", container=task.container, error=str(error))
         return Answer(messages.encode({"released": True}))
