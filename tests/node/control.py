@@ -4,12 +4,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
 
 from tests.cluster.api import Object
 from tests.cluster.sandbox import wait
 from tests.conformance.configure import pods
-from tests.node import host
+from tests.node import host, network
 from tests.node.host import Host
 from tests.node.network import Address, Target
 
@@ -53,8 +52,7 @@ class Static:
         """Who calls this address of the host gets to a server outside of it."""
         if address not in self._targets:
             self._whole.network.hand_on(address, lambda: self._targets[address])
-        found = urlsplit(url)
-        self._targets[address] = Target((str(found.hostname), int(found.port or 0)))
+        self._targets[address] = Target(network.address_of(url))
 
     def shown(self) -> Shown:
         """The pod that runs, as the API server has it."""

@@ -1,15 +1,12 @@
 """What `kubectl port-forward` does, where the API server cannot reach the kubelet: from here to a pod's loopback."""
 
 import contextlib
-import ctypes
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_NEWNET = 0x40000000
-"""CLONE_NEWNET of <sched.h>."""
+from tests.node import network
 
 Place = Callable[[], Path]
 
@@ -31,7 +28,7 @@ def _serve(listening: socket.socket, place: Place, port: int) -> None:
 
 def _forward(near: socket.socket, place: Place, port: int) -> None:
     with near, contextlib.suppress(OSError):
-        _enter(place())
+        network.enter(place())
         with socket.create_connection(("127.0.0.1", port), 30) as far:
             back = threading.Thread(target=_pump, args=(far, near), daemon=True)
             back.start()
@@ -44,11 +41,3 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
         while data := source.recv(65536):
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
-
-
-def _enter(place: Path) -> None:
-    """The calling thread is in a network from now on; what it has open stays where it is."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with place.open() as network:
-        if libc.setns(network.fileno(), _NEWNET):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

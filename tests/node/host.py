@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 from tests.cluster import controlplane
 from tests.cluster.api import Object
@@ -100,11 +99,11 @@ def running(
         runtime.inside(MANIFESTS).mkdir(parents=True)
         with network.of(runtime, containers.busybox) as made:
             networks.append(made)
-            called = urlsplit(plane.url)
-            outside = network.out_to((str(called.hostname), int(called.port or 0)))
+            server = network.address_of(plane.url)
+            outside = network.out_to(server)
             for address in (ADDRESS, controlplane.SERVICE):
                 made.add(address)
-            made.hand_on((str(called.hostname), int(called.port or 0)), outside)
+            made.hand_on(server, outside)
             made.hand_on((controlplane.SERVICE, 443), outside)
             yield ADDRESS
 

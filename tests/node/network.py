@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from tests.cluster.api import Api
 from tests.cluster.balancer import pump
@@ -44,7 +45,9 @@ class Network:
     def __init__(self, runtime: Runtime, busybox: Path) -> None:
         self._runtime = runtime
         self._busybox = busybox
-        self._inside = ThreadPoolExecutor(1, initializer=_enter, initargs=(runtime.pid,))
+        self._inside = ThreadPoolExecutor(
+            1, initializer=enter, initargs=(Path(f"/proc/{runtime.pid}/ns/net"),)
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -138,6 +141,12 @@ class Network:
         return await asyncio.open_connection(sock=made)
 
 
+def address_of(url: str) -> Address:
+    """Host and port of a server."""
+    found = urlsplit(url)
+    return str(found.hostname), int(found.port or 0)
+
+
 def out_to(address: Address) -> Choice:
     """Always there, outside of the network."""
     return lambda: Target(address)
@@ -153,20 +162,20 @@ def of(runtime: Runtime, busybox: Path) -> Iterator[Network]:
         network.close()
 
 
+def enter(place: Path) -> None:
+    """The calling thread is in a network, by its file, from now on; what it has open stays where it is."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with place.open() as network:
+        if libc.setns(network.fileno(), _NEWNET):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 async def _end_all() -> None:
     """Cancels whatever else the loop does, and waits until it is over."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-
-
-def _enter(pid: int) -> None:
-    """The calling thread is in the network of a process from now on."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path(f"/proc/{pid}/ns/net").open() as place:
-        if libc.setns(place.fileno(), _NEWNET):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _ready(api: Api, namespace: str, service: str) -> Sequence[Address]:
