@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -36,8 +37,12 @@ def lacking() -> set[str]:
 
 
 @contextlib.contextmanager
-def corner(name: str) -> Iterator[str]:
-    """A cgroup of this name in every hierarchy; at the end it goes, with what was made in it and holds no process."""
+def corner(about: str) -> Iterator[str]:
+    """A new cgroup in every hierarchy; at the end it goes, with what was made in it and holds no process.
+
+    Its name says what it is about and is nobody else's: a run of tests that was killed leaves its own behind.
+    """
+    name = f"nodewise-{about}-{secrets.token_hex(4)}"
     places = [one.place / name for one in hierarchies()]
     for place in places:
         place.mkdir()

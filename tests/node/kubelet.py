@@ -90,7 +90,7 @@ def running(
     `prepared` is given, which makes of the runtime's own network one to live in, before the kubelet starts there.
     """
     with (
-        cgroups.corner(f"nodewise-{processes.free_port()}-{name}") as cgroup,
+        cgroups.corner(name) as cgroup,
         runtime.running(containers, folder) as beside,
         prepared(beside) if prepared else contextlib.nullcontext(processes.own_address()) as address,
     ):

@@ -45,6 +45,13 @@ def test_nothing_outlives_the_first_process(container_programs: packages.Contain
     assert _settings() == before
 
 
+@pytest.mark.usefixtures("container_programs")
+def test_what_a_killed_run_left_is_in_nobodys_way() -> None:
+    with cgroups.corner("twice") as left, cgroups.corner("twice") as own:
+        assert left != own
+        assert Path(cgroups.hierarchies()[0].place, own.lstrip("/")).is_dir()
+
+
 def _settings() -> list[str]:
     return [Path("/proc/sys", name).read_text() for name in runtime.TUNED]
 
