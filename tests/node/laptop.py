@@ -10,7 +10,6 @@ one, but for `port-forward`, as the API server has no way to the kubelet: the fo
 import contextlib
 import shlex
 import stat
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -22,7 +21,6 @@ from tests.cluster.served import NODEWISE
 from tests.node import image
 from tests.node.forwarding import forwarding
 from tests.node.host import Host
-from tests.node.runtime import SOCKET
 from tests.reader import Reader
 
 REAL: Final = "nodewise-worker2"
@@ -33,9 +31,7 @@ _ARCHIVE: Final = f"dist/nodewise-{nodewise.__version__}.oci.tar"
 
 
 @contextlib.contextmanager
-def laptop(
-    whole: Host, programs: Path, ctr: Path, busybox: Path, archive: Path, folder: Path
-) -> Iterator[Reader]:
+def laptop(whole: Host, programs: Path, busybox: Path, archive: Path, folder: Path) -> Iterator[Reader]:
     """Somebody at a laptop with a copy of the repository, and with the programs of above."""
     home = folder / "repository"
     home.mkdir()
@@ -45,7 +41,7 @@ def laptop(
     image.write(pause, busybox, PAUSE, command=image.PAUSE)
     whole.node.runtime.load(pause)
     tools = {
-        "kind": _kind(whole, programs, ctr),
+        "kind": _kind(whole, programs),
         "make": _make(archive),
         "kubectl": f'case "$*" in *port-forward*) exec sleep 600;; esac\nexec {programs / "kubectl"} "$@"',
     }
@@ -57,18 +53,16 @@ def laptop(
         "HOME": str(folder),
     }
     with (
-        forwarding(lambda: _network_of_scheduler(whole, ctr), 9002) as port,
+        forwarding(lambda: _network_of_scheduler(whole), 9002) as port,
         reader.reading(home, environment, {_ADMIN: f"127.0.0.1:{port}"}) as typing,
     ):
         yield typing
 
 
-def _kind(whole: Host, programs: Path, ctr: Path) -> str:
+def _kind(whole: Host, programs: Path) -> str:
     kubeconfig = whole.plane.admin.kubeconfig
     kubectl = f"{programs / 'kubectl'} --kubeconfig={kubeconfig}"
-    load = shlex.join(
-        whole.node.runtime.enter([ctr, f"--address={SOCKET}", "--namespace=k8s.io", "images", "import"])
-    )
+    load = shlex.join(whole.node.runtime.ctr_line("images", "import"))
     return f"""
 case "$1 $2" in
 "create cluster") test "$(grep -c role: "$6")" = 3 && cp {kubeconfig} "$KUBECONFIG" ;;
@@ -106,14 +100,12 @@ def other_nodes(whole: Host) -> None:
         whole.plane.api.create(node)
 
 
-def _network_of_scheduler(whole: Host, ctr: Path) -> Path:
+def _network_of_scheduler(whole: Host) -> Path:
     """Of the newest pod of the second scheduler, as a file of the network's namespace."""
     found = whole.pods("nodewise", app=SCHEDULER)
     pod = max(found, key=lambda one: one["metadata"]["creationTimestamp"])
     container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
-    command = [ctr, f"--address={SOCKET}", "--namespace=k8s.io", "tasks", "list"]
-    said = subprocess.run(
-        whole.node.runtime.enter(command), capture_output=True, text=True, check=True
-    ).stdout
-    (pid,) = [line.split()[1] for line in said.splitlines() if line.startswith(container)]
+    said = whole.node.runtime.ctr("tasks", "list")
+    said.check_returncode()
+    (pid,) = [line.split()[1] for line in said.stdout.splitlines() if line.startswith(container)]
     return whole.node.runtime.inside(f"/proc/{pid}/ns/net")

@@ -98,16 +98,21 @@ class Runtime:
 
     def is_ready(self) -> bool:
         """Whether it is containerd that answers, and no longer the shell before it."""
-        return self.pid > 0 and self.inside(SOCKET).exists() and not self._ctr("version").returncode
+        return self.pid > 0 and self.inside(SOCKET).exists() and not self.ctr("version").returncode
 
     def load(self, archive: Path) -> None:
         """Takes an image into what pods are made of."""
-        said = self._ctr("--namespace=k8s.io", "images", "import", str(archive))
+        said = self.ctr("images", "import", str(archive))
         assert said.returncode == 0, f"ctr images import: {said.stderr}"
 
-    def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = self.enter([self._programs.ctr, f"--address={SOCKET}", *arguments])
+    def ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """What comes of a command of containerd's own, among what pods are made of."""
+        command = self.ctr_line(*arguments)
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    def ctr_line(self, *arguments: str) -> list[str]:
+        """The command line of it."""
+        return self.enter([self._programs.ctr, f"--address={SOCKET}", "--namespace=k8s.io", *arguments])
 
     def stop(self) -> None:
         """Ends the first process, and the kernel with it all others; returns when they are gone."""

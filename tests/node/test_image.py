@@ -99,7 +99,7 @@ class Image:
             options += ["--mount", f"type=bind,src={outside},dst={inside},options=rbind:rw"]
         name = f"image-{next(self._numbers)}"
         reference = OF_ROOT if is_root else imaging.REFERENCE
-        return self._containerd._ctr("--namespace=k8s.io", "run", *options, reference, name, *command)
+        return self._containerd.ctr("run", *options, reference, name, *command)
 
 
 @pytest.fixture(scope="module")

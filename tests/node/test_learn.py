@@ -51,8 +51,7 @@ def test_a_cluster_and_a_policy(
     assert len(begin) > 5
     assert len(end) == 1
     assert len(policy) > 10
-    ctr, busybox = container_programs.ctr, container_programs.busybox
-    with laptop(cluster, control_plane_programs, ctr, busybox, archive, tmp_path) as reader:
+    with laptop(cluster, control_plane_programs, container_programs.busybox, archive, tmp_path) as reader:
         try:
             reader.follows([*begin, *policy, *end])
         except AssertionError as error:
