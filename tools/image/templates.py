@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from nodewise.cli import kinds
-from nodewise.cli.configure import role
+from nodewise.cli.roles import role
 from nodewise.configure import manifest, scheduler, yamltext
 from nodewise.configure.scheduler import Papers, Wish
 from tools.image import contents

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from nodewise import agents
-from nodewise.cli import extender, kinds, scaffold
+from nodewise.cli import extender, forms, kinds, scaffold
 from nodewise.cli.settings import settings
 
 
@@ -26,15 +26,7 @@ def command() -> None:
     """
 
 
-@command.command("list")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Form of what is printed.",
-)
+@command.command("list", params=[forms.option(["table", "json"])])
 def list_agents(output: str) -> None:
     """List the agents that `--agents` takes, and those of other packages that cannot be used, with the reason.
 
@@ -67,16 +59,8 @@ def _row(one: agents.Found) -> dict[str, str]:
     return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
 
 
-@command.command("show")
+@command.command("show", params=[forms.option(["table", "json"])])
 @click.argument("name")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Form of what is printed.",
-)
 def show_agent(name: str, output: str) -> None:
     """Show one agent: its options, and the objects that it reads.
 

@@ -14,6 +14,7 @@ from nodewise.cli import (
     configfile,
     exits,
     extender,
+    forms,
     older_annotators,
     settings,
 )
@@ -98,13 +99,7 @@ command = _AnnotateCommand(
         click.Option(
             ["--dry-run"], is_flag=True, help="Print what would be written, write nothing, and end."
         ),
-        click.Option(
-            ["-o", "--output"],
-            type=click.Choice(["table", "json"]),
-            default="table",
-            show_default=True,
-            help="Of --once and --dry-run.",
-        ),
+        forms.option(["table", "json"], "Of --once and --dry-run."),
         *cluster.options(),
         *_parameters(),
     ],

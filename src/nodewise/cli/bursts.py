@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agent import AgentKind
-from nodewise.cli import burst_curves, configure, curves, kinds, settings, tables
+from nodewise.cli import burst_curves, curves, forms, kinds, roles, settings, tables
 from nodewise.cli.sections import Sectioned
 from nodewise.configure import scheduler
 from nodewise.configure.scheduler import Wish
@@ -85,9 +85,9 @@ def _asked(names: str, given: Mapping[str, Any]) -> Asked:
         wanted = "agents that go by what nodes and pods are"
         raise BadSettings("settings", [Problem("--agents", ", ".join(others), wanted)])
     options = {kind.name: settings.of_agent(kind, given) for kind in found}
-    roles = [configure.role(kind, options[kind.name]) for kind in found]
+    every = [roles.role(kind, options[kind.name]) for kind in found]
     wish = Wish(URL, filter_all_pods=given["filter_all_pods"], weights={"": given["entry_weight"]})
-    entries = scheduler.configuration(roles, wish)["extenders"]
+    entries = scheduler.configuration(every, wish)["extenders"]
     chain = settings.build(ChainOptions, given)
     return Asked(",".join(kind.name for kind in found), found, options, chain, entries)
 
@@ -167,10 +167,7 @@ def _parameters() -> list[click.Parameter]:
             help="Let agents reject nodes as well, such as safe those with too much risk.",
         ),
         click.Option(["--svg"], metavar="FILE", help="Draw how node-minutes add up; needs matplotlib."),
-        click.Option(
-            ["-o", "--output"], type=click.Choice(["text", "json", "csv"]), default="text", show_default=True,
-            help="Form of what is printed.",
-        ),
+        forms.option(["text", "json", "csv"]),
         *settings.options(ChainOptions, WindowOptions, kinds=_known()),
     ]  # fmt: skip
 

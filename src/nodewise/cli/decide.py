@@ -8,7 +8,7 @@ import click
 
 from nodewise import clock
 from nodewise.agent import AgentState, Counting, NodeIndex, View, World
-from nodewise.cli import cluster, decided, exits, kinds, reading, settings
+from nodewise.cli import cluster, decided, exits, forms, kinds, reading, settings
 from nodewise.cli.decided import Outcome
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.reading import Measuring, Read, Wish
@@ -193,13 +193,7 @@ command = Sectioned(
             metavar="TIME",
             help="Time of the decision, RFC 3339; default: the newest sample's of files.",
         ),
-        click.Option(
-            ["-o", "--output"],
-            type=click.Choice(list(decided.FORMS)),
-            default="table",
-            show_default=True,
-            help="Form of what is printed.",
-        ),
+        forms.option(decided.FORMS),
         *cluster.options(),
         click.Option(
             ["--metrics"],

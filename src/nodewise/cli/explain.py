@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from nodewise import clock
-from nodewise.cli import cluster, exits, pods, replicas, telling
+from nodewise.cli import cluster, exits, forms, pods, replicas, telling
 from nodewise.cli.pods import Seen
 from nodewise.cli.progress import Progress
 from nodewise.cli.replicas import Answer, Papers, Replica, Service
@@ -176,13 +176,7 @@ command = click.Command(
         click.Option(
             ["-n", "--namespace"], default="", metavar="NAMESPACE", help="Of the pod; default: the context's."
         ),
-        click.Option(
-            ["-o", "--output"],
-            type=click.Choice(list(telling.FORMS)),
-            default="text",
-            show_default=True,
-            help="Form of what is printed.",
-        ),
+        forms.option(telling.FORMS),
         click.Option(
             ["--nodes", "every_node"], is_flag=True, help="Show every node, however many there are."
         ),

@@ -8,6 +8,7 @@ import msgspec
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.policy import PolicyObject
+from nodewise.cli import forms
 from nodewise.cli.exits import DONE, NO
 from nodewise.errors import BadInput, Problem
 from nodewise.kube import files
@@ -23,16 +24,8 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(params=[forms.option(["text", "json"])])
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of what is printed.",
-)
 @click.pass_context
 def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
     """Name every problem of the TASPolicies in these files or folders (- is standard input).

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agent import AgentKind, ObjectKey, Watched
-from nodewise.cli import bursts, exits, feeds, kinds, replayed, settings, trace
+from nodewise.cli import bursts, exits, feeds, forms, kinds, replayed, settings, trace
 from nodewise.cli.replayed import Replayed
 from nodewise.cli.sections import Sectioned
 from nodewise.errors import BadInput, Problem
@@ -190,13 +190,7 @@ command.add_command(
                 show_default=True,
                 help="Differences that are shown one by one.",
             ),
-            click.Option(
-                ["-o", "--output"],
-                type=click.Choice(list(replayed.FORMS)),
-                default="text",
-                show_default=True,
-                help="Form of what is printed.",
-            ),
+            forms.option(replayed.FORMS),
             *_parameters(),
         ],
     )

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agents.gpu.options import PLACEMENTS, Placement
-from nodewise.cli import curves
+from nodewise.cli import curves, forms
 from nodewise.errors import BadInput, BadSettings, Problem, shown
 from nodewise.simulate import trace, trace_files
 from nodewise.simulate.trace import Outcome, Trace
@@ -21,7 +21,11 @@ _TOLD_PCT: Final = (50, 80, 90, 100, 130)
 """The shares that the published results name."""
 
 
-@click.command("trace", short_help="Place a published GPU trace with the gpu agent.")
+@click.command(
+    "trace",
+    short_help="Place a published GPU trace with the gpu agent.",
+    params=[forms.option(["text", "json"])],
+)
 @click.argument("form", type=click.Choice(["openb"]))
 @click.option(
     "--nodes", "nodes_file", required=True, metavar="FILE", help="CSV: sn,cpu_milli,memory_mib,gpu,model"
@@ -59,14 +63,6 @@ _TOLD_PCT: Final = (50, 80, 90, 100, 130)
 )
 @click.option("--published", metavar="FILE", help="JSON with published results, to be shown beside.")
 @click.option("--svg", metavar="FILE", help="Draw what was allocated; needs matplotlib.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of what is printed.",
-)
 def command(form: str, **given: Any) -> None:  # noqa: ARG001 - there is one form
     """Place a published GPU trace with the gpu agent: its filter, scores, choice of cards and books.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from nodewise.agents import telemetry
 from nodewise.cli import configure, main
 
 WRITING: Final = (
@@ -28,7 +29,7 @@ WRITING: Final = (
 )
 KILLED: Final = -signal.SIGKILL
 _FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__, configure.__name__])
+_FORKS.set_forkserver_preload([__name__, configure.__name__, telemetry.__name__])
 
 
 def run(folder: Path, *words: str, killed_at: int = 0) -> int:

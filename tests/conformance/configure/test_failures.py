@@ -99,7 +99,12 @@ def closed(host):
 def as_nobody(host: Host, *flags: str, **other: str):
     """Another user, in a Python that he may read."""
     code = "import os, sys; os.setgid(65534); os.setuid(65534); from nodewise.cli.main import run; run(sys.argv[1:])"
-    words = ["import nodewise.cli.configure; " + code, "configure", *host.base(**other), *flags]
+    words = [
+        "import nodewise.cli.configure, nodewise.agents.telemetry; " + code,
+        "configure",
+        *host.base(**other),
+        *flags,
+    ]
     done = subprocess.run(
         [sys.executable, "-c", *words],
         cwd=host.work,

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from nodewise.cli import forms
 from nodewise.cli.cpu import shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cli.progress import Progress
@@ -48,10 +49,7 @@ def options(timeout_s: float) -> list[click.Parameter]:
             ["--timeout", "timeout_s"], type=click.FloatRange(min=0, min_open=True), default=timeout_s,
             show_default=True, metavar="SECONDS", help="How long to wait for nodes.",
         ),
-        click.Option(
-            ["-o", "--output"], type=click.Choice(["table", "json"]), default="table", show_default=True,
-            help="Form of what is printed.",
-        ),
+        forms.option(["table", "json"]),
     ]  # fmt: skip
 
 

@@ -5,17 +5,11 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import tables
+from nodewise.cli import forms, tables
 from nodewise.cli.cpu import picture, shared
 from nodewise.cpu.topology import Cpu, Topology
 
-OUTPUT: Final = click.Option(
-    ["-o", "--output"],
-    type=click.Choice(["table", "json", "svg"]),
-    default="table",
-    show_default=True,
-    help="Form of what is printed.",
-)
+OUTPUT: Final = forms.option(["table", "json", "svg"])
 
 
 @click.command(params=[*shared.options("sysfs"), OUTPUT])

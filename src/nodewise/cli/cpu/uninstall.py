@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import tables
+from nodewise.cli import forms, tables
 from nodewise.cli.cpu import rounds, shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cpu import procfs
@@ -145,12 +145,6 @@ command = click.Command(
             metavar="SECONDS",
             help="How long to wait until pods are gone.",
         ),
-        click.Option(
-            ["-o", "--output"],
-            type=click.Choice(["table", "json"]),
-            default="table",
-            show_default=True,
-            help="Form of what is printed.",
-        ),
+        forms.option(["table", "json"]),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nodewise.cli import cluster, exits
+from nodewise.cli import cluster, exits, forms
 from nodewise.cli.doctor import gathering, showing
 from nodewise.cli.doctor.asking import Asker
 from nodewise.cli.doctor.gathering import Wish
@@ -98,13 +98,7 @@ command = click.Command(
     help=run.__doc__,
     short_help="Name what is wrong with a cluster's set-up, and the remedy.",
     params=[
-        click.Option(
-            ["-o", "--output"],
-            type=click.Choice(list(showing.FORMS)),
-            default="table",
-            show_default=True,
-            help="Form of what is printed.",
-        ),
+        forms.option(showing.FORMS),
         click.Option(
             ["--scheduler-config", "scheduler_configs"],
             multiple=True,

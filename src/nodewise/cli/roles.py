@@ -1,0 +1,59 @@
+"""Whom kube-scheduler is to ask, as the flags of `nodewise configure` name them."""
+
+from typing import Any, Final
+
+from nodewise.agent import AgentKind, Requested
+from nodewise.cli import kinds
+from nodewise.cli.options import ExtenderOptions
+from nodewise.configure.scheduler import Role
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender import chain
+from nodewise.extender.weights import ChainOptions
+from nodewise.kube.options import KubeOptions
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.refresher import RefreshOptions
+from nodewise.serve.options import AdminOptions, ServeOptions
+
+OTHERS: Final = (
+    ExtenderOptions,
+    ServeOptions,
+    AdminOptions,
+    KubeOptions,
+    RefreshOptions,
+    PrometheusOptions,
+    ChainOptions,
+)
+"""The extender's file of settings serves here too, for which agents there are and what they do follows from it."""
+_DIGITS: Final = 18
+
+
+def named(text: str) -> list[AgentKind]:
+    """Agents by their names, separated by commas. `BadSettings` for one that cannot be used."""
+    return kinds.chosen([name.strip() for name in text.split(",") if name.strip()], *OTHERS)
+
+
+def role(kind: AgentKind, options: Any) -> Role:
+    """What an agent has to be asked, as it says itself."""
+    agent = kind.agent(options)
+    return Role(
+        kind.name,
+        filters=bool(chain.judging(agent)),
+        prioritizes=bool(chain.rankings(agent)),
+        binds=hasattr(agent, "bind"),
+        resources=kind.resources(options) if isinstance(kind, Requested) else {},
+    )
+
+
+def weights(text: str) -> dict[str, int]:
+    """`20`, or `safe=20,congestion=5`."""
+    found: dict[str, int] = {}
+    problems = []
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, equals, number = (side.strip() for side in part.rpartition("="))
+        if (equals and not name) or name in found or not (number.isascii() and number.isdecimal()):
+            problems.append(Problem("--weights", repr(part), "a whole number, or agent=number, each once"))
+        else:
+            found[name] = int(number[:_DIGITS])
+    if problems:
+        raise BadSettings("settings", problems)
+    return found
