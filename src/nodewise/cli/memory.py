@@ -1,16 +1,26 @@
 """How a server keeps its memory: so that requests wait neither for the garbage collector nor for the kernel."""
 
+import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
+import mmap
 from typing import Final
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's `malloc.h`."""
+_POPULATE_WRITE: Final = 23
+"""Of Linux's `mman.h`, from 5.14 on."""
 _KEPT_BYTES: Final = 32 * 2**20
 """So much that is free may stay the process's own: a few times what a request, or a metric's answer, needs."""
 _LARGE_BYTES: Final = 8 * 2**20
 """What is larger is taken from the kernel and given back at once: requests with whole nodes."""
+_AHEAD_BYTES: Final = 4 * 2**20
+"""So much more than what is in use has its pages: what some tens of requests keep."""
+_AT_ONCE_BYTES: Final = 32 * mmap.PAGESIZE
+"""While the kernel hands these out, nobody else of the process can have more memory of it."""
+_LOOK_S: Final = 0.1
 
 
 def settle() -> None:
@@ -30,3 +40,39 @@ def settle() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+async def stay_ahead() -> None:
+    """Have a thread ask the kernel for the pages that requests will need next, while the event loop goes on.
+
+    Decisions are kept, so memory grows with the requests, and whoever touches a new page waits for the kernel. To be
+    run on the thread that serves: others have heaps of their own. Ends at once where the kernel cannot be asked so, or
+    the C library is not glibc.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "mallopt"):
+        return
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    seen = None
+    while True:
+        # where the heap would take so much from: it has it now, but for the pages
+        place = libc.malloc(_AHEAD_BYTES)
+        libc.free(place)
+        state = place, libc.sbrk(0)
+        if place and state != seen:
+            if await asyncio.to_thread(_populate, libc, place) == errno.EINVAL:
+                return
+            seen = state
+        await asyncio.sleep(_LOOK_S)
+
+
+def _populate(libc: ctypes.CDLL, place: int) -> int:
+    """0, or why the kernel refuses: what is no longer mapped there, for one, was given back meanwhile."""
+    begin = -(-place // mmap.PAGESIZE) * mmap.PAGESIZE
+    for part in range(begin, place + _AHEAD_BYTES - _AT_ONCE_BYTES, _AT_ONCE_BYTES):
+        if libc.madvise(part, _AT_ONCE_BYTES, _POPULATE_WRITE):
+            return ctypes.get_errno()
+    return 0

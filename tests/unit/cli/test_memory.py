@@ -28,3 +28,40 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_what_an_answer_needed_is_kept_for_the_next():
     ended = subprocess.run([sys.executable, "-c", ANSWERS], capture_output=True, text=True, check=True)
     assert int(ended.stdout) < 100  # an answer is of 293 pages
+
+
+GROWING = """
+import asyncio, resource
+from nodewise.cli import memory
+
+def pages():
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+async def grow(seconds):
+    asked = 0
+    for _ in range(200):
+        before = pages()
+        kept.append([b"x" * 20_000 for _ in range(5)])
+        asked += pages() - before
+        await asyncio.sleep(seconds)
+    return asked
+
+async def run():
+    ahead = asyncio.create_task(memory.stay_ahead())
+    await asyncio.sleep(0.3)
+    print(await grow(0.01), await grow(0), ahead.done())
+
+kept = []
+memory.settle()
+asyncio.run(run())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have their own ways")
+def test_what_is_kept_of_requests_finds_its_pages_there():
+    ended = subprocess.run([sys.executable, "-c", GROWING], capture_output=True, text=True, check=True)
+    slowly, at_once, is_over = ended.stdout.split()
+    if is_over == "True":
+        pytest.skip("this kernel cannot be asked for pages ahead: it is older than 5.14")
+    assert int(at_once) > 2_000  # of 4,900: nobody could stay ahead
+    assert int(slowly) < 1_000
