@@ -148,103 +148,50 @@ async def _serve(given: shared.Given, *, any_client: bool) -> None:
         await server.stop()
 
 
-def _parameters() -> list[click.Parameter]:
+def _serving() -> list[click.Parameter]:
+    """Where it listens, and whom it serves."""
+    option = click.Option
     _, *admin = settings.options(AdminOptions)
     return [
-        click.Option(
-            ["--conf-file"],
-            default=config.DEFAULT_FILE,
-            show_default=True,
-            metavar="PATH",
-            help="server.yaml, a folder of *.yaml, or a pattern.",
-        ),
-        click.Option(
-            ["--cafile"],
-            default=objects.DEFAULT_CAFILE,
-            show_default=True,
-            metavar="FILE",
-            help="CA of the certificate that the API server has to show.",
-        ),
-        click.Option(
-            ["--insecure"],
-            default="False",
-            show_default=True,
-            metavar="True|False",
-            help="Ask for no certificate: whoever reaches the port is served.",
-        ),
+        option(["--conf-file"], metavar="PATH", default=config.DEFAULT_FILE, show_default=True,
+               help="server.yaml, a folder of *.yaml, or a pattern."),
+        option(["--cafile"], metavar="FILE", default=objects.DEFAULT_CAFILE, show_default=True,
+               help="CA of the certificate that the API server has to show."),
+        option(["--insecure"], metavar="True|False", default="False", show_default=True,
+               help="Ask for no certificate: whoever reaches the port is served."),
         *admin,
-        click.Option(
-            ["--shutdown-delay"],
-            type=settings.Duration(),
-            default="5s",
-            show_default=True,
-            help="How long SIGTERM is not the end: all that come are served, and told to go elsewhere.",
-        ),
-        click.Option(
-            ["--print-admission-config"],
-            default="",
-            metavar="DIR|-",
-            help="Write the two files that have the API server show a certificate, and end.",
-        ),
-        click.Option(
-            ["--client-certificate"],
-            default=admission.Client().certificate,
-            show_default=True,
-            metavar="FILE",
-            help="What it shows; a path on its machine.",
-        ),
-        click.Option(
-            ["--client-key"],
-            default=admission.Client().key,
-            show_default=True,
-            metavar="FILE",
-            help="The key of that.",
-        ),
-        click.Option(
-            ["--print-manifests"],
-            is_flag=True,
-            help="Print the objects of the webhook in a cluster, and end. It asks for a certificate only if --cafile or"
-            " --insecure=false is given.",
-        ),
-        click.Option(
-            ["--with-certificate"], is_flag=True, help="Print a new certificate with them, and its key."
-        ),
-        click.Option(
-            ["--namespace"],
-            default="default",
-            show_default=True,
-            metavar="NAMESPACE",
-            help="Where the webhook is to run.",
-        ),
-        click.Option(
-            ["--image"],
-            default=Installation().image,
-            show_default=True,
-            metavar="IMAGE",
-            help="What it runs.",
-        ),
-        click.Option(
-            ["--install-dir"],
-            default=DEFAULT_INSTALL_DIR,
-            show_default=True,
-            metavar="DIR",
-            help="Where the program is on nodes.",
-        ),
-        click.Option(
-            ["--failure-policy"],
-            type=click.Choice(["Ignore", "Fail"]),
-            default="Ignore",
-            show_default=True,
-            help="What becomes of a pod that asks for cores while the webhook does not answer: it is made without"
-            " them, or refused.",
-        ),
-        click.Option(
-            ["--namespace-selector"],
-            multiple=True,
-            metavar="LABEL=VALUE",
-            help="Only pods of namespaces with this label; repeat it for several. Default: of all but kube-system.",
-        ),
-    ]
+        option(["--shutdown-delay"], type=settings.Duration(), default="5s", show_default=True,
+               help="How long SIGTERM is not the end: all that come are served, and told to go elsewhere."),
+    ]  # fmt: skip
+
+
+def _printing() -> list[click.Parameter]:
+    """What it prints of what it takes in a cluster, instead of serving."""
+    option = click.Option
+    return [
+        option(["--print-admission-config"], metavar="DIR|-", default="",
+               help="Write the two files that have the API server show a certificate, and end."),
+        option(["--client-certificate"], metavar="FILE", default=admission.Client().certificate, show_default=True,
+               help="What it shows; a path on its machine."),
+        option(["--client-key"], metavar="FILE", default=admission.Client().key, show_default=True,
+               help="The key of that."),
+        option(["--print-manifests"], is_flag=True,
+               help="Print the objects of the webhook in a cluster, and end. It asks for a certificate only if "
+               "--cafile or --insecure=false is given."),
+        option(["--with-certificate"], is_flag=True, help="Print a new certificate with them, and its key."),
+        option(["--namespace"], metavar="NAMESPACE", default="default", show_default=True,
+               help="Where the webhook is to run."),
+        option(["--image"], metavar="IMAGE", default=Installation().image, show_default=True,
+               help="What it runs."),
+        option(["--install-dir"], metavar="DIR", default=DEFAULT_INSTALL_DIR, show_default=True,
+               help="Where the program is on nodes."),
+        option(["--failure-policy"], type=click.Choice(["Ignore", "Fail"]), default="Ignore", show_default=True,
+               help="What becomes of a pod that asks for cores while the webhook does not answer: it is made without "
+               "them, or refused."),
+        option(["--namespace-selector"], metavar="LABEL=VALUE", multiple=True,
+               help="Only pods of namespaces with this label; repeat it for several. Default: of all but "
+               "kube-system."),
+    ]  # fmt: skip
 
 
 command = click.Command(
@@ -252,5 +199,5 @@ command = click.Command(
     callback=run,
     help=run.__doc__,
     short_help="Give pods that ask for cores what they need.",
-    params=_parameters(),
+    params=[*_serving(), *_printing()],
 )
