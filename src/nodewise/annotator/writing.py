@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from nodewise.annotator.planning import NodePlan
-from nodewise.errors import BadInput, Conflict, NodewiseError, Unavailable
+from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.bulk import every
 from nodewise.kube.resources import NODES
@@ -54,7 +54,7 @@ async def _written(api: Api, plan: NodePlan) -> str:
     body = {"metadata": {"uid": plan.uid, "annotations": plan.patch}}
     try:
         await api.patch(NODES.path(name=plan.name), body, "merge", {"fieldManager": FIELD_MANAGER})
-    except (NotFound, Conflict):
+    except NotFound:
         return "gone"
     except BadInput as error:
         if any(problem.field == "metadata.uid" for problem in error.problems):

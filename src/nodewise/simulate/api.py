@@ -273,11 +273,17 @@ class FakeApi:
         return head | {"items": items[start : start + limit]}
 
     def _changed(self, verb: str, path: str, place: _Place, before: Object, item: Object) -> bytes:
-        for field in ("resourceVersion", "uid"):
-            given = item["metadata"].get(field)
-            if given and given != before["metadata"][field]:
-                raise _error(verb, path, 409, "the object has been modified; please apply your changes")
         meta = before["metadata"]
+        other = [
+            field
+            for field in ("resourceVersion", "uid")
+            if item["metadata"].get(field, "") not in {"", meta[field]}
+        ]
+        if "uid" in other and verb == "patch":
+            cause = Cause("metadata.uid", "field is immutable")
+            raise answers.error(Call(verb, path), 422, Status(kind="Status", details=Details((cause,))))
+        if other:
+            raise _error(verb, path, 409, "the object has been modified; please apply your changes")
         return msgspec.json.encode(self._store((place.resource, meta.get("namespace", ""), place.name), item))
 
     def _store(self, key: tuple[Resource, str, str], item: Object) -> Object:

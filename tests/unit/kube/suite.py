@@ -168,6 +168,20 @@ class ApiSuite:
                 path, {"metadata": {"resourceVersion": old["metadata"]["resourceVersion"]}}, "merge"
             )
 
+    async def test_a_patch_cannot_give_another_uid(self, api: Api, space: str) -> None:
+        path = CONFIGMAPS.path(space, "a")
+        await api.create(CONFIGMAPS.path(space), item("a"))
+        with pytest.raises(BadInput) as caught:
+            await api.patch(path, {"metadata": {"uid": "of-its-predecessor"}, "data": {"k": "1"}}, "merge")
+        assert {problem.field for problem in caught.value.problems} == {"metadata.uid"}
+        assert not decoded(await api.get(path)).get("data")
+
+    async def test_a_replacement_with_another_uid_is_a_conflict(self, api: Api, space: str) -> None:
+        old = decoded(await api.create(CONFIGMAPS.path(space), item("a")))
+        old["metadata"]["uid"] = "of-its-predecessor"
+        with pytest.raises(Conflict):
+            await api.replace(CONFIGMAPS.path(space, "a"), old)
+
     async def test_a_binding_puts_the_pod_on_the_node_and_adds_its_annotations(
         self, api: Api, space: str
     ) -> None:
