@@ -10,7 +10,7 @@ import click
 import msgspec
 
 import nodewise
-from nodewise.cli import hostflags
+from nodewise.cli.sections import titled
 from nodewise.configure import platforms, scheduler, secondary, versions, yamltext
 from nodewise.configure.platforms import PLATFORMS, Platform
 from nodewise.configure.scheduler import Papers, Role, Wish
@@ -205,4 +205,4 @@ def parameters() -> list[click.Parameter]:
         option(["--into"], metavar="DIR", default="",
                help="Write a mode's files into this folder instead of printing them."),
     ]  # fmt: skip
-    return list(hostflags.titled("Clusters whose static pods are not edited", options))
+    return titled("Clusters whose static pods are not edited", options)

@@ -1,10 +1,13 @@
 """The flags of `nodewise configure` on a host: all of the older configurator by their names, and newer ones."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import click
+
+from nodewise.cli import forms
+from nodewise.cli.sections import titled
 
 TEMPLATE: Final = "deploy/extender-configuration/scheduler-config.yaml"
 NEWEST: Final = "newest"
@@ -36,18 +39,11 @@ def words(given: Mapping[str, Any], *, template: str) -> Iterator[str]:
 
 def parameters() -> list[click.Parameter]:
     """All of them, with what they are about."""
-    about = {
-        "Files of this host": _files(),
-        "What kube-scheduler is to ask, where no template says it": _asking(),
-    }
-    return [*_actions(), *(one for title, options in about.items() for one in titled(title, options))]
-
-
-def titled(title: str, options: Iterable[click.Parameter]) -> Iterator[click.Parameter]:
-    """Options below a title of their own in the help."""
-    for one in options:
-        one.section = title  # type: ignore[attr-defined]
-        yield one
+    return [
+        *_actions(),
+        *titled("Files of this host", _files()),
+        *titled("What kube-scheduler is to ask, where no template says it", _asking()),
+    ]
 
 
 def _actions() -> list[click.Parameter]:
@@ -68,8 +64,7 @@ def _actions() -> list[click.Parameter]:
         option(["--uninstall"], is_flag=True,
                help="Take out what was put in, and nothing else; what was in its place comes back."),
         option(["--no-backup"], is_flag=True, help="Make no backup, as -b /dev/null."),
-        option(["-o", "--output"], type=click.Choice(["text", "json"]), default="text", show_default=True,
-               help="json: a summary on stdout."),
+        forms.option(["text", "json"], "json: a summary on stdout."),
         option(["--no-color"], is_flag=True, help="No colours on a terminal."),
     ]  # fmt: skip
 

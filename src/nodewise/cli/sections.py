@@ -19,3 +19,10 @@ class Sectioned(click.Command):
 def section(parameter: click.Parameter) -> str:
     """What a parameter is about; empty for one that belongs to its command alone."""
     return str(getattr(parameter, "section", ""))
+
+
+def titled(title: str, options: list[click.Parameter]) -> list[click.Parameter]:
+    """These options, which the help shows below a title of their own."""
+    for one in options:
+        one.section = title  # type: ignore[attr-defined]
+    return options
