@@ -19,7 +19,8 @@ from nodewise.cli.main import command
 from nodewise.configure import profile, versions
 from nodewise.cpu.workload import arguments
 from nodewise.errors import BadInput, BadSettings
-from nodewise.observe.catalogue import EVENTS, METRICS
+from nodewise.observe.events import EVENTS
+from nodewise.observe.metrics import METRICS
 from tests import pages
 from tests.pages import ROOT, Block
 

@@ -1,7 +1,8 @@
 """The page of log events and metrics."""
 
-from nodewise.observe.catalogue import EVENTS, METRICS
+from nodewise.observe.events import EVENTS
 from nodewise.observe.meters import PREFIX
+from nodewise.observe.metrics import METRICS
 from tools.reference.text import MADE, table
 
 

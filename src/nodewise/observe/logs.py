@@ -1,10 +1,10 @@
-"""Log lines: structlog, on stderr, one event of the catalogue each."""
+"""Log lines: structlog, on stderr, one event of the table each."""
 
 import logging
 import sys
 from typing import Any, Final, Literal, NamedTuple
 
-from nodewise.observe.catalogue import EVENTS
+from nodewise.observe.events import EVENTS
 from nodewise.observe.plain import structlog
 
 Format = Literal["text", "json"]
@@ -59,7 +59,7 @@ def _set(level: str, form: Format) -> None:
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Write one event. KeyError if the catalogue has no such row."""
+    """Write one event. KeyError if the table has no such row."""
     getattr(structlog.get_logger(), EVENTS[event].level)(event, **fields)
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: one registry made from the catalogue, handed to whoever counts."""
+"""Prometheus metrics: one registry made from the table, handed to whoever counts."""
 
 import contextlib
 from typing import Any, Final
@@ -13,7 +13,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from nodewise.observe.catalogue import METRICS, Metric
+from nodewise.observe.metrics import METRICS, Metric
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 PREFIX: Final = "nodewise_"
@@ -22,7 +22,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series fo
 
 
 class Meters:
-    """The metrics of one process. KeyError for a name that the catalogue does not have."""
+    """The metrics of one process. KeyError for a name that the table does not have."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

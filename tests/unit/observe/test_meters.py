@@ -36,6 +36,6 @@ def test_what_was_never_counted_can_be_forgotten() -> None:
 @pytest.mark.parametrize(
     ("name", "labels"), [("strange_total", {}), ("verdicts_total", {"agent": "telemetry"})]
 )
-def test_what_the_catalogue_does_not_have_cannot_be_counted(name: str, labels: dict[str, str]) -> None:
+def test_what_the_table_does_not_have_cannot_be_counted(name: str, labels: dict[str, str]) -> None:
     with pytest.raises(KeyError):
         Meters().count(name, **labels)
