@@ -1,4 +1,5 @@
-"""Takes programs out of Debian's packages into the cache: Prometheus with its node exporter, and what runs containers.
+"""Takes programs out of Debian's packages into the cache: Prometheus with its node exporter, what runs containers, what
+operators bring images to nodes with, and a virtual machine.
 
 The packages are unpacked, not installed: their services would start by themselves on the default ports, and an
 installation needs root, makes users and changes the machine. No program needs more than the C library and what every
@@ -115,6 +116,16 @@ MACHINE = Unpacked(
     remedy="run this on Debian for amd64, with a mirror that apt-get can reach",
     needs="lib|qemu-system-|linux-image-",
 )
+
+IMAGE_TOOLS = Unpacked(
+    name="image-tools",
+    packages=("skopeo", "podman", "conmon"),
+    keeps="usr",
+    proof="bin/podman",
+    remedy="run this on Debian or Ubuntu, with a mirror that apt-get can reach",
+    needs="lib|netavark",
+)
+"""Their `usr`, which is laid over that of the machine, for they name one another by absolute paths."""
 
 
 class Programs(NamedTuple):

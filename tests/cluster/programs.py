@@ -151,6 +151,7 @@ ALL: tuple[Callable[[], Path], ...] = (
     lambda: helm().parent,
     containers_folder,
     packages.MACHINE.get,
+    packages.IMAGE_TOOLS.get,
     image_folder,
 )
 """Everything that is got ready, what most tests wait for first."""
