@@ -5,7 +5,6 @@ archive = imaging.archive()   # an OCI archive; pods find its image as imaging.N
 
 import fcntl
 import hashlib
-import shutil
 from pathlib import Path
 
 from tools.image import assemble, contents
@@ -40,11 +39,7 @@ def archive() -> Path:
             except ImageError as error:
                 raise MissingError(f"no image: {error}", "see `make image`") from error
         folder.touch()
-        made = sorted(
-            (path.parent for path in home.glob("*/*.oci.tar")), key=lambda path: path.stat().st_mtime
-        )
-        for old in made[:-_KEPT]:
-            shutil.rmtree(old)
+        toolchain.tidy((path.parent for path in home.glob("*/*.oci.tar")), _KEPT)
         return file
 
 

