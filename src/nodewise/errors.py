@@ -85,7 +85,7 @@ class Refused(NodewiseError):
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """A value as an error shows it: its repr, cut at `limit` characters."""
+    """A value as an error shows it: its repr, which has quotes and visible characters only, cut at `limit` of them."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):

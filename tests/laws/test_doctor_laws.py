@@ -14,12 +14,12 @@ from nodewise.configure.doctor import (
     counted,
     deschedulers,
     examination,
-    objects,
     papers,
     workloads,
 )
 from nodewise.configure.doctor import settings as settings_
 from nodewise.configure.doctor.facts import Descheduler, Extender, Facts, Measured, Papers, Scheduler, Server
+from nodewise.visible import short
 from tests.unit.configure.doctor.setups import NOW, SOUND
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -123,5 +123,5 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
     for one in examination.examine(facts).findings:
         for text in one[1:]:
             assert text
-            assert text == objects.short(text, 10_000)
+            assert text == short(text, 10_000)
             assert text.isprintable()

@@ -6,12 +6,13 @@ import click
 import msgspec
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from nodewise import agents
 from nodewise.cli import extender, forms, kinds, scaffold
 from nodewise.cli.settings import settings
+from nodewise.visible import visible
 
 
 @click.group()
@@ -48,8 +49,13 @@ def list_agents(output: str) -> None:
     for row in rows:
         package = "" if row["package"] == "nodewise" else f"{row['package']} {row['version']}"
         told = f"broken: {row['broken']}" if row["broken"] else row["summary"]
-        table.add_row(row["name"], escape(told), escape(package.strip()))
+        table.add_row(*map(_shown, (row["name"], told, package.strip())))
     Console(highlight=False).print(table)
+
+
+def _shown(text: str) -> Text:
+    """Words of another package: no markup, and nothing that a terminal obeys."""
+    return Text(visible(text))
 
 
 def _row(one: agents.Found) -> dict[str, str]:
@@ -86,10 +92,11 @@ def show_agent(name: str, output: str) -> None:
         )
         return
     console = Console(highlight=False)
-    console.print(f"{kind.name}: {kind.summary}\nreads: {', '.join(reads)}")
+    console.print(_shown(f"{kind.name}: {kind.summary}"))
+    console.print(_shown(f"reads: {', '.join(reads)}"))
     table = Table("OPTION", "DEFAULT", "MEANING", box=box.SIMPLE, header_style="")
     for row in rows:
-        table.add_row(row["flag"], row["default"], row["help"])
+        table.add_row(*map(_shown, (row["flag"], row["default"], row["help"])))
     console.print(table)
 
 

@@ -15,6 +15,7 @@ from nodewise.cli import (
     exits,
     extender,
     forms,
+    lines,
     older_annotators,
     settings,
 )
@@ -69,7 +70,7 @@ def _told(outcome: Outcome, output: str) -> int:
     """Print what came of one time; the exit code."""
     looked, written, is_sampled = outcome
     for note in annotated.notes(looked, one_sample=is_sampled):
-        annotated.tell(note)
+        lines.tell(note)
     if output == "json":
         click.echo(annotated.report(looked, written))
     elif written is None:
@@ -77,7 +78,7 @@ def _told(outcome: Outcome, output: str) -> int:
     else:
         click.echo(annotated.summary(looked, written))
     if written is not None and written.error:
-        annotated.tell(written.error)
+        lines.tell(written.error)
     return exits.DONE if outcome.is_whole else exits.FAILED
 
 

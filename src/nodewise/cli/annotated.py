@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from math import isnan
 from typing import Any, Final
 
-import click
 import msgspec
 
 from nodewise.annotator.loop import Looked
@@ -102,8 +101,3 @@ def _writes(plan: NodePlan) -> str:
     if count:
         return f"{count} annotations" if count > 1 else "1 annotation"
     return "the time" if plan.patch else "nothing"
-
-
-def tell(text: str) -> None:
-    """To standard error, where data do not go."""
-    click.echo(f"nodewise: {text}", err=True)

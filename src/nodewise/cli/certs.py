@@ -13,7 +13,7 @@ import click
 import msgspec
 import yaml
 
-from nodewise.cli import certflags, cluster, exits
+from nodewise.cli import certflags, cluster, exits, lines
 from nodewise.cli.sections import Sectioned
 from nodewise.clock import SystemClock
 from nodewise.configure import certificate_files as files
@@ -214,7 +214,9 @@ async def _sign(given: Given, wish: Wish) -> None:
             _print([objects.secret(place.names[1], place.namespace, client)], given["output"])
     finally:
         await api.close()
-    _say(f"others have certificates of {signer} too: start nodewise with --client-name {wish.client_name}")
+    lines.tell(
+        f"others have certificates of {signer} too: start nodewise with --client-name {wish.client_name}"
+    )
 
 
 def _check_signing(given: Given, found: stored.Found) -> None:
@@ -251,7 +253,9 @@ async def _write_signed(api: Api, given: Given, wish: Wish, leaf: issuing.Leaf, 
     trusted = certificates.trusting(server.trusted, authorities)
     await stored.write(api, place, found, Both(server._replace(trusted=trusted), client))
     if client.cert and trusted != server.trusted:
-        _say(f"{given['signer_name']} is new to nodewise, which gets {wish.settle} to hear of it (--settle)")
+        lines.tell(
+            f"{given['signer_name']} is new to nodewise, which gets {wish.settle} to hear of it (--settle)"
+        )
         await asyncio.sleep(wish.settle.total_seconds())
     found = await stored.read(api, place)
     server, client = found.both
@@ -302,12 +306,8 @@ def _print(made: list[dict[str, Any]], output: str | None) -> None:
         click.echo(yaml.safe_dump_all(made, sort_keys=False), nl=False)
 
 
-def _say(text: str) -> None:
-    click.echo(f"nodewise: {text}", err=True)
-
-
 def _tell_waiting(wanted: Request, timeout_s: float) -> None:
-    _say(
+    lines.tell(
         f"CertificateSigningRequest {wanted.name} waits for an approval, for up to {timeout_s:g} s: "
         f"kubectl certificate approve {wanted.name}"
     )
@@ -368,12 +368,12 @@ def _tell_done(given: Given, done: Outlook, after: Outlook, where: str) -> None:
     for reason in done.reasons if done.step in {"announce", "make"} else ():
         click.echo(f"  {reason}")
     if done.step == "make":
-        _say(
+        lines.tell(
             "where kube-scheduler runs with another caFile, start it anew now, all replicas: it reads that once, and "
             "every call fails until then. nodewise needs no restart"
         )
     if after.step == "wait":
-        _say(
+        lines.tell(
             f"start kube-scheduler anew, all replicas, before {stamp(after.at)}: it reads its caFile once, and would "
             "refuse the new certificate; then run this with --restarted. nodewise needs no restart"
         )

@@ -26,8 +26,7 @@ def _others(words: Sequence[str]) -> NoReturn:
     try:
         translated = legacy.cmk(words)
     except BadSettings as error:
-        print(f"nodewise: {error}", file=sys.stderr)
-        sys.exit(exits.USAGE)
+        sys.exit(main.told(error, exits.USAGE))
     main.run(translated, cpu.command, "cmk")
 
 

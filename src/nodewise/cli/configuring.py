@@ -29,6 +29,7 @@ from nodewise.configure.host import Asked, Plan
 from nodewise.configure.repeating import Repeat
 from nodewise.configure.scheduler import Papers, Role, Wish
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
+from nodewise.visible import visible
 
 _NONE: Final = "/dev/null"
 _GPU_WEIGHT: Final = 20
@@ -51,7 +52,7 @@ def _tell_lines(error: BadInput) -> int:
     if not more:
         raise error
     for line in [f"nodewise: {first}", *more]:
-        _say(difference.visible(line))
+        _say(line)
     return exits.FAILED
 
 
@@ -396,4 +397,4 @@ def _file(change: Change) -> dict[str, Any]:
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo(visible(text), err=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from nodewise import clock
-from nodewise.cli import cluster, exits, forms, pods, replicas, telling
+from nodewise.cli import cluster, exits, forms, lines, pods, replicas, telling
 from nodewise.cli.pods import Seen
 from nodewise.cli.progress import Progress
 from nodewise.cli.replicas import Answer, Papers, Replica, Service
@@ -161,9 +161,9 @@ def _complain(answers: Sequence[Answer], seen: Seen) -> None:
         problems = [Problem(one.replica.url, one.error, "") for one in silent]
         raise Unavailable("no replica of nodewise answers", problems)
     for one in silent:
-        click.echo(f"nodewise: {one.replica.url} is left out: {one.error}", err=True)
+        lines.tell(f"{one.replica.url} is left out: {one.error}")
     if seen.error:
-        click.echo(f"nodewise: the pod's own state is not known: {seen.error}", err=True)
+        lines.tell(f"the pod's own state is not known: {seen.error}")
 
 
 command = click.Command(

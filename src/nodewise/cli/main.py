@@ -9,8 +9,9 @@ from typing import Any, Final, NoReturn
 import click
 
 import nodewise
-from nodewise.cli import exits
+from nodewise.cli import exits, lines
 from nodewise.errors import BadSettings, NodewiseError
+from nodewise.visible import short
 
 COMMANDS: Final = {
     "extender": ("nodewise.cli.extender", "Serve kube-scheduler: filter, prioritize and preempt."),
@@ -116,21 +117,16 @@ def run(
     except click.Abort:
         code = 130
     except BadSettings as error:
-        code = _told(error, exits.USAGE)
+        code = told(error, exits.USAGE)
     except NodewiseError as error:
-        code = _told(error, exits.FAILED)
+        code = told(error, exits.FAILED)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _told(error: NodewiseError, code: int) -> int:
-    click.echo(f"nodewise: {_line(str(error))}", err=True)
+def told(error: NodewiseError, code: int) -> int:
+    """Show an error in one line; the exit code."""
+    lines.tell(short(str(error), _LONGEST))
     return code
-
-
-def _line(text: str) -> str:
-    """One line that a terminal shows and does not obey: words of an API server or a proxy may be among it."""
-    line = " ".join(text[:_LONGEST].split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -8,7 +8,7 @@ import msgspec
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.cli import forms
+from nodewise.cli import forms, lines
 from nodewise.cli.exits import DONE, NO
 from nodewise.errors import BadInput, Problem
 from nodewise.kube import files
@@ -57,7 +57,7 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
     else:
         for one in read:
             for problem in one.problems:
-                click.echo(f"{one.namespace}/{one.name}: {problem}")
+                lines.say(f"{one.namespace}/{one.name}: {problem}")
         bad = sum(bool(one.problems) for one in read)
         counted = "1 policy" if len(read) == 1 else f"{len(read)} policies"
         click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")

@@ -5,6 +5,8 @@ import threading
 from types import TracebackType
 from typing import Final, Self
 
+from nodewise.visible import visible
+
 LATE_S: Final = 2.0
 
 
@@ -37,4 +39,6 @@ class Progress:
 
     def say(self, doing: str) -> None:
         """What is being done now."""
-        self._status.update(f"{doing} …")
+        from rich.text import Text
+
+        self._status.update(Text(visible(f"{doing} …")))

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-import click
 import msgspec
 
 from nodewise import agents, clock
 from nodewise.agent import AgentKind, Concerned, ObjectKey, Want, Watched
-from nodewise.cli import feeds
+from nodewise.cli import feeds, lines
 from nodewise.cli.feeds import Ground
 from nodewise.cli.progress import Progress
 from nodewise.errors import Unavailable
@@ -203,7 +202,7 @@ async def _one(api: Api, one: _Sought, told: Callable[[int], None]) -> Keyed | N
 
 def _say_unknown(resource: Resource) -> None:
     name = f"{resource.plural}.{resource.group}".rstrip(".")
-    click.echo(f"nodewise: the cluster knows no {name}: is its definition (CRD) installed?", err=True)
+    lines.tell(f"the cluster knows no {name}: is its definition (CRD) installed?")
 
 
 class Held:

@@ -6,7 +6,7 @@ import click
 import msgspec
 import yaml
 
-from nodewise.cli import forms, kinds, roles, settings
+from nodewise.cli import forms, kinds, lines, roles, settings
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.sections import Sectioned
 from nodewise.configure import scheduler
@@ -49,7 +49,7 @@ def run(output: str, **given: Any) -> None:
     found = scheduler.configuration(asked, wish)
     for agent in scheduler.unasked(asked, wish):
         why = "nothing marks the pods that it concerns; --filter-all-pods has it asked about all of them"
-        click.echo(f"nodewise: the filter of {agent} is not asked: {why}", err=True)
+        lines.tell(f"the filter of {agent} is not asked: {why}")
     if output == "json":
         click.echo(msgspec.json.encode(found))
         return

@@ -8,7 +8,7 @@ import msgspec
 
 import nodewise
 from nodewise import clock
-from nodewise.cli import tables
+from nodewise.cli import lines, tables
 from nodewise.extender.tape import Header
 from nodewise.simulate.differences import Difference, Told
 from nodewise.simulate.replay import Tally
@@ -80,7 +80,7 @@ def _text(given: Replayed) -> None:
         f" {tally.worlds} worlds, {tally.requests} requests"
     )
     for line in (*(f"changed: {one}" for one in given.changed), *(f"note: {one}" for one in _notes(given))):
-        click.echo(line)
+        lines.say(line)
     if not tally.different:
         click.echo(f"all {tally.same} answers are the same, byte for byte")
         return
@@ -88,7 +88,9 @@ def _text(given: Replayed) -> None:
     rows = [[pod, *map(str, msgspec.structs.astuple(one))] for pod, one in tally.pods.items()]
     tables.show(["POD", "ANSWERS", "NOW KEPT", "NOW REJECTED", "OTHER SCORE"], rows)
     for one in given.differences:
-        click.echo("\n" + "\n".join(_lines(one)))
+        click.echo()
+        for line in _lines(one):
+            lines.say(line)
     if len(given.differences) < tally.different:
         click.echo(f"\n{tally.different - len(given.differences)} more: --limit")
 

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nodewise.visible import visible
+
 _WHOLE: Final = 10_000
 """Columns of a pipe: nobody wants a line there that was broken to fit."""
 _LAST: Final = 30
@@ -23,8 +25,8 @@ class Shown(NamedTuple):
 
 
 def show(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table. Nothing is ever cut off."""
-    listed = [tuple(head), *rows]
+    """Print a table. Nothing is ever cut off; words of others are shown and not obeyed."""
+    listed = [tuple(head), *(tuple(map(visible, row)) for row in rows)]
     table = Table(box=None, header_style="", pad_edge=False)
     for name in head[:-1]:
         table.add_column(name, no_wrap=True)

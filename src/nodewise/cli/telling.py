@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from nodewise import clock, quantity
-from nodewise.cli import figures, silence, tables
+from nodewise.cli import figures, lines, silence, tables
 from nodewise.cli import story as stories
 from nodewise.cli.story import Story
 from nodewise.extender import report
@@ -26,7 +26,7 @@ _OFTEN_EMPTY: Final = (_DETAILS, _MADE_OF)
 def text(story: Story, *, every_node: bool) -> None:
     """A few lines: what came of it, the nodes or their groups, and what would have changed it."""
     if story.explanation is None:
-        click.echo(f"{story.pod}: {_count(len(story.answers), 'replica')} asked, none knows a decision")
+        lines.say(f"{story.pod}: {_count(len(story.answers), 'replica')} asked, none knows a decision")
         _say(f"  {reason}" for reason in silence.reasons(story.seen, story.answers))
         return
     findings = story.explanation.findings
@@ -70,9 +70,9 @@ def _nobody_could_say(explanation: Explanation) -> bool:
     return bool(explanation.groups) and explanation.groups[0].reason.is_failure
 
 
-def _say(lines: Iterator[str]) -> None:
-    for line in lines:
-        click.echo(line)
+def _say(found: Iterator[str]) -> None:
+    for line in found:
+        lines.say(line)
 
 
 def _heading(story: Story) -> Iterator[str]:

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from nodewise.visible import visible
+
 _COLOURS: Final = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
 _END: Final = "\x1b[0m"
 
@@ -24,11 +26,6 @@ def _lines(data: bytes | None) -> list[str]:
     if last:
         lines += [last, "\\ No newline at end of file"]
     return [visible(line) for line in lines]
-
-
-def visible(line: str) -> str:
-    """What would move a terminal's cursor, or colour it, is shown as what it is."""
-    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line)
 
 
 def _coloured(lines: Iterator[str]) -> Iterator[str]:

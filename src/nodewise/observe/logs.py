@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from nodewise.observe.events import EVENTS
 from nodewise.observe.plain import structlog
+from nodewise.visible import visible
 
 Format = Literal["text", "json"]
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -47,15 +48,31 @@ def _set(level: str, form: Format) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *(
-                [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-                if form == "json"
-                else [text]
-            ),
+            structlog.processors.format_exc_info,
+            *([structlog.processors.JSONRenderer()] if form == "json" else [_shown, text]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+class _Quoted(NamedTuple):
+    """A text that structlog shows by its repr, as it does with those that have blanks."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+
+def _shown(_logger: Any, _method: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields, of which a terminal obeys none: words of tenants and servers are among them."""
+    for key, value in fields.items():
+        if key == "exception":
+            fields[key] = "\n".join(map(visible, value.split("\n")))
+        elif isinstance(value, str) and not value.isprintable():
+            fields[key] = _Quoted(value)
+    return fields
 
 
 def emit(event: str, **fields: Any) -> None:

@@ -34,3 +34,14 @@ def test_a_terminal_is_told_of_what_takes_long(
     told = capsys.readouterr()
     assert "reading 12,000 pods" in told.err
     assert told.out == ""
+
+
+def test_what_is_asked_may_be_called_anything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(progress, "LATE_S", 0.0)
+    with Progress() as telling:
+        telling.say("asking https://[fe80::1]/[/x]\x1b[2J")
+        telling._timer.join()
+    assert r"asking https://[fe80::1]/[/x]\x1b[2J" in capsys.readouterr().err

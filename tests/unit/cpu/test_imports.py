@@ -17,7 +17,15 @@ LEAN = sorted(
     if re.search(r"^Standard library only", path.read_text(), re.MULTILINE)
 )
 ROOMS = {f"nodewise.cpu.{path.parent.name}" for path in FOLDER.glob("*/__init__.py")}
-ALLOWED = {"nodewise", "nodewise.errors", "nodewise.cpu", "nodewise.kube", "nodewise.kube.api", *ROOMS}
+ALLOWED = {
+    "nodewise",
+    "nodewise.errors",
+    "nodewise.visible",
+    "nodewise.cpu",
+    "nodewise.kube",
+    "nodewise.kube.api",
+    *ROOMS,
+}
 PROGRAM = """
 import json, sys
 before = set(sys.modules)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import exits, tables
+from nodewise.cli import exits, lines, tables
 from nodewise.cli.cpu import preparing, shared
 from nodewise.cli.cpu.webhook import is_told, is_true
 from nodewise.cpu.cluster import applying, node_agent, removal, setup, versions
@@ -23,12 +23,10 @@ from nodewise.errors import BadSettings, Problem
 
 TIMEOUT_S: Final = 600.0
 _ANYBODY: Final = (
-    "nodewise: the webhook serves whoever reaches it, over TLS; for client certificates give --cafile or"
+    "the webhook serves whoever reaches it, over TLS; for client certificates give --cafile or"
     " --insecure=false, and the API server what `nodewise cpu webhook --print-admission-config` writes"
 )
-_NO_AGENT: Final = (
-    "nodewise: pods that the webhook has seen to ask the node agent for CPUs, and --no-agent makes none"
-)
+_NO_AGENT: Final = "pods that the webhook has seen to ask the node agent for CPUs, and --no-agent makes none"
 
 
 def run(**given: Any) -> None:
@@ -70,7 +68,7 @@ def run(**given: Any) -> None:
         report = setup.prepare(requests, plan, dialect, Patience(given["timeout_s"]), tell)
     show(report, given["output"])
     if plan.shared and plan.agent is None:
-        click.echo(_NO_AGENT, err=True)
+        lines.tell(_NO_AGENT)
     click.get_current_context().exit(exits.DONE if report.is_whole else exits.FAILED)
 
 
@@ -95,7 +93,7 @@ def webhook(given: shared.Given, wish: Wish, requests: Requests, dialect: Dialec
         return ()
     mutual = not is_true(given["insecure"], "--insecure") and is_told("insecure", "cafile")
     if not mutual:
-        click.echo(_ANYBODY, err=True)
+        lines.tell(_ANYBODY)
     installation = Installation(
         namespace=wish.namespace,
         image=wish.image,

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from nodewise.cli import forms
+from nodewise.cli import forms, lines
 from nodewise.cli.cpu import shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cli.progress import Progress
@@ -81,7 +81,7 @@ def telling() -> Iterator[Callable[[str], None]]:
 
     def tell(doing: str) -> None:
         if doing != last[0]:
-            click.echo(f"nodewise: {doing}", err=True)
+            lines.tell(doing)
         last[0] = doing
 
     yield tell

@@ -2,6 +2,8 @@
 
 import click
 
+from nodewise.cli import lines
+
 
 def run() -> None:
     """Move nothing: who reconfigures a node moves its processes from outside, all threads of them.
@@ -17,10 +19,7 @@ def run() -> None:
     Exit codes:
       0  nothing was done
     """
-    click.echo(
-        "nodewise: nothing to do: `nodewise cpu reconfigure`, or the node agent, moves all processes of a node",
-        err=True,
-    )
+    lines.tell("nothing to do: `nodewise cpu reconfigure`, or the node agent, moves all processes of a node")
 
 
 command = click.Command(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from nodewise.cli import lines
 from nodewise.cli.cpu import shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cpu import cpulist, messages, names
@@ -64,7 +65,7 @@ def _asked(path: Path, request: ReconfigureRequest) -> Sequence[Move] | None:
         try:
             connected.connect(str(path))
         except ConnectionRefusedError:
-            click.echo(f"nodewise: nobody listens at {path}: doing it without the node agent", err=True)
+            lines.tell(f"nobody listens at {path}: doing it without the node agent")
             return None
         except OSError as error:
             raise _silent(path, str(error)) from error

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import forms, tables
+from nodewise.cli import forms, lines, tables
 from nodewise.cli.cpu import picture, shared
 from nodewise.cpu.topology import Cpu, Topology
 
@@ -33,7 +33,7 @@ def command(output: str, **given: Any) -> None:
     shared.start_logs()
     machine = shared.machine(given)
     for problem in machine.unread:
-        click.echo(f"nodewise: {problem}", err=True)
+        lines.tell(str(problem))
     if output == "json":
         click.echo(json.dumps(machine.as_dict()))
     elif output == "svg":

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import forms, tables
+from nodewise.cli import forms, lines, tables
 from nodewise.cli.cpu import rounds, shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cpu import procfs
@@ -66,7 +66,7 @@ def _leave_node(given: Given, requests: Requests, dialect: Dialect, tell: Callab
     proc = shared.proc(given)
     is_here = removal.boot_of(requests, name) in {"", procfs.read_boot(proc)}
     if not is_here:
-        click.echo(f"nodewise: not on node {name}: tasks that are over are not known as such", err=True)
+        lines.tell(f"not on node {name}: tasks that are over are not known as such")
 
     def sweep() -> None:
         sweeping.carry_out(book, proc, None, rounds.wait)

@@ -8,10 +8,10 @@ import msgspec
 
 from nodewise.cli.progress import Progress
 from nodewise.configure.doctor.facts import Unread
-from nodewise.configure.doctor.objects import short
 from nodewise.errors import UNREADABLE, NodewiseError, Refused
 from nodewise.kube.api import Api, Expired, NotFound
 from nodewise.kube.resources import Resource
+from nodewise.visible import short
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from nodewise.configure.doctor import papers
 from nodewise.configure.doctor.configurations import parts
 from nodewise.configure.doctor.facts import Chain, Entry, Server
-from nodewise.configure.doctor.objects import short
 from nodewise.configure.doctor.trust import is_for
 from nodewise.serve.hello import chain_of
+from nodewise.visible import short
 
 _CONNECT_S: Final = 3.0
 _ANSWER_S: Final = 5.0

@@ -15,7 +15,7 @@ from nodewise.cli.doctor.kinds import API_SERVICES, POLICIES
 from nodewise.cli.doctor.nodes import NodesRead
 from nodewise.clock import SystemClock
 from nodewise.configure.doctor.facts import Extender, Measured, MetricsApi, Policy, Unread
-from nodewise.configure.doctor.objects import at, items, number, short, text, texts
+from nodewise.configure.doctor.objects import at, items, number, text, texts
 from nodewise.configure.doctor.settings import options
 from nodewise.errors import UNREADABLE, NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
@@ -25,6 +25,7 @@ from nodewise.metrics.nodes import Nodes
 from nodewise.metrics.resource import ResourceMetrics
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import Want
+from nodewise.visible import short
 
 MOST_METRICS: Final = 100
 _MOST_NAMES: Final = 5

@@ -14,12 +14,13 @@ from nodewise.agents.gpu.cards import GpuNode
 from nodewise.agents.gpu.profile import Profile
 from nodewise.cli.doctor.asking import Asker, anything
 from nodewise.configure.doctor.facts import Cards, Extender, Kubelet, Unread
-from nodewise.configure.doctor.objects import fields, labels, short, text
+from nodewise.configure.doctor.objects import fields, labels, text
 from nodewise.cpu.names import LABEL
 from nodewise.errors import UNREADABLE
 from nodewise.kube.resources import NODES
 from nodewise.metrics import nodes as node_facts
 from nodewise.metrics.nodes import MeasuredStatus, Nodes
+from nodewise.visible import short
 
 _MOST_KUBELETS: Final = 50
 _MOST_CARDS: Final = 5000

@@ -11,8 +11,9 @@ from nodewise.cli.doctor.asking import Asker, anything
 from nodewise.cli.doctor.kinds import WORKLOADS
 from nodewise.configure.doctor import settings, workloads
 from nodewise.configure.doctor.facts import Container, Pod, Unread, Waiting
-from nodewise.configure.doctor.objects import at, items, labels, short, text, texts
+from nodewise.configure.doctor.objects import at, items, labels, text, texts
 from nodewise.kube.resources import PODS
+from nodewise.visible import short
 
 SYSTEM: Final = "kube-system"
 _MOST_PODS: Final = 20_000

@@ -29,9 +29,10 @@ from nodewise.configure.doctor.facts import (
     Service,
     Unread,
 )
-from nodewise.configure.doctor.objects import items, number, short, text
+from nodewise.configure.doctor.objects import items, number, text
 from nodewise.configure.doctor.reaching import is_loopback
 from nodewise.errors import BadSettings, Problem
+from nodewise.visible import short
 
 _SERVICE: Final = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)\.svc(\.[a-z0-9.-]+)?\.?")
 _MOST_ENDPOINTS: Final = 2

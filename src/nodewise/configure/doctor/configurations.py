@@ -15,9 +15,10 @@ import msgspec
 
 from nodewise.configure.doctor import papers
 from nodewise.configure.doctor.facts import Configuration, Entry, Managed, Profile
-from nodewise.configure.doctor.objects import items, named, short
+from nodewise.configure.doctor.objects import items, named
 from nodewise.errors import UNREADABLE, BadInput, shown
 from nodewise.kube import documents
+from nodewise.visible import short
 
 _OURS: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
 _DEFAULT: Final = "default-scheduler"

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from nodewise.configure.doctor.facts import Descheduler, Unread
-from nodewise.configure.doctor.objects import at, fields, items, short, text, texts
+from nodewise.configure.doctor.objects import at, fields, items, text, texts
 from nodewise.errors import UNREADABLE, BadInput
 from nodewise.kube import documents
+from nodewise.visible import short
 
 _AFFINITY = "RemovePodsViolatingNodeAffinity"
 

@@ -24,7 +24,7 @@ from nodewise.configure.doctor.findings import (
     Unlooked,
     found,
 )
-from nodewise.configure.doctor.objects import short
+from nodewise.visible import short
 
 CHECKS: Final[tuple[Callable[[Facts], Iterable[Answer]], ...]] = (
     reaching.check,

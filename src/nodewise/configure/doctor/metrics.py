@@ -5,8 +5,8 @@ from typing import Final
 
 from nodewise.configure.doctor.facts import Facts, Measured, Unread
 from nodewise.configure.doctor.findings import Answer, Finding, Unlooked, found, unlooked
-from nodewise.configure.doctor.objects import short
 from nodewise.configure.doctor.reaching import numbers
+from nodewise.visible import short
 
 _IDS: Final = ("metric-missing", "metric-names-mismatch")
 _FEW: Final = 3

@@ -1,14 +1,7 @@
 """What objects hold, whatever their shape: what is not there, or is no text where a text is wanted, is empty."""
 
-import re
 from collections.abc import Mapping
-from typing import Any, Final
-
-_LONGEST: Final = 300
-_ODD: Final = re.compile(
-    r"[^\S ]|[^\x20-\x7e\u00a1-\u1fff\u2010-\u2027\u2030-\u205e\u2070-\ud7ff\uf900-\ufffd]"
-)
-"""What a terminal may obey instead of showing it, and what turns the direction of writing."""
+from typing import Any
 
 
 def at(value: Any, *path: str | int) -> Any:
@@ -59,9 +52,3 @@ def named(value: Any, key: str) -> Any:
         return value[key]
     low = key.lower()
     return next((one for name, one in value.items() if isinstance(name, str) and name.lower() == low), None)
-
-
-def short(seen: str, longest: int = _LONGEST) -> str:
-    """As much of a text of somebody else's as people read, in one line and without what a terminal obeys."""
-    line = _ODD.sub("�", " ".join(seen[: 4 * longest].split()))
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"

@@ -17,7 +17,7 @@ from nodewise.configure.doctor.facts import (
     Waiting,
 )
 from nodewise.configure.doctor.findings import Answer, Finding, found, unlooked
-from nodewise.configure.doctor.objects import short
+from nodewise.visible import short
 
 DEFAULT: Final = "default-scheduler"
 _LONG_S: Final = 600.0

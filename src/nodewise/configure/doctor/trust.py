@@ -20,8 +20,8 @@ from nodewise.configure.doctor.facts import (
     Unread,
 )
 from nodewise.configure.doctor.findings import Answer, Finding, found, unlooked
-from nodewise.configure.doctor.objects import short
 from nodewise.configure.doctor.reaching import is_loopback, numbers
+from nodewise.visible import short
 
 SOON: Final = timedelta(days=14)
 _IDS: Final = (

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from nodewise.configure.doctor.facts import Container, Mount, Pod
-from nodewise.configure.doctor.objects import at, fields, items, labels, number, short, text, texts
+from nodewise.configure.doctor.objects import at, fields, items, labels, number, text, texts
+from nodewise.visible import short
 
 _TEMPLATES: Final = {
     "Deployment": ("spec", "template"),

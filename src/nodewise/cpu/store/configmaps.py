@@ -17,6 +17,7 @@ from nodewise.cpu.requests import Requests
 from nodewise.cpu.state import IDENTITIES, State
 from nodewise.errors import BadInput, Conflict, Problem, shown
 from nodewise.kube.resources import Resource
+from nodewise.visible import visible
 
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 LEASE_S: Final = 30.0
@@ -32,7 +33,7 @@ class Clock(NamedTuple):
 
 
 def _warn(text: str) -> None:
-    print(f"nodewise: {text}", file=sys.stderr, flush=True)  # noqa: T201 - workloads' containers have no other log
+    print(f"nodewise: {visible(text)}", file=sys.stderr, flush=True)  # noqa: T201 - workloads' containers have no other log
 
 
 class ConfigMapBook:

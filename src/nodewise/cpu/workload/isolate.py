@@ -22,6 +22,7 @@ from nodewise.cpu.workload import affinity, arguments
 from nodewise.cpu.workload.arguments import Arguments
 from nodewise.cpu.workload.running import CannotStart, Ended, Runner
 from nodewise.errors import NodewiseError, Unavailable
+from nodewise.visible import visible
 
 FAILED: Final = 125
 """Exit code of our own failures, as env(1) has it."""
@@ -59,7 +60,7 @@ def say(level: str, text: str) -> None:
     """A line on stderr, if `CMK_LOG_LEVEL` is no higher; a word that is no level means info."""
     least = _LEVELS.get(os.environ.get(names.LOG_LEVEL, "info").strip().lower(), 1)
     if _LEVELS[level] >= least:
-        print(f"nodewise: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"nodewise: {visible(text)}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _isolate(asked: Arguments, runner: Runner) -> int:

@@ -1,0 +1,50 @@
+"""Log lines: one a line, whatever words of others are in it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from nodewise.observe import logs
+
+EVIL = "no\x1b[2J\u202e\nKIND all is well"
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def logged(capsys: pytest.CaptureFixture[str], form: logs.Format, **fields: Any) -> str:
+    logs.configure("info", form)
+    logs.emit("metric_failed", **fields)
+    return capsys.readouterr().err
+
+
+def test_words_of_others_begin_no_line_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    line = logged(capsys, "text", error=EVIL, problems=[EVIL], node="\x9b2J", count=2)
+    assert line.count("\n") == 1
+    assert line.strip().isprintable()
+    assert r"no\x1b[2J\u202e\nKIND all is well" in line
+    assert r"node='\x9b2J'" in line
+    assert "count=2" in line
+
+
+def test_collectors_get_them_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    line = logged(capsys, "json", error=EVIL)
+    assert json.loads(line)["error"] == EVIL
+    assert line.strip().isprintable()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_traceback_is_told(capsys: pytest.CaptureFixture[str], form: logs.Format) -> None:
+    with pytest.raises(ValueError, match="no") as failed:
+        raise ValueError(EVIL)
+    said = logged(capsys, form, exc_info=failed.value)
+    assert "Traceback (most recent call last)" in said
+    assert r"no\x1b[2J\u202e" in said.replace(r"\u001b", r"\x1b")
+    assert all(line.isprintable() for line in said.split("\n"))
+    assert said.count("\n") > 3 if form == "text" else said.count("\n") == 1
