@@ -234,8 +234,8 @@ def _rights(name: str) -> Mapping[str, Any]:
     if name == INSTALL:
         return {
             "privileged": True,
-            "runAsUser": 0,
-        }  # the host's folder is root's, and the image's user is not
+            "runAsUser": 0,  # the host's folder is root's, and the image's user is not
+        }
     if name in {RECONCILE, "reconfigure"}:
         added = ["DAC_READ_SEARCH", "SYS_PTRACE", *(["SYS_NICE"] if name == "reconfigure" else [])]
         capabilities = {"drop": ["ALL"], "add": added}
