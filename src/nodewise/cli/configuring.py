@@ -1,8 +1,7 @@
-"""`nodewise configure` on a host of the control plane: what is asked, done and told."""
+"""`nodewise configure` on a host of the control plane: what is asked, and done."""
 
 import contextlib
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -10,10 +9,9 @@ import click
 import msgspec
 
 import nodewise
-from nodewise.cli import exits, hostflags
+from nodewise.cli import configured, exits, hostflags
 from nodewise.configure import (
     backups,
-    difference,
     files,
     host,
     manifest,
@@ -24,12 +22,10 @@ from nodewise.configure import (
     undoing,
 )
 from nodewise.configure.backups import Backup
-from nodewise.configure.files import Change
 from nodewise.configure.host import Asked, Plan
 from nodewise.configure.repeating import Repeat
 from nodewise.configure.scheduler import Papers, Role, Wish
-from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
-from nodewise.visible import visible
+from nodewise.errors import BadInput, NodewiseError, Problem
 
 _NONE: Final = "/dev/null"
 _GPU_WEIGHT: Final = 20
@@ -41,19 +37,9 @@ def run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -
     try:
         return _run(given, roles, weights)
     except BadInput as error:
-        return _tell_lines(error)
+        return configured.problems(error)
     except OSError as error:
         raise NodewiseError("file check error", [Problem(str(error.filename), _reason(error), "")]) from error
-
-
-def _tell_lines(error: BadInput) -> int:
-    """All that is wrong with files, a line each. Any other error is raised again."""
-    first, *more = str(error).splitlines()
-    if not more:
-        raise error
-    for line in [f"nodewise: {first}", *more]:
-        _say(line)
-    return exits.FAILED
 
 
 def _reason(error: OSError) -> str:
@@ -61,8 +47,8 @@ def _reason(error: OSError) -> str:
 
 
 def _run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -> int:
-    _check_flags(given)
-    _say(f"nodewise {nodewise.__version__}")
+    hostflags.check(given)
+    configured.say(f"nodewise {nodewise.__version__}")
     asked = _asked(given, roles, weights)
     if given["print_plan"]:
         return _repeat(given, asked)
@@ -78,18 +64,18 @@ def _run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) 
 
 def _look(given: dict[str, Any], asked: Asked) -> int:
     plan = _plan(given, asked, _backup(asked))
-    _tell_plan(asked, plan)
-    _tell_changes(given, asked, plan)
-    _summarise(given, plan, None, written=False)
-    _say("Done.")
-    return exits.NO if given["check"] and _changed(plan) else exits.DONE
+    configured.plan_of(asked, plan)
+    configured.changes(given, asked, plan)
+    configured.summary(given, plan, None, written=False)
+    configured.say("Done.")
+    return exits.NO if given["check"] and plan.changed else exits.DONE
 
 
 def _repeat(given: dict[str, Any], asked: Asked) -> int:
     """Tell how the other hosts get the same."""
     plan = _plan(given, asked, _backup(asked))
     for text in plan.warnings:
-        _say(f"warning: {text}")
+        configured.say(f"warning: {text}")
     written = {
         change.path: change.after
         for change in plan.changes
@@ -113,28 +99,17 @@ def _repeat(given: dict[str, Any], asked: Asked) -> int:
 def _change(given: dict[str, Any], asked: Asked) -> int:
     backup = None if given["restore"] is not None else _backup(asked)
     plan = _plan(given, asked, backup)
-    _tell_plan(asked, plan)
-    changes = _changed(plan)
+    configured.plan_of(asked, plan)
+    changes = plan.changed
     transaction.commit(changes, backup if changes else None)
     with contextlib.suppress(OSError):
         os.rmdir(plan.emptied)  # none, or not empty: it stays
-    _tell_done(asked, plan, backup)
-    _summarise(given, plan, backup if changes else None, written=True)
+    configured.done(asked, plan, backup)
+    configured.summary(given, plan, backup if changes else None, written=True)
     if any(change.path == asked.manifest for change in changes):
-        _tell_next(given)
-    _say("Done.")
+        configured.next_step(given)
+    configured.say("Done.")
     return exits.DONE
-
-
-def _tell_next(given: dict[str, Any]) -> None:
-    _say("The kubelet restarts kube-scheduler now. See that it comes back before you go on to the next host:")
-    _say("  kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide")
-    if given["uninstall"] or given["restore"] is not None:
-        _say("Do the same on the other hosts of the control plane.")
-    else:
-        _say(
-            "If it does not: `nodewise configure --restore`. For the other hosts: the same with --print-plan."
-        )
 
 
 def _plan(given: dict[str, Any], asked: Asked, backup: Backup | None) -> Plan:
@@ -154,7 +129,7 @@ def _named_backup(given: dict[str, Any], asked: Asked) -> str:
         raise BadInput(
             "no backup", [Problem("--restore", f"none in {parent}", "the name of a backup folder")]
         )
-    _say(f'Restoring from "{found}"')
+    configured.say(f'Restoring from "{found}"')
     return found
 
 
@@ -168,7 +143,7 @@ def _mend(asked: Asked) -> None:
     """What a run left that was ended."""
     if asked.backup_dir:
         for mended in transaction.recover(asked.backup_dir):
-            _say(_MENDED[mended.what].format(mended.folder))
+            configured.say(_MENDED[mended.what].format(mended.folder))
     folders = [
         asked.config_dir,
         asked.cert_dir,
@@ -257,144 +232,3 @@ def _builtin(
             entry["tlsConfig"] = {"insecure": True, **entry["tlsConfig"]}
             del entry["tlsConfig"]["caFile"]
     return found
-
-
-_CONTRADICTIONS: Final = (
-    ("merge", "replace"),
-    ("insecure", "ca"),
-    ("uninstall", "restore"),
-    ("uninstall", "merge"),
-    ("uninstall", "replace"),
-    ("uninstall", "template"),
-    ("restore", "merge"),
-    ("restore", "template"),
-    ("template", "extender"),
-    ("template", "host_agents"),
-    ("template", "extender_url"),
-    ("template", "namespace"),
-    ("template", "entry_weights"),
-    ("extender", "host_agents"),
-    ("extender_url", "namespace"),
-    ("print_plan", "check"),
-    ("print_plan", "restore"),
-    ("print_plan", "uninstall"),
-)
-
-
-def _check_flags(given: dict[str, Any]) -> None:
-    both = [
-        Problem(hostflags.flag(one), f"given with {hostflags.flag(other)}", "one of them")
-        for one, other in _CONTRADICTIONS
-        if given[one] and given[other]
-    ]
-    if not given["backup_dir"]:
-        both.append(Problem("-b", "empty", "a folder, or --no-backup"))
-    if both:
-        raise BadSettings("settings", both)
-
-
-def _changed(plan: Plan) -> list[Change]:
-    return [change for change in plan.changes if not change.is_none]
-
-
-def _tell_plan(asked: Asked, plan: Plan) -> None:
-    _say(f'Manifest file is located at: "{asked.manifest}"')
-    if plan.version is not None:
-        _say(f'Scheduler config file is located at: "{asked.template or "the built-in template"}"')
-        _say(f'Scheduler config destination will be: "{host.config_path(asked)}"')
-        _say(f"kube-scheduler {plan.version}, configuration {plan.version.api_version}")
-    for text in plan.warnings:
-        _say(f"warning: {text}")
-    for text in plan.notes:
-        _say(text)
-
-
-def _tell_changes(given: dict[str, Any], asked: Asked, plan: Plan) -> None:
-    colour = sys.stdout.isatty() and not given["no_color"] and not os.environ.get("NO_COLOR")
-    for change in plan.changes:
-        kind = _kind(asked, change)
-        if kind == "Certs" and change.is_none:
-            continue
-        _say(_HEADS.get(kind, 'Changes of "{}":').format(change.path))
-        if change.is_none:
-            _say("no changes")
-        elif kind == "Certs":
-            _say("removed" if change.after is None else "written; not shown")
-        elif given["output"] == "text":
-            sys.stderr.flush()
-            click.echo(
-                difference.unified(change.path, change.before, change.after, colour=colour),
-                nl=False,
-                color=True,
-            )
-    for line in plan.summary:
-        _say(f"  {line}")
-
-
-_HEADS: Final = {
-    "Scheduler config": 'Scheduler config changes compared to "{}":',
-    "Deployment": 'Deployment at "{}" changes:',
-    "Manifest": 'Manifest changes at "{}":',
-}
-
-
-def _kind(asked: Asked, change: Change) -> str:
-    if change.path == asked.manifest:
-        return "Manifest"
-    if change.path in asked.deployments:
-        return "Deployment"
-    return "Certs" if os.path.basename(change.path) in host.PAPERS else "Scheduler config"
-
-
-def _tell_done(asked: Asked, plan: Plan, backup: Backup | None) -> None:
-    changes = _changed(plan)
-    if backup is not None and changes:
-        _say(f'Backups written to folder "{backup.path}"')
-    papers = [change for change in changes if _kind(asked, change) == "Certs"]
-    if any(change.after is not None for change in papers):
-        _say(f'Certs written to folder "{asked.cert_dir}"')
-    elif papers:
-        _say(f'Certs removed from folder "{os.path.dirname(papers[0].path)}"')
-    for change in plan.changes:
-        kind = _kind(asked, change)
-        if kind == "Certs":
-            continue
-        if change.is_none:
-            _say(f"No changes needed, {kind.lower().removeprefix('scheduler ')} not written.")
-        elif change.after is None:
-            _say(f'{kind} "{change.path}" removed')
-        else:
-            _say(
-                f'Deployment at "{change.path}" modified'
-                if kind == "Deployment"
-                else f'{kind} written to "{change.path}"'
-            )
-    for line in plan.summary:
-        _say(f"  {line}")
-
-
-def _summarise(given: dict[str, Any], plan: Plan, backup: Backup | None, *, written: bool) -> None:
-    if given["output"] != "json":
-        return
-    found = {
-        "changed": bool(_changed(plan)),
-        "written": written and bool(_changed(plan)),
-        "files": list(map(_file, plan.changes)),
-        "pod": list(plan.summary),
-        "warnings": list(plan.warnings),
-        "backup": backup.path if backup else None,
-        "kubernetesVersion": str(plan.version) if plan.version else None,
-        "apiVersion": plan.version.api_version if plan.version else None,
-    }
-    click.echo(msgspec.json.encode(found))
-
-
-def _file(change: Change) -> dict[str, Any]:
-    is_secret = os.path.basename(change.path) in host.PAPERS
-    what = "none" if change.is_none else "remove" if change.after is None else "write"
-    text = "" if is_secret else difference.unified(change.path, change.before, change.after)
-    return {"path": change.path, "change": what, "diff": text}
-
-
-def _say(text: str) -> None:
-    click.echo(visible(text), err=True)

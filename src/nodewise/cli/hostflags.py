@@ -8,6 +8,7 @@ import click
 
 from nodewise.cli import forms
 from nodewise.cli.sections import titled
+from nodewise.errors import BadSettings, Problem
 
 TEMPLATE: Final = "deploy/extender-configuration/scheduler-config.yaml"
 NEWEST: Final = "newest"
@@ -16,11 +17,45 @@ _PATHS: Final = frozenset(
 )
 _FOR_NOW: Final = frozenset({"print_plan", "dry_run", "check", "output", "no_color", "template", "restore"})
 """Not part of what is done elsewhere; the template is named whole."""
+_CONTRADICTIONS: Final = (
+    ("merge", "replace"),
+    ("insecure", "ca"),
+    ("uninstall", "restore"),
+    ("uninstall", "merge"),
+    ("uninstall", "replace"),
+    ("uninstall", "template"),
+    ("restore", "merge"),
+    ("restore", "template"),
+    ("template", "extender"),
+    ("template", "host_agents"),
+    ("template", "extender_url"),
+    ("template", "namespace"),
+    ("template", "entry_weights"),
+    ("extender", "host_agents"),
+    ("extender_url", "namespace"),
+    ("print_plan", "check"),
+    ("print_plan", "restore"),
+    ("print_plan", "uninstall"),
+)
+"""Flags of which one at most is given."""
 
 
 def flag(name: str) -> str:
     """How people write a parameter."""
     return next(max(one.opts, key=len) for one in parameters() if one.name == name)
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """BadSettings names flags that contradict each other, and those that are empty."""
+    problems = [
+        Problem(flag(one), f"given with {flag(other)}", "one of them")
+        for one, other in _CONTRADICTIONS
+        if given[one] and given[other]
+    ]
+    if not given["backup_dir"]:
+        problems.append(Problem("-b", "empty", "a folder, or --no-backup"))
+    if problems:
+        raise BadSettings("settings", problems)
 
 
 def words(given: Mapping[str, Any], *, template: str) -> Iterator[str]:

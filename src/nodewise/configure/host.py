@@ -66,6 +66,11 @@ class Plan(NamedTuple):
     """The files that all of it is made of, by their paths, but for the manifest."""
     config_hash: str = ""
 
+    @property
+    def changed(self) -> list[Change]:
+        """Those of the files that get other contents, or go."""
+        return [change for change in self.changes if not change.is_none]
+
 
 class Read(NamedTuple):
     """The contents of the files that a run needs."""

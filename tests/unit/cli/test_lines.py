@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from nodewise.cli import agents, configuring, explain, lines, policy, tables, telling
+from nodewise.cli import agents, configured, explain, lines, policy, tables, telling
 from nodewise.cli.pods import Seen
 from nodewise.cli.replicas import Answer, Replica
 from nodewise.configure import difference
@@ -34,7 +34,7 @@ SAID: dict[str, Callable[[str], object]] = {
     "a story": lambda text: telling._say(iter([text])),
     "a replica that is left out": lambda text: explain._complain([HERE, gone(text)], Seen(None)),
     "why a pod's state is not known": lambda text: explain._complain([HERE], Seen(None, error=text)),
-    "configure": configuring._say,
+    "configure": configured.say,
     "what changes in a file": lambda text: click.echo(difference.unified("x", b"", text.encode()), nl=False),
     "who held a node's book": configmaps._warn,
     "isolate": lambda text: isolate.say("error", text),
