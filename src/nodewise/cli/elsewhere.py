@@ -144,28 +144,25 @@ def _give(given: dict[str, Any], texts: Mapping[str, str]) -> None:
         click.echo(msgspec.json.encode(texts))
         return
     if not given["into"]:
-        for name, text in texts.items():
-            click.echo(
-                f"# file: {name}\n{text}---"
-                if text != list(texts.values())[-1]
-                else f"# file: {name}\n{text}"
-            )
+        click.echo("---\n".join(f"# file: {name}\n{text}" for name, text in texts.items()))
         return
     for name, text in texts.items():
         path = Path(given["into"]) / name
-        try:
-            if path.exists() and path.read_text() != text:
-                raise BadInput(
-                    str(path),
-                    [Problem("--into", "there is another file of this name", "a folder of its own")],
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        except OSError as error:
-            raise BadInput(
-                str(path), [Problem("--into", str(error.strerror), "a folder to write to")]
-            ) from error
+        _put(path, text)
         click.echo(f"{path}", err=True)
+
+
+def _put(path: Path, text: str) -> None:
+    """BadInput where another file is, or none can be."""
+    try:
+        if path.exists() and path.read_text() != text:
+            problem = Problem("--into", "there is another file of this name", "a folder of its own")
+            raise BadInput(str(path), [problem])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        problem = Problem("--into", str(error.strerror), "a folder to write to")
+        raise BadInput(str(path), [problem]) from error
 
 
 _NOT_RUN: Final = "After the distribution's documentation; not run by us. "

@@ -165,16 +165,7 @@ class LabelWriter:
         except NotFound:
             self._owned.pop(node, None)
         except Conflict as error:
-            denied = _denied_keys(error) & wanted.keys()
-            if not denied:  # another node of that name by now; the store will tell
-                self._owned.pop(node, None)
-                return
-            until_s = self._hands.clock.monotonic() + _CONFLICT_S
-            self._denied.setdefault(node, {}).update(dict.fromkeys(denied, until_s))
-            logs.emit("label_conflict", node=node, keys=sorted(denied), error=str(error))
-            left = {key: value for key, value in wanted.items() if key not in denied}
-            if left != self._owned.get(node, {}):
-                await self._write(node, left)
+            await self._write_undenied(node, wanted, error)
         except Unavailable:
             self._doubted.add(node)  # it may have been written all the same
             raise
@@ -184,6 +175,19 @@ class LabelWriter:
             self._owned[node] = wanted
             if not wanted:
                 del self._owned[node]
+
+    async def _write_undenied(self, node: str, wanted: Labels, error: Conflict) -> None:
+        """Leave alone what somebody else owns, and write the rest."""
+        denied = _denied_keys(error) & wanted.keys()
+        if not denied:  # another node of that name by now; the store will tell
+            self._owned.pop(node, None)
+            return
+        until_s = self._hands.clock.monotonic() + _CONFLICT_S
+        self._denied.setdefault(node, {}).update(dict.fromkeys(denied, until_s))
+        logs.emit("label_conflict", node=node, keys=sorted(denied), error=str(error))
+        left = {key: value for key, value in wanted.items() if key not in denied}
+        if left != self._owned.get(node, {}):
+            await self._write(node, left)
 
     async def _read(self, node: str, keys: frozenset[str]) -> None:
         """What we own on a node, and what we take over there from the older system."""

@@ -1,14 +1,15 @@
 """What policies come to in this cluster, and what would have to be there for them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nodewise.configure.doctor.entries import known, ours, unread
-from nodewise.configure.doctor.facts import Configuration, Entry, Facts, Policy, Unread, Waiting
+from nodewise.configure.doctor.facts import Configuration, Descheduler, Entry, Facts, Policy, Unread, Waiting
 from nodewise.configure.doctor.findings import Answer, Finding, found, unlooked
 
 _AFFINITY: Final = "RemovePodsViolatingNodeAffinity"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_ACTING: Final = f"a descheduler with {_AFFINITY} for {_REQUIRED}, here or where -n says"
 _LEAST_SAMPLE: Final = 100
 _LEAST_PERCENT: Final = 5
 _FEW: Final = 3
@@ -146,16 +147,22 @@ def _sampled(facts: Facts) -> Iterator[Answer]:
     if isinstance(facts.nodes, Unread) or isinstance(facts.policies, Unread):
         return
     filtering = [one for one in facts.policies if "dontschedule" in one.strategies]
+    for name, looked in _samples(facts, facts.nodes):
+        for policy in filtering:
+            yield from _of_policy(facts, policy, name, looked)
+
+
+def _samples(facts: Facts, nodes: int) -> Iterator[tuple[str, int]]:
+    """The schedulers that ask for policies' verdicts and do not look at all nodes, each with how many it looks at."""
     for scheduler, entry in ours(facts):
         assert isinstance(scheduler.configuration, Configuration)
         if not entry.filter or entry.agent not in ("", "telemetry"):
             continue
         for profile in scheduler.configuration.profiles:
             share = scheduler.configuration.percentage if profile.percentage is None else profile.percentage
-            looked = sample(facts.nodes, share)
-            if looked < facts.nodes:
-                for policy in filtering:
-                    yield from _of_policy(facts, policy, profile.scheduler, looked)
+            looked = sample(nodes, share)
+            if looked < nodes:
+                yield profile.scheduler, looked
 
 
 def _of_policy(facts: Facts, policy: Policy, scheduler: str, looked: int) -> Iterator[Answer]:
@@ -190,18 +197,23 @@ def _drained(facts: Facts) -> Iterator[Answer]:
     if isinstance(facts.deschedulers, Unread):
         yield from unlooked(facts.deschedulers, id_)
         return
-    wanted = f"a descheduler with {_AFFINITY} for {_REQUIRED}, here or where -n says"
     if not facts.deschedulers:
-        seen = f"has the strategy deschedule, and no descheduler runs in {' or '.join(facts.homes) or 'this cluster'}"
-        yield found(id_, policy.where, seen, wanted)
+        homes = " or ".join(facts.homes) or "this cluster"
+        seen = f"has the strategy deschedule, and no descheduler runs in {homes}"
+        yield found(id_, policy.where, seen, _ACTING)
         return
-    for one in facts.deschedulers:
+    yield from _idle(facts.deschedulers, policy)
+
+
+def _idle(deschedulers: Sequence[Descheduler], policy: Policy) -> Iterator[Answer]:
+    """The deschedulers, if none of them acts on the strategy."""
+    idle: list[Answer] = []
+    for one in deschedulers:
         if isinstance(one.plugins, Unread):
-            yield from unlooked(one.plugins, id_)
+            yield from unlooked(one.plugins, "descheduler-missing")
             return
         if _AFFINITY in one.plugins and (not one.affinities or _REQUIRED in one.affinities):
             return
-    for one in facts.deschedulers:
-        assert not isinstance(one.plugins, Unread)
         seen = f"has {', '.join(one.plugins) or 'no plugin'}, and {policy.where} has the strategy deschedule"
-        yield found(id_, one.where, seen, wanted)
+        idle.append(found("descheduler-missing", one.where, seen, _ACTING))
+    yield from idle

@@ -183,9 +183,9 @@ def _authorities(facts: Facts, own: Papers) -> Chain:
 def _server(facts: Facts, scheduler: Scheduler, entry: Entry, own: Papers) -> Iterator[Answer]:
     """nodewise's own certificate, as kube-scheduler would see it."""
     server = scheduler.servers.get(entry.number, Server())
-    if not server.shown and _is_gone(scheduler, entry, server):
-        return  # nobody is there, which is found elsewhere
     if not server.shown:
+        if _is_gone(scheduler, entry, server):
+            return  # nobody is there, which is found elsewhere
         server = _mounted(facts, entry) or server
     if not server.shown:
         tried = "; ".join(server.tried) or "not tried"
@@ -200,14 +200,18 @@ def _server(facts: Facts, scheduler: Scheduler, entry: Entry, own: Papers) -> It
         yield _found("server-certificate-wrong", scheduler, entry, seen, f"a certificate for {host}")
     name = f"nodewise's certificate, by {server.source},"
     yield from _dates("server-certificate-wrong", scheduler, entry, leaf, name, facts.now)
-    if entry.insecure or not (entry.ca_file or entry.ca_data):
-        return
+    if not entry.insecure and (entry.ca_file or entry.ca_data):
+        yield from _server_trusted(scheduler, entry, server, own)
+
+
+def _server_trusted(scheduler: Scheduler, entry: Entry, server: Server, own: Papers) -> Iterator[Answer]:
+    """Whether it was signed by whom kube-scheduler trusts."""
     if isinstance(own.ca, Unread):
         yield from unlooked(own.ca, "unknown-ca")
     elif not own.ca:
         seen = f": {entry.ca_file or 'caData'} holds no certificate in PEM"
         yield _found("unknown-ca", scheduler, entry, seen, "the CA of nodewise's certificate")
-    elif not papers.is_signed_by(leaf, server.shown[1:], own.ca):
+    elif not papers.is_signed_by(server.shown[0], server.shown[1:], own.ca):
         seen = f": {entry.ca_file or 'caData'} is {_called(own.ca[0])}, which did not sign nodewise's certificate"
         yield _found("unknown-ca", scheduler, entry, f"{seen}, by {server.source}", "the CA that did")
 
