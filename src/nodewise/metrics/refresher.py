@@ -7,9 +7,10 @@ from typing import Annotated
 
 import msgspec
 
+from nodewise import clock as clocks
 from nodewise.clock import Clock
 from nodewise.metrics.asking import Asker, Limits
-from nodewise.metrics.series import Series
+from nodewise.metrics.series import Series, newer
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.metrics.source import Source, Want, merged
 from nodewise.observe import logs
@@ -110,19 +111,20 @@ class Refresher:
 
     async def _refresh(self, want: Want) -> None:
         outcome = await self._asker.ask(want)
-        await asyncio.sleep(0)  # half a millisecond goes before, up to one comes after
+        before = self.snapshot.series.get(want.key)
+        if isinstance(outcome, Series):
+            outcome = await clocks.paced_result(newer(before, outcome))
         if want not in self._wants:
             return
         if isinstance(outcome, Series):
-            self._keep(want, outcome)
+            self._keep(want, before, outcome)
             await self._asker.name_losers(want)
         else:
             self._fail(want.key, outcome)
 
-    def _keep(self, want: Want, series: Series) -> None:
+    def _keep(self, want: Want, before: Series | None, series: Series) -> None:
         if want.key in self.snapshot.failures:
             logs.emit("metric_back", metric=want.key, nodes=len(series.samples))
-        before = self.snapshot.series.get(want.key)
         if series.invalid and (before is None or before.invalid.keys() != series.invalid.keys()):
             node, why = next(iter(series.invalid.items()))
             logs.emit(

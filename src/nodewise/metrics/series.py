@@ -1,6 +1,8 @@
 """One metric as a source gave it: a value for each node, with its time, window and origin."""
 
+from collections.abc import Generator
 from enum import IntEnum
+from itertools import islice
 
 import msgspec
 
@@ -42,10 +44,12 @@ class Series(msgspec.Struct, frozen=True):
 
 _AHEAD_S = 60.0
 """How much later than our own clock a source's may be."""
+_PART = 512
+"""So many nodes are looked at between two requests."""
 
 
-def newer(old: Series | None, new: Series) -> Series:
-    """The series to keep: exactly the nodes of `new`, each with the newer of its two samples.
+def newer(old: Series | None, new: Series) -> Generator[None, None, Series]:
+    """The series to keep, in parts: exactly the nodes of `new`, each with the newer of its two samples.
 
     A node that the new answer lacks is gone. A source with several replicas may answer with an older sample
     than it gave before; the newer one stays, unless its time was still to come when it was read: a clock that once
@@ -54,9 +58,13 @@ def newer(old: Series | None, new: Series) -> Series:
     if old is None or old.source != new.source:
         return new
     latest = old.fetched_at + _AHEAD_S
-    late = {
-        node: old.samples[node]
-        for node, sample in new.samples.items()
-        if node in old.samples and (sample.at or float("inf")) < (old.samples[node].at or 0.0) <= latest
-    }
+    late: dict[str, Sample] = {}
+    rest = iter(new.samples.items())
+    while part := list(islice(rest, _PART)):
+        late |= {
+            node: old.samples[node]
+            for node, sample in part
+            if node in old.samples and (sample.at or float("inf")) < (old.samples[node].at or 0.0) <= latest
+        }
+        yield
     return msgspec.structs.replace(new, samples=new.samples | late) if late else new

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from nodewise.metrics.series import Series, newer
+from nodewise.metrics.series import Series
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -20,9 +20,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         return metric in self.series or metric in self.failures
 
     def with_series(self, series: Series) -> "Snapshot":
-        kept = newer(self.series.get(series.metric), series)
         failures = {name: why for name, why in self.failures.items() if name != series.metric}
-        return Snapshot({**self.series, series.metric: kept}, failures)
+        return Snapshot({**self.series, series.metric: series}, failures)
 
     def with_failure(self, metric: str, why: str) -> "Snapshot":
         return Snapshot(self.series, {**self.failures, metric: why})

@@ -1,6 +1,7 @@
 import numpy as np
 
 from nodewise import clock
+from nodewise.clock import result
 from nodewise.metrics import column
 from nodewise.metrics.column import Column
 from nodewise.metrics.index import NodeIndex
@@ -60,19 +61,25 @@ class TestNewer:
     def test_the_newer_sample_of_a_node_stays(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
         new = Series("m", "s", 5.0, {"a": Sample(2, 9.0), "b": Sample(2, 11.0)})
-        assert {n: s.value for n, s in newer(old, new).samples.items()} == {"a": 1, "b": 2}
+        assert {n: s.value for n, s in result(newer(old, new)).samples.items()} == {"a": 1, "b": 2}
 
     def test_the_vanished_go(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
-        assert list(newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)})).samples) == ["a"]
+        assert list(result(newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)}))).samples) == ["a"]
 
     def test_another_source_starts_anew(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
-        assert newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)})).samples["a"].value == 2
+        assert result(newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)}))).samples["a"].value == 2
 
     def test_a_sample_without_a_time_is_newer(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
-        assert newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)})).samples["a"].value == 2
+        assert result(newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)}))).samples["a"].value == 2
+
+    def test_requests_come_in_between(self) -> None:
+        old, new = (
+            Series("m", "s", at, {f"n-{i}": Sample(1, at) for i in range(5_000)}) for at in (0.0, 5.0)
+        )
+        assert sum(1 for _ in newer(old, new)) >= 9
 
 
 class TestSnapshot:
