@@ -16,6 +16,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from nodewise.configure.certificate_facts import public_der
 from nodewise.errors import BadSettings, Problem, Unavailable
 from nodewise.serve.issuing import SKEW, Issuer, Leaf, is_address, is_by, is_host
 
@@ -281,8 +282,7 @@ def _leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
         own = serialization.load_pem_private_key(key, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
         return None, "cannot be read"
-    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    if own.public_bytes(*form) != leaf.public_key().public_bytes(*form):
+    if public_der(own) != public_der(leaf.public_key()):
         return None, "does not match its key"
     return (None, "is an authority's") if _is_ca(leaf) else (leaf, "")
 

@@ -6,10 +6,10 @@ from typing import Final, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from nodewise.configure.certificate_facts import is_ca, public_der
 from nodewise.errors import Problem
 
 _SOON: Final = dt.timedelta(days=30)
@@ -57,13 +57,13 @@ def findings(
                 "and -key; --allow-ca-key to copy this nevertheless"
             )
             problems.append(Problem("-key", said, wanted))
-    if authority and not any(map(_is_ca, authority)):
+    if authority and not any(map(is_ca, authority)):
         warnings.append("--ca is no CA's certificate")
     return Findings(problems, warnings)
 
 
 def _wrong_leaf(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:
-    if _public(leaf.public_key()) != key:
+    if public_der(leaf.public_key()) != key:
         yield Problem("-key", "not the key of the certificate", "that of -cert")
     if now > leaf.not_valid_after_utc:
         yield Problem("-cert", f"over since {leaf.not_valid_after_utc:%Y-%m-%d %H:%M}", "one that is valid")
@@ -89,21 +89,11 @@ def _doubtful_leaf(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
 
 def _owners(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:
     """Who shows that a key is a CA's: its own certificate, or a CA's with the same key, whatever its name."""
-    found = ["-cert"] if _is_ca(leaf) else []
+    found = ["-cert"] if is_ca(leaf) else []
     for name, data in files.items():
-        if any(_is_ca(one) and _public(one.public_key()) == key for one in _certificates(data)):
+        if any(is_ca(one) and public_der(one.public_key()) == key for one in _certificates(data)):
             found.append(name)
     return found
-
-
-def _is_ca(certificate: x509.Certificate) -> bool:
-    """What cannot be read is taken for a CA's: no answer must not mean that it may be copied."""
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return certificate.issuer == certificate.subject
-    except ValueError:
-        return True
 
 
 def _certificates(data: bytes) -> list[x509.Certificate]:
@@ -115,10 +105,6 @@ def _certificates(data: bytes) -> list[x509.Certificate]:
 
 def _public_key(data: bytes) -> bytes | None:
     try:
-        return _public(load_pem_private_key(data, None).public_key())
+        return public_der(load_pem_private_key(data, None).public_key())
     except (ValueError, TypeError, UnsupportedAlgorithm):
         return None
-
-
-def _public(key: PublicKeyTypes) -> bytes:
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

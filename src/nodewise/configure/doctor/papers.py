@@ -5,10 +5,10 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from nodewise.configure.certificate_facts import is_ca, public_der
 from nodewise.configure.doctor.facts import Certificate, Chain
 
 _MOST: Final = 50
@@ -35,7 +35,7 @@ def of_der(given: Iterable[bytes]) -> Chain:
 def public(pem: bytes) -> bytes:
     """The public half of a private key, DER; empty where there is no key that can be read."""
     try:
-        return _der(load_pem_private_key(pem, None).public_key())
+        return public_der(load_pem_private_key(pem, None).public_key())
     except _BAD:
         return b""
 
@@ -71,8 +71,8 @@ def _certificate(one: x509.Certificate) -> Certificate:
         names=_names(one),
         begins=one.not_valid_before_utc,
         ends=one.not_valid_after_utc,
-        is_ca=_is_ca(one),
-        key=_der(one.public_key()),
+        is_ca=is_ca(one),
+        key=public_der(one.public_key()),
         for_client=client,
         for_server=server,
         der=one.public_bytes(Encoding.DER),
@@ -104,17 +104,3 @@ def _uses(one: x509.Certificate) -> tuple[bool, bool]:
         every or ExtendedKeyUsageOID.CLIENT_AUTH in usage,
         every or ExtendedKeyUsageOID.SERVER_AUTH in usage,
     )
-
-
-def _is_ca(one: x509.Certificate) -> bool:
-    """What cannot be read is taken for a CA's: no answer must not mean that all is well."""
-    try:
-        return one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return one.issuer == one.subject
-    except ValueError:
-        return True
-
-
-def _der(key: PublicKeyTypes) -> bytes:
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
