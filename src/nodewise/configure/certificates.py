@@ -288,6 +288,7 @@ def _leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
 
 
 def _is_ca(cert: x509.Certificate) -> bool:
+    """Only what says so: whoever is to be trusted needs it, while `certificate_facts.is_ca` guards keys, and doubts."""
     try:
         return cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except (ValueError, x509.ExtensionNotFound):
