@@ -50,7 +50,7 @@ QUICK = Tier("unit and laws", ("tests/unit", "tests/laws"), ("-n", "2"))
 PARTS = {
     "cluster: replicas and faults": ("tests/cluster", ("availability", "faults", "waking", "rotation*")),
     "conformance: configure": ("tests/conformance", ("configure/*",)),
-    "node: pods": ("tests/node", ("*pod*", "learn", "image*")),
+    "node: pods": ("tests/node", ("*pod*", "learn", "image*", "migrate_*")),
     "cluster: set up": (
         "tests/cluster",
         ("certs", "chart", "configur*", "doctor*", "how_to*", "kubeadm*", "second_scheduler"),

@@ -1,0 +1,90 @@
+"""An operator on a host of the control plane with a page open: root there, and the cluster's administrator.
+
+All that is typed runs on the `whole` host, among its processes and files. `helm` and `kubectl` are the real ones, but
+for `kubectl port-forward`, as the API server has no way to the kubelet: `forwarding` does it. In the place of a DNS the
+host's `/etc/hosts` has the names of Services, which pods in the host's network are given as well.
+"""
+
+import contextlib
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests import pages, reader
+from tests.cluster.api import Object
+from tests.cluster.served import NODEWISE
+from tests.node import host
+from tests.node.forwarding import forwarding
+from tests.node.host import Host
+from tests.node.network import Target
+from tests.reader import Reader
+
+ADMIN: Final = "127.0.0.1:9002"
+"""Where pages have a replica's admin port."""
+NODE: Final = "node1"
+"""What pages call the node that is the host here."""
+
+
+@contextlib.contextmanager
+def operator(
+    whole: Host,
+    programs: Path,
+    folder: Path,
+    forwarded: Callable[[], Object] | None = None,
+    helm: Path | None = None,
+    instead: Mapping[str, str] | None = None,
+) -> Iterator[Reader]:
+    """A shell on the host, in a folder with `deploy` and `examples`; `forwarded` is what port-forward reaches."""
+    home = folder / "repository"
+    home.mkdir()
+    for name in ("deploy", "examples"):
+        (home / name).symlink_to(pages.ROOT / name)
+    tools = folder / "bin"
+    tools.mkdir()
+    _script(
+        tools / "kubectl", f'case "$*" in *port-forward*) exit 0;; esac\nexec {programs / "kubectl"} "$@"'
+    )
+    if helm:
+        (tools / "helm").symlink_to(helm)
+    kubeconfig = whole.plane.admin.kubeconfig
+    whole.path(f"{host.KUBERNETES}/admin.conf").write_text(kubeconfig.read_text())
+    plain = reader.plain_environment()
+    environment = {
+        **plain,
+        "PATH": f"{tools}:{NODEWISE.parent}:{plain['PATH']}",
+        "KUBECONFIG": str(kubeconfig),
+        "HOME": str(folder),
+    }
+    # doctor knows the host that it is on by its name
+    steps = f"echo {host.NAME} > /proc/sys/kernel/hostname; cd {shlex.quote(str(home))}; exec bash"
+    shell = whole.node.runtime.enter(["unshare", "--uts", "sh", "-e", "-c", steps], network=True)
+    place = {NODE: host.NAME, **(instead or {})}
+    with contextlib.ExitStack() as stack:
+        if forwarded:
+            port = stack.enter_context(forwarding(lambda: _network_of(whole, forwarded()), 9002))
+            whole.network.hand_on(("127.0.0.1", port), lambda: Target(("127.0.0.1", port)))
+            place[ADMIN] = f"127.0.0.1:{port}"
+        yield stack.enter_context(reader.reading(home, environment, place, shell))
+
+
+def name_service(whole: Host, namespace: str, service: str) -> None:
+    """Serves a Service, and has the host's pods find it by name."""
+    whole.network.serve(whole.plane.api, namespace, service)
+    found = whole.plane.api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]["clusterIP"]
+    names = whole.path("/etc/hosts")
+    names.write_text(f"{names.read_text()}\n{found} {service}.{namespace}.svc\n")
+
+
+def _network_of(whole: Host, pod: Object) -> Path:
+    """The network of a running pod, as a file of its namespace."""
+    container = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
+    said = whole.node.runtime.ctr("tasks", "list")
+    said.check_returncode()
+    (pid,) = [line.split()[1] for line in said.stdout.splitlines() if line.startswith(container)]
+    return whole.node.runtime.inside(f"/proc/{pid}/ns/net")
+
+
+def _script(file: Path, text: str) -> None:
+    file.write_text(f"#!/bin/sh -e\n{text}\n")
+    file.chmod(0o755)

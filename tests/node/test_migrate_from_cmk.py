@@ -1,0 +1,260 @@
+"""How to come from CPU Manager for Kubernetes, followed to the letter on a node where it gave away a core, and back.
+
+CMK's own containers do nothing here; its ConfigMap, its objects and its task, which runs, are as it left them. What is
+real: the kubelet, the API server, the controllers, nodewise's image with what it installs, kubectl.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodewise.cpu import names
+from tests import pages
+from tests.cluster.api import ApiError, Object
+from tests.cluster.sandbox import Sandbox, wait
+from tests.node import host, image, managed, migrating, workloads
+from tests.node.host import Host
+from tests.node.managed import EXCLUSIVE, ISOLATE, Manager
+from tests.node.workloads import container_of
+
+pytestmark = pytest.mark.cluster
+
+PAGE = pages.HOW_TO / "migrate-from-cmk.md"
+NAMESPACE = "cmk-namespace"
+DAEMONS = f"cmk-reconcile-nodereport-ds-{host.NAME}"
+DOES_NOTHING = {"image": image.NAME, "command": ["busybox", "sleep", "1000000000"]}
+WEBHOOK = {"app": "cmk-webhook-app"}
+INSIDE = f"/api/v1/namespaces/{NAMESPACE}"
+APPS = f"/apis/apps/v1/namespaces/{NAMESPACE}"
+MADE_ANEW = (
+    f"{INSIDE}/pods/cmk-install-discover-pod-{host.NAME}",
+    f"{APPS}/daemonsets/{DAEMONS}",
+    f"{INSIDE}/secrets/cmk-webhook-certs",
+    f"{INSIDE}/configmaps/cmk-webhook-configmap",
+    f"{INSIDE}/services/cmk-webhook-service",
+    f"{APPS}/deployments/cmk-webhook-deployment",
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/cmk-webhook-config",
+)
+"""What CMK's `cluster-init` makes, and must not find."""
+RIGHTS: Sequence[Object] = ({"apiGroups": [""], "resources": ["configmaps", "secrets"], "verbs": ["*"]},)
+"""Of those of CMK's service account, with which its `cluster-init` runs as well."""
+
+
+def objects() -> list[Object]:
+    """What CMK had made, and of its rights those that let a pod ask on which node it is."""
+    app = {"app": DAEMONS}
+    daemons = [{"name": name, **DOES_NOTHING} for name in ("reconcile", "nodereport")]
+    grace = {"terminationGracePeriodSeconds": 0, "tolerations": [{"operator": "Exists"}]}
+    daemon_spec = {
+        **grace,
+        "nodeName": host.NAME,
+        "serviceAccountName": "cmk-serviceaccount",
+        "containers": daemons,
+    }
+    webhook_spec = {**grace, "containers": [{"name": "cmk-webhook", **DOES_NOTHING}]}
+    return [
+        _made("v1", "ServiceAccount", "cmk-serviceaccount"),
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "cmk-role-binding-node"},
+            "subjects": [{"kind": "ServiceAccount", "name": "cmk-serviceaccount", "namespace": NAMESPACE}],
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "system:node",
+            },
+        },
+        _made("apps/v1", "DaemonSet", DAEMONS, spec=_running(app, daemon_spec)),
+        _made("v1", "Secret", "cmk-webhook-certs", stringData={"cert.pem": "a", "key.pem": "b"}),
+        _made("v1", "ConfigMap", "cmk-webhook-configmap", data={"server.yaml": "", "mutations.yaml": ""}),
+        _made(
+            "v1",
+            "Service",
+            "cmk-webhook-service",
+            spec={"selector": WEBHOOK, "ports": [{"port": 443, "targetPort": 8443}]},
+        ),
+        _made(
+            "apps/v1",
+            "Deployment",
+            "cmk-webhook-deployment",
+            spec={"replicas": 1, **_running(WEBHOOK, webhook_spec)},
+        ),
+    ]
+
+
+def _made(version: str, kind: str, name: str, **more: object) -> Object:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": NAMESPACE}, **more}
+
+
+def _running(labels: Object, spec: Object) -> Object:
+    return {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}}
+
+
+def pools(task: str) -> str:
+    """The state as CMK wrote it: one exclusive core, which a task holds."""
+    others = ",".join(str(cpu) for cpu in range(os.cpu_count() or 2) if cpu not in EXCLUSIVE)
+    state = {"exclusive": {0: {"0": [task]}}, "infra": {0: {others: []}}, "shared": {0: {}}}
+    return yaml.safe_dump(state, default_flow_style=False)
+
+
+@pytest.fixture
+def clusters_own(whole: Host) -> Iterator[None]:
+    process = whole.plane.start_scheduler({})
+    yield
+    process.stop()
+
+
+@pytest.fixture
+def old_task(whole: Host, room: Sandbox) -> Object:
+    """A pod in which CMK's `isolate` runs a command."""
+    room.pods(managed.pod("of-before", "exec busybox sleep 1000", whole.node.name, cores=0))
+    return workloads.running(room, "of-before")
+
+
+def pid_of(whole: Host, pod: Object) -> str:
+    """The first process of a pod's only container, as its node numbers it."""
+    lines = whole.node.runtime.ctr("tasks", "list").stdout.splitlines()
+    (pid,) = [line.split()[1] for line in lines if line.startswith(container_of(pod))]
+    return pid
+
+
+@pytest.fixture
+def cmk(whole: Host, room: Sandbox, clusters_own: None, old_task: Object) -> Iterator[None]:
+    """CMK 1.5, which runs on the node."""
+    api, node = whole.plane.api, whole.node
+    api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    for one in objects():
+        api.ensure(one)
+    api.create(
+        _made("v1", "ConfigMap", f"cmk-config-{node.name}", data={"config": pools(pid_of(whole, old_task))})
+        | {
+            "metadata": {
+                "name": f"cmk-config-{node.name}",
+                "namespace": NAMESPACE,
+                "annotations": {"Owner": ""},
+            }
+        }
+    )
+    node.label({names.LABEL: "true"})
+    api.patch(node.path, {"spec": {"taints": [{"key": "cmk", "value": "true", "effect": "NoSchedule"}]}})
+    node.advertise({names.EXCLUSIVE_CORES: "1"})
+    program = whole.path("/opt/bin/cmk")
+    program.parent.mkdir(exist_ok=True)
+    program.write_text("CMK's\n")
+    whole.wait_ready(NAMESPACE, app=DAEMONS)
+    whole.wait_ready(NAMESPACE, **WEBHOOK)
+    yield
+    whole.plane.kubectl(
+        "delete", "--ignore-not-found", "--timeout=50s", *(f"-f={file}" for file in MANIFESTS)
+    )
+    wait("the namespace is gone", lambda: None if api.find(f"/api/v1/namespaces/{NAMESPACE}") else True)
+    clear(whole)
+
+
+MANIFESTS = [pages.ROOT / "deploy" / name for name in ("cpu-agent.yaml", "cpu.yaml")]
+
+
+def clear(whole: Host) -> None:
+    """The node as it was."""
+    api, node = whole.plane.api, whole.node
+    api.delete("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cmk-role-binding-node")
+    api.patch(node.path, {"metadata": {"labels": {names.LABEL: None}}, "spec": {"taints": None}})
+    api.patch(f"{node.path}/status", {"status": {"capacity": {names.EXCLUSIVE_CORES: None}}})
+    whole.said("sh", "-c", "rm -rf /opt/bin/*")
+
+
+def of_cmk() -> Object:
+    """A pod as CMK's webhook had it, with what `isolate` needed then; it takes what is no core of its own."""
+    made = workloads.pod(
+        "of-cmk",
+        f"exec /opt/bin/cmk isolate --pool=infra --namespace={NAMESPACE} busybox -- sleep 1000",
+        on=host.NAME,
+        serviceAccountName="cmk-serviceaccount",
+        automountServiceAccountToken=True,
+    )
+    (container,) = made["spec"]["containers"]
+    container["env"] = [{"name": "CMK_PROC_FS", "value": "/host/proc"}]
+    mounted = {"cmk-host-proc": ("/proc", "/host/proc"), "cmk-install-dir": ("/opt/bin", "/opt/bin")}
+    container["volumeMounts"] = [
+        {"name": name, "mountPath": at, "readOnly": True} for name, (_, at) in mounted.items()
+    ]
+    made["spec"]["volumes"] = [
+        {"name": name, "hostPath": {"path": path}} for name, (path, _) in mounted.items()
+    ]
+    made["metadata"]["namespace"] = NAMESPACE
+    return made
+
+
+def wants_a_core(name: str) -> Object:
+    """A pod as nodewise's webhook has it, which waits for the only core."""
+    return managed.pod(name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host.NAME)
+
+
+def tasks(whole: Host, pool: str) -> list[str]:
+    """Who holds a pool, as CMK reads it."""
+    text = whole.plane.api.get(f"{INSIDE}/configmaps/cmk-config-{host.NAME}")["data"]["config"]
+    return [task for lists in yaml.safe_load(text)[pool].values() for held in lists.values() for task in held]
+
+
+def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
+    whole: Host,
+    room: Sandbox,
+    image: str,
+    cmk: None,
+    old_task: Object,
+    control_plane_programs: Path,
+    tmp_path: Path,
+) -> None:
+    api, old = whole.plane.api, pid_of(whole, old_task)
+    hold, away, install, look, let, rights = pages.section(PAGE, "## Node by node")
+    validate, describe = look.text.splitlines(keepends=True)
+    kubeconfig = str(whole.plane.admin.kubeconfig)
+    with migrating.operator(
+        whole,
+        control_plane_programs,
+        tmp_path,
+        instead={"~/.kube/config": kubeconfig, "my-namespace": room.namespace},
+    ) as typing:
+        typing.follows([hold])
+        with pytest.raises(ApiError, match="exceeded quota: no-cores"):
+            room.pods(wants_a_core("too-early"))
+        typing.follows([away, install])
+        said = typing.types(validate, may_fail=True)
+        checks = json.loads(said)["checks"]
+        # the API server of the tests has no way to a Service
+        assert [one["name"] for one in checks if not one["ok"]] == ["webhook"], checks
+        assert f" {old}\n" in typing.types(describe)
+        typing.follows([let])
+        api.create(of_cmk())
+        room.pods(wants_a_core("new"))
+        new = workloads.running(room, "new")
+        wait(
+            "a pod of CMK's form holds infra",
+            lambda: tasks(whole, "infra") or None,
+            show=lambda: whole.told(NAMESPACE),
+        )
+        assert tasks(whole, "exclusive") == [old]
+        api.delete(f"/api/v1/namespaces/{room.namespace}/pods/of-before")
+        held = wait(
+            "the core is the next one's",
+            lambda: ((found := tasks(whole, "exclusive")) != [old] and found) or None,
+        )
+        assert held == [pid_of(whole, new)]
+        manager = Manager(room, whole.node, whole.plane.admin, tmp_path)
+        assert set(manager.masks(new).values()) == {EXCLUSIVE}
+
+        typing.follows(pages.section(PAGE, "## The way back"))
+        for path in MADE_ANEW:
+            wait(f"{path} can be made anew", lambda path=path: None if api.find(path) else True)
+        assert tasks(whole, "exclusive") == held
+        assert workloads.running(room, "new")["metadata"]["uid"] == new["metadata"]["uid"]
+        account = whole.plane.service_account("cmk-serviceaccount", NAMESPACE, RIGHTS)
+        account.api.create(_made("v1", "ConfigMap", "cmk-webhook-configmap", data={"server.yaml": ""}))
+        typing.follows([rights])
+        with pytest.raises(ApiError, match='cannot list resource "pods"'):
+            account.api.get("/api/v1/pods")

@@ -1,0 +1,260 @@
+"""How to come from GPU Aware Scheduling, followed to the letter on a host where it ran, and back again.
+
+GAS itself is a container that does nothing and does not end when it is told to, as GAS does not; its pods are as it
+left them. What is real: kube-scheduler as a static pod, the kubelet, the API server, nodewise's image, helm, kubectl.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import pages
+from tests.cluster import gpu
+from tests.cluster.api import ApiError, Object
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.test_chart import helm_program
+from tests.conformance.configure import pods as kubeadm
+from tests.node import control, host, image, migrating, workloads
+from tests.node.control import Static
+from tests.node.host import Host
+from tests.pages import Step
+from tests.reader import Reader
+
+__all__ = ["helm_program"]
+
+pytestmark = pytest.mark.cluster
+
+PAGE = pages.HOW_TO / "migrate-from-gas.md"
+KUBEADM = pages.HOW_TO / "install-on-kubeadm.md"
+CONFIG = "/etc/kubernetes/scheduler-config.yaml"
+SERVICE = "10.0.0.9"
+"""No other Service gets it: the API server itself gives away those from 10.0.0.17 on."""
+EXTENDER = {"app.kubernetes.io/component": "extender"}
+GAS = """\
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+clientConnection:
+  kubeconfig: /etc/kubernetes/scheduler.conf
+extenders:
+  - urlPrefix: "https://gas-service.default.svc.cluster.local:9001"
+    filterVerb: "scheduler/filter"
+    bindVerb: "scheduler/bind"
+    weight: 1
+    enableHTTPS: true
+    managedResources:
+      - name: "gpu.intel.com/i915"
+        ignoredByScheduler: false
+    ignorable: true
+    tlsConfig:
+      insecure: false
+      certFile: "/host/certs/client.crt"
+      keyFile: "/host/certs/client.key"
+    nodeCacheCapable: true
+"""
+"""What the configurator wrote for GAS."""
+INSTALLED = f"""
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: gpu-aware-scheduling, namespace: default, labels: {{app: gas}}}}
+spec:
+  replicas: 1
+  selector: {{matchLabels: {{app: gas}}}}
+  template:
+    metadata: {{labels: {{app: gas}}}}
+    spec:
+      serviceAccountName: gpu-aware-scheduling-service-account
+      terminationGracePeriodSeconds: 3
+      containers:
+      - name: gasext
+        image: {image.NAME}
+        command: [sh, -c, "trap '' TERM; while :; do sleep 1; done"]
+        volumeMounts: [{{name: certs, mountPath: /gas/cert}}]
+      volumes: [{{name: certs, secret: {{secretName: extender-secret}}}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: gas-service, namespace: default}}
+spec: {{selector: {{app: gas}}, ports: [{{protocol: TCP, port: 9001, targetPort: 9001}}]}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: extender-secret, namespace: default}}
+type: kubernetes.io/tls
+stringData: {{tls.crt: the cluster's CA, tls.key: and its key}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: gpu-aware-scheduling-service-account, namespace: default}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: gas-handler}}
+rules:
+- {{apiGroups: [""], resources: [pods], verbs: [get, list, watch, update, patch]}}
+- {{apiGroups: [""], resources: [nodes], verbs: [get, list, watch, patch]}}
+- {{apiGroups: [""], resources: [bindings, pods/binding], verbs: [create]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: handle-gas}}
+subjects: [{{kind: ServiceAccount, name: gpu-aware-scheduling-service-account, namespace: default}}]
+roleRef: {{kind: ClusterRole, name: gas-handler, apiGroup: rbac.authorization.k8s.io}}
+"""
+
+
+@pytest.fixture
+def cards(whole: Host) -> Iterator[None]:
+    """The host has three cards, as Intel's plugin tells of them."""
+    shape = gpu.node(host.NAME, cards=3, millicores=1000)
+    whole.node.label({key: text for key, text in shape["metadata"]["labels"].items() if "intel" in key})
+    extended = {key: amount for key, amount in shape["status"]["capacity"].items() if "/" in key}
+    whole.node.advertise(extended)
+    yield
+    api, path = whole.plane.api, whole.node.path
+    api.patch(path, {"metadata": {"labels": {f"{gpu.PREFIX}gpu-numbers": None}}})
+    api.patch(f"{path}/status", {"status": {"capacity": dict.fromkeys(extended)}})
+
+
+@pytest.fixture
+def scheduler(whole: Host) -> Iterator[Static]:
+    """kube-scheduler, which asks GAS."""
+    whole.path(CONFIG).write_text(GAS)
+    certs = whole.path("/etc/certs")
+    certs.mkdir(exist_ok=True)
+    pair = whole.plane.authority.issue("kubernetes-ca")
+    (certs / "client.crt").write_bytes(pair.cert.read_bytes())
+    (certs / "client.key").write_bytes(pair.key.read_bytes())
+    with control.static(whole) as running:
+        before = running.shown()
+        running.write(_asking(running.manifest.read_text()))
+        running.wait_another_than(before)
+        yield running
+    whole.path(CONFIG).unlink()
+    for file in certs.iterdir():
+        file.unlink()
+
+
+def _asking(manifest: str) -> str:
+    """As the configurator of GAS changed it."""
+    pod = yaml.safe_load(manifest)
+    (container,) = pod["spec"]["containers"]
+    container["command"].append(f"--config={CONFIG}")
+    container["volumeMounts"] += [
+        {"name": "schedulerconfig", "mountPath": CONFIG, "readOnly": True},
+        {"name": "certdir", "mountPath": "/host/certs", "readOnly": True},
+    ]
+    pod["spec"]["volumes"] += [
+        {"name": "schedulerconfig", "hostPath": {"path": CONFIG}},
+        {"name": "certdir", "hostPath": {"path": "/etc/certs/"}},
+    ]
+    pod["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"
+    return kubeadm.text(pod)
+
+
+@pytest.fixture
+def gas(whole: Host, scheduler: Static, room: Sandbox, tmp_path: Path) -> Iterator[None]:
+    """GAS, which runs."""
+    file = tmp_path / "gas.yaml"
+    file.write_text(INSTALLED)
+    whole.plane.kubectl("apply", "-f", str(file))
+    whole.wait_ready("default", app="gas")
+    yield
+    whole.plane.kubectl("delete", "--ignore-not-found", "-f", str(file))
+
+
+@pytest.fixture
+def operator(
+    whole: Host,
+    room: Sandbox,
+    image: str,
+    gas: None,
+    control_plane_programs: Path,
+    helm_program: Path,
+    tmp_path: Path,
+) -> Iterator[Reader]:
+    instead = {
+        "my-namespace": room.namespace,
+        "control1": host.NAME,
+        "values-gas.yaml": f"values-gas.yaml --set service.clusterIP={SERVICE}",
+    }
+
+    def replica() -> Object:
+        return whole.wait_ready("nodewise", 2, **EXTENDER)[0]
+
+    with migrating.operator(
+        whole, control_plane_programs, tmp_path, replica, helm_program, instead
+    ) as typing:
+        yield typing
+        typing.types("helm uninstall nodewise --namespace nodewise; kubectl delete namespace nodewise")
+
+
+def pod(name: str, card: str = "") -> Object:
+    """A pod that wants most of a card; with a card one that GAS has bound."""
+    limits = {f"{gpu.PREFIX}i915": "1", f"{gpu.PREFIX}millicores": "600"}
+    container = {"resources": {"limits": limits}}
+    made = workloads.pod(name, "exec sleep 1000", on=host.NAME if card else "", container=container)
+    if card:
+        made["metadata"]["annotations"] = {gpu.CARDS: card, "gas-ts": "1700000000500000000"}
+    return made
+
+
+def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
+    whole: Host, room: Sandbox, cards: None, scheduler: Static, operator: Reader
+) -> None:
+    beside, switch, seen, away, back = (
+        pages.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "The way back")
+    )
+    hold, stop, configure, restarted, let = switch
+    restore, start = back
+    fetch, _ = pages.section(KUBEADM, "## 2. kube-scheduler")
+    before = _written(whole, scheduler)
+    room.pods(pod("of-before", "card0"))
+
+    operator.follows(beside)
+    room.pods(pod("of-meanwhile", "card2"))
+    (_, curl) = pages.steps(beside[-1])
+    wait("nodewise knows both", lambda: _held(operator, curl) == {"card0", "card2"} or None)
+    migrating.name_service(whole, "nodewise", "nodewise")
+
+    operator.follows([hold])
+    with pytest.raises(ApiError, match="exceeded quota: no-cards"):
+        room.pods(pod("too-early"))
+    room.pods(workloads.pod("without-cards", "exec sleep 1000"))
+    assert room.expect_bound("without-cards") == host.NAME
+    operator.follows([stop])
+    assert whole.pods("default", app="gas") == []
+    asked_gas = scheduler.shown()
+    operator.follows([fetch, configure])
+    scheduler.wait_another_than(asked_gas)
+    asked_us = scheduler.wait_ready()
+    operator.follows([restarted, let])
+    room.pods(pod("first"))
+    assert room.expect_bound("first") == host.NAME
+    room.pods(pod("second"))
+    room.expect_rejected("second")
+    operator.follows(seen)
+
+    operator.follows([hold, restore])
+    assert _written(whole, scheduler) == before
+    scheduler.wait_another_than(asked_us)
+    operator.follows([start, let])
+    running = {name: workloads.running(room, name) for name in ("of-before", "of-meanwhile", "first")}
+    assert [gpu.cards_of(one) for one in running.values()] == [["card0"], ["card2"], ["card1"]]
+    operator.follows(away)
+    wait("GAS is gone", lambda: None if whole.pods("default", app="gas") else True)
+
+
+def _held(operator: Reader, curl: Step) -> set[str]:
+    """The cards that somebody holds, by what nodewise answers."""
+    said = operator.types(curl.typed)
+    (node,) = json.loads(said)["nodes"].values()
+    assert node["problems"] == []
+    return {card for card, one in node["cards"].items() if one["held"]}
+
+
+def _written(whole: Host, scheduler: Static) -> tuple[str, str]:
+    """kube-scheduler's manifest and configuration."""
+    return scheduler.manifest.read_text(), whole.path(CONFIG).read_text()

@@ -1,0 +1,113 @@
+"""How to come from kube-safe-scheduler, followed to the letter where it ran, and back again.
+
+Its own containers do nothing here; what it wrote and how it was installed is as it left it. What is real: the second
+scheduler that takes its place, the kubelet, the API server, the controllers, nodewise's image, kubectl.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import pages
+from tests.cluster import resource_metrics
+from tests.cluster.api import Object
+from tests.cluster.sandbox import wait
+from tests.node import host, image, migrating
+from tests.node.host import Host
+from tests.reader import Reader
+
+pytestmark = pytest.mark.cluster
+
+PAGE = pages.HOW_TO / "migrate-from-kube-safe-scheduler.md"
+SYSTEM = "kube-system"
+OLDER = {"my-scheduler": {"app": "my-scheduler"}} | {
+    name: {"daemon": name} for name in ("node-annotator", "k8s-assessor")
+}
+"""Its Deployments, and the label of each one's pods."""
+WRITTEN = {
+    "mean-free-cpu": "1000.0",
+    "std-free-cpu": "10.0",
+    "mean-free-memory": "4000000000.0",
+    "std-free-memory": "1000000.0",
+    "congestion-factor": "3",
+    "requested-cpu": "100",
+}
+"""Annotations of its node."""
+
+
+def deployment(name: str) -> Object:
+    labels = OLDER[name]
+    container = {"name": name, "image": image.NAME, "command": ["busybox", "sleep", "1000000000"]}
+    spec = {"terminationGracePeriodSeconds": 1, "containers": [container]}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": SYSTEM, "labels": labels},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+@pytest.fixture
+def clusters_own(whole: Host) -> Iterator[None]:
+    process = whole.plane.start_scheduler({})
+    yield
+    process.stop()
+
+
+@pytest.fixture
+def safe(whole: Host, clusters_own: None, tmp_path: Path) -> Iterator[None]:
+    """kube-safe-scheduler, which runs, and metrics-server."""
+    api, folder = whole.plane.api, tmp_path / "metrics"
+    folder.mkdir()
+    for name, labels in OLDER.items():
+        api.create(deployment(name))
+        whole.wait_ready(SYSTEM, **labels)
+    api.patch(whole.node.path, {"metadata": {"annotations": WRITTEN}})
+    with resource_metrics.behind(api, folder) as metrics:
+        metrics.cpu = {host.NAME: "500m"}
+        yield
+    for name in OLDER:
+        api.delete(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{name}")
+
+
+@pytest.fixture
+def operator(
+    whole: Host, image: str, safe: None, control_plane_programs: Path, tmp_path: Path
+) -> Iterator[Reader]:
+    with migrating.operator(whole, control_plane_programs, tmp_path) as typing:
+        yield typing
+        files = "-f deploy/annotator.yaml -f deploy/test-pod.yaml -f deploy/rbac.yaml -f deploy/scoring.yaml"
+        typing.types(f"kubectl delete --ignore-not-found {files}")
+
+
+def test_annotations_and_the_scheduler_change_hands_and_change_back(whole: Host, operator: Reader) -> None:
+    look, annotator, (pair, _), seen, back = (
+        pages.section(PAGE, f"## {title}") for title in ("1.", "2.", "3.", "4.", "The way back")
+    )
+    operator.follows(look)
+    operator.follows(annotator)
+    for name in ("node-annotator", "k8s-assessor"):
+        assert whole.pods(SYSTEM, **OLDER[name]) == []
+
+    wait("nodewise writes", lambda: annotations(whole).get("requested-pods"))
+    operator.follows([pair])
+    (pod,) = whole.pods(SYSTEM, **OLDER["my-scheduler"])
+    assert [one["name"] for one in pod["spec"]["containers"]] == ["scheduler", "nodewise"]
+    operator.follows(seen)
+    operator.follows(back)
+    for labels in OLDER.values():
+        (pod,) = whole.wait_ready(SYSTEM, **labels)
+        (container,) = pod["spec"]["containers"]
+        assert container["image"] == image.NAME
+    assert whole.pods("nodewise", app="nodewise-annotator") == []
+
+
+def annotations(whole: Host) -> dict[str, str]:
+    """Those of the node."""
+    found: dict[str, str] = whole.plane.api.get(whole.node.path)["metadata"]["annotations"]
+    return found
