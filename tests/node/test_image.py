@@ -4,6 +4,7 @@ import hashlib
 import io
 import itertools
 import json
+import platform
 import shutil
 import subprocess
 import tarfile
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tools.image import assemble, contents, templates
+from tools.image import assemble, contents, debian, python, templates
 from tools.image.__main__ import identity
 from tools.image.assemble import Inputs
 
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.cluster
 
 KUBERNETES = "/etc/kubernetes"
 OF_ROOT = "docker.io/library/nodewise:of-root"
+UNCHECKED_HASH = (1).to_bytes(4, "little")
+"""Flags of a compiled module, PEP 552: it bears its source's hash and no time, and is not compared with it."""
 NO_MOUNTS: Mapping[str, str] = {}
 Run = subprocess.CompletedProcess[str]
 
@@ -123,6 +126,17 @@ def layers(archive: Path) -> Iterator[tarfile.TarInfo]:
                 yield from layer.getmembers()
 
 
+def contents_of(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """The names of its files, and what is in them."""
+    with tarfile.open(archive) as outer:
+        (about,) = json.load(outer.extractfile("manifest.json"))
+        for name in about["Layers"]:
+            with tarfile.open(fileobj=outer.extractfile(name)) as layer:
+                for member in layer:
+                    if member.isreg():
+                        yield member.name, layer.extractfile(member).read()
+
+
 def test_nothing_is_in_it_that_only_building_needs(archive: Path) -> None:
     found = list(layers(archive))
     names = {one.name for one in found}
@@ -158,6 +172,24 @@ def test_the_same_inputs_make_the_same_image(archive: Path, tmp_path: Path) -> N
     assert made[0].digest == made[1].digest
     assert files[0].read_bytes() == files[1].read_bytes()
     assert assemble.bill(files[0]).read_bytes() == assemble.bill(files[1]).read_bytes()
+
+
+def test_starting_its_python_leaves_nothing_that_says_where_and_when_it_was(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that was compiled so would stay, for it is newer than its source."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    home = assemble.debian_home(archive.parents[1])
+    packages = debian.remembered(home)
+    assert packages
+    debian.unpack(packages, home, tmp_path / "root")
+    assert python.target(tmp_path / "root", "2.36", platform.machine()).version.startswith("3.")
+    assert list((tmp_path / "root").rglob("*.pyc")) == []
+
+
+def test_its_modules_are_compiled_without_times(archive: Path) -> None:
+    heads = {content[4:8] for name, content in contents_of(archive) if name.endswith(".pyc")}
+    assert heads == {UNCHECKED_HASH}
 
 
 def test_the_list_of_what_is_in_it_is_inside_and_beside(image: Image, archive: Path) -> None:

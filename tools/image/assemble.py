@@ -90,12 +90,13 @@ def _check_size(made: Sequence[Layer]) -> None:
 
 
 def _packages(inputs: Inputs) -> list[Package]:
-    home = _debian_home(inputs.cache)
+    home = debian_home(inputs.cache)
     kept = None if inputs.fresh else debian.remembered(home)
     return kept or debian.resolve(home, has_to_be_new=inputs.fresh)
 
 
-def _debian_home(cache: Path) -> Path:
+def debian_home(cache: Path) -> Path:
+    """Where Debian's packages stay."""
     release = debian.release()
     return cache / f"{release.get('ID', 'none')}-{release.get('VERSION_ID', '')}-{contents.architecture()}"
 
@@ -124,7 +125,7 @@ def _system(inputs: Inputs, tree: "_Cache", packages: Sequence[Package]) -> tupl
     machine = debian.platform.machine()
 
     def fill(root: Path) -> None:
-        debian.unpack(packages, _debian_home(inputs.cache), root)
+        debian.unpack(packages, debian_home(inputs.cache), root)
         python.compiled(python.target(root, glibc, machine), root)
 
     part = tree.part(

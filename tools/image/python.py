@@ -143,22 +143,21 @@ def compiled(python: Target, root: Path) -> None:
         "-j1",
         "--invalidation-mode=unchecked-hash",
     ]
-    environment = {
-        "PYTHONHASHSEED": "0",
-        "PYTHONHOME": str(python.root / "usr"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    environment = {"PYTHONHASHSEED": "0", "PYTHONHOME": str(python.root / "usr")}
     run([*command, "-s", root, "-p", "/", root], "compiling modules", environment=environment)
 
 
 def _interpreter(root: Path) -> list[str]:
-    """The image's Python, started where it was unpacked: by its own loader, with its own libraries."""
+    """The image's Python, started where it was unpacked: by its own loader, with its own libraries.
+
+    It compiles nothing by itself, for that would bear its place and the time.
+    """
     loaders = sorted(root.glob("usr/lib/*/ld-linux*.so.*")) or sorted(root.glob("usr/lib/ld-linux*.so.*"))
     programs = sorted(path for path in (root / "usr/bin").glob("python3.*") if path.name.count(".") == 1)
     if not loaders or not programs:
         raise ImageError("the packages have no Python")
     libraries = ":".join(str(root / path) for path in (loaders[0].parent, "usr/lib"))
-    return [str(loaders[0]), "--library-path", libraries, str(programs[0])]
+    return [str(loaders[0]), "--library-path", libraries, str(programs[0]), "-B"]
 
 
 def _script(path: Path, module: str, function: str) -> None:
