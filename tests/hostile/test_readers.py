@@ -97,7 +97,10 @@ def test_a_sample_of_a_time_to_come_does_not_hold_against_later_ones() -> None:
     """A node's clock that was wrong once must not freeze its value."""
     old = Series("m", "s", 100.0, {"a": Sample(1, 9e9), "b": Sample(1, 130.0)})
     new = Series("m", "s", 105.0, {"a": Sample(2, 104.0), "b": Sample(2, 104.0)})
-    assert {node: sample.value for node, sample in result(newer(old, new)).samples.items()} == {"a": 2, "b": 1}
+    assert {node: sample.value for node, sample in result(newer(old, new)).samples.items()} == {
+        "a": 2,
+        "b": 1,
+    }
 
 
 metric_keys = st.sampled_from(
