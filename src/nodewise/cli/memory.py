@@ -8,6 +8,8 @@ import gc
 import mmap
 from typing import Final
 
+_YOUNG: Final = (1_000, 2, 25_000)
+"""At most some 3,000 objects at a time; through all of them it goes after fifty million, which takes hours."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's `malloc.h`."""
 _POPULATE_WRITE: Final = 23
@@ -26,8 +28,8 @@ _LOOK_S: Final = 0.1
 def settle() -> None:
     """To be called when all is imported and nobody is served yet.
 
-    What is there at the start stays, and the garbage collector need not walk through it while requests wait: 5,000
-    young objects take half a millisecond.
+    What is there at the start stays, and the garbage collector need not walk through it while requests wait. It looks
+    at few young objects at a time: 5,000 take half a millisecond, and two where others use the processor's cache.
 
     What one request needs for its time is kept for the next. An answer about 5,000 nodes takes some 300 pages, and the
     kernel needs up to a hundredth of a millisecond for each page that it hands out; glibc would give many of them back
@@ -35,7 +37,7 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(5_000, 100, 100)
+    gc.set_threshold(*_YOUNG)
     with contextlib.suppress(AttributeError):  # another C library has its own ways
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
