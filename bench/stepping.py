@@ -15,6 +15,7 @@ dozen.
 """
 
 import asyncio
+import functools
 import gc
 import json
 import resource
@@ -124,13 +125,17 @@ class Loop(uvloop.Loop):  # type: ignore[misc]
 
 
 def _measure_connections() -> None:
-    """The bytes that come for kube-scheduler's connections are handed to `Connection` by uvloop itself."""
-    inner = Connection.data_received
+    """That there is a new one, and the bytes that come: `Connection` is told by uvloop itself."""
+    for name in ("connection_made", "data_received"):
+        setattr(Connection, name, _measured(getattr(Connection, name)))
 
-    def data_received(self: Connection, data: bytes) -> None:
-        STEPS.run(inner, self, data)
 
-    Connection.data_received = data_received  # type: ignore[method-assign]
+def _measured(inner: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(inner)
+    def told(self: Connection, what: Any) -> None:
+        STEPS.run(inner, self, what)
+
+    return told
 
 
 class Handshaking(ssl.SSLObject):

@@ -94,7 +94,7 @@ async def _serve(given: Given) -> None:
     tasks = [asyncio.create_task(_watched_over(task)) for task in running.tasks]
     try:
         memory.settle()
-        tasks.append(asyncio.create_task(memory.stay_ahead()))
+        tasks += map(asyncio.create_task, (memory.tidy(), memory.stay_ahead()))
         for server in running.servers:
             await server.start()
         logs.emit("started", address=running.servers[0].url, health=running.servers[1].url)

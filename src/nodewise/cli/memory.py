@@ -6,10 +6,14 @@ import ctypes
 import errno
 import gc
 import mmap
+from itertools import count
 from typing import Final
 
-_YOUNG: Final = (1_000, 2, 25_000)
-"""At most some 3,000 objects at a time; through all of them it goes after fifty million, which takes hours."""
+_THRESHOLDS: Final = (50_000, 100, 100)
+"""For when `tidy` cannot keep up."""
+_TIDY_S: Final = 1.0
+_OLDER_EACH: Final = 5
+"""Every so many times also those that were left the last times."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's `malloc.h`."""
 _POPULATE_WRITE: Final = 23
@@ -28,8 +32,8 @@ _LOOK_S: Final = 0.1
 def settle() -> None:
     """To be called when all is imported and nobody is served yet.
 
-    What is there at the start stays, and the garbage collector need not walk through it while requests wait. It looks
-    at few young objects at a time: 5,000 take half a millisecond, and two where others use the processor's cache.
+    What is there at the start stays, and the garbage collector need not walk through it while requests wait: 5,000
+    young objects take half a millisecond, and two where others use the processor's cache.
 
     What one request needs for its time is kept for the next. An answer about 5,000 nodes takes some 300 pages, and the
     kernel needs up to a hundredth of a millisecond for each page that it hands out; glibc would give many of them back
@@ -37,11 +41,21 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_YOUNG)
+    gc.set_threshold(*_THRESHOLDS)
     with contextlib.suppress(AttributeError):  # another C library has its own ways
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+async def tidy() -> None:
+    """Collect garbage once a second, in a step of its own, and not on top of whatever makes an object just then.
+
+    Never ends. What is older than some seconds is left to the collector itself, which comes to it after hours.
+    """
+    for number in count(1):
+        await asyncio.sleep(_TIDY_S)
+        gc.collect(1 if number % _OLDER_EACH == 0 else 0)
 
 
 async def stay_ahead() -> None:
