@@ -1,7 +1,7 @@
 """Many calls to the API server at once, a few at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterator
 from typing import Final
 
 from nodewise.errors import NodewiseError, Unavailable
@@ -10,19 +10,18 @@ AT_ONCE: Final = 8
 """Calls under way at once; the rate of writes is the API client's business (`--kube-qps`)."""
 
 
-async def every(work: Iterable[Awaitable[None]]) -> None:
-    """Everything, a few at a time, each begun when its turn comes; the first error is raised when all is done.
+async def every(work: Iterator[Awaitable[None]]) -> None:
+    """Everything, a few at a time, each made and begun when its turn comes; the first error is raised when all is done.
 
     An API server that answers nobody is left alone: when so many calls in a row had no answer as may be under way, no
     more are begun.
     """
-    pending = iter(work)
     failed: list[NodewiseError] = []
     unanswered = 0
 
     async def one_after_another() -> None:
         nonlocal unanswered
-        while unanswered < AT_ONCE and (part := next(pending, None)) is not None:
+        while unanswered < AT_ONCE and (part := next(work, None)) is not None:
             try:
                 await part
             except NodewiseError as error:

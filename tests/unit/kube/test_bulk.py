@@ -37,6 +37,17 @@ async def test_a_failure_ends_no_other_call_and_is_raised_at_the_end(error: Node
     assert calls.begun == 100
 
 
+async def test_what_is_cancelled_before_its_turn_was_never_made() -> None:
+    """Nor is Python to complain that it was never awaited."""
+    calls, made = Calls(), []
+    task = asyncio.create_task(every(calls.one(number) for number in range(3) if not made.append(number)))  # type: ignore[func-returns-value]
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(made) == calls.begun
+
+
 async def test_a_server_that_answers_nobody_is_left_alone() -> None:
     calls = Calls(Unavailable("no answer"))
     with pytest.raises(Unavailable):

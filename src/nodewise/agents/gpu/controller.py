@@ -72,7 +72,7 @@ class GpuController:
         """Labels, ledgers, and the count of pods. One that fails, for want of a right, stops no other."""
         slot: Slot | None = view.slots.get(NAME)
         if slot is not None:
-            await every([self._labels.step(slot), self._sweeper.step(slot), self._counter.step(slot)])
+            await every(part.step(slot) for part in (self._labels, self._sweeper, self._counter))
 
     async def run(self) -> None:
         """In every replica, for ever (`agent.Following`)."""

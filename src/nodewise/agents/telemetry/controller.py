@@ -2,6 +2,7 @@
 it, and only in the leader. What is to be written is computed elsewhere (`labels`, `ownership`, `status`).
 """
 
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
@@ -53,7 +54,8 @@ class TelemetryController:
         """Write labels, status and the advertised resource. One that fails, for want of a right, stops no other."""
         slot: Slot | None = view.slots.get("telemetry")
         if slot is not None:
-            await every([self._write(view, slot), self._advertiser.step()])
+            parts = (partial(self._write, view, slot), self._advertiser.step)
+            await every(part() for part in parts)
 
     async def _write(self, view: View, slot: Slot) -> None:
         """Labels, and then the status that tells who else owns one of them."""
