@@ -111,7 +111,7 @@ class Reason(Protocol):
         ...
 
 
-class Evidence(NamedTuple):
+class Evidence(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One rule's measured values, by candidate: what the decision rests on."""
 
     metric: str
@@ -154,7 +154,7 @@ class Numbered(Protocol):
         ...
 
 
-class Verdict(NamedTuple):
+class Verdict(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What an agent says of each candidate."""
 
     codes: NDArray[np.int16]
@@ -169,7 +169,7 @@ class Verdict(NamedTuple):
     details: Details | None = None
 
 
-class Scores(NamedTuple):
+class Scores(msgspec.Struct, frozen=True, eq=False, gc=False):
     """How much an agent likes each candidate."""
 
     points: NDArray[np.int64]

@@ -8,6 +8,7 @@ import click
 import msgspec
 import numpy as np
 import yaml
+from msgspec.structs import replace
 
 from nodewise.agent import View
 from nodewise.cli import figures, tables
@@ -81,7 +82,7 @@ def _staying(filtered: Decision, node: str, alone: Decision) -> Decision:
     lenient = {agent for agent, verdict in alone.verdicts if not verdict.codes[0]}
     here = np.array([name == node for name in filtered.names], bool)
     verdicts = tuple(
-        (agent, verdict._replace(codes=np.where(here, np.int16(0), verdict.codes)))
+        (agent, replace(verdict, codes=np.where(here, np.int16(0), verdict.codes)))
         if agent in lenient
         else (agent, verdict)
         for agent, verdict in filtered.verdicts

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from nodewise.agent import Agent, Counting, Judge, Named, Names, Rank, Scores, Verdict, Victims, View
@@ -149,7 +150,7 @@ class Chain:
                 continue
             if given is not None:
                 weight = self._weights.get(Priority(name, one.label), 1.0)
-                scores.append((name, given._replace(label=one.label, weight=weight)))
+                scores.append((name, replace(given, label=one.label, weight=weight)))
         return tuple(scores), lacking
 
     def _count(self, pod: Any) -> None:

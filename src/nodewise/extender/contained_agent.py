@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from nodewise.agent import Names, Scores, Verdict, Victims, View
@@ -68,7 +69,7 @@ class ContainedAgent:
 
         def checked(given: Any) -> Verdict | None:
             found = shapes.verdict(given, size)
-            return found and found._replace(details=self._details(given.details, size))
+            return found and replace(found, details=self._details(given.details, size))
 
         try:
             found: Verdict | None = self._call("filter", pod).answer(ask, candidates, view, checked)
@@ -83,7 +84,7 @@ class ContainedAgent:
 
         def checked(given: Any) -> Scores | None:
             found = shapes.scores(given, size)
-            return found and found._replace(details=self._details(given.details, size))
+            return found and replace(found, details=self._details(given.details, size))
 
         found: Scores | None = self._call("score", pod).answer(ask, candidates, view, checked)
         return found

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ _FIXED_BYTES = 1500
 """What a decision costs besides its arrays: the structs, the pod's names, the reasons."""
 
 
-class PodRef(NamedTuple):
+class PodRef(msgspec.Struct, frozen=True, gc=False):
     """Which pod."""
 
     namespace: str
@@ -24,7 +24,7 @@ class PodRef(NamedTuple):
     uid: str = ""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One answer. All arrays are by candidate, in the order of the request."""
 
     verb: Verb
@@ -80,7 +80,12 @@ class Decision(msgspec.Struct, frozen=True):
         arrays += sum(details.nbytes for _, details in self.details())
         arrays += sum(scores.points.nbytes for _, scores in self.scores)
         arrays += sum(e.values.nbytes + e.states.nbytes + e.ages_s.nbytes for e in self.evidence())
-        return arrays + sum(map(len, self.pod)) + len(self.told) + _FIXED_BYTES
+        return (
+            arrays
+            + sum(map(len, (self.pod.namespace, self.pod.name, self.pod.uid)))
+            + len(self.told)
+            + _FIXED_BYTES
+        )
 
 
 class DecisionRing:

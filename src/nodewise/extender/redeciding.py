@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from nodewise.agent import COMPARISONS, Evidence, ValueState, Verdict
@@ -73,7 +74,7 @@ def passing_with(decision: Decision, agent: str, number: int, rule: Evidence) ->
     for name, verdict in decision.verdicts:
         if name == agent:
             changed = (*verdict.evidence[:number], rule, *verdict.evidence[number + 1 :])
-            kept &= ~joined(verdict._replace(evidence=changed))
+            kept &= ~joined(replace(verdict, evidence=changed))
         else:
             kept &= verdict.codes == 0
     return kept
@@ -101,10 +102,10 @@ def _change(decision: Decision, agent: str, verdict: Verdict, number: int) -> Ch
     values = rule.values[alone].tolist()
     found: dict[int, int] = {}
     for target in thresholds.proposed(rule, values):
-        more = int(gained(rule._replace(target=target)).sum())
+        more = int(gained(replace(rule, target=target)).sum())
         found.setdefault(more, target)
     relaxed = tuple(Relaxed(target, more) for more, target in sorted(found.items()) if more)
-    lenient = gained(rule._replace(rejects_missing=False))
+    lenient = gained(replace(rule, rejects_missing=False))
     enough = verdict.joined == "all" and len(verdict.evidence) > 1
     return Change(agent, number, rule, enough, relaxed, int(alone.sum()), int(lenient.sum()))
 
@@ -117,7 +118,7 @@ def stuck(decision: Decision) -> Mask:
             found &= verdict.codes == 0
             continue
         for number, rule in enumerate(verdict.evidence):
-            harmless = thresholds.without_effect(rule)._replace(rejects_missing=False)
+            harmless = replace(thresholds.without_effect(rule), rejects_missing=False)
             found &= ~passing_with(decision, agent, number, harmless)
     return found
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from nodewise.agent import Evidence, ValueState
 
@@ -21,7 +22,7 @@ def without_effect(rule: Evidence) -> Evidence:
         return rule
     low, high = int(np.min(fresh)), int(np.max(fresh))
     target = {"GreaterThan": max(high, rule.target), "LessThan": min(low, rule.target)}
-    return rule._replace(target=target.get(rule.operator, high + 1))
+    return replace(rule, target=target.get(rule.operator, high + 1))
 
 
 def proposed(rule: Evidence, values: Sequence[int]) -> Iterator[int]:

@@ -70,18 +70,15 @@ class NodeIndex:
         return self.named(_read_list(listed)) if numbers is None else Names(self, numbers)
 
 
-class Names:
+class Names(msgspec.Struct, eq=False, gc=False):
     """Node names by position, kept as numbers of an index: whatever is per node is found by them, and thousands of
     strings need not be touched. Indexing, iterating and `tolist` make them names.
     """
 
-    __slots__ = ("index", "numbers", "strange")
-
-    def __init__(self, index: NodeIndex, numbers: Numbers, strange: Mapping[int, str] = _NONE) -> None:
-        self.index = index
-        self.numbers = numbers
-        self.strange = strange
-        """The names that the index does not have, by position."""
+    index: NodeIndex
+    numbers: Numbers
+    strange: Mapping[int, str] = _NONE
+    """The names that the index does not have, by position."""
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "Names":

@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from nodewise.agent import Scores, Verdict
 from nodewise.cli import story as stories
@@ -74,7 +75,7 @@ def test_of_many_nodes_the_one_that_lacks_least_is_told(capsys: pytest.CaptureFi
     (agent, verdict), *_ = carded(*[f"lacks {n}" for n in range(30)], codes="1 " * 30).verdicts
     assert verdict.details is not None
     far = ToldDetails([verdict.details.text(n) for n in range(30)], np.arange(30)[::-1] / 30)
-    found = "\n".join(lines(capsys, story(of((agent, verdict._replace(details=far))))))
+    found = "\n".join(lines(capsys, story(of((agent, replace(verdict, details=far))))))
     assert "will not fit: too little memory  n30: lacks 29; n29: lacks 28; n28: lacks 27; …" in found
 
 
@@ -102,7 +103,7 @@ def test_a_pod_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_rule_in_rows_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    rank = evidence("power", "300")._replace(target=None, operator="LessThan")
+    rank = replace(evidence("power", "300"), target=None, operator="LessThan")
     told = lines(capsys, story(decision(heat="81.5 70"), scored({"n2": 10}, rank)), "wide")
     assert told[3:6] == [
         "NODE  VERDICT   SCORE  RULE                    VALUE  AGE   REJECTS",
@@ -145,7 +146,7 @@ def test_of_many_nodes_the_best_and_the_closest(capsys: pytest.CaptureFixture[st
 def failed() -> Decision:
     plain = verdict(evidence("heat", "1 1 1", rejects_missing=False), joined=None)
     told = (Told("nodewise: policy d/pol does not exist", failure=True, advice="make TASPolicy d/pol"),)
-    return of(("t", plain._replace(codes=plain.codes + 1, reasons=told, evidence=())))
+    return of(("t", replace(plain, codes=plain.codes + 1, reasons=told, evidence=())))
 
 
 @pytest.mark.parametrize("form", ["text", "wide"])
@@ -226,7 +227,7 @@ ENDINGS = [
         id="all of several rules",
     ),
     pytest.param(
-        of(("t", verdict(evidence("heat", "85 85"))._replace(evidence=(evidence("heat", "- -"),)))),
+        of(("t", replace(verdict(evidence("heat", "85 85")), evidence=(evidence("heat", "- -"),)))),
         ["a rule lost most of its values at once, and its verdicts of before hold: bring its metric back"],
         id="held",
     ),

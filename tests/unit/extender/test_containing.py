@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from nodewise import clock
@@ -244,13 +245,13 @@ class TestShapes:
         good = Evidence("m", "LessThan", 3, np.array([1, 2, 3]), np.zeros(3, np.uint8), np.full(3, np.nan))
         assert shapes.scores(Scores(np.ones(3, np.int64), (good,)), 3) is not None
         for bad in (
-            good._replace(operator="Near"),
-            good._replace(metric=7),
-            good._replace(target="3"),
-            good._replace(values=np.ones(3)),
-            good._replace(values=np.ones(2, np.int64)),
-            good._replace(states=np.full(3, max(ValueState) + 1)),
-            good._replace(ages_s=None),
+            replace(good, operator="Near"),
+            replace(good, metric=7),
+            replace(good, target="3"),
+            replace(good, values=np.ones(3)),
+            replace(good, values=np.ones(2, np.int64)),
+            replace(good, states=np.full(3, max(ValueState) + 1)),
+            replace(good, ages_s=None),
         ):
             with pytest.raises(Failed):
                 shapes.scores(Scores(np.ones(3, np.int64), (bad,)), 3)

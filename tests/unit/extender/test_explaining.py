@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.extender import explaining
@@ -95,7 +96,7 @@ class TestFindings:
         assert [one.node for one in found] == ["n1", "n2", "n3"]
 
     def test_what_was_measured(self) -> None:
-        rank = evidence("power", "5")._replace(target=None)
+        rank = replace(evidence("power", "5"), target=None)
         attempt = Attempt(decision(heat="70 85"), scored({"n1": 10}, rank))
         first, second = explaining.explain(attempt).findings
         heat, power = first.measured
@@ -138,6 +139,6 @@ class TestGroups:
 
 def test_rejections_that_do_not_follow_from_the_values_are_held() -> None:
     rule = evidence("heat", "- 70")
-    held = verdict(evidence("heat", "90 70"))._replace(evidence=(rule,))
+    held = replace(verdict(evidence("heat", "90 70")), evidence=(rule,))
     found = explaining.explain(Attempt(of(("t", held))))
     assert (found.held, found.changes) == (True, ())

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from nodewise import clock
 from nodewise.agent import Names, Scores
@@ -39,7 +40,7 @@ SCORED = Decision(
     5.25,
     1,
     Names.of(["a", "b"]),
-    scores=(("telemetry", Scores(np.array([10, 0]), (decisions.evidence("power", "3 -")._replace(target=None),))),),
+    scores=(("telemetry", Scores(np.array([10, 0]), (replace(decisions.evidence("power", "3 -"), target=None),))),),
 )  # fmt: skip
 
 
@@ -47,7 +48,7 @@ DETAILED = decisions.decision(heat="81 70")
 DETAILED = msgspec.structs.replace(
     DETAILED,
     verdicts=tuple(
-        (agent, verdict._replace(details=arrays.ToldDetails(["card0 is full", ""], np.array([0.25, 1.0]))))
+        (agent, replace(verdict, details=arrays.ToldDetails(["card0 is full", ""], np.array([0.25, 1.0]))))
         for agent, verdict in DETAILED.verdicts
     ),
 )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from nodewise import quantity
 from nodewise.agent import Verdict
@@ -88,20 +89,20 @@ def test_nodes_without_a_value_are_no_matter_of_a_threshold() -> None:
 
 @pytest.mark.parametrize("joined", ["any", None])
 def test_nothing_is_told_where_more_than_the_evidence_decides(joined: None) -> None:
-    held = verdict(evidence("heat", "90 70"))._replace(evidence=(evidence("heat", "- 70"),), joined=joined)
+    held = replace(verdict(evidence("heat", "90 70")), evidence=(evidence("heat", "- 70"),), joined=joined)
     assert list(redeciding.changes(of(("t", held)))) == []
 
 
 def test_a_change_names_the_rule_that_it_is_about() -> None:
     given = decision(heat="85 70", dust="1 90")
     for change in redeciding.changes(given):
-        rule = change.rule._replace(target=change.relaxed[-1].target)
+        rule = replace(change.rule, target=change.relaxed[-1].target)
         passing = redeciding.passing_with(given, change.agent, change.number, rule)
         assert int((passing & ~given.kept()).sum()) == change.relaxed[-1].more
 
 
 def test_an_operator_that_is_not_known_rejects_nobody() -> None:
-    rule = evidence("heat", "85 70")._replace(operator="Above")
+    rule = replace(evidence("heat", "85 70"), operator="Above")
     assert not redeciding.rejects(rule).any()
     assert np.array_equal(thresholds.without_effect(rule).values, rule.values)
 

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from nodewise.agent import Names, Reason, Scores, Verdict, Victims, View
@@ -79,7 +80,7 @@ class GpuAgent:
             return verdict
         over = (verdict.codes == 0) & ~fitted.preferred
         codes = np.where(over, np.int16(len(verdict.reasons) + 1), verdict.codes)
-        return verdict._replace(codes=codes, reasons=(*verdict.reasons, reasons.PassedOver()))
+        return replace(verdict, codes=codes, reasons=(*verdict.reasons, reasons.PassedOver()))
 
     def score(self, pod: GpuPod, candidates: Names, view: View) -> Scores | None:
         """As the placement has it, which may like nodes for pods without cards as well."""
@@ -224,7 +225,7 @@ def _unknown(verdict: Verdict, candidates: Names) -> Verdict:
     if not strange.any():
         return verdict
     codes = np.where(strange, np.int16(len(verdict.reasons) + 1), verdict.codes)
-    return verdict._replace(codes=codes, reasons=(*verdict.reasons, reasons.UnknownNode()))
+    return replace(verdict, codes=codes, reasons=(*verdict.reasons, reasons.UnknownNode()))
 
 
 def _without(
