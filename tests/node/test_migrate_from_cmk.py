@@ -258,3 +258,15 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         typing.follows([rights])
         with pytest.raises(ApiError, match='cannot list resource "pods"'):
             account.api.get("/api/v1/pods")
+
+
+@pytest.mark.usefixtures("clusters_own")
+def test_the_pods_that_leave_nodes_become_ready(whole: Host, image: str) -> None:
+    """As the undo of cpu-pools.md waits for it; here on a node that has nothing to leave."""
+    manifests = [str(pages.ROOT / "deploy" / name) for name in ("cpu.yaml", "cpu-uninstall.yaml")]
+    files = [f"--filename={file}" for file in manifests]
+    whole.plane.kubectl("apply", *files)
+    try:
+        whole.wait_ready(NAMESPACE, app="cmk-uninstall-all-nodes")
+    finally:
+        whole.plane.kubectl("delete", "--timeout=50s", *files)
