@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tests import pages, reader
-from tests.cluster.api import Object
+from tests.cluster.api import ApiError, Object
+from tests.cluster.sandbox import Sandbox, wait
 from tests.cluster.served import NODEWISE
 from tests.node import host
 from tests.node.forwarding import forwarding
@@ -66,6 +67,20 @@ def operator(
             whole.network.hand_on(("127.0.0.1", port), lambda: Target(("127.0.0.1", port)))
             place[ADMIN] = f"127.0.0.1:{port}"
         yield stack.enter_context(reader.reading(home, environment, place, shell))
+
+
+def expect_refused(room: Sandbox, pod: Object, words: str) -> None:
+    """The API server lets no such pod in; what it goes by itself comes a moment after others see it."""
+
+    def refused() -> bool | None:
+        path = f"/api/v1/namespaces/{room.namespace}/pods"
+        try:
+            room.api.request("POST", path, json=pod, params={"dryRun": "All"})
+        except ApiError as error:
+            return words in str(error) or None
+        return None
+
+    wait(f"{pod['metadata']['name']} is refused", refused)
 
 
 def name_service(whole: Host, namespace: str, service: str) -> None:

@@ -221,8 +221,7 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         instead={"~/.kube/config": kubeconfig, "my-namespace": room.namespace},
     ) as typing:
         typing.follows([hold])
-        with pytest.raises(ApiError, match="exceeded quota: no-cores"):
-            room.pods(wants_a_core("too-early"))
+        migrating.expect_refused(room, wants_a_core("too-early"), "exceeded quota: no-cores")
         typing.follows([away, install])
         said = typing.types(validate, may_fail=True)
         checks = json.loads(said)["checks"]

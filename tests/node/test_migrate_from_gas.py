@@ -13,7 +13,7 @@ import yaml
 
 from tests import pages
 from tests.cluster import gpu
-from tests.cluster.api import ApiError, Object
+from tests.cluster.api import Object
 from tests.cluster.sandbox import Sandbox, wait
 from tests.cluster.test_chart import helm_program
 from tests.conformance.configure import pods as kubeadm
@@ -220,8 +220,7 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     migrating.name_service(whole, "nodewise", "nodewise")
 
     operator.follows([hold])
-    with pytest.raises(ApiError, match="exceeded quota: no-cards"):
-        room.pods(pod("too-early"))
+    migrating.expect_refused(room, pod("too-early"), "exceeded quota: no-cards")
     room.pods(workloads.pod("without-cards", "exec sleep 1000"))
     assert room.expect_bound("without-cards") == host.NAME
     operator.follows([stop])
