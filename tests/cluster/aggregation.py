@@ -5,8 +5,10 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import httpx2
+
 from tests.cluster import objects, sandbox
-from tests.cluster.api import Api, Object, path_of
+from tests.cluster.api import Api, ApiError, Object, path_of
 from tests.cluster.certificates import Authority, Pair
 
 
@@ -59,16 +61,25 @@ def registered(api: Api, backend: Backend, versions: Mapping[str, Sequence[str]]
         for one in (service, *ones):
             api.create(one)
         for one in ones:
-            _wait_available(api, path_of(one))
+            wait_available(api, one)
         yield
     finally:
         for one in (*ones, service):
             api.delete(path_of(one))
 
 
-def _wait_available(api: Api, path: str) -> None:
+def wait_available(api: Api, one: Object) -> None:
+    """Until the API server hands on what is asked of an APIService; that its status says so comes a moment before."""
+    path, spec = path_of(one), one["spec"]
+
     def available() -> bool | None:
         conditions = api.get(path).get("status", {}).get("conditions", [])
-        return True if any(c["type"] == "Available" and c["status"] == "True" for c in conditions) else None
+        if not any(c["type"] == "Available" and c["status"] == "True" for c in conditions):
+            return None
+        try:
+            api.request("GET", f"/apis/{spec['group']}/{spec['version']}")
+        except ApiError as error:
+            return None if error.code == httpx2.codes.SERVICE_UNAVAILABLE else True
+        return True
 
     sandbox.wait(f"{path} is available", available, show=lambda: api.get(path).get("status"))

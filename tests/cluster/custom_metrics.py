@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster import api, loopback
+from tests.cluster import aggregation, api, loopback
 from tests.cluster.api import Object
 from tests.cluster.certificates import Authority
 from tests.cluster.loopback import Receive, Scope, Send, Tls
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandbox import Sandbox
 
 GROUP = "custom.metrics.k8s.io"
 VERSIONS = ("v1beta1", "v1beta2")
@@ -173,7 +173,7 @@ def behind(sandbox: Sandbox, folder: Path, versions: tuple[str, ...] = VERSIONS)
             for one in registered:
                 sandbox.api.create(one)
             for one in registered:
-                _wait_available(sandbox, api.path_of(one))
+                aggregation.wait_available(sandbox.api, one)
             yield metrics
         finally:
             for one in registered:
@@ -205,11 +205,3 @@ def _api_service(version: str, namespace: str, service: Object, authority: Autho
             "versionPriority": 100 + int(version[-1]),
         },
     }
-
-
-def _wait_available(sandbox: Sandbox, path: str) -> None:
-    def available() -> bool | None:
-        conditions = sandbox.api.get(path).get("status", {}).get("conditions", [])
-        return True if any(c["type"] == "Available" and c["status"] == "True" for c in conditions) else None
-
-    wait(f"{path} is available", available, show=lambda: sandbox.api.get(path).get("status"))
