@@ -18,8 +18,9 @@ import os
 import re
 import subprocess
 import textwrap
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,8 @@ from tests import pages
 from tests.pages import Block, Step
 
 PATIENCE_S: Final = 300.0
+_LONGEST_S: Final = 600.0
+"""Of one step, until its shell is ended: better no answer than none for ever."""
 _LOOKS: Final = re.compile(
     r"kubectl (-n \S+ )?(get|describe|logs)|(\S*/)?nodewise (explain|doctor|decide --cluster)|curl "
 )
@@ -75,12 +78,13 @@ class Reader:
         trap = "trap - ERR" if may_fail else _TRAP
         self._shell.stdin.write(f"{trap}\n{self._own(commands).rstrip()}\necho; echo '{_DONE}'\n")
         self._shell.stdin.flush()
-        lines: list[str] = []
-        for line in self._shell.stdout:
-            if line.rstrip("\n") == _DONE:
-                break
-            lines.append(line)
-        self._printed = "".join(lines)
+        late = threading.Timer(_LONGEST_S, self._shell.kill)
+        late.start()
+        try:
+            self._printed, done = _until_done(self._shell.stdout)
+        finally:
+            late.cancel()
+        assert done, f"the shell ended, or did nothing for {_LONGEST_S:g} s: {self._printed}"
         assert "failed: " not in self._printed, self._printed
         return self._printed
 
@@ -146,6 +150,17 @@ def reading(
         yield reader
     finally:
         reader.close()
+
+
+def _until_done(printed: Iterable[str]) -> tuple[str, bool]:
+    """What is printed, and whether it came to the mark; a job in the background may be in the middle of a line then."""
+    lines: list[str] = []
+    for line in printed:
+        before, done, _ = line.partition(_DONE)
+        lines.append(before)
+        if done:
+            return "".join(lines), True
+    return "".join(lines), False
 
 
 def plain_environment() -> dict[str, str]:

@@ -27,6 +27,8 @@ PYTEST = [sys.executable, "-m", "pytest"]
 ROOT = Path(__file__).parents[1]
 SLOWEST = 10
 """So many files are named at the end."""
+LONGEST_S = 2400
+"""Of one tier: three times what the longest takes on two cores."""
 MOST_TRIED_AGAIN = 40
 """Where more failed, something is broken, and it is not worth the time."""
 
@@ -101,11 +103,25 @@ def run(tier: Tier, environment: Mapping[str, str]) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [*PYTEST, *tier.paths, *tier.arguments, f"--junitxml={report}"]
-        said = subprocess.run(
-            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        code, said = to_the_end(command, environment)
+        return Outcome(tier.name, code, time.monotonic() - began, *read(report), said)
+
+
+def to_the_end(command: list[str], environment: Mapping[str, str]) -> tuple[int, bytes]:
+    """The exit code and all that is printed; what hangs is ended, and fails."""
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LONGEST_S,
+            check=False,
         )
-        seconds = time.monotonic() - began
-        return Outcome(tier.name, said.returncode, seconds, *read(report), said.stdout)
+    except subprocess.TimeoutExpired as late:
+        return 1, (late.stdout or b"") + f"\nended: not done after {LONGEST_S} s\n".encode()
+    return done.returncode, done.stdout
 
 
 def read(report: Path) -> tuple[int, list[str], list[str], Mapping[str, float]]:

@@ -9,7 +9,7 @@ from nodewise.cpu.confine.confinement import Confinement
 from nodewise.cpu.confine.containers import ContainerRuntime
 from nodewise.cpu.node import threads
 from nodewise.errors import Refused
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandbox import Sandbox, wait
 from tests.node import runtime, workloads
 from tests.node.kubelet import Kubelet
 
@@ -43,6 +43,7 @@ def test_a_running_container_is_held_to_its_cpus_and_let_go(
     assert before is not None
     assert before.told == Confinement()
     assert before.now.cpus >= {0, 1}
+    wait("the shell and what it starts run", lambda: len(masks(node, container)) == 3 or None)
     assert masks(node, container) == [before.now.cpus] * 3
     asking.confine(container, Confinement(ONE, before.now.mems))
     after = asking.find(container)

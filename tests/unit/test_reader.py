@@ -1,0 +1,23 @@
+"""Whoever follows a page for us is not confused by what jobs in the background print, and does not wait for ever."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import reader
+
+
+def test_a_line_that_somebody_else_began_ends_a_step_all_the_same(tmp_path: Path) -> None:
+    with reader.reading(tmp_path, reader.plain_environment()) as typing:
+        # from here on every line of the shell begins as one of a job in the background does
+        said = typing.types("echo() { printf 'a log line %s\\n' \"$*\"; }; echo a; echo b")
+        assert said.startswith("a log line a\na log line b\n")
+        assert typing.types("printf c").startswith("c")
+
+
+def test_a_shell_that_ended_is_told(tmp_path: Path) -> None:
+    with (
+        reader.reading(tmp_path, reader.plain_environment()) as typing,
+        pytest.raises(AssertionError, match="ended"),
+    ):
+        typing.types("echo a; exit")
