@@ -61,6 +61,14 @@ def whole(
 
 
 @pytest.fixture
+def clusters_own(whole: Host) -> Iterator[None]:
+    """The scheduler that the cluster has, which nobody configured."""
+    process = whole.plane.start_scheduler({})
+    yield
+    process.stop()
+
+
+@pytest.fixture
 def room(whole: Host) -> Iterator[Sandbox]:
     """A namespace of the test's own there."""
     with sandbox.sandbox(whole.plane) as own:

@@ -103,13 +103,6 @@ def pools(task: str) -> str:
 
 
 @pytest.fixture
-def clusters_own(whole: Host) -> Iterator[None]:
-    process = whole.plane.start_scheduler({})
-    yield
-    process.stop()
-
-
-@pytest.fixture
 def old_task(whole: Host, room: Sandbox) -> Object:
     """A pod in which CMK's `isolate` runs a command."""
     room.pods(managed.pod("of-before", "exec busybox sleep 1000", whole.node.name, cores=0))

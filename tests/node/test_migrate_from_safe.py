@@ -53,13 +53,6 @@ def deployment(name: str) -> Object:
 
 
 @pytest.fixture
-def clusters_own(whole: Host) -> Iterator[None]:
-    process = whole.plane.start_scheduler({})
-    yield
-    process.stop()
-
-
-@pytest.fixture
 def safe(whole: Host, clusters_own: None, tmp_path: Path) -> Iterator[None]:
     """kube-safe-scheduler, which runs, and metrics-server."""
     api, folder = whole.plane.api, tmp_path / "metrics"
