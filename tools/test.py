@@ -5,9 +5,9 @@ wait for servers and containers half of their time, so there are more lanes than
 soon as it is done with one. A tier's output comes when it has ended. The real programs are built or fetched (once, into
 a cache outside the tree) meanwhile; see `tests/cluster/programs.py`.
 
-What fails beside other tiers is run once more when nothing else runs. If it passes then, it is named at the end: it
-waits for something too short, or not at all, and has to be mended, but it says nothing against the product. The quick
-tiers have no second try.
+What fails beside other tiers is run once more when nothing else runs. If it passes then, it is named at the end as
+unsteady, and what it said stands above: the test or the product has a race, to be found and mended. The quick tiers,
+with all laws, have no second try.
 """
 
 import argparse
