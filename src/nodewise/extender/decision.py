@@ -80,12 +80,8 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
         arrays += sum(details.nbytes for _, details in self.details())
         arrays += sum(scores.points.nbytes for _, scores in self.scores)
         arrays += sum(e.values.nbytes + e.states.nbytes + e.ages_s.nbytes for e in self.evidence())
-        return (
-            arrays
-            + sum(map(len, (self.pod.namespace, self.pod.name, self.pod.uid)))
-            + len(self.told)
-            + _FIXED_BYTES
-        )
+        texts = (self.pod.namespace, self.pod.name, self.pod.uid, self.told)
+        return arrays + sum(map(len, texts)) + _FIXED_BYTES
 
 
 class DecisionRing:
