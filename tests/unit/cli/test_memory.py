@@ -65,3 +65,36 @@ def test_what_is_kept_of_requests_finds_its_pages_there():
         pytest.skip("this kernel cannot be asked for pages ahead: it is older than 5.14")
     assert int(at_once) > 2_000  # of 4,900: nobody could stay ahead
     assert int(slowly) < 1_000
+
+
+OLD = """
+import asyncio, gc, weakref
+from nodewise.cli import memory
+
+class Circle:
+    def __init__(self):
+        self.itself = self
+
+async def run():
+    old = Circle()
+    gone = weakref.ref(old)
+    gc.collect()
+    gc.collect()  # old enough for the last generation
+    del old
+    tidying = asyncio.create_task(memory.tidy())
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+        [[] for _ in range(1000)]
+        if gone() is None:
+            break
+    print(gone() is None, tidying.done())
+
+memory.settle()
+memory._TIDY_S = 0.001
+asyncio.run(run())
+"""
+
+
+def test_garbage_goes_however_old_it_is():
+    ended = subprocess.run([sys.executable, "-c", OLD], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True", "False"]
