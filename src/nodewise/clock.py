@@ -6,13 +6,8 @@ jumps (deadlines, periods). A `Clock` is handed to whatever runs over time; deci
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator
-from concurrent import futures
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
-from weakref import WeakSet
-
-T = TypeVar("T")
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -56,80 +51,6 @@ class ManualClock:
     async def sleep(self, seconds: float) -> None:
         self.advance(seconds)
         await asyncio.sleep(0)
-
-
-def slices(items: Iterable[T], budget_s: float = 0.0005) -> Iterator[T | None]:
-    """Pass items on, with a None among them whenever `budget_s` of work has gone by.
-
-    The caller awaits `asyncio.sleep(0)` at each None, so that long work never keeps the event loop from a
-    request for longer than about the budget.
-    """
-    began = time.perf_counter()
-    for item in items:
-        yield item
-        if time.perf_counter() - began > budget_s:
-            yield None
-            began = time.perf_counter()
-
-
-class Wait(NamedTuple):
-    """What a computation yields, in the place of None, that goes on when a thread is done, or after this time."""
-
-    until: futures.Future[Any]
-    at_most_s: float
-
-
-_BUSY: Final[WeakSet[asyncio.AbstractEventLoop]] = WeakSet()
-
-
-async def _turn() -> None:
-    """Let the event loop go on until nobody else has worked in its present round.
-
-    Ten jobs that each took their slice in every round would be one step of ten slices to a request. Who began
-    first ends first.
-    """
-    loop = asyncio.get_running_loop()
-    while loop in _BUSY:  # noqa: ASYNC110 - one round is all there is to wait for
-        await asyncio.sleep(0)
-    _BUSY.add(loop)
-    loop.call_soon(_BUSY.discard, loop)
-
-
-async def paced(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items, with the event loop let go on whenever a slice of work is done."""
-    await _turn()
-    for item in slices(items):
-        if item is None:
-            await _turn()
-        else:
-            yield item
-
-
-async def paced_result(work: Generator[Wait | None, None, T], budget_s: float = 0.0005) -> T:
-    """The result of a computation that yields between its parts; the event loop goes on in between."""
-    await _turn()
-    began = time.perf_counter()
-    while True:
-        try:
-            wait = next(work)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        if wait is not None:
-            await asyncio.wait([asyncio.wrap_future(wait.until)], timeout=wait.at_most_s)
-        if time.perf_counter() - began > budget_s:
-            await _turn()
-            began = time.perf_counter()
-
-
-def result(work: Generator[Wait | None, None, T]) -> T:
-    """The result of a computation that yields between its parts, all at once: offline nobody waits."""
-    while True:
-        try:
-            wait = next(work)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        if wait is not None:
-            futures.wait([wait.until], timeout=wait.at_most_s)
 
 
 def parse_rfc3339(text: str) -> float:

@@ -12,7 +12,6 @@ from nodewise.agent import World
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import TelemetryState
-from nodewise.clock import result
 from nodewise.errors import BadInput, NodewiseError
 from nodewise.metrics import values
 from nodewise.metrics.column import lay_out
@@ -22,6 +21,7 @@ from nodewise.metrics.prometheus import answers, queries
 from nodewise.metrics.series import Sample, Series, newer
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.metrics.source import Want
+from nodewise.turns import result
 from tests.hostile import shapes
 from tests.hostile.shapes import anything, encoded, mostly
 

@@ -10,10 +10,10 @@ from hypothesis.extra import numpy as arrays
 from nodewise.annotator import allocation, forecast, patches, usage
 from nodewise.annotator.patches import Rules
 from nodewise.annotator.usage import Usage, Used
-from nodewise.clock import result
 from nodewise.statistics import annotations
 from nodewise.statistics.annotations import ANNOTATED_AT
 from nodewise.statistics.capacity import Capacity
+from nodewise.turns import result
 from tests.unit.annotator.objects import pod, read_pods
 
 NOW = 1_800_000_000.0

@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import clock, quantity
+from nodewise import quantity, turns
 from nodewise.agent import View
 from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -45,7 +45,7 @@ class World(SimpleNamespace):
         strategy = {"rules": rules or self.rules, "logicalOperator": self.logical}
         metrics = snapshot(series("a", **self.a), series("b", **self.b))
         given_world = world([policy(dontschedule=strategy)], metrics, " ".join(NODES))
-        return Chain([TelemetryAgent()]).filter(POD, NODES, view(given_world), 1000.0)
+        return turns.result(Chain([TelemetryAgent()]).filter(POD, NODES, view(given_world), 1000.0))
 
     def with_rule(self, number: int, **fields: Any) -> Decision:
         changed = list(self.rules)
@@ -107,8 +107,8 @@ def test_every_node_is_told_once_those_that_pass_first(of: World) -> None:
 def test_another_process_reads_what_was_decided(of: World) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
-    _, (found,) = ledger.read(clock.result(ledger.page(ring, {"form": "arrays"})))
-    assert clock.result(arrays.encoded(found)) == clock.result(arrays.encoded(of.filter()))
+    _, (found,) = ledger.read(turns.result(ledger.page(ring, {"form": "arrays"})))
+    assert turns.result(arrays.encoded(found)) == turns.result(arrays.encoded(of.filter()))
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
@@ -126,9 +126,11 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
 
     def filter_at(now: float, values: dict[str, int]) -> Decision:
         given_world = world([policy(dontschedule=[hot])], snapshot(series("a", **values)), " ".join(NODES))
-        slot = clock.result(state.slot(msgspec.structs.replace(given_world, now=now)))
-        return Chain([TelemetryAgent()]).filter(
-            POD, NODES, View(given_world.nodes, {"telemetry": slot}, now), now
+        slot = turns.result(state.slot(msgspec.structs.replace(given_world, now=now)))
+        return turns.result(
+            Chain([TelemetryAgent()]).filter(
+                POD, NODES, View(given_world.nodes, {"telemetry": slot}, now), now
+            )
         )
 
     before, after = filter_at(1000.0, dict.fromkeys(NODES, 9)), filter_at(1001.0, {})

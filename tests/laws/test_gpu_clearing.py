@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agents.gpu import books, checking, descheduling, sweeping
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.checking import Told
@@ -48,7 +48,7 @@ LEDGERS = st.lists(SOME_LEDGERS, max_size=2).map(
 @given(MARKED, PODS, LEDGERS)
 def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, leases: Any) -> None:
     def changes(of: list[BookedPod]) -> list[descheduling.Change]:
-        return clock.result(descheduling.changes(slot(world(nodes, of, leases))))
+        return turns.result(descheduling.changes(slot(world(nodes, of, leases))))
 
     wanted = {one.pod.metadata.uid: one.is_wanted for one in changes(pods)}
     after = [
@@ -69,7 +69,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
     nodes = {name: node() for name in NODES}
     given_world = world(nodes, pods, leases, version)
     found = slot(given_world)
-    loose = clock.result(sweeping.loose(found, given_world.objects["ledgers"]))
+    loose = turns.result(sweeping.loose(found, given_world.objects["ledgers"]))
     gone = {(one.node, one.uid) for one in loose}
     left = [_without(one, gone) for one in leases]
     after = slot(world(nodes, pods, left, version))
@@ -82,7 +82,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
         assert kept.items() <= _held(after, name).items()
         assert not (after.nodes[name].books.stale if name in after.nodes else ())
     left_world = world(nodes, pods, left, version)
-    assert clock.result(sweeping.loose(after, left_world.objects["ledgers"])) == []
+    assert turns.result(sweeping.loose(after, left_world.objects["ledgers"])) == []
 
 
 @given(MARKED, PODS, LEDGERS, VERSIONS)
@@ -90,7 +90,7 @@ def test_a_fresh_list_of_the_same_differs_nowhere(nodes: Any, pods: Any, leases:
     ours = slot(world(nodes, pods, leases, version))
     fresh = slot(world(nodes, reversed(pods), leases, version))
     texts = {name: one.holdings for name, one in ours.nodes.items()}
-    assert clock.result(checking.differences(ours, fresh, Told(set(), set()), lambda name: texts[name])) == []
+    assert turns.result(checking.differences(ours, fresh, Told(set(), set()), lambda name: texts[name])) == []
 
 
 def _held(found: Slot, name: str) -> dict[str, books.Held]:

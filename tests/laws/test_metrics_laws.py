@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.metrics import nodes, resource
 from nodewise.metrics.nodes import Nodes, Room
 from nodewise.metrics.prometheus import answers, matching, queries
@@ -30,7 +30,7 @@ series = st.builds(
 
 
 def match(found: list[Found]) -> matching.Matched:
-    return clock.result(matching.match(found, LABELS, FLEET))
+    return turns.result(matching.match(found, LABELS, FLEET))
 
 
 @given(st.lists(series, max_size=8), st.randoms())
@@ -102,7 +102,7 @@ def test_an_address_means_its_node_with_and_without_a_port(address: object, port
 def test_a_share_is_as_near_as_a_nano_can_be(used: int, whole: int) -> None:
     item = resource.NodeMetrics(metadata=resource._Metadata("n"), usage=resource._Usage(f"{used}n", "0"))
     fleet = Nodes({"n": Room(whole, 1)}, {})
-    ((_, share),) = clock.result(resource.by_metric([item], fleet))["cpu_usage_share"]
+    ((_, share),) = turns.result(resource.by_metric([item], fleet))["cpu_usage_share"]
     assert not isinstance(share, str)
     assert abs(share.value * whole - used * NANO) * 2 <= whole
 

@@ -1,6 +1,3 @@
-import asyncio
-from collections.abc import Generator
-
 import pytest
 
 from nodewise import clock
@@ -29,34 +26,6 @@ def test_duration_text(seconds: float, text: str) -> None:
 def test_rfc3339_round_trip() -> None:
     assert clock.format_rfc3339(clock.parse_rfc3339("2026-11-21T00:43:47Z")) == "2026-11-21T00:43:47Z"
     assert clock.parse_rfc3339("2026-11-21T01:43:47+01:00") == clock.parse_rfc3339("2026-11-21T00:43:47")
-
-
-def test_long_work_lets_the_loop_go_on() -> None:
-    async def scenario() -> list[str]:
-        seen: list[str] = []
-
-        async def work() -> None:
-            async for item in clock.paced(range(2000)):
-                sum(range(500))
-                if item in {0, 1999}:
-                    seen.append(f"work {item}")
-
-        async def other() -> None:
-            seen.append("other")
-
-        await asyncio.gather(work(), other())
-        return seen
-
-    assert asyncio.run(scenario()) == ["work 0", "other", "work 1999"]
-
-
-def test_a_stepwise_computation_gives_the_same_at_once_and_in_slices() -> None:
-    def work() -> Generator[None, None, int]:
-        yield
-        yield
-        return 7
-
-    assert clock.result(work()) == asyncio.run(clock.paced_result(work(), budget_s=0)) == 7
 
 
 def test_a_text_as_long_as_an_object_is_no_duration() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 from msgspec.structs import replace
 
+from nodewise import turns
 from nodewise.agent import View
 from nodewise.cli import figures, tables
 from nodewise.cli.progress import Progress
@@ -68,12 +69,13 @@ class Outcome(NamedTuple):
 def decide(chain: Chain, pod: Any, names: list[str], view: View) -> Decided:
     """As kube-scheduler asks: filter, then score what is left. What a running pod holds does not stand in its way."""
     node: str = pod.spec.nodeName
-    filtered = chain.filter(pod, names, view, view.at)
+    filtered = turns.result(chain.filter(pod, names, view, view.at))
     if node in view.nodes:
-        alone = chain.preempt(pod, {node: frozenset({pod.metadata.uid})}, view, view.at)
+        evicted = {node: frozenset({pod.metadata.uid})}
+        alone = turns.result(chain.preempt(pod, evicted, view, view.at))
         filtered = _staying(filtered, node, alone)
     left = filtered.names[filtered.kept()].tolist()
-    scored = chain.prioritize(pod, left, view, view.at)
+    scored = turns.result(chain.prioritize(pod, left, view, view.at))
     return Decided(filtered, scored, [agent.name for agent in chain.agents], node)
 
 

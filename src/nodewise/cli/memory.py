@@ -11,13 +11,13 @@ from typing import Final
 
 _THRESHOLDS: Final = (50_000, 100, 100)
 """For when `tidy` cannot keep up."""
-_TIDY_S: Final = 1.0
-_OLDER_EACH: Final = 5
+_TIDY_S: Final = 0.25
+_OLDER_EACH: Final = 4
 """Every so many times also those that were left the last times."""
-_ALL_EACH: Final = 60
-"""Every so many times all that came after `settle`: two milliseconds or so, for decisions, stores and views of 5,000
-nodes and 50,000 pods are some 5,800 objects to the collector.
-"""
+_ALL_EACH: Final = 240
+"""Every so many times all that are not kept for good."""
+_KEPT_FROM: Final = 40
+"""After so many times, when everything has run once, what is there then is kept as well."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's `malloc.h`."""
 _POPULATE_WRITE: Final = 23
@@ -53,14 +53,18 @@ def settle() -> None:
 
 
 async def tidy() -> None:
-    """Collect garbage once a second, in a step of its own, and not on top of whatever makes an object just then.
+    """Collect garbage some times a second, in a step of its own, and not on top of whatever makes an object just then.
 
     Never ends. Nothing is left to the collector itself: each of these sets its count of new objects to zero, so it
-    would never come to what is old.
+    would never come to what is old. Walking through all of 8,000 objects takes some milliseconds; that is done once.
     """
     for number in count(1):
         await asyncio.sleep(_TIDY_S)
-        gc.collect(2 if number % _ALL_EACH == 0 else 1 if number % _OLDER_EACH == 0 else 0)
+        if number == _KEPT_FROM:
+            gc.collect()
+            gc.freeze()
+        else:
+            gc.collect(2 if number % _ALL_EACH == 0 else 1 if number % _OLDER_EACH == 0 else 0)
 
 
 async def stay_ahead() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import agents, clock
+from nodewise import agents, clock, turns
 from nodewise.agent import AgentKind, Concerned, ObjectKey, Want, Watched
 from nodewise.cli import feeds, lines
 from nodewise.cli.feeds import Ground
@@ -140,7 +140,7 @@ async def read(wish: Wish, api: Api | None) -> Read:
     booked = [one for one in feeds.watched(kinds, wish.options) if _is_of_pods(one)]
     bound = await _read(sources, [_Sought(one, fields=_BOUND) for one in booked])
     objects |= {one.name: found for one, found in zip(booked, bound, strict=True)}
-    known = clock.result(node_facts.read(nodes.values()))
+    known = turns.result(node_facts.read(nodes.values()))
     return Read(kinds, nodes, pods, objects, metric_files.snapshot(sources.given, tables, known))
 
 
@@ -234,7 +234,7 @@ class Measuring(NamedTuple):
 
 async def measured(found: Read, wants: Iterable[Want], how: Measuring, api: Api | None) -> Snapshot:
     """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
-    nodes, meters = clock.result(node_facts.read(found.nodes.values())), Meters()
+    nodes, meters = turns.result(node_facts.read(found.nodes.values())), Meters()
 
     async def lookup() -> Nodes:
         return nodes

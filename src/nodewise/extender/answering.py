@@ -4,7 +4,7 @@
 here asks what time it is or which View is the newest, and nothing is kept.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.agent import AgentKind, AgentState, Counting, Named, Showing, View
@@ -22,7 +22,7 @@ _PRIORITIES: Final = f"{ALL_AGENTS}/priorities/"
 
 
 class Answer(NamedTuple):
-    """What is decided, and how it is told to kube-scheduler: half of the work, which may have a step of its own."""
+    """What is decided, and how it is told to kube-scheduler: as much work again, for a step of its own."""
 
     decision: Decision
     encode: Callable[[], Sequence[bytes]]
@@ -68,8 +68,10 @@ class Answering:
         """What is asked, by path."""
         return {path: verb for path, (verb, _) in self._asked.items()}
 
-    def answer(self, path: str, body: bytes, view: View, now: float) -> Answer:
-        """The answer to one request. `BadInput` names the field that cannot be read; KeyError for no path of ours."""
+    def answer(self, path: str, body: bytes, view: View, now: float) -> Generator[None, None, Answer]:
+        """The answer to one request, in parts. `BadInput` names the field that cannot be read; KeyError for no path of
+        ours.
+        """
         verb, chain = self._asked[path]
         return _VERBS[verb](self._reader, chain, body, view, now)
 
@@ -90,23 +92,32 @@ def is_named(path: str) -> bool:
     return path.startswith((_PREDICATES, _PRIORITIES))
 
 
-def _filter(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
-    candidacy = reader.candidacy(body, view.nodes)
-    decision = chain.filter(candidacy.pod, candidacy.names, view, now)
+def _filter(
+    reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float
+) -> Generator[None, None, Answer]:
+    candidacy = yield from reader.candidacy(body, view.nodes)
+    yield
+    decision = yield from chain.filter(candidacy.pod, candidacy.names, view, now)
     return Answer(decision, lambda: wire.filter_answer(candidacy, decision))
 
 
-def _prioritize(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
-    candidacy = reader.candidacy(body, view.nodes)
-    decision = chain.prioritize(candidacy.pod, candidacy.names, view, now)
+def _prioritize(
+    reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float
+) -> Generator[None, None, Answer]:
+    candidacy = yield from reader.candidacy(body, view.nodes)
+    yield
+    decision = yield from chain.prioritize(candidacy.pod, candidacy.names, view, now)
     return Answer(decision, lambda: [wire.prioritize_answer(decision)])
 
 
-def _preempt(reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float) -> Answer:
+def _preempt(
+    reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float
+) -> Generator[None, None, Answer]:
     preemption = reader.preemption(body)
-    decision = chain.preempt(preemption.pod, preemption.uids(), view, now)
+    yield
+    decision = yield from chain.preempt(preemption.pod, preemption.uids(), view, now)
     return Answer(decision, lambda: [wire.preempt_answer(preemption, decision)])
 
 
-_Ask = Callable[[wire.Reader[Any], Chain, bytes, View, float], Answer]
+_Ask = Callable[[wire.Reader[Any], Chain, bytes, View, float], Generator[None, None, Answer]]
 _VERBS: Final[Mapping[Verb, _Ask]] = {"filter": _filter, "prioritize": _prioritize, "preempt": _preempt}

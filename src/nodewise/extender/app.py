@@ -4,22 +4,21 @@ Bad input is an error (400) and never a decision. A pod that needs an agent whic
 reason, in a regular answer: to kube-scheduler an error means "place it without us" wherever `ignorable` is true.
 """
 
-import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
 
 import nodewise
-from nodewise import clock as clocks
+from nodewise import turns
 from nodewise.agent import Showing, Verdict, View
 from nodewise.binder import Binder
 from nodewise.clock import Clock
 from nodewise.errors import Unavailable
 from nodewise.extender import ledger, wire
-from nodewise.extender.answering import ALL_AGENTS, Answer, Answering, is_named
+from nodewise.extender.answering import ALL_AGENTS, Answering, is_named
 from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.recording import Recorder, Silent
@@ -30,9 +29,10 @@ from nodewise.serve.application import Handler, Lane, Request, Response, Route
 WHOLE_NODES_AT_ONCE: Final = 2
 """Requests with whole nodes are large (52 MB at 5,000 nodes); more than this many at once are answered 503."""
 LARGE_BYTES: Final = 2**20
-TWO_STEPS_BYTES: Final = 2**16
-"""A request of this length, some 1,400 names, is decided in one step of the event loop and its answer made in the next:
-with 5,000 names each takes up to half a millisecond.
+ONE_STEP_BYTES: Final = 2**16
+"""A request of this length, some 1,400 names, or more is answered in several steps of the event loop: to read it, to
+find its names, to decide and to make the answer take up to half a millisecond each with 5,000 names, and more than that
+on a slow machine.
 """
 
 
@@ -91,21 +91,17 @@ class Extender:
         return self._view(body, now), now
 
     def _answer(self, request: Request) -> Response | Awaitable[Response]:
-        view, now = self.moment(request.body)
-        exchange = Exchange(path=request.path, at=now, generation=view.generation)
-        with self._failure_recorded(exchange, request.body):
-            answer = self._answering.answer(request.path, request.body, view, now)
-        self.keep(answer.decision)
-        is_long = len(request.body) >= TWO_STEPS_BYTES
-        told = self._told_later if is_long else self._told
-        return told(exchange, request.body, answer)
+        answering = self._answered(request.path, request.body)
+        at_once = len(request.body) < ONE_STEP_BYTES
+        return turns.result(answering) if at_once else turns.stepwise(answering)
 
-    async def _told_later(self, exchange: Exchange, body: bytes, answer: Answer) -> Response:
-        await asyncio.sleep(0)
-        return self._told(exchange, body, answer)
-
-    def _told(self, exchange: Exchange, body: bytes, answer: Answer) -> Response:
+    def _answered(self, path: str, body: bytes) -> Generator[None, None, Response]:
+        view, now = self.moment(body)
+        exchange = Exchange(path=path, at=now, generation=view.generation)
         with self._failure_recorded(exchange, body):
+            answer = yield from self._answering.answer(path, body, view, now)
+            self.keep(answer.decision)
+            yield
             parts = answer.encode()
         self._recorder.exchange(exchange, body, parts)
         return Response(200, parts)
@@ -120,14 +116,14 @@ class Extender:
             raise
 
     async def _decisions(self, request: Request) -> Response:
-        return Response(200, await clocks.paced_result(ledger.page(self._ring, request.query)))
+        return Response(200, await turns.paced_result(ledger.page(self._ring, request.query)))
 
     def _state(self, agent: Showing) -> Handler:
         async def answer(request: Request) -> Response:
             slot = self.moment()[0].slots.get(agent.name)
             if slot is None:
                 raise Unavailable(f"agent {agent.name} has seen no whole list yet", retry_after_s=1.0)
-            return Response(200, await clocks.paced_result(agent.show(slot, request.query)))
+            return Response(200, await turns.paced_result(agent.show(slot, request.query)))
 
         return answer
 

@@ -1,6 +1,10 @@
-"""The chain: asks each agent in turn about one pod, with one frozen View of the world."""
+"""The chain: asks each agent in turn about one pod, with one frozen View of the world.
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+An answer about 5,000 nodes takes an agent up to a millisecond or two, so a decision is made in parts, an agent each;
+whoever need not wait in between takes the `turns.result`.
+"""
+
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -81,22 +85,26 @@ class Chain:
         alone._counting = self._counting if isinstance(asked, Ranking) else []
         return alone
 
-    def filter(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
+    def filter(
+        self, pod: Any, names: Sequence[str] | Names, view: View, now: float
+    ) -> Generator[None, None, Decision]:
         """Which of the named nodes the pod may go to."""
         candidates = view.nodes.named(names)
-        verdicts = self._verdicts(candidates, lambda one: one.ask(pod, candidates, view))
+        verdicts = yield from self._verdicts(candidates, lambda one: one.ask(pod, candidates, view))
         return _decision("filter", pod, candidates, view, now, verdicts)
 
-    def preempt(self, pod: Any, victims: Victims, view: View, now: float) -> Decision:
+    def preempt(self, pod: Any, victims: Victims, view: View, now: float) -> Generator[None, None, Decision]:
         """On which of the nodes that have victims the pod could run once these are gone."""
         candidates = view.nodes.named(list(victims))
-        verdicts = self._verdicts(candidates, lambda one: one.agent.preempt(pod, candidates, view, victims))
+        verdicts = yield from self._verdicts(
+            candidates, lambda one: one.agent.preempt(pod, candidates, view, victims)
+        )
         return _decision("preempt", pod, candidates, view, now, verdicts)
 
-    def kept(self, pod: Any, candidates: Names, view: View) -> NDArray[np.bool_]:
+    def kept(self, pod: Any, candidates: Names, view: View) -> Generator[None, None, NDArray[np.bool_]]:
         """Which candidates no agent rejects; nothing is kept of the decision."""
         kept = np.ones(len(candidates), bool)
-        for _, verdict in self._verdicts(candidates, lambda one: one.ask(pod, candidates, view)):
+        for _, verdict in (yield from self._verdicts(candidates, lambda one: one.ask(pod, candidates, view))):
             kept &= verdict.codes == 0
         return kept
 
@@ -108,19 +116,23 @@ class Chain:
             logs.emit("agent_failed", agent=", ".join(agent.name for agent in self.agents), exc_info=error)
             return object()
 
-    def prioritize(self, pod: Any, names: Sequence[str] | Names, view: View, now: float) -> Decision:
+    def prioritize(
+        self, pod: Any, names: Sequence[str] | Names, view: View, now: float
+    ) -> Generator[None, None, Decision]:
         """How much the named nodes are liked. A node that is named twice counts once."""
         candidates = _distinct(view.nodes.named(names))
-        scores, lacking = self._scores(lambda one: one.ask(pod, candidates, view))
+        scores, lacking = yield from self._scores(lambda one: one.ask(pod, candidates, view))
         self._count(pod)
         made = _decision("prioritize", pod, candidates, view, now, scores=scores)
         return msgspec.structs.replace(made, told="; ".join(lacking)) if lacking else made
 
     def _verdicts(
         self, candidates: Names, ask: Callable[[Judging], Verdict | None]
-    ) -> tuple[tuple[str, Verdict], ...]:
+    ) -> Generator[None, None, tuple[tuple[str, Verdict], ...]]:
         verdicts: list[tuple[str, Verdict]] = []
-        for one in self._judging:
+        for number, one in enumerate(self._judging):
+            if number:
+                yield
             name = one.agent.name
             try:
                 verdict = ask(one)
@@ -133,11 +145,13 @@ class Chain:
 
     def _scores(
         self, ask: Callable[[Ranking], Scores | None]
-    ) -> tuple[tuple[tuple[str, Scores], ...], list[str]]:
+    ) -> Generator[None, None, tuple[tuple[tuple[str, Scores], ...], list[str]]]:
         """What was given, and why something was not."""
         scores: list[tuple[str, Scores]] = []
         lacking: list[str] = []
-        for one in self._rankings:
+        for number, one in enumerate(self._rankings):
+            if number:
+                yield
             name = one.agent.name
             try:
                 given = ask(one)

@@ -5,14 +5,14 @@ from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from nodewise import clock as clocks
-from nodewise.clock import Wait
+from nodewise import turns
 from nodewise.errors import BadInput, Problem
 from nodewise.extender import shapes
 from nodewise.extender.deadlines import Failed, Outcome
 from nodewise.extender.warden import NoSlot, Warden
 from nodewise.metrics.source import Want
 from nodewise.state import Inputs, World
+from nodewise.turns import Wait
 
 
 class _UnderWay(NamedTuple):
@@ -65,7 +65,7 @@ class ContainedState:
 
     def _begin(self, world: World) -> Future[Outcome] | None:
         try:
-            begun = self._warden.slots.begin(lambda: clocks.result(self._inner.slot(world)))
+            begun = self._warden.slots.begin(lambda: turns.result(self._inner.slot(world)))
         except Failed as failed:
             self._failed = failed
             return None

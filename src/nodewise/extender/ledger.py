@@ -4,7 +4,7 @@
     ?limit=              how many at most, the newest first; and no more than make 2 MiB
     ?form=words|arrays   `arrays` is what `explain` asks for
 
-At 5,000 nodes one decision makes megabytes of words, so everything here is made in parts (`clock.paced_result`).
+At 5,000 nodes one decision makes megabytes of words, so everything here is made in parts (`turns.paced_result`).
 """
 
 from collections.abc import Generator, Mapping, Sequence

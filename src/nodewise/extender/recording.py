@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 import nodewise
-from nodewise import clock as clocks
+from nodewise import turns
 from nodewise.agent import AgentKind, World
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
@@ -195,7 +195,7 @@ class Recording:
         if isinstance(item, Record):
             self._tape.write(item)
             return
-        for one in clocks.slices(deltas.entries(self._written, item.world, item.generation)):
+        for one in turns.slices(deltas.entries(self._written, item.world, item.generation)):
             if one is None:
                 time.sleep(_PAUSE_S)
             else:

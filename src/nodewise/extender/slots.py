@@ -5,7 +5,7 @@ replay: a change of 20,000 pods, 80 times a second, is nothing to an agent that 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agent import AgentState, Inputs, World
 from nodewise.observe import logs
 
@@ -56,7 +56,7 @@ def computed(states: Mapping[str, AgentState], world: World) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, state in states.items():
         try:
-            found[name] = clock.result(state.slot(world))
+            found[name] = turns.result(state.slot(world))
         except Exception as error:  # noqa: BLE001 - a defect of one agent must not stop the others
             logs.emit("agent_failed", agent=name, exc_info=error)
     return found

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from nodewise import turns
 from nodewise.extender import shapes
 from nodewise.extender.answering import Answering
 from nodewise.extender.containing import contained
@@ -30,5 +31,5 @@ class Trial:
         """The answer of a path such as `/scheduler/filter`, as JSON was read; pods and nodes are as YAML has them."""
         named = {"apiVersion": "v1", "kind": "Pod", **pod}
         body = msgspec.json.encode({"Pod": named, "Nodes": {"items": list(nodes)}})
-        answer = self._answering.answer(path, body, self._views.view(body, now), now)
+        answer = turns.result(self._answering.answer(path, body, self._views.view(body, now), now))
         return json.loads(answer.body)

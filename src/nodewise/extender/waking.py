@@ -3,14 +3,14 @@ metric that heals is no event. So the leader decides waiting pods again after ea
 when one of them fits that did not. Nobody waits: nothing is written.
 """
 
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from nodewise import clock as clocks
-from nodewise.agent import Agent, Hands, Names, View
+from nodewise import turns
+from nodewise.agent import Agent, Hands, View
 from nodewise.clock import format_rfc3339
 from nodewise.extender.chain import Chain
 from nodewise.kube.api import NotFound
@@ -27,18 +27,18 @@ TRIES: Final = 3
 """Events for one heal. kube-scheduler may ask another replica, whose metrics are a period older than ours."""
 
 
-class Condition(msgspec.Struct, frozen=True):
+class Condition(msgspec.Struct, frozen=True, gc=False):
     type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
 
 
-class PodStatus(msgspec.Struct, frozen=True):
+class PodStatus(msgspec.Struct, frozen=True, gc=False):
     conditions: tuple[Condition, ...] = ()
 
 
-class PodSpec(msgspec.Struct, frozen=True):
+class PodSpec(msgspec.Struct, frozen=True, gc=False):
     nodeName: str = ""  # noqa: N815 - the API's name
 
 
@@ -49,7 +49,7 @@ class WaitingFields(msgspec.Struct, frozen=True):
     status: PodStatus = PodStatus()
 
 
-class _Hope(msgspec.Struct):
+class _Hope(msgspec.Struct, gc=False):
     """A waiting pod as it was decided last."""
 
     fits: bool
@@ -77,14 +77,23 @@ class Waker:
         """Decide every waiting pod again; wake them if one of them can go somewhere now."""
         now_s = self._hands.clock.monotonic()
         self._writes = self._hands.node_writes.count
+        wake = await turns.paced_result(self._decided(view, now_s))
+        self._hands.meters.set("pods_waiting", len(self._hopes))
+        if wake is not None:
+            await self._wake(wake, len(self._hopes))
+
+    def _decided(self, view: View, now_s: float) -> Generator[None, None, str | None]:
+        """A node for one of the pods that are to be woken; None where none is."""
         hopes: dict[str, _Hope] = {}
         wake: str | None = None
-        candidates = view.nodes.named(view.nodes.known)
         answers: dict[Hashable, str | None] = {}
-        async for pod in clocks.paced(self._waiting()):
+        for pod in self._pods.values():
+            yield
+            if pod.spec.nodeName or _rejection(pod) is None:
+                continue
             question = self._chain.question(pod)
             if question not in answers:
-                answers[question] = self._fits_on(pod, candidates, view)
+                answers[question] = yield from self._fits_on(pod, view)
             node = answers[question]
             hope = self._hoped(pod, fits=node is not None, now_s=now_s)
             hopes[pod.metadata.uid] = hope
@@ -92,19 +101,15 @@ class Waker:
                 hope.tries += 1
                 hope.due_s = now_s + self._period_s if hope.tries < TRIES else float("inf")
                 wake = wake or node
+            if len(hopes) == MOST_PODS:
+                break
         self._hopes = hopes
-        self._hands.meters.set("pods_waiting", len(hopes))
-        if wake is not None:
-            await self._wake(wake, len(hopes))
+        return wake
 
-    def _waiting(self) -> list[Any]:
-        """The pods that kube-scheduler found no node for, the first ones."""
-        found = [pod for pod in self._pods.values() if not pod.spec.nodeName and _rejection(pod) is not None]
-        return found[:MOST_PODS]
-
-    def _fits_on(self, pod: Any, candidates: Names, view: View) -> str | None:
+    def _fits_on(self, pod: Any, view: View) -> Generator[None, None, str | None]:
         """A node that no agent rejects."""
-        kept = self._chain.kept(pod, candidates, view)
+        candidates = view.nodes.every
+        kept = yield from self._chain.kept(pod, candidates, view)
         return candidates[int(np.argmax(kept))] if kept.any() else None
 
     def _hoped(self, pod: Any, *, fits: bool, now_s: float) -> _Hope:

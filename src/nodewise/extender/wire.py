@@ -6,7 +6,7 @@ names. Node objects are kept as the bytes that they came as and passed back as t
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -115,8 +115,11 @@ class Reader(Generic[PodT]):
         self._args = msgspec.json.Decoder(ExtenderArgs[pod_type])  # type: ignore[valid-type]
         self._preemption = msgspec.json.Decoder(PreemptionArgs[pod_type])  # type: ignore[valid-type]
 
-    def candidacy(self, body: bytes, index: NodeIndex) -> Candidacy[PodT]:
-        """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
+    def candidacy(self, body: bytes, index: NodeIndex) -> Generator[None, None, Candidacy[PodT]]:
+        """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong.
+
+        Yields where names have to be found: that takes longer than all the rest.
+        """
         bounds.check_candidates(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
         pod = _required(args.pod, "Pod", "a Pod")
@@ -131,10 +134,11 @@ class Reader(Generic[PodT]):
             return Candidacy(pod, index.named(names), raw)
         if args.node_names == _NULL:
             raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
+        yield
         listed = bytes(args.node_names)
         bounds.check_names(listed)
         try:
-            return Candidacy(pod, index.read(listed), None)
+            return Candidacy(pod, (yield from index.read(listed)), None)
         except UNREADABLE as error:
             raise BadInput("request", [_problem(error, "NodeNames", "a list of names")]) from error
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nodewise import clock as clocks
+from nodewise import turns
 from nodewise.agent import AgentState, NodeIndex, ObjectKey, View, Want, World
 from nodewise.clock import Clock
 from nodewise.extender.slots import Slots
@@ -179,7 +179,7 @@ class WorldKeeper:
         for name in self._slots.due(world):
             began = self._clock.monotonic()
             try:
-                slot = await clocks.paced_result(self._states[name].slot(world))
+                slot = await turns.paced_result(self._states[name].slot(world))
                 self._problems_of(name, world)
             except Exception as error:  # noqa: BLE001 - a defect of one agent must not hold up the others' slots
                 logs.emit("agent_failed", agent=name, exc_info=error)
@@ -187,9 +187,14 @@ class WorldKeeper:
             else:
                 self._slots.put(name, world, slot)
             self._meters.observe("view_seconds", self._clock.monotonic() - began, agent=name)
+        gone = [
+            one for key, one in self._world.metrics.series.items() if world.metrics.series.get(key) is not one
+        ]
         self._end(world, number)
         self._waiting = tuple(sorted({w.key for w in wants if not world.metrics.was_asked(w.key)}))
         self._meters.set("view_generation", self.view.generation)
+        async for _ in turns.paced(range(len(gone))):
+            gone.pop()  # to let go of 5,000 samples takes some tenths of a millisecond
 
     async def _taken(self) -> tuple[World, frozenset[Want]]:
         """The world as it is now, all objects at one instant, and the metrics that its objects name."""
@@ -207,9 +212,9 @@ class WorldKeeper:
         """The same index while the set of nodes is the same, so that nothing is laid out again."""
         known, index = self._indexed
         if nodes is not known:
-            names = tuple(name for _, name in nodes)
-            if names != index.known:
-                index = NodeIndex(names)
+            # of objects that changed the keys are the same, and compared at 10 ns each
+            if list(nodes) != list(known):
+                index = NodeIndex(name for _, name in nodes)
                 await asyncio.sleep(0)
                 index.prepare()
             self._indexed = (nodes, index)

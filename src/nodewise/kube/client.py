@@ -17,6 +17,7 @@ from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.lines import Cutter
 from nodewise.kube.pace import Bucket
 from nodewise.observe.meters import Meters
+from nodewise.turns import Pace
 
 TRANSLATED: Final[Mapping[type[Exception], type[NodewiseError]]] = {
     httpx2.HTTPError: Unavailable,
@@ -170,8 +171,13 @@ class HttpApi:
         return await self._answer(verb, request, timeout_s - wait_s)
 
     async def _answer(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
-        # to build a request and to send it are half a millisecond each; others get their turn in between
+        # to build a request, to send it, to take the answer in and to use it are half a millisecond each
         await asyncio.sleep(0)
+        body = await self._sent(verb, request, timeout_s)
+        await asyncio.sleep(0)
+        return body
+
+    async def _sent(self, verb: str, request: httpx2.Request, timeout_s: float) -> bytes:
         with self._translated(verb, request):
             try:
                 async with asyncio.timeout(timeout_s):
@@ -246,7 +252,9 @@ def packed(response: httpx2.Response) -> Problem | None:
 async def _whole(response: httpx2.Response) -> bytes:
     pieces = []
     size = 0
+    pace = Pace()
     async for piece in response.aiter_bytes():
+        await pace.pause()
         size += len(piece)
         if size > MOST_BYTES:
             seen = f"more than {MOST_BYTES // 2**20} MiB"

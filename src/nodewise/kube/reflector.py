@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from nodewise import clock as clocks
+from nodewise import turns
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.kube import watching
@@ -76,6 +76,7 @@ class Reflector(Generic[T]):
         self._trouble = ""
         self._synced = asyncio.Event()
         self._is_doubted = False
+        self._pace = turns.Pace()
 
     @property
     def store(self) -> Store[T]:
@@ -144,13 +145,13 @@ class Reflector(Generic[T]):
             self._meters.count("kube_lists_total", kind=self._kind, reason=state.reason)
             self._intake.restart()
         await asyncio.sleep(0)
-        async for item in clocks.paced(page.items):
+        async for item in turns.paced(page.items):
             self._intake.add(item)
         self._state = after
         if isinstance(after, Watching):
             before = self._intake.swap(after.version)
             self._synced.set()
-            async for _ in clocks.paced(range(len(before))):
+            async for _ in turns.paced(range(len(before))):
                 before.popitem()
 
     async def _watch(self, params: Mapping[str, str]) -> None:
@@ -159,6 +160,7 @@ class Reflector(Generic[T]):
         async with aclosing(self._api.watch(self._path, params)) as lines:
             async for line in lines:
                 said_nothing = False
+                await self._pace.pause()
                 self._heard()
                 self._step(line)
                 if self._is_doubted:

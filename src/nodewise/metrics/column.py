@@ -1,16 +1,21 @@
 """A series laid out by node number, for arithmetic over all nodes at once."""
 
-from collections.abc import Generator
-from typing import NamedTuple
+from collections.abc import Generator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.metrics.index import NodeIndex
-from nodewise.metrics.series import Series, State
+from nodewise.metrics.nametable import Numbers
+from nodewise.metrics.series import Sample, Series, State
 
 Values = NDArray[np.int64] | NDArray[np.object_]
 States = NDArray[np.uint8]
+
+_PART: Final = 512
+"""So many samples are laid out between two requests."""
 
 
 class Column(NamedTuple):
@@ -47,24 +52,27 @@ def empty(index: NodeIndex) -> Column:
 def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
     """The column of a series, in parts. Samples of nodes that the index does not have are left out."""
     column = empty(index)
-    numbers = index.numbers(list(series.samples))
-    yield
-    samples = series.samples.values()
-    exact = [sample.value for sample in samples]
-    values = column.values
-    try:
-        values[numbers] = np.fromiter(exact, np.int64, len(exact))
-    except OverflowError:
-        values = column.values.astype(object)
-        values[numbers] = np.array(exact, object)
-    yield
-    times = (np.nan if sample.at is None else sample.at for sample in samples)
-    measured = np.fromiter(times, np.float64, len(exact))
-    # a time that was yet to come when it was told would keep its value fresh for as long as nobody tells another
-    column.times[numbers] = np.minimum(measured, series.fetched_at) if series.fetched_at else measured
-    column.given[numbers] = State.FRESH
+    rest = iter(series.samples.items())
+    while part := dict(islice(rest, _PART)):
+        column = _with(column, index.numbers(list(part)), list(part.values()), series.fetched_at)
+        yield
     # what was said of nodes that the index does not have
-    values[-1], column.times[-1], column.given[-1] = 0, -np.inf, State.MISSING
+    column.values[-1], column.times[-1], column.given[-1] = 0, -np.inf, State.MISSING
     bad = index.numbers([node for node in series.invalid if node in index and node not in series.samples])
     column.given[bad] = State.INVALID
+    return column
+
+
+def _with(column: Column, numbers: Numbers, samples: Sequence[Sample], fetched_at: float) -> Column:
+    """With these samples; where a value does not fit, with other values."""
+    values = column.values
+    try:
+        values[numbers] = [sample.value for sample in samples]
+    except OverflowError:
+        values = values.astype(object)
+        values[numbers] = [sample.value for sample in samples]
+    measured = np.array([np.nan if sample.at is None else sample.at for sample in samples])
+    # a time that was yet to come when it was told would keep its value fresh for as long as nobody tells another
+    column.times[numbers] = np.minimum(measured, fetched_at) if fetched_at else measured
+    column.given[numbers] = State.FRESH
     return column._replace(values=values)

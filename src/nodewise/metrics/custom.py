@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.metrics import values
@@ -54,17 +54,15 @@ class CustomMetrics:
         """All nodes' values of a metric. `NotThere` without the API, `Refused` or `Unavailable` without the metric."""
         version = await self._spoken(now)
         path = f"/apis/{GROUP}/{version}/nodes/%2A/{quote(want.metric, safe='')}"
-        # to begin, to ask, to take in a megabyte and to find its items are half a millisecond each: steps of their own
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # what comes before has taken its time
         try:
             body = await self._api.get(path, timeout_s=self._timeout_s)
         except NodewiseError:
             self._version = ""
             raise
-        await asyncio.sleep(0)
         found = values.entries(values.items(body))
         gathering = values.Gathering()
-        async for node, said in clock.paced(found):
+        async for node, said in turns.paced(found):
             gathering.add(node, said)
         series = gathering.series(want, self.name, now)
         if not series.samples and not series.invalid:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.errors import UNREADABLE, BadInput, Problem, Unavailable
 from nodewise.kube import files
 from nodewise.kube.fields import merge
@@ -131,8 +131,8 @@ def _used(objects: Objects, known: Nodes) -> dict[str, list[Entry]]:
     if not listed:
         return {}
     own = objects.of(NODES, _NODE)
-    nodes = clock.result(node_facts.read(own)) if own else known
-    return clock.result(resource.by_metric(listed, nodes))
+    nodes = turns.result(node_facts.read(own)) if own else known
+    return turns.result(resource.by_metric(listed, nodes))
 
 
 def _decoded(objects: Objects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:

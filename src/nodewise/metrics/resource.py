@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import clock, quantity
+from nodewise import clock, quantity, turns
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube.api import Api, NotFound
 from nodewise.metrics.nodes import Lookup, Nodes, Room
@@ -100,7 +100,7 @@ class ResourceMetrics:
         try:
             body = await self._api.get(_PATH, timeout_s=self._timeout_s)
             nodes = await self._nodes()
-            entries = await clock.paced_result(by_metric(items(body), nodes))
+            entries = await turns.paced_result(by_metric(items(body), nodes))
         except NotFound as error:
             return Reading(now, {}, NotThere(f"{GROUP} is not registered: {error}", remedy=_REMEDY), set())
         except NodewiseError as error:

@@ -5,7 +5,7 @@ One bad value spoils its own node only. Sources: k8s.io/metrics v0.36 `pkg/apis/
 
 from collections.abc import Generator, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -49,6 +49,8 @@ class _List(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
+_BEGIN: Final = b'{"describedObject":'
+_HERE: Final = b"0"
 _decode_list = msgspec.json.Decoder(_List).decode
 _decode_item = msgspec.json.Decoder(Item).decode
 
@@ -56,17 +58,46 @@ _decode_item = msgspec.json.Decoder(Item).decode
 def items(body: bytes) -> Generator[Item | Problem, None, None]:
     """The items of a MetricValueList, one at a time; a Problem in place of one that cannot be read.
 
-    `BadInput` if the body is no such list.
+    `BadInput` if the body is no such list; that may be found late.
     """
+    count = 0
+    for cut in _cut(body):
+        try:
+            found = _decode_item(cut)
+        except UNREADABLE:
+            break  # it is bad, or was cut in its middle
+        yield found
+        count += 1
+    else:
+        if count:
+            return
     try:
         listed = _decode_list(body).items or ()
     except UNREADABLE as error:
         raise BadInput("metric answer", [Problem("", str(error), "a MetricValueList")]) from error
-    for number, raw in enumerate(listed):
+    for number, raw in enumerate(listed[count:], count):
         try:
             yield _decode_item(raw)
         except UNREADABLE as error:
             yield Problem(f"items[{number}]", str(error), "a MetricValue")
+
+
+def _cut(body: bytes) -> Generator[bytes, None, None]:
+    """The items' texts one by one, of a list as Go writes it; none of any other. Only right if each is JSON by itself.
+
+    To have the decoder find all of them at once takes a megabyte one or two milliseconds.
+    """
+    begin, end = body.find(b"[" + _BEGIN) + 1, body.rfind(b"}]") + 1
+    try:
+        around = _decode_list(body[:begin] + _HERE + body[end:]).items if 0 < begin < end else None
+    except UNREADABLE:
+        return
+    if around != [msgspec.Raw(_HERE)]:
+        return
+    while begin < end:
+        until = body.find(b"}," + _BEGIN, begin, end) + 1 or end
+        yield body[begin:until]
+        begin = until + 1
 
 
 Entry = tuple[str, Sample | str]

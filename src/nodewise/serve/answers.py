@@ -3,13 +3,13 @@
 Whatever is refused is refused in one form: `{"error": text, "problems": [{"field", "seen", "wanted"}]}`.
 """
 
-import asyncio
 import http
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from nodewise import turns
 from nodewise.errors import BadInput, BadSettings, Conflict, NodewiseError, Problem, Refused, Unavailable
 
 Scope = MutableMapping[str, Any]
@@ -18,10 +18,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Large bodies go out in pieces, so that the buffer stays small, and some pieces in a step of the event loop: encrypting
-# them takes a quarter of a millisecond, and making the answer has taken its time before.
+# Large bodies go out in pieces, so that the buffer stays small, each in a step of the event loop: encrypting it takes a
+# tenth of a millisecond or two, and making the answer has taken its time before.
 PIECE_BYTES: Final = 128 * 2**10
-PIECES_A_STEP: Final = 4
 
 
 class Response(NamedTuple):
@@ -116,9 +115,8 @@ async def send(response: Response, to: Send) -> None:
     length = len(body) if isinstance(body, bytes) else sum(map(len, body))
     await to({"type": "http.response.start", "status": response.status, "headers": _header(response, length)})
     if length > PIECE_BYTES:
-        for number, piece in enumerate(_pieces((body,) if isinstance(body, bytes) else body)):
-            if number % PIECES_A_STEP == 0:
-                await asyncio.sleep(0)
+        for piece in _pieces((body,) if isinstance(body, bytes) else body):
+            await turns.step()
             await to({"type": "http.response.body", "body": piece, "more_body": True})
         body = b""
     whole = body if isinstance(body, bytes) else b"".join(body)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httpx2
 import msgspec
 
-from nodewise import clock as clocks
+from nodewise import turns
 from nodewise.agent import AgentKind, AgentState, NodeIndex, ObjectKey, View, Watched, World
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
@@ -58,8 +58,8 @@ class InProcess(httpx2.BaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """The transport's contract."""
-        answer = self._answering.answer(request.url.path, request.read(), self.view, self._clock.now())
-        return httpx2.Response(200, content=answer.body)
+        asked = self._answering.answer(request.url.path, request.read(), self.view, self._clock.now())
+        return httpx2.Response(200, content=turns.result(asked).body)
 
     def publish(self, nodes: Mapping[str, Object], pods: Mapping[ObjectKey, Object | None]) -> None:
         """A new View: of nodes that changed, by name, and pods that changed or went (None)."""
@@ -70,7 +70,7 @@ class InProcess(httpx2.BaseTransport):
             self._objects = {one.name: _followed(one, self._objects[one.name], pods) for one in self._watched}
         world = World(self._index, self._objects, Snapshot(), self._clock.now(), self._nodes)
         for name in self._slots.due(world):
-            self._slots.put(name, world, clocks.result(self._states[name].slot(world)))
+            self._slots.put(name, world, turns.result(self._states[name].slot(world)))
         self._generation += 1
         self.view = View(self._index, self._slots.newest(), world.now, self._generation)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agent import AgentKind, NodeIndex, ObjectKey, Remembering, View, World
 from nodewise.errors import BadInput
 from nodewise.extender import deltas, tape
@@ -175,7 +175,7 @@ class Player:
         self._asked |= {metric for metric in self._wanted - self._asked if world.metrics.was_asked(metric)}
         for name in self._slots.due(world):
             try:
-                slot = clock.result(self._states[name].slot(world))
+                slot = turns.result(self._states[name].slot(world))
                 self._states[name].problems(world.objects)
             except Exception as error:  # noqa: BLE001 - then as now: the agent has no slot, the others have
                 self._note(error)
@@ -205,7 +205,7 @@ class Player:
     def _answered(self, exchange: Exchange, body: bytes, view: View) -> tuple[str, Outcome]:
         """The pod, and its answer; a defect is an answer as well, and recorded as one."""
         try:
-            answer = self._answering.answer(exchange.path, body, view, exchange.at)
+            answer = turns.result(self._answering.answer(exchange.path, body, view, exchange.at))
         except Exception as error:  # noqa: BLE001
             return "", Outcome(str(error).encode(), type(error).__name__)
         pod = answer.decision.pod

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise import clock
+from nodewise import clock, turns
 from nodewise.agent import Names, NodeIndex, View, World
 from nodewise.agents.gpu import fragmentation, typical
 from nodewise.agents.gpu.agent import GpuAgent
@@ -123,7 +123,7 @@ class _Cluster:
         self._cards_milli, self._allocated_milli = trace.cards_milli, 0
         objects = {("", node.name): _node(node) for node in trace.nodes}
         world = World(self._index, {}, Snapshot(), 0.0, objects)
-        slot: Slot = clock.result(self._state.slot(world))
+        slot: Slot = turns.result(self._state.slot(world))
         nothing = np.zeros(slot.layout.size + 1, np.int64)
         self._slot = slot._replace(typical=self._typical(trace), cpu_free=nothing)
         self._follow_cpu(slice(None))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agents.telemetry import labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
@@ -151,7 +151,7 @@ LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str
 
 def labelled(one: PolicyObject) -> dict[str, set[str]]:
     given = world([one], snapshot(*METRICS), NODES)
-    slot = clock.result(TelemetryState(TelemetryOptions(), 60.0).slot(given))
+    slot = turns.result(TelemetryState(TelemetryOptions(), 60.0).slot(given))
     columns = labels.united(column for decided in slot.values() for column in decided.labels)
     return {
         node: {f"{key.rpartition('/')[2]}={value}" for key, value in found.items()}

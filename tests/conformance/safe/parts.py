@@ -17,8 +17,8 @@ from nodewise.annotator.allocation import by_node
 from nodewise.annotator.options import Task
 from nodewise.annotator.patches import Rules
 from nodewise.annotator.planning import Known
-from nodewise.clock import result
 from nodewise.statistics.annotations import AllocationAnnotations
+from nodewise.turns import result
 from tests.conformance.safe import promtool
 from tests.conformance.safe.rows import PartRow
 from tests.unit.agents.learned import lives

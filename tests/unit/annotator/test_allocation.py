@@ -6,8 +6,8 @@ import pytest
 
 from nodewise.annotator import allocation
 from nodewise.annotator.allocation import Allocation
-from nodewise.clock import result
 from nodewise.statistics import capacity
+from nodewise.turns import result
 from tests.unit.annotator.objects import node, pod, read_node, read_pods
 
 SIDECAR = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}

@@ -17,7 +17,7 @@ import msgspec
 from bench import fleet
 
 import nodewise
-from nodewise import agents
+from nodewise import agents, turns
 from nodewise import clock as clocks
 from nodewise.cli import feeds
 from nodewise.clock import SystemClock
@@ -203,4 +203,4 @@ def test_a_loop_over_all_nodes_would_be_seen() -> None:
 
 def through(count: int) -> None:
     """Through so many things at once."""
-    assert len(list(clocks.slices(range(count), budget_s=1e9))) == count
+    assert len(list(turns.slices(range(count), budget_s=1e9))) == count

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nodewise import agents, clock
+from nodewise import agents, turns
 from nodewise.agent import NodeIndex, View, World
 from nodewise.agents.telemetry import TelemetryKind
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -69,7 +69,7 @@ class Recorded:
         self._state.wants(world.objects)
         self.recording.world(world, generation)
         for name in self._slots.due(world):
-            self._slots.put(name, world, clock.result(self._state.slot(world)))
+            self._slots.put(name, world, turns.result(self._state.slot(world)))
             self._state.problems(world.objects)
         self.view = View(world.nodes, self._slots.newest(), world.now, generation)
 

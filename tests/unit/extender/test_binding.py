@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agent import World
 from nodewise.binder import HOLDINGS, LEDGER
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
@@ -521,7 +521,7 @@ class TestMany:
 
         def looked(one: Replica) -> None:
             view = one.keeper.view
-            given = clock.result(OneCardEach().slot(worlds[view.generation]))
+            given = turns.result(OneCardEach().slot(worlds[view.generation]))
             assert {node: held for node, held in view.slots["t"].items() if held} == given
             seen.append(len(given.get("n1", {})))
 

@@ -12,13 +12,14 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agent import Evidence, Inputs, Named, NodeIndex, Scores, ValueState, Verdict
 from nodewise.errors import BadSettings
 from nodewise.extender import containing, shapes
 from nodewise.extender.chain import Chain
 from nodewise.extender.contained_agent import OutsideFailed
 from nodewise.extender.deadlines import Failed
+from nodewise.extender.decision import Decision
 from nodewise.extender.warden import NoSlot
 from tests.unit.extender import outsiders
 from tests.unit.extender.outsiders import ORIGIN, STRANGER, Hang, Held, No, OddKind, pod
@@ -38,9 +39,13 @@ def gives(answer: Any) -> Callable[[], Any]:
     return lambda: answer
 
 
+def ranked(held: Held, view: Any = None) -> Decision:
+    return turns.result(Chain([held.agent]).prioritize(pod(), outsiders.NAMES, view or held.view, 1.0))
+
+
 def unscored(held: Held, view: Any = None) -> str:
     """Why there are no scores; the pod is placed without them."""
-    decision = Chain([held.agent]).prioritize(pod(), outsiders.NAMES, view or held.view, 1.0)
+    decision = ranked(held, view)
     assert decision.scores == ()
     assert decision.points().tolist() == [0, 0, 0]
     return decision.told.removeprefix("no scores of odd-score: ")
@@ -60,12 +65,12 @@ def why(verdict: Verdict | None) -> str:
 class TestAnswers:
     def test_a_good_agent_is_asked_as_if_it_were_ours(self) -> None:
         held = Held(filter=gives(Verdict(np.array([0, 1, 0], np.int64), (No(),))))
-        decision = Chain([held.agent]).filter(pod(), outsiders.NAMES, held.view, 1.0)
+        decision = turns.result(Chain([held.agent]).filter(pod(), outsiders.NAMES, held.view, 1.0))
         assert decision.names[decision.kept()].tolist() == ["a", "c"]
         assert [reason.text() for _, verdict in decision.verdicts for reason in verdict.reasons] == [
             "odd says no"
         ]
-        scored = Chain([held.agent]).prioritize(pod(), outsiders.NAMES, held.view, 1.0)
+        scored = ranked(held)
         assert [(name, scores.label, scores.points.tolist()) for name, scores in scored.scores] == [
             ("odd", "odd-score", [3, 3, 3])
         ]
@@ -123,7 +128,9 @@ class TestCrashes:
 
     def test_others_are_asked_all_the_same(self) -> None:
         broken, good = Held(filter=fails(ZeroDivisionError())), Held()
-        decision = Chain([broken.agent, good.agent]).filter(pod(), outsiders.NAMES, good.view, 1.0)
+        decision = turns.result(
+            Chain([broken.agent, good.agent]).filter(pod(), outsiders.NAMES, good.view, 1.0)
+        )
         assert [verdict.codes.tolist() for _, verdict in decision.verdicts] == [[1, 1, 1], [0, 0, 0]]
 
 
@@ -141,7 +148,11 @@ class TestDeadline:
         assert (hang.times, held.failures()) == (1, {"deadline": 1.0, "busy": 40.0})
         hang.let_go()
         held.odd.instead.clear()
-        self.until(lambda: not Chain([held.agent]).prioritize(pod(), outsiders.NAMES, held.view, 1.0).told)
+        self.until(
+            lambda: (
+                not turns.result(Chain([held.agent]).prioritize(pod(), outsiders.NAMES, held.view, 1.0)).told
+            )
+        )
         assert held.agent.filter(pod(), held.names, held.view).codes.tolist() == [0, 0, 0]
 
     def test_no_call_waits_while_it_hangs(self) -> None:
@@ -302,12 +313,12 @@ class TestDetails:
 class TestSlots:
     def test_a_slot_is_computed_for_each_world(self) -> None:
         held = Held()
-        assert clock.result(held.state.slot(held.world(1.0))) == ("slot of", 1.0)
-        assert clock.result(held.state.slot(held.world(2.0))) == ("slot of", 2.0)
+        assert turns.result(held.state.slot(held.world(1.0))) == ("slot of", 1.0)
+        assert turns.result(held.state.slot(held.world(2.0))) == ("slot of", 2.0)
 
     def test_a_crash_leaves_none_until_it_works_again(self) -> None:
         held = Held(slot=fails(ZeroDivisionError("by zero")))
-        slot = clock.result(held.state.slot(held.world()))
+        slot = turns.result(held.state.slot(held.world()))
         assert slot == NoSlot("ZeroDivisionError")
         view = msgspec.structs.replace(held.view, slots={"odd": slot})
         assert why(held.agent.filter(pod(), held.names, view)) == "ZeroDivisionError"
@@ -315,7 +326,7 @@ class TestSlots:
         assert held.agent.filter(STRANGER, held.names, view) is None
         assert held.failures() == {"exception": 1.0}
         held.odd.instead.clear()
-        assert clock.result(held.state.slot(held.world())) == ("slot of", 1.0)
+        assert turns.result(held.state.slot(held.world())) == ("slot of", 1.0)
 
     def test_before_the_first_view_its_pods_wait(self) -> None:
         held = Held()
@@ -326,11 +337,11 @@ class TestSlots:
     async def test_a_view_does_not_wait_for_a_slot_that_hangs(self) -> None:
         hang = Hang()
         held = Held(patience_s=SOON_S, slot=hang)
-        assert await clock.paced_result(held.state.slot(held.world())) == NoSlot(
+        assert await turns.paced_result(held.state.slot(held.world())) == NoSlot(
             "its slot is not computed yet"
         )
         held.clock.advance(30.0)
-        assert await clock.paced_result(held.state.slot(held.world())) == NoSlot("no slot within 30 s")
+        assert await turns.paced_result(held.state.slot(held.world())) == NoSlot("no slot within 30 s")
         assert (hang.times, held.failures()) == (1, {"deadline": 1.0})
         hang.let_go()
         held.odd.instead.clear()
@@ -339,13 +350,13 @@ class TestSlots:
     async def test_while_one_is_computed_the_one_before_holds_for_the_same_nodes(self) -> None:
         held = Held(patience_s=SOON_S)
         held.kind.warden.serve(held.kind.warden.limits._replace(patience_s=30.0), held.clock, held.meters)
-        assert await clock.paced_result(held.state.slot(held.world(1.0))) == ("slot of", 1.0)
+        assert await turns.paced_result(held.state.slot(held.world(1.0))) == ("slot of", 1.0)
         held.kind.warden.serve(held.kind.warden.limits._replace(patience_s=SOON_S), held.clock, held.meters)
         hang = Hang()
         held.odd.instead["slot"] = hang
-        assert await clock.paced_result(held.state.slot(held.world(2.0))) == ("slot of", 1.0)
+        assert await turns.paced_result(held.state.slot(held.world(2.0))) == ("slot of", 1.0)
         others = held.world(3.0, NodeIndex(["a", "b"]))
-        assert await clock.paced_result(held.state.slot(others)) == NoSlot("its slot is not computed yet")
+        assert await turns.paced_result(held.state.slot(others)) == NoSlot("its slot is not computed yet")
         hang.let_go()
 
     def test_wants_and_problems_that_fail_are_those_of_before(self) -> None:
@@ -357,7 +368,7 @@ class TestSlots:
 
     async def until(self, held: Held, wanted: Any) -> None:
         ends = time.monotonic() + 60
-        while await clock.paced_result(held.state.slot(held.world(5.0))) != wanted:
+        while await turns.paced_result(held.state.slot(held.world(5.0))) != wanted:
             assert time.monotonic() < ends
 
 

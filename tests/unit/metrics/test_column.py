@@ -1,12 +1,12 @@
 import numpy as np
 
-from nodewise import clock
-from nodewise.clock import result
+from nodewise import turns
 from nodewise.metrics import column
 from nodewise.metrics.column import Column
 from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.series import Sample, Series, State, newer
 from nodewise.metrics.snapshot import Snapshot
+from nodewise.turns import result
 
 INDEX = NodeIndex(["a", "b", "c"])
 
@@ -16,7 +16,7 @@ def series(**values: Sample) -> Series:
 
 
 def laid_out(given: Series, index: NodeIndex) -> Column:
-    return clock.result(column.lay_out(given, index))
+    return turns.result(column.lay_out(given, index))
 
 
 class TestIndex:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from nodewise.clock import result
 from nodewise.metrics.nodes import Nodes
 from nodewise.metrics.prometheus import answers, ranges
+from nodewise.turns import result
 
 NODES = Nodes({}, {"a": "a", "b": "b", "10.0.0.1": "a"})
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise import clock
+from nodewise import clock, turns
 from nodewise.agent import NodeIndex, World
 from nodewise.kube import fields
 from nodewise.metrics.series import Sample, Series
@@ -40,7 +40,7 @@ def world(*nodes, snapshot=None, now=NOW, index=None):
 
 
 def read(given, reader=None, **options):
-    return clock.result((reader or LoadReader(StatisticsOptions(**options))).read(given))
+    return turns.result((reader or LoadReader(StatisticsOptions(**options))).read(given))
 
 
 def test_used_is_what_is_allocatable_and_not_free():

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from nodewise import changes
-from nodewise import clock as clocks
+from nodewise import changes, turns
 from nodewise.agent import Hands, NodeIndex, ObjectKey, View, World
 from nodewise.agents.gpu import census, checking, descheduling, gauges, sweeping
 from nodewise.agents.gpu.census import Census, Reader
@@ -96,7 +95,7 @@ class PodLabels:
         """Write what differs."""
         now_s = self._hands.clock.monotonic()
         self._written = {uid: one for uid, one in self._written.items() if one[1] > now_s}
-        found = await clocks.paced_result(descheduling.changes(slot))
+        found = await turns.paced_result(descheduling.changes(slot))
         await every(self._write(one) for one in found if not self._is_written(one.pod))
 
     def _is_written(self, pod: BookedPod) -> bool:
@@ -139,8 +138,8 @@ class Sweeper:
     async def _sweep(self, slot: Slot) -> None:
         leases, nodes = self._hands.objects[LEDGERS].snapshot(), self._hands.nodes
         names = {name for _, name in nodes.snapshot()}
-        loose = await clocks.paced_result(sweeping.loose(slot, leases))
-        gone = await clocks.paced_result(sweeping.abandoned(slot, leases, names)) if nodes.synced else []
+        loose = await turns.paced_result(sweeping.loose(slot, leases))
+        gone = await turns.paced_result(sweeping.abandoned(slot, leases, names)) if nodes.synced else []
         now_s = self._hands.clock.monotonic()
         found = (*loose, *map(_version, gone))
         self._since = {one: self._since.get(one, now_s) for one in found}
@@ -217,7 +216,7 @@ class PodCounter:
         if self._pods is None:
             self._old = list(pods.values())
         else:
-            changed = await clocks.paced_result(changes.between(self._pods, pods))
+            changed = await turns.paced_result(changes.between(self._pods, pods))
             self._new += [pods[key] for key in changed if key in pods and self._is_new(pods[key], key)]
         self._pods = pods
         now_s = self._hands.clock.monotonic()
@@ -232,12 +231,12 @@ class PodCounter:
     async def _write(self) -> None:
         """By compare-and-swap; who was beaten counts upon what the other wrote, the next time."""
         there: Census | None = self._hands.objects[CENSUS].get(self._hands.namespace, census.NAME)
-        before = await clocks.paced_result(census.read(there))
+        before = await turns.paced_result(census.read(there))
         reader = Reader(self._profile, self._options, self._hands.clock.now())
-        after = await clocks.paced_result(census.added(before, self._old, self._new, reader))
+        after = await turns.paced_result(census.added(before, self._old, self._new, reader))
         if after.history != before.history:
             namespace = self._hands.namespace
-            data = await clocks.paced_result(census.data_of(after))
+            data = await turns.paced_result(census.data_of(after))
             body = census.body(data, namespace, there.metadata.resourceVersion if there else "")
             if there is None:
                 await self._hands.api.create(_CONFIGMAPS.path(namespace), body)
@@ -292,7 +291,7 @@ class Checker:
             if ours is None or listening.is_void:
                 return None
             computed = await self._computed(fresh)
-            return await clocks.paced_result(
+            return await turns.paced_result(
                 checking.differences(ours, computed, listening.told, self._stored)
             )
         finally:
@@ -333,7 +332,7 @@ class Checker:
         versions = {name: fresh[name].resource_version for name in objects}
         index = NodeIndex(tuple(name for _, name in nodes))
         world = World(index, objects, Snapshot(), self._hands.clock.now(), nodes, versions)
-        return await clocks.paced_result(GpuState(self._profile).slot(world))
+        return await turns.paced_result(GpuState(self._profile).slot(world))
 
     def _stored(self, node: str) -> str:
         return holdings(self._hands.objects[LEDGERS].get(self._hands.namespace, f"{LEDGER_PREFIX}{node}"))
@@ -384,11 +383,11 @@ class Gauges:
 
     async def show(self, slot: Slot) -> None:
         """Set what changed, and take away what is gone."""
-        details = await clocks.paced_result(gauges.details(slot, self._profile, self._most))
+        details = await turns.paced_result(gauges.details(slot, self._profile, self._most))
         found = {**gauges.totals(slot, self._profile), **details}
-        async for (name, labels), value in clocks.paced(found.items()):
+        async for (name, labels), value in turns.paced(found.items()):
             if self._shown.get((name, labels)) != value:
                 self._hands.meters.set(name, value, **dict(labels))
-        async for name, labels in clocks.paced([one for one in self._shown if one not in found]):
+        async for name, labels in turns.paced([one for one in self._shown if one not in found]):
             self._hands.meters.forget(name, **dict(labels))
         self._shown = found

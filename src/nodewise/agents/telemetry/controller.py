@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise import clock as clocks
-from nodewise import quantity
+from nodewise import quantity, turns
 from nodewise.agent import Hands, ObjectKey, Resource, View
 from nodewise.agents.telemetry import labels, ownership, status
 from nodewise.agents.telemetry.labels import Labels
@@ -102,7 +101,9 @@ class LabelWriter:
         Each node's failure is its own; the first one is raised at the end.
         """
         await self._doubt_changed()
+        await turns.turn()
         await every(self._read(node, frozenset(columns)) for node in sorted(self._doubted))
+        await turns.turn()
         wanted = labels.desired(columns, view.nodes, self._owned)
         self._forgive()
         allowed = {
@@ -130,7 +131,7 @@ class LabelWriter:
     async def _doubt_changed(self) -> None:
         """Doubt the nodes that changed and show other labels of ours than we know of."""
         seen: dict[str, Any] = {}
-        async for node in clocks.paced(self._hands.nodes.values()):
+        async for node in turns.paced(self._hands.nodes.values()):
             name = node.metadata.name
             seen[name] = node
             if self._seen.get(name) is node:

@@ -1,6 +1,6 @@
 """Policies and samples in, the telemetry slot of the View out; the same code online and offline."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from nodewise.agent import Inputs, ObjectKey, Want, World
@@ -103,26 +103,22 @@ class TelemetryState:
     def _decide(
         self, policy: Policy, world: World, memo: dict[Rule, rules.Measured]
     ) -> Generator[None, None, PolicySlot]:
-        filtering: list[rules.Measured] = []
-        for rule in policy.rules("dontschedule"):
-            filtering.append(self._measured(rule, world, memo))
-            yield
+        filtering = yield from self._all_measured(policy.rules("dontschedule"), world, memo)
         # Only the first rule of scheduleonmetric counts, as in the older system.
-        first = next(iter(policy.rules("scheduleonmetric")), None)
-        preferring = self._measured(first, world, memo) if first and not first.unusable else None
+        first = [rule for rule in policy.rules("scheduleonmetric")[:1] if not rule.unusable]
+        preferring = next(iter((yield from self._all_measured(first, world, memo))), None)
         ranked = (
             ranks.dense(preferring.rule.operator, preferring.column, preferring.states)
             if preferring
             else None
         )
         yield
-        wanted: list[LabelColumn] = []
-        for column in self._labels(policy, world, memo):
-            wanted.append(column)
-            yield
+        wanted = yield from self._labels(policy, world, memo)
+        judged = self._judge(policy, tuple(filtering), world)
+        yield
         return PolicySlot(
             policy,
-            self._judge(policy, tuple(filtering), world),
+            judged,
             tuple(filtering),
             ranked,
             preferring,
@@ -133,7 +129,7 @@ class TelemetryState:
 
     def _labels(
         self, policy: Policy, world: World, memo: dict[Rule, rules.Measured]
-    ) -> Iterator[LabelColumn]:
+    ) -> Generator[None, None, list[LabelColumn]]:
         """What the policy's `deschedule` and `labeling` want; a rule that cannot be evaluated has no say."""
         measured: dict[str, list[rules.Measured]] = {}
         for name in ("deschedule", "labeling"):
@@ -141,11 +137,13 @@ class TelemetryState:
             usable = [rule for rule in listed if not rule.unusable]
             # of rules that must all be broken, one that nobody can evaluate is not
             void = len(usable) < len(listed) and policy.strategies[name].all_of
-            measured[name] = [] if void else [self._measured(rule, world, memo) for rule in usable]
+            measured[name] = yield from self._all_measured(() if void else usable, world, memo)
         descheduling = labels.deschedule(policy, measured["deschedule"])
-        if descheduling is not None:
-            yield descheduling
-        yield from labels.labeling(policy, measured["labeling"])
+        wanted = [] if descheduling is None else [descheduling]
+        for column in labels.labeling(policy, measured["labeling"]):
+            yield
+            wanted.append(column)
+        return wanted
 
     def _judge(
         self, policy: Policy, filtering: tuple[rules.Measured, ...], world: World
@@ -163,7 +161,18 @@ class TelemetryState:
         judge = rules.all_of if policy.strategies["dontschedule"].all_of else rules.any_of
         return judge(name, filtering)
 
-    def _measured(self, rule: Rule, world: World, memo: dict[Rule, rules.Measured]) -> rules.Measured:
+    def _all_measured(
+        self, listed: Iterable[Rule], world: World, memo: dict[Rule, rules.Measured]
+    ) -> Generator[None, None, list[rules.Measured]]:
+        found: list[rules.Measured] = []
+        for rule in listed:
+            one = yield from self._measured(rule, world, memo)
+            found.append(one)
+        return found
+
+    def _measured(
+        self, rule: Rule, world: World, memo: dict[Rule, rules.Measured]
+    ) -> Generator[None, None, rules.Measured]:
         """The rule over all nodes; equal rules of several policies are computed once."""
         found = memo.get(rule)
         if found is None:
@@ -171,7 +180,9 @@ class TelemetryState:
             measured = rules.measure(
                 rule, column, world.now, self._max_age_s, reject_missing=self._reject_missing
             )
+            yield
             found = memo[rule] = self._held(measured, world)
+            yield
         return found
 
     def _held(self, measured: rules.Measured, world: World) -> rules.Measured:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agents.gpu import cards as gpu_cards
 from nodewise.agents.gpu import profile as gpu_profiles
 from nodewise.agents.gpu.cards import GpuNode
@@ -69,7 +69,7 @@ async def read(ask: Asker, profiles: Sequence[Profile]) -> NodesRead | Unread:
     if isinstance(found, Unread):
         return found
     return NodesRead(
-        clock.result(node_facts.read(found)),
+        turns.result(node_facts.read(found)),
         tuple(one.cards for one in found if one.cards)[:_MOST_CARDS],
         tuple(one.metadata.name for one in found if one.has_pools),
         len(found),

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.errors import Problem, Unavailable
 from nodewise.metrics.nodes import Lookup
 from nodewise.metrics.prometheus import answers, matching, queries, ranges
@@ -53,7 +53,7 @@ class PrometheusMetrics:
         answer = await self._client.ask(query)
         nodes = await self._nodes()
         found = matching.match(answers.found(answer), self._labels, nodes)
-        matched = await clock.paced_result(found)
+        matched = await turns.paced_result(found)
         self._meters.set("metric_series_unmatched", matched.strangers, metric=want.metric)
         self._tell(want.metric, "metric_warning", warnings="; ".join(answer.warnings)[:500])
         if not matched.samples and not matched.invalid:
@@ -66,7 +66,7 @@ class PrometheusMetrics:
         """All samples of each node that a query of a range gives, such as `up[1h:1m]`. Errors as those of `fetch`."""
         answer = await self._client.ask(query)
         nodes = await self._nodes()
-        return await clock.paced_result(ranges.by_node(answer, self._labels, nodes))
+        return await turns.paced_result(ranges.by_node(answer, self._labels, nodes))
 
     async def close(self) -> None:
         """End all connections."""

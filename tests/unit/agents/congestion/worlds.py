@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agent import NodeIndex, View, World
 from nodewise.agents.congestion.agent import CongestionAgent, PodFields
 from nodewise.agents.congestion.options import CongestionOptions
@@ -27,7 +27,7 @@ def world(factors: Mapping[str, str | None]) -> World:
 
 def view(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> View:
     given = world(factors)
-    slot = clock.result(CongestionState(options or CongestionOptions()).slot(given))
+    slot = turns.result(CongestionState(options or CongestionOptions()).slot(given))
     return View(given.nodes, {"congestion": slot}, NOW, 1)
 
 

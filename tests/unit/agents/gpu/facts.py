@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agent import NodeIndex, World
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.books import CARDS, TILES
@@ -100,7 +100,7 @@ def world(
 
 
 def slot(given: World, state: GpuState | None = None) -> Slot:
-    found: Slot = clock.result((state or GpuState(INTEL)).slot(given))
+    found: Slot = turns.result((state or GpuState(INTEL)).slot(given))
     return found
 
 

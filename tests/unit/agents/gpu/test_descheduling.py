@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agents.gpu import descheduling
 from nodewise.agents.gpu.pods import BookedLabels, BookedPod
 from tests.unit.agents.gpu.facts import entry, lease, node, pod, slot, world
@@ -29,7 +29,7 @@ def labelled(one: BookedPod, value: str | None = "gpu") -> BookedPod:
 
 
 def found(nodes: dict[str, Any], *pods: BookedPod, leases: Any = ()) -> dict[str, bool]:
-    changes = clock.result(descheduling.changes(slot(world(nodes, pods, leases))))
+    changes = turns.result(descheduling.changes(slot(world(nodes, pods, leases))))
     return {change.pod.metadata.name: change.is_wanted for change in changes}
 
 

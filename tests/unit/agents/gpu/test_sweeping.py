@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agents.gpu import sweeping
 from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.sweeping import Loose
@@ -16,12 +16,12 @@ NODES = {"n1": node()}
 
 def loose(pods: Iterable[BookedPod] = (), leases: Iterable[Any] = (), version: str = "10") -> list[Loose]:
     given = world(NODES, pods, leases, version)
-    return clock.result(sweeping.loose(slot(given), given.objects["ledgers"]))
+    return turns.result(sweeping.loose(slot(given), given.objects["ledgers"]))
 
 
 def abandoned(pods: Iterable[BookedPod], leases: Iterable[Any]) -> list[str]:
     given = world(NODES, pods, leases)
-    found = clock.result(sweeping.abandoned(slot(given), given.objects["ledgers"], NODES))
+    found = turns.result(sweeping.abandoned(slot(given), given.objects["ledgers"], NODES))
     return [one.metadata.name for one in found]
 
 

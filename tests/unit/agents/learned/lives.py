@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from nodewise import clock
+from nodewise import clock, turns
 from nodewise.agent import NodeIndex, View, World
 from nodewise.agents.learned import LearnedKind
 from nodewise.agents.learned.agent import LearnedAgent
@@ -87,7 +87,7 @@ class Life:
 
     def look(self, after_s: float = 1.0) -> Slot:
         self.now += after_s
-        self.slot = clock.result(self.state.slot(World(self.index, {PODS: self.pods}, Snapshot(), self.now)))
+        self.slot = turns.result(self.state.slot(World(self.index, {PODS: self.pods}, Snapshot(), self.now)))
         return self.slot
 
     def forget_pod(self, name: str) -> None:

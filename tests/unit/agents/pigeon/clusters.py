@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise import clock, quantity
+from nodewise import quantity, turns
 from nodewise.agent import NodeIndex, View, World
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon.agent import PigeonAgent
@@ -78,7 +78,7 @@ class Cluster:
         found = nodes(given) if isinstance(given, str) else given
         index = self.view.nodes if tuple(found) == self.view.nodes.known else NodeIndex(found)
         world = World(index, {PODS: pods}, Snapshot(), 0.0, {("", name): one for name, one in found.items()})
-        self.view = View(index, {"pigeon": clock.result(self.state.slot(world))}, 0.0)
+        self.view = View(index, {"pigeon": turns.result(self.state.slot(world))}, 0.0)
 
     def asked(self, given: PigeonPod | str = P1, names: str = "") -> Told:
         """A prioritize call."""

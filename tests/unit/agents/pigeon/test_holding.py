@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon import holding
 from nodewise.agents.pigeon.holding import HeldPod, Holdings
@@ -34,7 +34,7 @@ def kept(pods: Iterable[HeldPod], gpu: str = "gpu") -> dict[tuple[str, str], Hel
 
 
 def followed(holdings: Holdings, pods: dict[tuple[str, str], HeldPod]) -> Holdings:
-    clock.result(holdings.follow(pods))
+    turns.result(holdings.follow(pods))
     return holdings
 
 

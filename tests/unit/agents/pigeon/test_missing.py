@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from nodewise import turns
 from nodewise.agent import Names, Numbered, View
 from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.extender.chain import Chain
@@ -114,7 +115,7 @@ def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
 def test_all_agents_together_ask_it_as_well(when_missing: str, kept: list[bool]) -> None:
     cluster = Cluster({"none": node(CAPACITY, None), **nodes(N3)}, when_missing=when_missing)
     candidates = cluster.view.nodes.named(["none", "n1"])
-    assert Chain([cluster.agent]).kept(pod(P1), candidates, cluster.view).tolist() == kept
+    assert turns.result(Chain([cluster.agent]).kept(pod(P1), candidates, cluster.view)).tolist() == kept
 
 
 def test_before_the_first_view_nothing_is_known() -> None:

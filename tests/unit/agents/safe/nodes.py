@@ -5,7 +5,7 @@ from functools import cache
 
 import msgspec
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agent import NodeIndex, View, World
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
@@ -63,7 +63,7 @@ class Asked:
         index = NodeIndex([one.metadata.name for one in nodes])
         objects = {("", one.metadata.name): one for one in nodes}
         world = World(index, {}, snapshot or Snapshot(), now, objects)
-        self.view = View(index, {"safe": clock.result(self.state.slot(world))}, now)
+        self.view = View(index, {"safe": turns.result(self.state.slot(world))}, now)
         self.names = index.named(list(index.known))
 
     def filter(self, pod, names=None):

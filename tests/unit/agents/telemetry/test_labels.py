@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agents.telemetry import labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryState
@@ -16,7 +16,7 @@ def wanted(
     policies: Any, *metrics: Any, owned: Any = None, nodes: str = "n1 n2 n3"
 ) -> dict[str, dict[str, str]]:
     given = world(policies if isinstance(policies, list) else [policies], snapshot(*metrics), nodes)
-    slot = clock.result(TelemetryState(TelemetryOptions(), 60.0).slot(given))
+    slot = turns.result(TelemetryState(TelemetryOptions(), 60.0).slot(given))
     columns = labels.united(column for decided in slot.values() for column in decided.labels)
     return labels.desired(columns, given.nodes, owned or {})
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from nodewise import clock
+from nodewise import turns
 from nodewise.agent import View
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryState
@@ -30,7 +30,7 @@ class Story:
             self.snapshot = self.snapshot.with_series(Series("m", "s", at, samples))
         given = world([self.policy], self.snapshot, self.nodes)  # type: ignore[list-item]
         given = msgspec.structs.replace(given, now=at)
-        slot = clock.result(self.state.slot(given))
+        slot = turns.result(self.state.slot(given))
         self.suspended = bool(next(iter(slot.values())).suspended)
         return set(rejected(View(given.nodes, {"telemetry": slot}, at), self.nodes) or ())
 

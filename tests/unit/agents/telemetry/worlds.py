@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from nodewise import clock, quantity
+from nodewise import quantity, turns
 from nodewise.agent import Names, NodeIndex, View, World
 from nodewise.agents.telemetry.agent import PodFields, PodMetadata, TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -50,7 +50,7 @@ def world(policies: list[PolicyObject], metrics: Snapshot, nodes: str = "n1 n2 n
 
 def view(given: World, options: TelemetryOptions | None = None, max_age_s: float = 60.0) -> View:
     state = TelemetryState(options or TelemetryOptions(), max_age_s)
-    return View(given.nodes, {"telemetry": clock.result(state.slot(given))}, given.now, 1)
+    return View(given.nodes, {"telemetry": turns.result(state.slot(given))}, given.now, 1)
 
 
 def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:
