@@ -76,20 +76,22 @@ class Circle:
         self.itself = self
 
 async def run():
+    tidying = asyncio.create_task(memory.tidy())
+    while not gc.get_freeze_count() > kept:
+        await asyncio.sleep(0.001)
     old = Circle()
     gone = weakref.ref(old)
     gc.collect()
     gc.collect()  # old enough for the last generation
     del old
-    tidying = asyncio.create_task(memory.tidy())
-    for _ in range(100):
-        await asyncio.sleep(0.01)
-        [[] for _ in range(1000)]
+    for _ in range(1000):
+        await asyncio.sleep(0.001)
         if gone() is None:
             break
     print(gone() is None, tidying.done())
 
 memory.settle()
+kept = gc.get_freeze_count()
 memory._TIDY_S = 0.001
 asyncio.run(run())
 """
