@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import bursts, growth, plots
+from bench import bursts, growth, plots, steps
 from bench.results import BURSTS_ASKED, FIGURES, PARTS, Figure, Results
 
 README: Final = Path(__file__).parent / "README.md"
@@ -117,7 +117,8 @@ def _steps(longest: Sequence[Mapping[str, Any]]) -> list[str]:
     if not longest:
         return []
     more = ["pages"] if any("pages" in row for row in longest) else []
-    head = ["what ran", "steps of 0.5 ms and more", "over 2 ms", "longest, processor", "clock", "collector"]
+    long = f"steps of {steps.LEAST_MS:g} ms and more"
+    head = ["what ran", long, "over 2 ms", "longest, processor", "clock", "collector"]
     head += ["new pages"] if more else []
     heading = "### The longest steps of the event loop"
     lines = [heading, "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

@@ -28,12 +28,10 @@ from typing import Any, Final
 
 import uvloop
 
-from bench.steps import Step
+from bench.steps import LEAST_MS, Step
 from nodewise.cli import extender, main
 from nodewise.serve.protocol import Connection
 
-LEAST_MS: Final = 0.5
-"""Of CPU or wall time; what is shorter is counted only."""
 UNSEEN: Final = "uvloop itself: reading, writing, accepting"
 
 
