@@ -107,6 +107,7 @@ class Target:
             "--key": papers.key,
             "--client-ca": papers.ca,
             "--address": "127.0.0.1",
+            "--connection-age": "1h",  # a line is to last as long as its tests
         }
         ports = {"--port": 0, "--health-port": 0, "--log-format": "json", "--shutdown-delay": "0s"}
         words = [str(part) for pair in {**fixed, **ports}.items() for part in pair]
