@@ -56,8 +56,8 @@ async def tidy() -> None:
     """Collect garbage some times a second, in a step of its own, and not on top of whatever makes an object just then.
 
     Never ends. Nothing is left to the collector itself: each of these sets its count of new objects to zero, so it
-    would never come to what is old. To walk through all 6,000 objects that are there when everything has run once takes
-    up to two milliseconds, so they are left out.
+    would never come to what is old. To walk through the 6,000 objects or so that are there when everything has run once
+    takes some two milliseconds, so they are left out.
     """
     for number in count(1):
         await asyncio.sleep(_TIDY_S)

@@ -65,12 +65,12 @@ def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
 
 def _with(column: Column, numbers: Numbers, samples: Sequence[Sample], fetched_at: float) -> Column:
     """With these samples; where a value does not fit, with other values."""
-    values = column.values
+    values, exact = column.values, [sample.value for sample in samples]
     try:
-        values[numbers] = [sample.value for sample in samples]
+        values[numbers] = np.fromiter(exact, values.dtype, len(exact))
     except OverflowError:
         values = values.astype(object)
-        values[numbers] = [sample.value for sample in samples]
+        values[numbers] = np.array(exact, object)
     measured = np.array([np.nan if sample.at is None else sample.at for sample in samples])
     # a time that was yet to come when it was told would keep its value fresh for as long as nobody tells another
     column.times[numbers] = np.minimum(measured, fetched_at) if fetched_at else measured

@@ -40,6 +40,15 @@ class TestLayOut:
         assert found.values.tolist()[:2] == [2**63 - 1, 10**30 + 1]
         assert (found.values > 10**30).tolist() == [False, True, False, False]
 
+    def test_values_of_many_nodes_stay_exact_wherever_one_is_beyond_64_bits(self) -> None:
+        names = [f"n{number}" for number in range(1300)]
+        for large in (0, 700, 1299):
+            wanted = [10**30 if number == large else 2**62 + number for number in range(1300)]
+            given = {name: Sample(value, 1.0) for name, value in zip(names, wanted, strict=True)}
+            found = laid_out(Series("m", "s", 0.0, given), NodeIndex(names))
+            assert found.values.tolist() == [*wanted, 0]
+            assert found.times[:-1].tolist() == [1.0] * 1300
+
     def test_no_value_is_from_later_than_it_was_told(self) -> None:
         told = Series(
             "m", "s", 100.0, {"a": Sample(1, 5000.0), "b": Sample(1, 90.0), "c": Sample(1, None)}, {}
