@@ -1,258 +1,53 @@
-"""What tenants write, and what metric servers answer, of every wrong shape: their own pods wait, nobody else's do."""
+"""Two tenants against each other on a real API server: nothing of the other tenant changes.
+
+See `tenants.py` for the stage. A test creates what a tenant may create, calls `stage.settle()` and compares.
+"""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import pytest
 
-from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.kube.resources import NODES
-from tests.cluster.sandbox import wait
-from tests.hostile import answers, odd_api, world
-from tests.hostile.cases import cases
-from tests.hostile.odd_api import METRICS, Odd, OddServer, item, listed, whole
-from tests.hostile.process import PATIENCE_S, Target
-
-PROMETHEUS = "/api/v1/query"
-ODD = "odd"
-"""The metric about which the wrong answers are, and the policy that names it."""
-
-
-class Stage(NamedTuple):
-    server: OddServer
-    target: Target
-
-    def policy(self, name: str, spec: Any, **metadata: Any) -> None:
-        meta = {"name": name, "namespace": "d", "creationTimestamp": "2026-01-01T00:00:00Z"} | metadata
-        made = {
-            "apiVersion": "telemetry.intel.com/v1alpha1",
-            "kind": "TASPolicy",
-            "metadata": meta,
-            "spec": spec,
-        }
-        self.server.call(lambda api: api.put(TASPOLICIES, made))
-
-    def until(self, what: str, see: Any) -> Any:
-        return wait(what, lambda: see() or None, PATIENCE_S, self.target.process.tail)
-
-    def check_others(self) -> None:
-        """The policy of everybody else is obeyed, and nothing of ours broke."""
-        answer = self.target.filter(world.NODES)
-        assert answers.check_filtered(answer, world.NODES) == (["n1", "n2"], {world.HOT: world.WHY})
-        for event in ("task_failed", "agent_failed", "request_failed"):
-            assert not self.target.events(event)
-
-    def failed(self, policy: str) -> dict[str, str]:
-        """The nodes that a policy rejects, with the reasons."""
-        return answers.check_filtered(self.target.filter(world.NODES, policy), world.NODES)[1]
-
-
-def _one_rule(**fields: Any) -> dict[str, Any]:
-    rule = {"metricname": ODD, "operator": "GreaterThan", "target": 80} | fields
-    return {"strategies": {"dontschedule": {"rules": [rule]}}}
+from tests.cluster.controlplane import ControlPlane
+from tests.hostile import tenants
+from tests.hostile.tenants import HOT, NODES, Stage
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("tenants")
-    with odd_api.serving() as server:
-        server.odd[METRICS + ODD] = whole(b"nothing yet", 404)
-        server.odd[PROMETHEUS] = whole(b"nothing yet", 404)
-        options = {
-            "--kubeconfig": server.kubeconfig(folder),
-            "--sync-period": "500ms",
-            "--metrics-timeout": "2s",
-            "--prometheus-url": server.url,
-            "--prometheus-timeout": "2s",
-            "--max-age": "1h",
-        }
-        with Target(folder, [part for pair in options.items() for part in pair]) as target:
-            made = Stage(server, target)
-            made.policy(ODD, _one_rule())
-            yield made
+def shared_stage(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with tenants.running(plane, tmp_path_factory.mktemp("tenants")) as stage:
+        yield stage
 
 
-POLICIES = cases("policies")
+@pytest.fixture
+def stage(shared_stage: Stage) -> Iterator[Stage]:
+    """The stage with the victim's GPU pod on the first node; policies and pods are gone afterwards."""
+    shared_stage.victim.gpu_pod("victim", NODES[0], "card0")
+    yield shared_stage
+    for tenant in (shared_stage.attacker, shared_stage.victim):
+        tenant.delete_policies()
+        tenant.corner.api.delete(f"/api/v1/namespaces/{tenant.namespace}/pods")
+    shared_stage.settle()
 
 
-def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(stage: Stage) -> None:
-    """As an API server may hold them whose definition is an older one, or none."""
-    names = {f"odd-{number}": case for number, case in enumerate(POLICIES.values())}
-    for name, case in names.items():
-        stage.policy(name, case["spec"], **case.get("metadata", {}))
-    stage.policy("last", _one_rule(target="hot"))
-    stage.until("the last one is named", lambda: "d/last" in _named(stage))
-    named = _named(stage) | {
-        ":".join(one.get("name", ())) for one in stage.target.events("object_unreadable")
-    }
-    unreadable = len(stage.target.events("object_unreadable"))
-    assert len(named & {f"d/{name}" for name in names}) + unreadable >= sum(
-        case.get("problem", True) for case in names.values()
-    )
-    for name, case in names.items():
-        if case["verdict"] == "none":
-            assert set(stage.failed(name)) == set(world.NODES), (name, case)
-        for why in stage.failed(name).values():
-            assert len(why) < 1000
-    stage.check_others()
-    for name in [*names, "last"]:
-        stage.server.call(lambda api, name=name: api.remove(TASPOLICIES, name, "d"))  # type: ignore[misc]
-
-
-def _named(stage: Stage) -> set[str]:
-    return {one["policy"] for one in stage.target.events("policy_problem")}
-
-
-def test_nodes_of_every_wrong_shape_stop_no_other(stage: Stage) -> None:
-    shapes: list[dict[str, Any]] = [
-        {"metadata": {"name": "o1", "annotations": None}, "spec": None, "status": None},
-        {"metadata": {"name": "o2", "annotations": {"a": "x" * 2**20}}},
-        {"metadata": {"name": "o3", "labels": {"telemetry.aware.scheduling.demo/x": "?" * 1000}}},
-        {"metadata": {"name": "o4", "labels": {"a": 7}, "annotations": []}},
-        {"metadata": {"name": "o5", "labels": {str(number): "" for number in range(20_000)}}},
-        {"metadata": {"name": 'a","b'}},
-        {
-            "metadata": {"name": "o7"},
-            "status": {"addresses": "here", "allocatable": {"cpu": [], "memory": "1e999"}},
-        },
-        {"metadata": {"name": "o8", "uid": None, "resourceVersion": "x"}},
-        {"metadata": {"name": "o9"}, "spec": {"taints": {"a": "b"}}},
-    ]
-    for shape in shapes:
-        stage.server.call(lambda api, shape=shape: api.put(NODES, {"kind": "Node"} | shape))  # type: ignore[misc]
-    stage.server.call(lambda api: api.put(NODES, {"kind": "Node", "metadata": {"name": "seen"}}))
-    many = len(world.NODES) + 1
-    stage.until("the last node is seen", lambda: _objects(stage, "Node") >= many)
-    stage.check_others()
-    assert _objects(stage, "Node") + len(stage.target.events("object_unreadable")) >= many
-    for shape in shapes:
-        name = shape["metadata"]["name"]
-        stage.server.call(lambda api, name=name: api.remove(NODES, name))  # type: ignore[misc]
-    stage.server.call(lambda api: api.remove(NODES, "seen"))
-    stage.until("they are gone", lambda: _objects(stage, "Node") == len(world.NODES))
-    stage.check_others()
-
-
-def _objects(stage: Stage, kind: str) -> float:
-    with stage.target.admin() as line:
-        text = line.ask("/metrics", b"", "GET", {}).body.decode()
-    return next(
-        float(row.split()[1])
-        for row in text.splitlines()
-        if row.startswith(f'nodewise_kube_objects{{kind="{kind}"}}')
-    )
-
-
-GOOD = listed(*(item(node, 70) for node in world.NODES))
-ANSWERS: dict[str, tuple[Odd, str]] = {
-    # what is answered, and what the log says of it: empty where it is read as far as it goes
-    "HTML": (whole(b"<html>Login</html>", content_type="text/html"), "metric answer"),
-    "no bytes": (whole(b""), "metric answer"),
-    "half an answer": (whole(b'{"items":[{"describedObject"'), "metric answer"),
-    "a list": (whole(b"[]"), "metric answer"),
-    "null": (whole(b"null"), "metric answer"),
-    "items that are an object": (whole(b'{"items":{}}'), "metric answer"),
-    "items that are null": (whole(b'{"items":null}'), "empty list"),
-    "nothing that is an item": (listed(1, "a", None, []), "empty list"),
-    "nested too deep": (whole(b'{"items":' + b"[" * 100_000), "metric answer"),
-    "bytes that are no UTF-8": (whole(b'{"items":[{"describedObject":{"name":"\xff"}}]}'), "empty list"),
-    "a server's defect that is nested too deep": (whole(b"[" * 100_000, 500), "[[["),
-    "too many calls": (whole(b"{}", 429, retry_after="9999999999999999999"), "429"),
-    "not allowed": (whole(b'{"kind":"Status","message":"no"}', 403), "no"),
-    "moved": (whole(b"", 302, location="http://127.0.0.1:1/"), "302"),
-    "no content": (whole(b"", 204), "metric answer"),
-    "packed": (odd_api.bomb(), "Content-Encoding"),
-    "without end": (odd_api.endless(), "answer"),
-    "half an answer and silence": (odd_api.hanging(), "no answer within"),
-}
-VALUES: dict[str, Any] = {
-    "NaN": "NaN",
-    "infinity": "+Inf",
-    "a number beyond all numbers": "1e999999999",
-    "a million digits": "9" * 10**6,
-    "a million spaces": " " * 10**6,
-    "nothing": None,
-    "an empty text": "",
-    "a list": [1],
-    "true": True,
-    "digits of another script": "٣",
-    "an underscore": "1_0",
-    "two suffixes": "1Kim",
+GPU_RULES = {
+    "all GPUs disabled": [f"gas-disable-card{number}=true" for number in range(2)],
+    "pods marked for eviction": ["gas-deschedule-pods-card0=PCI_GROUP", "gas-deschedule-pods-card1=true"],
 }
 
 
-@pytest.mark.parametrize(("given", "said"), ANSWERS.values(), ids=list(ANSWERS))
-def test_an_answer_of_a_metric_server(stage: Stage, given: Odd, said: str) -> None:
-    """The problem is named, the last good values hold, and no other metric waits."""
-    _answered(stage, GOOD)
-    stage.until("the metric is well", lambda: not stage.failed(ODD))
-    before = len(stage.target.events("metric_failed"))
-    _answered(stage, given)
-    stage.until(
-        f"it is named by {said}",
-        lambda: [one for one in stage.target.events("metric_failed")[before:] if said in one["error"]],
-    )
-    assert stage.failed(ODD) == {}
-    stage.check_others()
-    assert stage.target.rss_mib() < 700
+@pytest.mark.xfail(strict=True, reason="policies of every namespace label nodes")
+@pytest.mark.parametrize("labels", GPU_RULES.values(), ids=list(GPU_RULES))
+def test_a_policy_of_a_tenant_does_not_reach_gpus(stage: Stage, labels: list[str]) -> None:
+    with stage.unchanged():
+        stage.attacker.policy("evil", labeling=[HOT | {"labels": labels}])
+        stage.settle()
 
 
-@pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
-def test_one_bad_value_is_named_and_spoils_its_own_node_only(stage: Stage, value: Any) -> None:
-    _answered(stage, listed(item("n1", 90), item("n2", 70), item("n3", 90)))
-    stage.until("all values are there", lambda: set(stage.failed(ODD)) == {"n1", "n3"})
-    before = len(stage.target.events("metric_values_bad"))
-    _answered(stage, listed(item("n1", 90), item("n2", 70), item("n3", value)))
-    stage.until("the value is gone", lambda: set(stage.failed(ODD)) == {"n1"})
-    (said,) = stage.target.events("metric_values_bad")[before:]
-    assert (said["metric"], said["nodes"]) == (ODD, 1)
-    assert len(said["example"]) < 300
-    stage.check_others()
-
-
-def test_values_that_can_be_read_are_exact_however_odd(stage: Stage) -> None:
-    """Negative, beyond 64 bits, of nodes that nobody has, of a node twice, of a time to come, of other kinds."""
-    odd = [
-        item("n1", -5),
-        item("n2", "9" * 60),
-        item("n3", 90),
-        item("n3", 70, timestamp="9999-12-31T23:59:59Z"),
-        item("stranger", 99),
-        item("", 99),
-        item(None, 99),
-        {"value": "99"},
-        *(item(f"stranger-{number}", 99) for number in range(100_000)),
-    ]
-    _answered(stage, listed(*odd))
-    stage.until("the values are there", lambda: set(stage.failed(ODD)) == {"n2"})
-    _answered(stage, listed(item("n1", 5), item("n2", 5), item("n3", 90)))
-    stage.until("the time to come does not hold it", lambda: set(stage.failed(ODD)) == {"n3"})
-    stage.check_others()
-
-
-PROMETHEUS_ANSWERS: dict[str, Odd] = {
-    name: given for name, (given, _) in ANSWERS.items() if name not in {"not allowed", "items that are null"}
-}
-
-
-@pytest.mark.parametrize("given", PROMETHEUS_ANSWERS.values(), ids=list(PROMETHEUS_ANSWERS))
-def test_an_answer_of_prometheus(stage: Stage, given: Odd) -> None:
-    """The policy's pods wait, for its metric was never fetched; the answer is named, and nobody else waits."""
-    name = "asks"
-    stage.server.odd[PROMETHEUS] = given
-    before = len(stage.target.events("metric_failed"))
-    stage.policy(name, _one_rule(metricname="asked", query="up"))
-    stage.until("it is named", lambda: stage.target.events("metric_failed")[before:])
-    assert set(stage.failed(name)) == set(world.NODES)
-    stage.check_others()
-    stage.server.call(lambda api: api.remove(TASPOLICIES, name, "d"))
-    stage.until("it is gone", lambda: "does not exist" in next(iter(stage.failed(name).values())))
-    stage.server.odd[PROMETHEUS] = whole(b"nothing", 404)
-
-
-def _answered(stage: Stage, given: Odd) -> None:
-    """Have the metric answered so from now on, and asked for so at least once."""
-    path = METRICS + ODD
-    stage.server.odd[path] = given
-    wanted = stage.server.asked[path] + 1
-    stage.until("the metric is asked for", lambda: stage.server.asked[path] >= wanted)
+@pytest.mark.xfail(strict=True, reason="policies of every namespace label nodes")
+def test_a_policy_of_a_tenant_does_not_label_nodes(stage: Stage) -> None:
+    """By its own name, and by the name of the other tenant's policy."""
+    stage.victim.policy("shared", dontschedule=[HOT])
+    with stage.unchanged():
+        stage.attacker.policy("evil", deschedule=[HOT])
+        stage.attacker.policy("shared", deschedule=[HOT], labeling=[HOT | {"labels": ["a=b"]}])
+        stage.settle()
