@@ -19,7 +19,7 @@ def check(given: dict[str, Any]) -> None:
     """BadInput, in a container of our image, for folders that are gone with it: the scheduler would not start."""
     if not os.environ.get(_IN_IMAGE):
         return
-    found = mounts.read(_MOUNTS.read_text())
+    found = mounts.read(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
     folders = {flag: os.path.realpath(folder) for flag, folder in _folders(given).items()}
     if problems := mounts.lost(folders, found):
         raise BadInput("file check error", problems)

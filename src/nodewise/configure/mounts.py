@@ -21,8 +21,11 @@ class Mount(NamedTuple):
 
 
 def read(text: str) -> list[Mount]:
-    """The mounts of proc(5)'s mountinfo; later ones lie over earlier ones."""
-    rows = (line.split(" ") for line in text.splitlines())
+    """The mounts of proc(5)'s mountinfo; later ones lie over earlier ones.
+
+    Paths may contain whatever `str.splitlines` splits at; the kernel escapes spaces, tabs, `\\n` and `\\` only.
+    """
+    rows = (line.split(" ") for line in text.split("\n"))
     return [Mount(_plain(row[4]), _plain(row[3])) for row in rows if len(row) > 4]  # noqa: PLR2004
 
 

@@ -6,11 +6,13 @@ Standard library only.
 import re
 from typing import Final, NamedTuple
 
+from nodewise.cpu.kernel_files import split_lines
+
 _UID: Final = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 """Of a pod: a UUID, which systemd has with `_`, or of a static pod the checksum of its file."""
-_POD: Final = re.compile(rf"(?:^|[/-])pod(?P<uid>{_UID})(?:\.slice)?(?=[/:]|$)")
+_POD: Final = re.compile(rf"(?:^|[/-])pod(?P<uid>{_UID})(?:\.slice)?(?=[/:]|\Z)")
 _CONTAINER: Final = re.compile(
-    r"[/:](?!crio-conmon-)(?:[a-z][a-z-]*[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?(?=[/ ]|$)"
+    r"[/:](?!crio-conmon-)(?:[a-z][a-z-]*[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?(?=[/ ]|\Z)"
 )
 
 
@@ -25,15 +27,21 @@ def parse_cgroup(text: str) -> Place:
     """Where a process runs, by `/proc/<pid>/cgroup` (cgroups(7)) of either version.
 
     Paths are those of kubelets with the cgroup driver cgroupfs or systemd, under any root, and of containerd, CRI-O
-    and Docker; for a reader in a cgroup namespace of its own they may begin with `/..`. The outermost pod counts:
-    what is below may have been made in the container.
+    and Docker; for a reader in a cgroup namespace of its own they may begin with `/..`. The outermost pod of all lines
+    counts, because cgroups below a container can be created and named by the container.
     """
-    lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") > 1]
-    # version 1 has a line a controller; that of CPUs first, for a manager may leave some where they were
-    lines.sort(key=lambda line: "cpuset" not in line[1].split(","))
-    for _, _, path in lines:
-        found = _POD.search(path)
-        if found:
-            inside = _CONTAINER.match(path, found.end())
-            return Place(found["uid"].replace("_", "-"), inside["id"] if inside else "")
-    return Place()
+    pods = []
+    for line in split_lines(text):
+        _, colon, rest = line.partition(":")
+        controllers, second_colon, path = rest.partition(":")
+        pod = _POD.search(path)
+        if colon and second_colon and pod:
+            depth = sum(segment not in ("", "..") for segment in path[: pod.end()].split("/"))
+            # version 1 has a line for each controller; between pods of one depth the line of CPUs decides, because a
+            # container manager may leave a process where it was in the hierarchies of other controllers
+            pods.append((depth, "cpuset" not in controllers.split(","), pod, path))
+    if not pods:
+        return Place()
+    _, _, pod, path = min(pods, key=lambda entry: entry[:2])
+    container = _CONTAINER.match(path, pod.end())
+    return Place(pod["uid"].replace("_", "-"), container["id"] if container else "")

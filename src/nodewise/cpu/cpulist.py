@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from nodewise.cpu.kernel_files import WHITE_SPACE
 from nodewise.errors import BadInput, Problem, shown
 
 LAST_CPU: Final = 65_535
@@ -32,9 +33,10 @@ def parse_list(text: str, field: str = "CPU list", last: int | None = None) -> t
     """
     cpus: dict[int, None] = {}
     problems = []
-    for piece in text.strip().split(",") if text.strip() else ():
+    listed = text.strip(WHITE_SPACE)
+    for piece in listed.split(",") if listed else ():
         try:
-            cpus.update(dict.fromkeys(_region(piece.strip(), last)))
+            cpus.update(dict.fromkeys(_region(piece.strip(WHITE_SPACE), last)))
         except ValueError as error:
             problems.append(Problem(field, shown(piece), str(error)))
     if problems:
@@ -92,7 +94,7 @@ def parse_mask(text: str, field: str = "CPU mask") -> frozenset[int]:
 
     BadInput names `field` if it is none.
     """
-    digits = text.strip().removeprefix("0x").replace(",", "")
+    digits = text.strip(WHITE_SPACE).removeprefix("0x").replace(",", "")
     if not re.fullmatch(r"[0-9a-fA-F]+", digits, re.ASCII) or 4 * len(digits) > 2 * LAST_CPU:
         raise BadInput(
             "cannot read a mask of CPUs", [Problem(field, shown(text), "hexadecimal digits, such as 00ff")]
@@ -128,7 +130,7 @@ def parse_isolcpus(command_line: str, last: int | None = None) -> tuple[frozense
     """
     cpus: frozenset[int] = frozenset()
     problems: list[Problem] = []
-    for name, _, value in (word.partition("=") for word in command_line.split()):
+    for name, _, value in (word.partition("=") for word in re.split(r"\s+", command_line, flags=re.ASCII)):
         if name != "isolcpus":
             continue
         pieces = value.split(",")

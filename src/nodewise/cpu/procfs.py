@@ -15,10 +15,13 @@ from typing import Final, NamedTuple
 from nodewise.cpu import cpulist
 from nodewise.cpu.cgroups import parse_cgroup
 from nodewise.cpu.claims import MARK, parse_wrapper
+from nodewise.cpu.kernel_files import WHITE_SPACE, read_text
 from nodewise.cpu.sweep import Process
 from nodewise.errors import BadInput, Problem, Unavailable, shown
 
 _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)
+ALLOWED: Final = re.compile(r"^Cpus_allowed_list:[ \t]*([^ \t\n]+)", re.MULTILINE)
+"""A line of `/proc/<pid>/status`. With re.MULTILINE `^` matches after `\\n` only, so no process's name can hold one."""
 _OVER: Final = frozenset("ZXx")
 _ROUNDS: Final = 20
 _LOOKS: Final = 5
@@ -63,7 +66,7 @@ def parse_stat(text: str, field: str = "stat") -> Stat:
     """The second field is the command's name, in parentheses, and may hold anything, such as `) R 1 (`."""
     pid, _, rest = text.partition(" (")
     name, _, rest = rest.rpartition(") ")
-    fields = rest.split()
+    fields = rest.rstrip(WHITE_SPACE).split(" ")
     numbers = (pid, *fields[1:2], *fields[17:18], *fields[19:20])
     if len(numbers) < 4 or not all(map(_NUMBER.fullmatch, numbers)):  # noqa: PLR2004 - id, parent, threads and start
         raise BadInput("cannot read a process", [Problem(field, shown(text), "proc(5), at least 22 fields")])
@@ -78,12 +81,12 @@ def read_self(proc: Path) -> Stat:
 
 def read_boot(proc: Path) -> str:
     """The id of this boot of the kernel. Unavailable if it cannot be read."""
-    return _text(proc / "sys/kernel/random/boot_id").strip()
+    return _text(proc / "sys/kernel/random/boot_id").strip(WHITE_SPACE)
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
+        return read_text(path)
     except OSError as error:
         raise Unavailable("cannot read the host's processes", [Problem(str(path), str(error), "")]) from error
 
@@ -117,7 +120,7 @@ def _look_at(proc: Path, pid: int, processes: dict[int, Process], hidden: set[in
     processes.pop(pid, None)
     hidden.discard(pid)
     try:
-        stat = parse_stat((folder / "stat").read_text(encoding="utf-8", errors="surrogateescape"))
+        stat = parse_stat(read_text(folder / "stat"))
         if stat.is_whole_over:
             return False
         mark, is_final = _read_mark(folder, stat)
@@ -193,7 +196,7 @@ def _placed(process: Process, folder: Path) -> Process:
     if not process.mark and not process.wrapper:
         return process
     try:
-        text = (folder / "cgroup").read_text(encoding="utf-8", errors="replace")
+        text = read_text(folder / "cgroup")
     except OSError:
         return process
     return process._replace(container=parse_cgroup(text).container)
@@ -202,19 +205,24 @@ def _placed(process: Process, folder: Path) -> Process:
 def pids(proc: Path) -> Iterable[int]:
     """Processes only: threads have folders here as well, which are not listed."""
     try:
-        names = [path.name for path in proc.iterdir()]
+        return numbers(proc)
     except OSError as error:
         raise Unavailable("cannot read the host's processes", [Problem(str(proc), str(error), "")]) from error
+
+
+def numbers(folder: Path) -> list[int]:
+    """The names of a folder's entries that are numbers, ascending. Raises OSError."""
+    names = [path.name for path in folder.iterdir()]
     return sorted(int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII))
 
 
 def read_allowed(proc: Path, pid: int) -> frozenset[int] | None:
     """The CPUs that a process's first thread may use; None if it is gone. BadInput if the kernel does not say."""
     try:
-        text = (proc / f"{pid}/status").read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_text(proc / f"{pid}/status")
     except OSError:
         return None
-    found = re.search(r"^Cpus_allowed_list:\s*(\S+)", text, re.MULTILINE)
+    found = ALLOWED.search(text)
     field = f"{pid}/status"
     if not found:
         raise BadInput(

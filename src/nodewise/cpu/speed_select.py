@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from nodewise.cpu.kernel_files import WHITE_SPACE
 from nodewise.cpu.topology import CPUS, Core
 
 CLASSES: Final = ("performance", "balance_performance", "balance_power", "power")
@@ -36,7 +37,7 @@ def preferences(texts: Mapping[str, str]) -> Mapping[int, str]:
 
 def _texts(texts: Mapping[str, str], path: re.Pattern[str]) -> Iterable[tuple[int, str]]:
     found = ((path.fullmatch(name), text) for name, text in texts.items())
-    return ((int(match[1]), text.strip().partition("\n")[0]) for match, text in found if match)
+    return ((int(match[1]), text.strip(WHITE_SPACE).partition("\n")[0]) for match, text in found if match)
 
 
 def power_classes(cores: Iterable[Core], preferences: Mapping[int, str]) -> Mapping[str, tuple[Core, ...]]:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from nodewise.cpu import cpulist
+from nodewise.cpu.kernel_files import WHITE_SPACE
 from nodewise.errors import BadInput, Problem, shown
 
 CPUS: Final = "sys/devices/system/cpu"
@@ -103,7 +104,7 @@ class _Files:
 
     def number(self, path: str) -> int | None:
         """None if there is none, or a negative one: the kernel's way to say that it does not know."""
-        text = self.texts.get(path, "-1").strip()
+        text = self.texts.get(path, "-1").strip(WHITE_SPACE)
         if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
             self.problems.append(Problem(path, shown(text), "a whole number"))
             return None

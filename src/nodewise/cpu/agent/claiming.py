@@ -14,6 +14,7 @@ from nodewise.cpu.agent.listening import Answer
 from nodewise.cpu.agent.reclaiming import Sweeper, pause
 from nodewise.cpu.book import Book, Stored
 from nodewise.cpu.claims import Claim, Wish
+from nodewise.cpu.kernel_files import read_text
 from nodewise.cpu.messages import ClaimAnswer, ClaimRequest
 from nodewise.cpu.node import peers
 from nodewise.cpu.node.peers import Peer
@@ -261,7 +262,7 @@ def online(root: Path) -> frozenset[int]:
     """The CPUs that are online. Unavailable if the kernel's file cannot be read."""
     path = root / CPUS / "online"
     try:
-        return frozenset(cpulist.parse_list(path.read_text(), str(path)))
+        return frozenset(cpulist.parse_list(read_text(path), str(path)))
     except OSError as error:
         problem = Problem(str(path), str(error), "the kernel's list of CPUs")
         raise Unavailable("cannot tell which CPUs are online", [problem]) from error

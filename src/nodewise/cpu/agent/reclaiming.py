@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from nodewise.cpu import procfs, sweep
 from nodewise.cpu.agent.telling import Told
 from nodewise.cpu.book import Book, Stored
+from nodewise.cpu.kernel_files import read_text
 from nodewise.cpu.node import sweeping
 from nodewise.cpu.node.sweeping import Round
 from nodewise.cpu.state import State, Task
@@ -92,7 +93,7 @@ def wait_for_end(proc: Path, task: Task, patience_s: float) -> bool:
 def _runs(proc: Path, task: Task) -> bool:
     path = proc / f"{task.pid}/stat"
     try:
-        stat = procfs.parse_stat(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        stat = procfs.parse_stat(read_text(path))
     except OSError:
         return False
     return stat.start == task.start and not stat.is_whole_over

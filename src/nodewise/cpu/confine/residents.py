@@ -8,6 +8,7 @@ from nodewise.cpu import procfs
 from nodewise.cpu.cgroups import parse_cgroup
 from nodewise.cpu.confine import confinement
 from nodewise.cpu.confine.confinement import Confinement
+from nodewise.cpu.kernel_files import read_text
 from nodewise.errors import Problem, Unavailable
 
 
@@ -16,7 +17,7 @@ def find(proc: Path, containers: Collection[str]) -> Mapping[str, Sequence[int]]
     found: dict[str, list[int]] = {container: [] for container in containers}
     for pid in procfs.pids(proc):
         try:
-            text = (proc / f"{pid}/cgroup").read_text(encoding="utf-8", errors="replace")
+            text = read_text(proc / f"{pid}/cgroup")
         except OSError:
             continue
         processes = found.get(parse_cgroup(text).container)
@@ -29,8 +30,8 @@ def read_confinement(proc: Path, pid: int) -> Confinement:
     """What a process may use, by its first thread; Unavailable if it is gone."""
     file = proc / f"{pid}/status"
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = read_text(file)
     except OSError as error:
         raise Unavailable("cannot tell what a container has", [Problem(str(file), str(error), "")]) from error
-    lists = dict(re.findall(r"^(Cpus|Mems)_allowed_list:\s*(\S+)", text, re.MULTILINE))
+    lists = dict(re.findall(r"^(Cpus|Mems)_allowed_list:[ \t]*([^ \t\n]+)", text, re.MULTILINE))
     return confinement.parse(lists.get("Cpus", ""), lists.get("Mems", ""), str(file))

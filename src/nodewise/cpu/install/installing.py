@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise.cpu.install.relocating import relocated
+from nodewise.cpu.kernel_files import WHITE_SPACE, read_text
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused
 
 PROGRAM: Final = "cmk"
@@ -245,7 +246,7 @@ def _running(proc: Path) -> frozenset[tuple[int, int]] | None:
 def _name(process: Path) -> str:
     """What the kernel calls it, which everybody may read."""
     try:
-        return (process / "comm").read_text(errors="replace").strip()
+        return read_text(process / "comm").strip(WHITE_SPACE)
     except OSError:
         return ""
 

@@ -6,6 +6,7 @@ Standard library only.
 from pathlib import Path
 
 from nodewise.cpu.cgroups import parse_cgroup
+from nodewise.cpu.kernel_files import read_text
 from nodewise.cpu.procfs import Census
 from nodewise.cpu.state import Task
 
@@ -24,7 +25,7 @@ def of(task: Task, census: Census, proc: Path) -> tuple[int, ...]:
 def _may_be_inside(task: Task, cgroup: Path) -> bool:
     """A task of which no container is known may be in any, for who writes the book itself does not know its own."""
     try:
-        place = parse_cgroup(cgroup.read_text(encoding="utf-8", errors="replace"))
+        place = parse_cgroup(read_text(cgroup))
     except FileNotFoundError:
         return False  # it ended meanwhile
     except OSError:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from nodewise.cpu import names, pools, speed_select, sysfs, topology
 from nodewise.cpu.cpulist import format_ranges
+from nodewise.cpu.kernel_files import read_text
 from nodewise.cpu.pools import Ask, Plan
 from nodewise.cpu.requests import Requests
 from nodewise.cpu.topology import Topology
@@ -79,11 +80,11 @@ def tell(machine: Machine, plan: Plan) -> None:
 def tell_huge_pages(root: Path) -> None:
     """Log it where no huge page is free."""
     try:
-        text = (root / MEMORY).read_text(encoding="utf-8", errors="replace")
+        text = read_text(root / MEMORY)
     except OSError as error:
         logs.emit("cpu_huge_pages_unknown", why=str(error))
         return
-    found = re.search(r"^HugePages_Free:\s*(\d+)", text, re.MULTILINE)
+    found = re.search(r"^HugePages_Free: *([0-9]+)", text, re.MULTILINE)
     if found is None:
         logs.emit("cpu_huge_pages_unknown", why=f"no HugePages_Free in {MEMORY}")
     elif not int(found[1]):

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from nodewise.cpu import procfs
 from nodewise.cpu.cgroups import parse_cgroup
+from nodewise.cpu.kernel_files import read_text
 from nodewise.cpu.state import Task
 from nodewise.errors import Problem, Refused, Unavailable
 
@@ -84,9 +85,8 @@ def read_task(proc: Path, pid: int, boot: str) -> Task:
     """What a process is known by. Unavailable if it is gone."""
     folder = proc / str(pid)
     try:
-        stat = procfs.parse_stat((folder / "stat").read_text(encoding="utf-8", errors="surrogateescape"))
-        with (folder / "cgroup").open("rb") as file:
-            place = parse_cgroup(file.read(_LONGEST_BYTES).decode("utf-8", "replace"))
+        stat = procfs.parse_stat(read_text(folder / "stat"))
+        place = parse_cgroup(read_text(folder / "cgroup", _LONGEST_BYTES))
     except OSError as error:
         raise Unavailable("cannot tell who asks", [Problem(f"process {pid}", str(error), "")]) from error
     if stat.is_whole_over:

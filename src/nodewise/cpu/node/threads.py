@@ -8,16 +8,14 @@ affinity has to be in the host's namespace of process ids.
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from nodewise.cpu import cpulist, procfs
+from nodewise.cpu.kernel_files import read_text
 from nodewise.errors import BadSettings, Problem, Refused
-
-_ALLOWED: Final = re.compile(r"^Cpus_allowed_list:\s*(\S+)", re.MULTILINE)
 
 
 class Thread(NamedTuple):
@@ -49,23 +47,19 @@ def check_namespace(proc: Path) -> None:
 def read(proc: Path, pid: int) -> Iterator[Thread]:
     """The threads of a process; those that end meanwhile are left out."""
     try:
-        tids = sorted(int(path.name) for path in (proc / str(pid) / "task").iterdir())
+        tids = procfs.numbers(proc / str(pid) / "task")
     except OSError:
         return
     for tid in tids:
         place = proc / str(pid) / "task" / str(tid)
         try:
-            stat = procfs.parse_stat(_text(place / "stat"), str(place / "stat"))
-            found = _ALLOWED.search(_text(place / "status"))
+            stat = procfs.parse_stat(read_text(place / "stat"), str(place / "stat"))
+            found = procfs.ALLOWED.search(read_text(place / "status"))
         except OSError:
             continue
         if found and not stat.is_over:
             cpus = frozenset(cpulist.parse_list(found[1], str(place / "status")))
             yield Thread(pid, tid, stat.start, cpus)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def put(thread: Thread, cpus: frozenset[int]) -> None:

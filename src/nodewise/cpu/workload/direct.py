@@ -14,6 +14,7 @@ from nodewise.cpu import book as books
 from nodewise.cpu import claims, cpulist, names, procfs
 from nodewise.cpu.book import Book, Stored
 from nodewise.cpu.claims import Wish
+from nodewise.cpu.kernel_files import read_text
 from nodewise.cpu.messages import ClaimAnswer, ClaimRequest
 from nodewise.cpu.state import State, Task
 from nodewise.errors import BadSettings, Problem
@@ -80,7 +81,7 @@ class Direct:
 def _offline(state: State) -> frozenset[int]:
     """CPUs in the pools that the kernel does not use now; none where it does not say."""
     try:
-        online = cpulist.parse_list(_ONLINE.read_text(), str(_ONLINE))
+        online = cpulist.parse_list(read_text(_ONLINE), str(_ONLINE))
     except OSError:
         return frozenset()
     return frozenset(cpu for _, slot in state.slots for cpu in slot.cpus) - frozenset(online)

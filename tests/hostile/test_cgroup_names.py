@@ -1,0 +1,74 @@
+"""A tenant names a cgroup so that it looks like another pod's: the node agent goes by the tenant's own pod."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodewise.cpu.confine import residents
+from tests.laws.test_cpu_kernel_file_laws import OTHER, OWN, SEPARATORS, path_of
+from tests.node import cgroups
+from tests.unit.cpu.agent import agents
+from tests.unit.cpu.agent.agents import PATIENCE_S, Running
+
+POOLS = {"exclusive": {0: ("0",)}, "shared": {0: ("1",)}, "infra": {0: ()}}
+USER = 1000
+PROGRAM = """
+import os, socket, sys
+with open(sys.argv[2], "w") as procs:
+    procs.write("0")
+os.setuid(int(sys.argv[3]))
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(b'{"do":"claim","pool":"shared"}\\n')
+print(s.recv(65536).decode(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("agent")
+    with agents.running(folder, pools=POOLS) as running:
+        for above in (running.path.parent, *running.path.parents):
+            if above.owner() == "root" and above != Path("/"):
+                above.chmod(0o755)
+        yield running
+
+
+@pytest.fixture
+def pod() -> Iterator[Path]:
+    """A cgroup of the pod's container, in a hierarchy of this machine where this process may create one."""
+    with contextlib.ExitStack() as stack:
+        try:
+            name = stack.enter_context(cgroups.corner("names"))
+        except OSError as error:
+            pytest.skip(f"cannot create cgroups: {error}")
+        places = [one.place for one in cgroups.hierarchies() if "cpuset" not in one.options]
+        if not places:
+            pytest.skip("no hierarchy of cgroups whose processes need no CPUs first")
+        container = Path(f"{places[-1]}{name}{path_of(OWN)}")
+        container.mkdir(parents=True)
+        yield container
+
+
+@pytest.mark.parametrize("separator", SEPARATORS, ids=ascii)
+@pytest.mark.parametrize("user", [0, USER])
+def test_a_claim_counts_for_the_pod_that_the_cgroup_is_in(
+    agent: Running, pod: Path, separator: str, user: int
+) -> None:
+    inner = Path(f"{pod}/x{separator}3:cpuset:{path_of(OTHER)}")
+    inner.mkdir(parents=True)
+    command = [sys.executable, "-S", "-c", PROGRAM, str(agent.path), str(inner / "cgroup.procs"), str(user)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        answer = json.loads(child.stdout.readline())
+        assert (answer["task"]["pod"], answer["task"]["container"]) == OWN
+        found = residents.find(Path("/proc"), [OWN.container, OTHER.container])
+        assert found == {OWN.container: [child.pid], OTHER.container: []}
+        child.communicate("", PATIENCE_S)
+    agent.expect_free()
