@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from nodewise.cpu.names import EXCLUSIVE_CORES, LABEL
-from tests.cluster import availability, controlplane, objects, rights, served
+from tests.cluster import admission, availability, controlplane, objects, rights, served
 from tests.cluster.access import User
 from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.audit import AuditLog
@@ -72,6 +72,8 @@ def cluster(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFacto
         places = [_place(plane, node, folder, stack) for node in NODES]
         for place in places:
             place.agent.wait_ready(place.socket.exists)
+        another = f"/api/v1/nodes/{NODES[1]}", {"metadata": {"labels": {LABEL: "false"}}}
+        admission.wait_denied(lambda: admission.try_patch(places[0].account.api, *another))
         yield Cluster(plane, log, places)
 
 

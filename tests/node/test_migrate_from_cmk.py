@@ -14,6 +14,7 @@ import yaml
 
 from nodewise.cpu import names
 from tests import pages
+from tests.cluster import admission
 from tests.cluster.api import ApiError, Object
 from tests.cluster.sandbox import Sandbox, wait
 from tests.node import host, image, managed, migrating, workloads
@@ -246,7 +247,9 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
         assert tasks(whole, "exclusive") == held
         assert workloads.running(room, "new")["metadata"]["uid"] == new["metadata"]["uid"]
         account = whole.plane.service_account("cmk-serviceaccount", NAMESPACE, RIGHTS)
-        account.api.create(_made("v1", "ConfigMap", "cmk-webhook-configmap", data={"server.yaml": ""}))
+        config_map = _made("v1", "ConfigMap", "cmk-webhook-configmap", data={"server.yaml": ""})
+        admission.wait_allowed(lambda: admission.try_create(account.api, config_map))
+        account.api.create(config_map)
         typing.follows([rights])
         with pytest.raises(ApiError, match='cannot list resource "pods"'):
             account.api.get("/api/v1/pods")
