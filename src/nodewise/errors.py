@@ -92,3 +92,22 @@ def shown(value: object, limit: int = 80) -> str:
         # nested as deep as it could just be read, or a number of more digits than Python writes
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def closest(name: str, valid: Sequence[str]) -> str:
+    """The valid name that a misspelt one resembles most, whatever its case, `-`, `_` and `.`; empty where none does."""
+    import difflib  # start-up time: only errors need it
+
+    plain = {_plain(one): one for one in valid}
+    matches = difflib.get_close_matches(_plain(name), plain, n=1)
+    return plain[matches[0]] if matches else ""
+
+
+def suggestion(name: str, valid: Sequence[str]) -> str:
+    """The end of a message about an unknown name: `; did you mean "max_age"?`, or nothing."""
+    match = closest(name, valid)
+    return f'; did you mean "{match}"?' if match else ""
+
+
+def _plain(name: str) -> str:
+    return name[:80].lower().translate({ord(character): None for character in "-_."})

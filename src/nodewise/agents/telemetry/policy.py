@@ -2,7 +2,8 @@
 
 Old fields are read as laxly as the older system did; what is wrong with them is kept in `Policy.problems`, which
 become a condition, a log line and the output of `policy lint`. A rule that cannot be evaluated at all is
-`unusable` and rejects, because no answer must never mean yes. The CRD is `deploy/crds/taspolicies.yaml`.
+`unusable` and rejects, because no answer must never mean yes. An unknown strategy or field makes the whole policy
+reject: it may be the misspelt name of a rule that excludes nodes. The CRD is `deploy/crds/taspolicies.yaml`.
 """
 
 import re
@@ -13,7 +14,7 @@ import msgspec
 
 from nodewise import clock, quantity
 from nodewise.agents.telemetry.operators import OPERATORS
-from nodewise.errors import UNREADABLE, Problem, shown
+from nodewise.errors import UNREADABLE, Problem, shown, suggestion
 
 STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
 _MOST_LABELING: Final = 226
@@ -29,7 +30,8 @@ _MOST_LABELS: Final = 64
 """Of one rule."""
 _MOST_NAMED: Final = 30
 """Problems of one policy; further ones are only counted."""
-_RULE_FIELDS: Final = {"metricname", "operator", "target", "labels", "when_missing", "max_age", "query"}
+_STRATEGY_FIELDS: Final = ("policyName", "logicalOperator", "rules")
+_RULE_FIELDS: Final = ("metricname", "operator", "target", "labels", "when_missing", "max_age", "query")
 
 
 class PolicyMetadata(msgspec.Struct, frozen=True):
@@ -77,7 +79,7 @@ class Strategy(msgspec.Struct, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """A whole policy; strategies that do not exist are in `problems` only."""
+    """A whole policy. Unknown strategies are in `problems`, and make `dontschedule` reject every node."""
 
     namespace: str
     name: str
@@ -115,6 +117,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
+        self.unknown = ""
+        """The first unknown strategy or field, in words; empty if there is none."""
 
     def problem(self, field: str, seen: str, wanted: str) -> str:
         self.problems.append(Problem(field, seen, wanted))
@@ -149,9 +153,10 @@ class _Reader:
             return _unusable(str(self.problems[0]))
         if not listed:
             self.problem("spec.strategies", "none", " or ".join(STRATEGIES))
-        for name in sorted(listed.keys() - set(STRATEGIES)):
-            self.problem(f"spec.strategies.{name[:80]}", "an unknown strategy", " or ".join(STRATEGIES))
-        return {name: self._strategy(name, listed[name]) for name in STRATEGIES if name in listed}
+        self._unknown("spec", mapping, ("strategies",))
+        self._unknown("spec.strategies", listed, STRATEGIES, "an unknown strategy")
+        read = {name: self._strategy(name, listed[name]) for name in STRATEGIES if name in listed}
+        return read | _unusable(self.unknown) if self.unknown else read
 
     def _strategy(self, name: str, given: Any) -> Strategy:
         path = f"spec.strategies.{name}"
@@ -159,6 +164,8 @@ class _Reader:
         logical = strategy.get("logicalOperator", "")
         if logical not in ("", "anyOf", "allOf", None):
             self.problem(f"{path}.logicalOperator", shown(logical), "allOf or anyOf (taken as anyOf)")
+        if why := self._unknown(path, strategy, _STRATEGY_FIELDS):
+            return Strategy((Rule("", "", unusable=why),))
         rules = strategy.get("rules")
         if not isinstance(rules, Sequence) or isinstance(rules, str):
             why = self.problem(f"{path}.rules", shown(rules), "a list of rules")
@@ -182,7 +189,7 @@ class _Reader:
         max_age_s = self._optional(f"{path}.max_age", rule.get("max_age"), _duration, None)
         when_missing = self._optional(f"{path}.when_missing", rule.get("when_missing"), _when_missing, "")
         query = self._optional(f"{path}.query", rule.get("query"), _query, "")
-        self._unknown(path, rule)
+        broken = bool(self._unknown(path, rule, _RULE_FIELDS)) or broken
         broken = broken or any(one is _BAD for one in (target, max_age_s, when_missing, query))
         return Rule(
             metric=metric,
@@ -213,9 +220,19 @@ class _Reader:
                 self.problem(f"{path}[{number}]", shown(text), "name=value, both as a label takes them")
         return tuple(good)
 
-    def _unknown(self, path: str, rule: Mapping[str, Any]) -> None:
-        for field in sorted(rule.keys() - _RULE_FIELDS):
-            self.problem(f"{path}.{field[:80]}", "an unknown field", ", ".join(sorted(_RULE_FIELDS)))
+    def _unknown(
+        self, path: str, given: Mapping[str, Any], valid: Sequence[str], what: str = "an unknown field"
+    ) -> str:
+        """Name each key that is not valid; the first one in words, empty if there is none."""
+        first = ""
+        for name in sorted(given.keys() - set(valid)):
+            # suggestions cost time, and only the first problems are shown
+            hint = suggestion(name, valid) if len(self.problems) < _MOST_NAMED else ""
+            field = name if _LABEL_PART.fullmatch(name) else shown(name)
+            text = self.problem(f"{path}.{field}", what, ", ".join(valid) + hint)
+            first = first or text
+        self.unknown = self.unknown or first
+        return first
 
     def _operator(self, path: str, given: Any, strategy: str) -> str:
         operator = given if isinstance(given, str) else ""

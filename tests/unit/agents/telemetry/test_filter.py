@@ -154,9 +154,25 @@ class TestPodsAndPolicies:
         assert rejected(empty, "n1") == {"n1": "nodewise: starting, policies are not read yet"}
         assert rejected(empty, of=pod(None)) is None
 
-    @pytest.mark.parametrize(
-        "strategies", [{}, {"dontschedule": []}, {"nonsense": []}, {"scheduleonmetric": [rule("m")]}]
-    )
+    def test_an_unknown_strategy_rejects_every_node(self) -> None:
+        """The misspelt strategy may be the one that excludes nodes."""
+        misspelt = policy(dontSchedule=[rule("m")], scheduleonmetric=[rule("m")])
+        reason = (
+            "telemetry policy d/pol: spec.strategies.dontSchedule: an unknown strategy; wanted dontschedule, "
+            'scheduleonmetric, deschedule, labeling; did you mean "dontschedule"?'
+        )
+        found = rejected(view(world([misspelt], snapshot(series("m", n1=1)))))
+        assert found is not None
+        assert set(found.values()) == {reason}
+
+    @pytest.mark.parametrize("strategy", ["dontschedule", "scheduleonmetric", "deschedule", "labeling"])
+    def test_an_unknown_field_of_any_rule_rejects_every_node(self, strategy: str) -> None:
+        misspelt = policy(**{strategy: [rule("m", whenMissing="reject")]})
+        found = rejected(view(world([misspelt], snapshot(series("m", n1=1)))))
+        assert found is not None
+        assert all('did you mean "when_missing"?' in reason for reason in found.values())
+
+    @pytest.mark.parametrize("strategies", [{}, {"dontschedule": []}, {"scheduleonmetric": [rule("m")]}])
     def test_a_policy_that_filters_nothing_passes_untouched(self, strategies: dict[str, Any]) -> None:
         assert rejected(view(world([policy(**strategies)], snapshot(series("m", n1=1))))) is None
 

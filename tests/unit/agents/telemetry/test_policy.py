@@ -29,8 +29,13 @@ PROBLEMS = {
     "no metric": (one_rule(metricname=""), f"{RULE}.metricname: ''; wanted a name"),
     "when_missing": (one_rule(when_missing="keep"), f"{RULE}.when_missing: 'keep'; wanted pass or reject"),
     "max_age": (one_rule(max_age="0s"), f"{RULE}.max_age: '0s'; wanted a duration such as 30s or 5m"),
-    "an unknown field": (one_rule(treshold=3), f"{RULE}.treshold: an unknown field; wanted labels"),
+    "an unknown field": (one_rule(treshold=3), f"{RULE}.treshold: an unknown field; wanted metricname"),
+    "a misspelt field": (one_rule(maxAge="90s"), '; did you mean "max_age"?'),
     "a strategy": ({"strategies": {"dontSchedule": {"rules": []}}}, "spec.strategies.dontSchedule: an unknown strategy; wanted dontschedule"),
+    "a strategy that nearly is one": ({"strategies": {"dont-shedule": {"rules": []}}}, '; did you mean "dontschedule"?'),
+    "a strategy with a line break": ({"strategies": {"a\nb": {"rules": []}}}, "spec.strategies.'a\\nb': an unknown strategy"),
+    "an unknown field of a strategy": ({"strategies": {"deschedule": {"logicaloperator": "allOf", "rules": [rule("m")]}}}, 'deschedule.logicaloperator: an unknown field; wanted policyName, logicalOperator, rules; did you mean "logicalOperator"?'),
+    "an unknown field of the spec": ({"strategies": {}, "rules": []}, "spec.rules: an unknown field; wanted strategies"),
     "a strategy that is a list": ({"strategies": {"dontschedule": []}}, "spec.strategies.dontschedule: []; wanted an object"),
     "strategies that are text": ({"strategies": "x"}, "spec.strategies: 'x'; wanted an object"),
     "no strategies": ({}, "spec.strategies: none; wanted dontschedule or"),
@@ -74,6 +79,29 @@ def test_a_policy_of_which_nobody_can_say_what_it_wants_lets_no_node_pass(spec: 
     given = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
     (only,) = policies.read(given).rules("dontschedule")
     assert only.unusable
+
+
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        {"dontSchedule": {"rules": [rule("m")]}},
+        {"deschedule": {"logicaloperator": "allOf", "rules": [rule("m")]}},
+        {"deschedule": {"rules": [rule("m", whenMissing="reject")]}},
+    ],
+    ids=["a strategy", "a field of a strategy", "a field of a rule"],
+)
+def test_a_policy_with_an_unknown_name_lets_no_node_pass_and_labels_none_by_it(strategies: Any) -> None:
+    given = PolicyObject(
+        PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode({"strategies": strategies}))
+    )
+    read = policies.read(given)
+    assert all(one.unusable for one in read.rules("dontschedule") or pytest.fail("it filters nothing"))
+    assert all(one.unusable for one in read.rules("deschedule"))
+
+
+def test_the_strategies_beside_an_unknown_one_count() -> None:
+    given = policy(dontSchedule=[rule("m")], deschedule=[rule("m")])
+    assert not policies.read(given).rules("deschedule")[0].unusable
 
 
 def test_deep_nesting_is_a_problem_not_a_crash() -> None:
