@@ -193,6 +193,53 @@ def test_what_was_made_of_the_same_is_not_made_again(tmp_path: Path) -> None:
     assert (first.folder / "a").read_text() == "a"
 
 
+def cached(cache: Path) -> list[debian.Package]:
+    """A cache of one package, as an earlier run has recorded it."""
+    (cache / "packages").mkdir(parents=True)
+    file = cache / "packages/bash_5_amd64.deb"
+    file.write_bytes(b"a package")
+    package = debian.Package(
+        "bash", "5", "amd64", "bash", file.name, hashlib.sha256(b"a package").hexdigest()
+    )
+    (cache / "packages.json").write_text(json.dumps([package]))
+    return [package]
+
+
+def test_packages_in_the_cache_are_verified(tmp_path: Path) -> None:
+    packages = cached(tmp_path)
+    assert debian.remembered(tmp_path) == packages
+    file = tmp_path / "packages/bash_5_amd64.deb"
+    file.write_bytes(b"A package")
+    actual = hashlib.sha256(b"A package").hexdigest()
+    message = f"{file}: found SHA-256 digest {actual}, expected {packages[0].digest}"
+    with pytest.raises(ImageError, match=re.escape(message)):
+        debian.remembered(tmp_path)
+    file.unlink()
+    assert debian.remembered(tmp_path) is None
+
+
+@pytest.mark.parametrize("path", ["layer.tar.gz", "root/a"])
+def test_layers_in_the_cache_are_verified(path: str, tmp_path: Path) -> None:
+    def fill(root: Path) -> None:
+        root.mkdir()
+        (root / "a").write_text("a")
+
+    part = assemble._Cache(tmp_path, 5).part("a layer", [debian], ["1"], fill)
+    file = part.folder.parent / path
+    file.write_bytes(b"another program")
+    changed = part.folder if path.startswith("root") else file
+    expected = part.layer.diff_id if path.startswith("root") else part.layer.digest
+    with pytest.raises(ImageError, match=rf"{changed}: found SHA-256 digest sha256:\w+, expected {expected}"):
+        assemble._Cache(tmp_path, 5).part("a layer", [debian], ["1"], fill)
+
+
+def test_digests_of_downloaded_packages_are_those_of_the_signed_lists() -> None:
+    digest = "3eb1ea6d85488f488cc2a163b98ad640ef88cee4c79287cf14e361aaf6206f47"
+    name = "base-files_12.4+deb12u15_amd64.deb"
+    printed = f"'mirror/{name}' {name} 70936 SHA256:{digest}\n"
+    assert debian.signed_digests(printed) == {name: digest}
+
+
 def test_pods_of_the_cpu_manager_name_the_image_that_is_made() -> None:
     assert oci.reference(objects.IMAGE.partition(":")[2]) == f"docker.io/library/{objects.IMAGE}"
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from nodewise.cli.cpu.install import modules
 from nodewise.cpu.install import packaging
-from tools.image import contents, debian, layers, libraries, oci, python, sbom, templates
+from tools.image import contents, debian, digests, layers, libraries, oci, python, sbom, templates
 from tools.image.debian import Package
 from tools.image.errors import ImageError, say
 from tools.image.layers import Layer
@@ -181,7 +181,11 @@ class _Cache:
             self._make(home, title, fill)
         home.touch()
         digest, diff_id, size_bytes = json.loads((home / "layer.json").read_text())
-        return Part(home / "root", Layer(title, home / "layer.tar.gz", digest, diff_id, size_bytes))
+        layer = Layer(title, home / "layer.tar.gz", digest, diff_id, size_bytes)
+        digests.verify(layer.file, f"sha256:{digests.of_file(layer.file)}", digest)
+        # programs of this folder run while the image is made, and the list of what is in the image comes from it
+        digests.verify(home / "root", layers.diff_id(home / "root", self.time_s), diff_id)
+        return Part(home / "root", layer)
 
     def _make(self, home: Path, title: str, fill: Callable[[Path], None]) -> None:
         """It appears whole, by a rename."""

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tools.image import contents
+from tools.image import contents, digests
 from tools.image.errors import ImageError, run, say
 
 WANTED: Final = ("python3", "bash", "base-files", "ca-certificates", "libstdc++6")
@@ -106,7 +106,13 @@ def resolve(cache: Path, *, has_to_be_new: bool) -> list[Package]:
     said = run(["apt-get", *options, "-s", "install", "--no-install-recommends", *WANTED], _told())
     names = chosen(said, distribution())
     run(["apt-get", "-qq", *options, "download", *names], _told(), cache / "packages")
+    # apt-get compares only the size of a file that is already there
+    signed = signed_digests(
+        run(["apt-get", *options, "download", "--print-uris", *names], _told(), cache / "archives")
+    )
     packages = [_package(cache / "packages" / file) for file in _files(cache / "packages", names)]
+    for package in packages:
+        digests.verify(cache / "packages" / package.file, package.digest, signed.get(package.file, "none"))
     kept = {package.file for package in packages}
     for file in (cache / "packages").glob("*.deb"):
         if file.name not in kept:
@@ -116,13 +122,22 @@ def resolve(cache: Path, *, has_to_be_new: bool) -> list[Package]:
 
 
 def remembered(cache: Path) -> list[Package] | None:
-    """What was fetched last, if that is still whole."""
+    """The packages that were fetched last; None if one is missing. ImageError if a file is not what was fetched."""
     try:
-        found = [Package(*row) for row in json.loads((cache / "packages.json").read_text())]
+        packages = [Package(*row) for row in json.loads((cache / "packages.json").read_text())]
     except (OSError, ValueError, TypeError):
         return None
-    whole = all((cache / "packages" / package.file).is_file() for package in found)
-    return found if found and whole else None
+    files = [cache / "packages" / package.file for package in packages]
+    if not files or not all(file.is_file() for file in files):
+        return None
+    for file, package in zip(files, packages, strict=True):
+        digests.verify(file, digests.of_file(file), package.digest)
+    return packages
+
+
+def signed_digests(printed: str) -> dict[str, str]:
+    """SHA-256 digests by file name, from `apt-get download --print-uris`: those of Debian's signed package lists."""
+    return dict(re.findall(r"^'[^']*' (\S+) \d+ SHA256:([0-9a-f]{64})$", printed, re.MULTILINE))
 
 
 def chosen(said: str, wanted_origin: str) -> list[str]:
@@ -221,7 +236,7 @@ def _package(file: Path) -> Package:
         fields["Architecture"],
         fields.get("Source", name).partition(" ")[0],
         file.name,
-        sha256(file.read_bytes()).hexdigest(),
+        digests.of_file(file),
     )
 
 

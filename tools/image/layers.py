@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import io
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,14 @@ def make(title: str, folder: Path, file: Path, time_s: int) -> Layer:
             plain = _Counted(zipped)
             _write(folder, plain, time_s)
     return Layer(title, file, packed.digest, plain.digest, packed.size_bytes)
+
+
+def diff_id(folder: Path, time_s: int) -> str:
+    """The `diff_id` that the folder has as a layer."""
+    with Path(os.devnull).open("wb") as out:
+        plain = _Counted(out)
+        _write(folder, plain, time_s)
+    return plain.digest
 
 
 def set_modes(folder: Path) -> None:
