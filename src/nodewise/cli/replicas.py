@@ -14,7 +14,7 @@ from nodewise.extender import ledger
 from nodewise.extender.decision import Decision
 from nodewise.extender.ledger import Page
 from nodewise.kube.api import Api
-from nodewise.kube.resources import Resource
+from nodewise.kube.resources import Resource, selector
 
 SLICES: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 PORT: Final = 9001
@@ -100,8 +100,8 @@ class _Slices(msgspec.Struct, frozen=True):
 
 async def find(api: Api, service: Service) -> list[Replica]:
     """The ready replicas behind a Service. `Unavailable` if there is none."""
-    selector = {"labelSelector": f"kubernetes.io/service-name={service.name}"}
-    body = await api.get(SLICES.path(service.namespace), selector)
+    of_service = {"labelSelector": selector("kubernetes.io/service-name", service.name)}
+    body = await api.get(SLICES.path(service.namespace), of_service)
     found = ready(body, service)
     if not found:
         problem = Problem(f"Service {service.namespace}/{service.name}", "no ready endpoint", "at least one")

@@ -35,7 +35,7 @@ class Place(NamedTuple):
     namespace: str
     names: Sequence[str]
 
-    def path(self, name: str = "") -> str:
+    def path(self, name: str | None = None) -> str:
         return SECRETS.path(self.namespace, name)
 
 

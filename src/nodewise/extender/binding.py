@@ -117,7 +117,10 @@ class Bindings:
         return outcome
 
     async def _one(self, asked: BindingArgs, until_s: float) -> Outcome:
-        bind = _Bind(asked, self._on, self._desk(asked.node), self._read_pod, until_s)
+        try:
+            bind = _Bind(asked, self._on, self._desk(asked.node), self._read_pod, until_s)
+        except BadInput as error:  # names that cannot be part of a path
+            return Outcome("failed", _words(error))
         try:
             return await bind.run(self._pods.get(asked.pod_namespace, asked.pod_name))
         except _Failed as failed:

@@ -16,6 +16,7 @@ import msgspec
 from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Problem
 from nodewise.kube.api import Api, NotFound
+from nodewise.kube.resources import CONFIG_MAPS
 from nodewise.observe import logs
 from nodewise.state import Remembering
 
@@ -56,12 +57,12 @@ class InConfigMap:
     def __init__(self, api: Api, namespace: str) -> None:
         self._api = api
         self._namespace = namespace
-        self._path = f"/api/v1/namespaces/{namespace}/configmaps"
+        self._path = CONFIG_MAPS.path(namespace, NAME)
         self._metadata: dict[str, Any] = {}
 
     async def read(self) -> Kept:
         try:
-            answer = await self._api.get(f"{self._path}/{NAME}")
+            answer = await self._api.get(self._path)
         except NotFound:
             return Kept({})
         try:
@@ -78,9 +79,9 @@ class InConfigMap:
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data}
         if kept.version:
             meta["resourceVersion"] = kept.version
-            await self._api.replace(f"{self._path}/{NAME}", body)
+            await self._api.replace(self._path, body)
         else:
-            await self._api.create(self._path, body)
+            await self._api.create(CONFIG_MAPS.path(self._namespace), body)
 
 
 class InFile:

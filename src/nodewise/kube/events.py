@@ -180,17 +180,19 @@ class Recorder:
 
     async def _send(self, event: Event, series: _Series) -> None:
         """The first time the event, after that its count; an event that the server has dropped, anew."""
-        folder = EVENTS.path(event.about.namespace or "default")
+        namespace = event.about.namespace or "default"
         if series.name:
             try:
-                await self._api.patch(f"{folder}/{series.name}", {"series": _count(series)}, "merge")
+                await self._api.patch(
+                    EVENTS.path(namespace, series.name), {"series": _count(series)}, "merge"
+                )
             except NotFound:
                 series.name, series.first_s, series.count = "", series.last_s, 1
             else:
                 self._meters.count("events_total", outcome="repeated")
                 return
         body = self._body(event, series)
-        await self._api.create(folder, body)
+        await self._api.create(EVENTS.path(namespace), body)
         series.name = body["metadata"]["name"]
         self._meters.count("events_total", outcome="recorded")
 

@@ -1,7 +1,41 @@
-"""What kinds of object there are and where the API server keeps them."""
+"""The kinds of objects, and the URL paths and selectors under which the API server serves them.
 
+All paths of API calls are made here, and `escaped` checks each of their segments.
+"""
+
+import re
 from typing import Final, NamedTuple
 from urllib.parse import quote
+
+from nodewise.errors import BadInput, Problem, shown
+
+_SELECTABLE: Final = re.compile(r"[A-Za-z0-9._:-]*", re.ASCII)
+"""Characters of names and label values; none of them has a meaning in a selector."""
+
+
+def escaped(*segments: str) -> str:
+    """The path of these segments, percent-encoded: `/a/b%3Fc`. BadInput for a segment that could name another path.
+
+    Percent-encoding does not protect these: clients and servers remove `.` and `..` also where they are encoded (RFC
+    3986, section 6.2.2), and the API server decodes `%2F` before it looks for slashes. client-go rejects the same
+    names (`k8s.io/apimachinery/pkg/api/validation/path`).
+    """
+    for segment in segments:
+        if segment in {"", ".", ".."} or "/" in segment or "%" in segment:
+            expected = "a name that is not empty, . or .., and has no / and no %"
+            raise BadInput("URL path", [Problem("segment", shown(segment), expected)])
+    try:
+        return "".join(f"/{quote(segment, safe='')}" for segment in segments)
+    except UnicodeEncodeError as error:
+        raise BadInput("URL path", [Problem("segment", shown(error.object), "text in UTF-8")]) from error
+
+
+def selector(key: str, value: str) -> str:
+    """A label or field selector of one requirement, `key=value`. BadInput for a value that could add another one."""
+    if not _SELECTABLE.fullmatch(value):
+        expected = "letters, digits, '-', '_', '.' and ':'"
+        raise BadInput("selector", [Problem(key, shown(value), expected)])
+    return f"{key}={value}"
 
 
 class Resource(NamedTuple):
@@ -18,15 +52,22 @@ class Resource(NamedTuple):
         """As objects carry it: `v1`, `coordination.k8s.io/v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
-    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Without a name the collection, of all namespaces if `namespace` is empty. Every part is escaped."""
-        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        inside = ("namespaces", namespace) if self.namespaced and namespace else ()
-        parts = [*inside, self.plural, *filter(None, (name, subresource))]
-        return "/".join([root, *(quote(part, safe="") for part in parts)])
+    def path(self, namespace: str = "", name: str | None = None, subresource: str = "") -> str:
+        """The path of the object. Without a name that of the collection, of all namespaces if `namespace` is empty.
+
+        BadInput for a part that `escaped` rejects: an empty name never means the collection.
+        """
+        root = ("apis", self.group, self.version) if self.group else ("api", self.version)
+        if not self.namespaced or (not namespace and name is None):
+            inside: tuple[str, ...] = ()
+        else:
+            inside = ("namespaces", namespace)
+        single = () if name is None else (name, *filter(None, [subresource]))
+        return escaped(*root, *inside, self.plural, *single)
 
 
 NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
 PODS: Final = Resource("", "v1", "pods", "Pod")
+CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event")

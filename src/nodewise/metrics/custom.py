@@ -5,13 +5,13 @@ One call a metric: `GET /apis/custom.metrics.k8s.io/<version>/nodes/*/<metric>`.
 
 import asyncio
 from typing import Final
-from urllib.parse import quote
 
 import msgspec
 
 from nodewise import turns
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube.api import Api, NotFound
+from nodewise.kube.resources import escaped
 from nodewise.metrics import values
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import NotThere, Want
@@ -53,7 +53,7 @@ class CustomMetrics:
     async def fetch(self, want: Want, now: float) -> Series:
         """All nodes' values of a metric. `NotThere` without the API, `Refused` or `Unavailable` without the metric."""
         version = await self._spoken(now)
-        path = f"/apis/{GROUP}/{version}/nodes/%2A/{quote(want.metric, safe='')}"
+        path = escaped("apis", GROUP, version, "nodes", "*", want.metric)
         await asyncio.sleep(0)  # what comes before has taken its time
         try:
             body = await self._api.get(path, timeout_s=self._timeout_s)

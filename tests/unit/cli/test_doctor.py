@@ -4,6 +4,7 @@ import asyncio
 import base64
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,9 +13,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from nodewise.cli.doctor import command, gathering, schedulers, showing
+from nodewise.cli.doctor import command, extenders, gathering, schedulers, showing
 from nodewise.cli.doctor.asking import Asker, anything
 from nodewise.cli.doctor.gathering import Wish
+from nodewise.cli.doctor.pods import Running
 from nodewise.cli.doctor.schedulers import Asked
 from nodewise.cli.progress import Progress
 from nodewise.configure.doctor import examination
@@ -155,6 +157,26 @@ def test_a_config_map_that_holds_no_configuration_is_not_sound(data: str) -> Non
     report = examination.examine(facts({**SECOND, **held}))
     assert not report.is_sound
     assert "extender-not-registered" in dict(report.not_checked)
+
+
+@pytest.mark.parametrize("name", ["..", "../../../nodes/n", "a/b"])
+def test_a_volume_whose_name_is_a_path_is_not_looked_up(name: str) -> None:
+    scheduler = second()
+    scheduler["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] = name
+    report = examination.examine(facts({DEPLOYMENTS: [scheduler]}))
+    assert not report.is_sound
+    assert any("segment: " in f.seen for f in report.findings if f.id == "not-looked-at")
+
+
+def test_a_port_that_is_a_path_is_not_asked_by_the_proxy() -> None:
+    table: Any = Table({})
+    told = {"health_address": "0.0.0.0", "health_port": "9002/../../../../nodes"}
+    with Progress() as progress:
+        pod, replica = SimpleNamespace(namespace="nodewise"), Running("p", "10.0.0.1", ())
+        numbers = asyncio.run(extenders._counted(Asker(table, 5.0, progress), pod, told, replica))
+    assert isinstance(numbers, Unread)
+    assert "expected a port number" in numbers.why
+    assert table.asked == []
 
 
 def test_a_tenants_scheduler_is_named_and_not_looked_into() -> None:

@@ -164,6 +164,21 @@ class TestWrong:
 
         play(test)
 
+    @pytest.mark.parametrize(
+        ("namespace", "name", "node"),
+        [("d", "..", "n1"), ("..", "p", "n1"), ("d", "p/eviction", "n1"), ("d", "", "n1"), ("d", "p", "n/1")],
+    )
+    def test_names_that_could_be_another_path_fail_without_a_call(
+        self, namespace: str, name: str, node: str
+    ) -> None:
+        async def test(api: Api, one: Replica) -> None:
+            before = len(api.calls)
+            outcome = await one.bind({"metadata": {"namespace": namespace, "name": name, "uid": "u"}}, node)
+            assert outcome.error.startswith("segment: ")
+            assert len(api.calls) == before
+
+        play(test)
+
     def test_another_pod_of_the_name(self) -> None:
         async def test(api: Api, one: Replica) -> None:
             earlier = {"metadata": {**pod(api, "p")["metadata"], "uid": "of-its-predecessor"}}

@@ -1,6 +1,11 @@
+import ast
+from pathlib import Path
+
 import pytest
 
-from nodewise.kube.resources import EVENTS, LEASES, NODES, PODS, Resource
+import nodewise
+from nodewise.errors import BadInput
+from nodewise.kube.resources import EVENTS, LEASES, NODES, PODS, Resource, escaped, selector
 
 POLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy")
 
@@ -24,14 +29,47 @@ POLICIES = Resource("telemetry.intel.com", "v1alpha1", "taspolicies", "TASPolicy
             id="a kind of a group",
         ),
         pytest.param(
-            PODS.path("ns", "../../nodes/a?x=#"),
-            "/api/v1/namespaces/ns/pods/..%2F..%2Fnodes%2Fa%3Fx%3D%23",
-            id="a name stays a name",
+            PODS.path("ns", "a?x=#"), "/api/v1/namespaces/ns/pods/a%3Fx%3D%23", id="a name stays a name"
         ),
     ],
 )
 def test_paths(path: str, wanted: str) -> None:
     assert path == wanted
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", "%2e%2e", "a%2Fb", "\ud800"])
+def test_a_name_that_could_be_another_path_is_an_error(name: str) -> None:
+    for path in (lambda: PODS.path("ns", name), lambda: NODES.path(name=name), lambda: escaped("apis", name)):
+        with pytest.raises(BadInput, match="segment: "):
+            path()
+    with pytest.raises(BadInput, match="segment: "):
+        PODS.path("", "p")
+
+
+@pytest.mark.parametrize("value", ["a,b=c", "a!", "a in (b)", "a\n", "é"])
+def test_a_value_that_could_add_a_requirement_to_a_selector_is_an_error(value: str) -> None:
+    assert selector("spec.nodeName", "n1.example") == "spec.nodeName=n1.example"
+    with pytest.raises(BadInput, match=r"spec\.nodeName: "):
+        selector("spec.nodeName", value)
+
+
+def test_paths_are_made_nowhere_else() -> None:
+    """An f-string that begins like a path of the API server holds constants only."""
+    found = [
+        f"{file.name}:{node.lineno}"
+        for file in Path(nodewise.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.JoinedStr)
+        and isinstance(node.values[0], ast.Constant)
+        and str(node.values[0].value).startswith(("/api/", "/apis/"))
+        and not all(_is_constant(part) for part in node.values)
+    ]
+    assert found == []
+
+
+def _is_constant(part: ast.expr) -> bool:
+    value = part.value if isinstance(part, ast.FormattedValue) else part
+    return isinstance(value, ast.Constant) or (isinstance(value, ast.Name) and value.id.isupper())
 
 
 def test_api_versions() -> None:

@@ -134,8 +134,15 @@ class TestCustom:
 
     def test_a_strange_name_stays_one_part_of_the_path(self) -> None:
         api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": [item("a", "1")]})
-        asyncio.run(CustomMetrics(api).fetch(Want("../../secrets?x"), 0.0))
-        assert api.asked[-1].endswith("/nodes/%2A/..%2F..%2Fsecrets%3Fx")
+        asyncio.run(CustomMetrics(api).fetch(Want("secrets?x"), 0.0))
+        assert api.asked[-1].endswith("/nodes/%2A/secrets%3Fx")
+
+    @pytest.mark.parametrize("metric", ["..", "../../secrets", "%2e%2e", "a/b"])
+    def test_a_name_that_could_be_another_path_is_not_asked_for(self, metric: str) -> None:
+        api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": [item("a", "1")]})
+        with pytest.raises(BadInput, match="URL path: segment: "):
+            asyncio.run(CustomMetrics(api).fetch(Want(metric), 0.0))
+        assert api.asked == ["/apis/custom.metrics.k8s.io"]
 
 
 class TestFiles:

@@ -12,6 +12,7 @@ from nodewise.clock import SystemClock
 from nodewise.configure.doctor import counted, replicas, settings
 from nodewise.configure.doctor.facts import Extender, Numbers, Pod, Right, Unread
 from nodewise.configure.doctor.objects import at
+from nodewise.errors import shown
 from nodewise.kube.resources import PODS
 from nodewise.serve.options import is_loopback
 
@@ -54,6 +55,8 @@ async def _counted(ask: Asker, pod: Pod, told: Mapping[str, str], one: Running) 
     if is_loopback(told.get("health_address", _LOOPBACK)) or not one.address:
         return Unread(where, "its metrics cannot be reached", is_minor=True)
     port = told.get("health_port", _HEALTH_PORT)
+    if not port.isdecimal():
+        return Unread(where, f"--health-port: found {shown(port)}, expected a port number", is_minor=True)
     path = PODS.path(pod.namespace, f"{one.name}:{port}", "proxy") + "/metrics"
     right = f"get pods/proxy in namespace {pod.namespace}"
     found = await ask.raw(f"metrics of {where}", right, path, quick=True)

@@ -12,6 +12,7 @@ from nodewise.cli.doctor.kinds import CONFIG_MAPS, SECRETS
 from nodewise.configure.doctor import papers, workloads
 from nodewise.configure.doctor.facts import Chain, Container, Pod, Unread
 from nodewise.configure.doctor.objects import text
+from nodewise.errors import BadInput
 from nodewise.kube.resources import Resource
 
 _LARGEST: Final = 2**20
@@ -90,10 +91,13 @@ class Files:
 
     async def _object(self, resource: Resource, namespace: str, name: str) -> Any:
         """Asked for once."""
-        path = resource.path(namespace, name)
+        what = f"{resource.kind}/{namespace}/{name}"
+        try:
+            path = resource.path(namespace, name)
+        except BadInput as error:  # the API server accepts volumes with such a name
+            return Unread(what, str(error))
         if path not in self._objects:
             right = f"get {resource.plural} {name} in namespace {namespace}"
-            what = f"{resource.kind}/{namespace}/{name}"
             self._objects[path] = await self._ask.get(what, right, path)
         return self._objects[path]
 

@@ -12,7 +12,7 @@ from nodewise.cli.doctor.kinds import WORKLOADS
 from nodewise.configure.doctor import settings, workloads
 from nodewise.configure.doctor.facts import Container, Pod, Unread, Waiting
 from nodewise.configure.doctor.objects import at, items, labels, text, texts
-from nodewise.kube.resources import PODS
+from nodewise.kube.resources import PODS, selector
 from nodewise.visible import short
 
 SYSTEM: Final = "kube-system"
@@ -116,7 +116,7 @@ async def of_workload(ask: Asker, pod: Pod) -> list[Running]:
     """The pods that a workload made, as far as they can be told by its labels."""
     if pod.where.startswith("Pod/"):
         return []
-    wanted = ",".join(f"{key}={value}" for key, value in sorted(pod.labels.items()))
+    wanted = ",".join(selector(key, value) for key, value in sorted(pod.labels.items()))
     if not wanted:
         return []
     found = await ask.listed(PODS, _running, namespace=pod.namespace, selectors={"labelSelector": wanted})

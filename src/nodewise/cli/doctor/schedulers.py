@@ -32,6 +32,7 @@ from nodewise.configure.doctor.facts import (
 from nodewise.configure.doctor.objects import items, number, text
 from nodewise.configure.doctor.reaching import is_loopback
 from nodewise.errors import BadSettings, Problem
+from nodewise.kube.resources import selector
 from nodewise.visible import short
 
 _SERVICE: Final = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)\.svc(\.[a-z0-9.-]+)?\.?")
@@ -271,7 +272,7 @@ async def _service(ground: Ground, entry: Entry) -> tuple[Service | Unread | Non
             SLICES,
             anything,
             namespace=namespace,
-            selectors={"labelSelector": f"kubernetes.io/service-name={name}"},
+            selectors={"labelSelector": selector("kubernetes.io/service-name", name)},
         ),
     )
     if isinstance(found, Unread):

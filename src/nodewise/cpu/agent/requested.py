@@ -11,7 +11,7 @@ from nodewise.cpu.pools import EXCLUSIVE, NON_ISOLCPUS
 from nodewise.cpu.requests import Object, Requests
 from nodewise.cpu.state import Task
 from nodewise.errors import Problem, Refused, Unavailable
-from nodewise.kube.resources import PODS
+from nodewise.kube.resources import PODS, selector
 
 RESOURCES: Final = {EXCLUSIVE: EXCLUSIVE_CORES, NON_ISOLCPUS: NON_ISOLCPUS_CORES}
 """Of each pool the resource that stands for its lists."""
@@ -32,7 +32,7 @@ class PodRequests:
 
     def __init__(self, requests: Requests, node: str, age_s: float = 3.0, patience_s: float = 10.0) -> None:
         self._requests = requests
-        self._params = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
+        self._params = {"fieldSelector": selector("spec.nodeName", node), "resourceVersion": "0"}
         self._age_s = age_s
         self._patience_s = patience_s
         self._lock = threading.Lock()

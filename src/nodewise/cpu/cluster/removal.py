@@ -19,7 +19,7 @@ from nodewise.cpu.requests import Object, Requests
 from nodewise.cpu.state import State
 from nodewise.errors import Conflict, Problem, Unavailable
 from nodewise.kube.api import NotFound
-from nodewise.kube.resources import NODES, PODS, Resource
+from nodewise.kube.resources import NODES, PODS, Resource, selector
 
 Sweep = Callable[[], object]
 """Takes the tasks that are over out of the node's book, as its processes say; NotFound if there is no state."""
@@ -160,7 +160,7 @@ def _remove(requests: Requests, made: Object, patience: Patience, tell: Tell) ->
 
 def _remove_pods(requests: Requests, made: Object, patience: Patience) -> None:
     about = made["metadata"]
-    params = {"labelSelector": f"app={objects.label(about['name'])}"}
+    params = {"labelSelector": selector("app", objects.label(about["name"]))}
     for pod in setup.list_all(requests, PODS.path(about["namespace"]), params):
         applying.remove(requests, {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"]}, patience)
 

@@ -15,7 +15,7 @@ from nodewise.cpu.cluster.versions import Dialect
 from nodewise.cpu.requests import Object, Requests
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, shown
 from nodewise.kube.api import NotAllowed, NotFound
-from nodewise.kube.resources import Resource
+from nodewise.kube.resources import Resource, escaped
 from nodewise.observe import logs
 
 GROUP: Final = "intel.com"
@@ -176,7 +176,7 @@ def publish(
     body = _body(resource, name, report)
     for is_last in (False, True):
         try:
-            _put(requests, resource.path(namespace), name, body)
+            _put(requests, resource, namespace, body)
         except NotFound as error:
             if not is_last and define(requests, kind, dialect):
                 continue
@@ -197,21 +197,22 @@ def _body(resource: Resource, name: str, report: Mapping[str, Any]) -> dict[str,
     return {**head, "spec": {"report": report}}
 
 
-def _put(requests: Requests, folder: str, name: str, body: dict[str, Any]) -> None:
+def _put(requests: Requests, resource: Resource, namespace: str, body: dict[str, Any]) -> None:
     """Make the object, or let the body take the place of what there is; NotFound if its kind is unknown."""
+    path = resource.path(namespace, body["metadata"]["name"])
     for number in range(_TRIES):
         try:
-            found = requests.get(f"{folder}/{name}")
+            found = requests.get(path)
         except NotFound:
             found = None
         if found and all(found.get(part) == body[part] for part in ("spec", "report") if part in body):
             return
         try:
             if found is None:
-                requests.create(folder, body)
+                requests.create(resource.path(namespace), body)
             else:
                 version = {"resourceVersion": found["metadata"]["resourceVersion"]}
-                requests.replace(f"{folder}/{name}", {**body, "metadata": {**body["metadata"], **version}})
+                requests.replace(path, {**body, "metadata": {**body["metadata"], **version}})
         except Conflict:
             if number == _TRIES - 1:
                 raise
@@ -244,7 +245,7 @@ def define(requests: Requests, kind: Kind, dialect: Dialect) -> bool:
 def _is_served(requests: Requests, resource: Resource) -> bool:
     """The list of all objects is refused to who may only write some; that it is refused shows that it is served."""
     try:
-        found: Object = requests.get(f"/apis/{resource.group}/{resource.version}")
+        found: Object = requests.get(escaped("apis", resource.group, resource.version))
     except NodewiseError:
         return False
     return any(one.get("name") == resource.plural for one in found.get("resources") or ())

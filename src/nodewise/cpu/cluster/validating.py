@@ -17,7 +17,7 @@ from nodewise.cpu.requests import Object, Requests
 from nodewise.cpu.state import State
 from nodewise.errors import NodewiseError, Refused
 from nodewise.kube.api import NotFound
-from nodewise.kube.resources import NODES, PODS
+from nodewise.kube.resources import NODES, PODS, selector
 
 _SWEEPERS: Final = re.compile(r"\b(cpu|cmk) agent\b|\breconcile\b")
 """In the command of a container that frees what is over."""
@@ -121,7 +121,7 @@ def _resources(node: Object, stored: Stored | None, wanted: Wanted, dialect: Dia
 def _processes(requests: Requests, stored: Stored | None, wanted: Wanted) -> Iterator[Check]:
     """That somebody frees what is over, and that those who hold cores are pods of the node."""
     try:
-        pods = requests.get(PODS.path(), {"fieldSelector": f"spec.nodeName={wanted.node}"})["items"]
+        pods = requests.get(PODS.path(), {"fieldSelector": selector("spec.nodeName", wanted.node)})["items"]
     except Refused as error:
         yield Check("agent", ok=None, seen=str(error), remedy="the right to list pods")
         return
