@@ -2,6 +2,7 @@
 
 - `values.schema.json`: what it says of settings, from the structs that the program itself reads.
 - `crds/`: the definitions of `deploy/crds`.
+- `files/`: the admission policies of `deploy` that the templates include as they are.
 - `deploy/kustomize`: each file of values, rendered, for those who do without Helm.
 """
 
@@ -166,6 +167,7 @@ def parts() -> dict[Path, str]:
     return {
         SCHEMA: text,
         **{folder / one.name: one.read_text() for one in _definitions() for folder in _PLACES},
+        **{CHART / "files" / name: (DEPLOY / name).read_text() for name in _INCLUDED},
     }
 
 
@@ -175,6 +177,9 @@ def _definitions() -> list[Path]:
 
 _PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
 """Where the definitions stand once more: Helm looks nowhere else, and kustomize not outside of its folder."""
+
+
+_INCLUDED: Final = ("policy-fields.yaml",)
 
 
 def main() -> None:

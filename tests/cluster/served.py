@@ -10,9 +10,9 @@ from typing import Any
 import httpx2
 import yaml
 
-from tests.cluster import access, objects, processes
+from tests.cluster import access, admission, objects, processes
 from tests.cluster.access import User
-from tests.cluster.api import Api, Object
+from tests.cluster.api import Api, Object, path_of
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
@@ -49,17 +49,34 @@ def define(api: Api) -> None:
     wait("TASPolicy is served", lambda: api.answers(path) or None)
 
 
+@contextlib.contextmanager
+def refusing_unknown_fields(api: Api) -> Iterator[None]:
+    """The API server enforces `deploy/policy-fields.yaml`, and no longer does so afterwards."""
+    wrong = tas_policy("wrong", {"dontschedule": {"rules": [HOT | {"colour": "red"}]}}, OWN_NAMESPACE)
+    made = [api.create(one) for one in manifest("policy-fields.yaml")]
+    try:
+        admission.wait_denied(lambda: admission.try_create(api, wrong))
+        yield
+    finally:
+        for one in made:
+            api.delete(path_of(one))
+        admission.wait_allowed(lambda: admission.try_create(api, wrong))
+
+
+def tas_policy(name: str, strategies: Object, namespace: str = "") -> Object:
+    """A TASPolicy, in a namespace or for `Sandbox.put`."""
+    return {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
+        "spec": {"strategies": strategies},
+    }
+
+
 def policy(corner: Sandbox, **strategies: list[Object]) -> None:
     """A TASPolicy `pol` in the test's namespace."""
     define(corner.api)
-    corner.put(
-        {
-            "apiVersion": "telemetry.intel.com/v1alpha1",
-            "kind": "TASPolicy",
-            "metadata": {"name": "pol"},
-            "spec": {"strategies": {name: {"rules": rules} for name, rules in strategies.items()}},
-        }
-    )
+    corner.put(tas_policy("pol", {name: {"rules": rules} for name, rules in strategies.items()}))
 
 
 def pod(name: str, **more: Any) -> Object:

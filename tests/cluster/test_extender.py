@@ -175,14 +175,15 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
 def test_a_policys_status_says_what_is_wrong_with_it(
     corner: Sandbox, metrics: CustomMetrics, nodewise: Served
 ) -> None:
-    """The definition lets an unknown strategy through, as the older one did."""
-    policy(corner, dontschedule=[HOT], dontSchedule=[HOT])
+    """Without deploy/policy-fields.yaml the API server stores unknown fields."""
+    policy(corner, dontschedule=[HOT | {"whenMissing": "reject"}])
     nodewise.wait_leading()
     wait("the status is written", lambda: served.condition(corner, "Valid")["status"] or None)
     said = served.condition(corner, "Valid")
     assert said["status"] == "False"
-    assert "spec.strategies.dontSchedule: an unknown strategy" in said["message"]
+    assert "whenMissing: an unknown field" in said["message"]
+    assert 'did you mean "when_missing"?' in said["message"]
     path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
-    corner.api.patch(path, {"spec": {"strategies": {"dontSchedule": None}}})
+    corner.api.patch(path, {"spec": {"strategies": {"dontschedule": {"rules": [HOT]}}}})
     wait("the status is good", lambda: served.condition(corner, "Valid")["status"] == "True" or None)
     assert len(nodewise.events("policy_problem")) == 1

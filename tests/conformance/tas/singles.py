@@ -63,8 +63,6 @@ class DefinitionRow(_Strict, kw_only=True):
     object_name: str = "pol"
     refused: str = ""
     """Words of the refusal; empty: it is taken."""
-    prunes: tuple[str, ...] = ()
-    """Fields that are not stored."""
     differs: str = ""
 
 

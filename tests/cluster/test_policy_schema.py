@@ -1,0 +1,140 @@
+"""Unknown strategies and fields on a real API server and kube-scheduler, and policies stored before an upgrade."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import admission, programs, served
+from tests.cluster.api import JSON_PATCH, Api, ApiError
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.served import HOT
+
+DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/taspolicies.telemetry.intel.com"
+STRATEGIES = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/strategies"
+MISSPELT = {"dontSchedule": {"rules": [HOT]}}
+
+
+@contextlib.contextmanager
+def before_the_upgrade(api: Api) -> Iterator[None]:
+    """A definition that takes unknown strategies, as the older ones did; afterwards it is ours again."""
+    served.define(api)
+    probe = served.tas_policy("probe", MISSPELT, "default")
+    rules = served.manifest("crds/taspolicies.yaml")[0]
+    for key in STRATEGIES.split("/")[1:]:
+        rules = rules[int(key)] if key.isdigit() else rules[key]
+    path = f"{STRATEGIES}/x-kubernetes-validations"
+    api.patch(DEFINITION, [{"op": "remove", "path": path}], JSON_PATCH)
+    try:
+        wait("unknown strategies are taken", lambda: _takes(api, probe) or None)
+        yield
+    finally:
+        value = rules["x-kubernetes-validations"]
+        api.patch(DEFINITION, [{"op": "add", "path": path, "value": value}], JSON_PATCH)
+        wait("unknown strategies are refused", lambda: None if _takes(api, probe) else True)
+
+
+def _takes(api: Api, obj: Any) -> bool:
+    try:
+        admission.try_create(api, obj)
+    except ApiError:
+        return False
+    return True
+
+
+def test_a_stored_policy_with_a_misspelt_strategy_rejects_its_pods_and_says_so(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    """The pod of such a policy was bound to the node that the policy was meant to exclude."""
+    served.heated(corner, metrics, {"hot": 90}, dontschedule=[HOT])
+    with before_the_upgrade(plane.api):
+        corner.put(served.tas_policy("odd", MISSPELT))
+    with (
+        served.extender(plane, tmp_path) as nodewise,
+        plane.start_scheduler({"extenders": [nodewise.entry()]}),
+    ):
+        corner.pods(served.pod("web") | {"metadata": {"name": "web", "labels": {"telemetry-policy": "odd"}}})
+        message = corner.expect_event("web")
+        assert f"{corner.namespace}/odd: spec.strategies.dontSchedule: an unknown strategy" in message
+        assert 'did you mean "dontschedule"?' in message
+        corner.expect_stays_unbound("web")
+
+
+def test_a_stored_policy_can_be_read_changed_elsewhere_corrected_and_deleted(corner: Sandbox) -> None:
+    api = corner.api
+    with before_the_upgrade(api):
+        made = corner.put(served.tas_policy("odd", MISSPELT))
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/odd"
+    assert api.get(path)["spec"] == made["spec"]
+    assert api.patch(path, {"metadata": {"labels": {"a": "b"}}})["metadata"]["labels"] == {"a": "b"}
+    assert api.patch(f"{path}/status", {"status": {"violatingNodes": 1}})["status"] == {"violatingNodes": 1}
+    with pytest.raises(ApiError, match='found strategy "dontSchedule"'):
+        api.patch(path, {"spec": {"strategies": {"labeling": {"rules": [HOT]}}}})
+    corrected = {"strategies": {"dontSchedule": None, "dontschedule": {"rules": [HOT]}}}
+    assert list(api.patch(path, {"spec": corrected})["spec"]["strategies"]) == ["dontschedule"]
+    api.delete(path)
+    assert api.find(path) is None
+
+
+def test_a_stored_policy_with_an_unknown_field_can_be_changed_elsewhere(corner: Sandbox) -> None:
+    served.define(corner.api)
+    corner.put(served.tas_policy("odd", {"dontschedule": {"rules": [HOT | {"whenMissing": "reject"}]}}))
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/odd"
+    with served.refusing_unknown_fields(corner.api):
+        corner.api.patch(path, {"metadata": {"labels": {"a": "b"}}})
+        corner.api.patch(f"{path}/status", {"status": {"violatingNodes": 1}})
+        with pytest.raises(ApiError, match='did you mean "when_missing"'):
+            corner.api.patch(path, {"spec": {"strategies": {"labeling": {"rules": [HOT]}}}})
+        corner.api.patch(path, {"spec": {"strategies": {"dontschedule": {"rules": [HOT]}}}})
+
+
+@pytest.mark.parametrize("validation", ["strict", "warn", "ignore"])
+def test_kubectl_apply_is_refused_whatever_validation_it_asks_for(
+    corner: Sandbox, tmp_path: Path, validation: str
+) -> None:
+    file = tmp_path / "policy.yaml"
+    field = served.tas_policy("odd", {"dontschedule": {"rules": [HOT | {"maxAge": "90s"}]}})
+    strategy = served.tas_policy("odder", MISSPELT)
+    file.write_text(yaml.safe_dump_all([field, strategy]))
+    served.define(corner.api)
+    with served.refusing_unknown_fields(corner.api):
+        done = _kubectl(corner, "apply", f"--validate={validation}", "-f", str(file))
+    assert done.returncode == 1
+    assert 'found field "maxAge", expected one of metricname,' in done.stderr
+    assert 'did you mean "max_age"?' in done.stderr
+    assert 'found strategy "dontSchedule", expected one of' in done.stderr
+    assert 'did you mean "dontschedule"?' in done.stderr
+
+
+def test_the_largest_policy_that_the_definition_takes_is_within_the_cost_limits(corner: Sandbox) -> None:
+    full = HOT | {
+        "labels": [f"a{number}=b" for number in range(64)],
+        "when_missing": "reject",
+        "max_age": "90s",
+        "query": "up",
+    }
+    rules = {"logicalOperator": "allOf", "policyName": "p", "rules": [full] * 100}
+    whole = dict.fromkeys(("dontschedule", "scheduleonmetric", "deschedule", "labeling"), rules)
+    served.define(corner.api)
+    with served.refusing_unknown_fields(corner.api):
+        admission.try_create(corner.api, served.tas_policy("large", whole, corner.namespace))
+
+
+def _kubectl(corner: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """kubectl in the test's namespace, whatever comes of it."""
+    plane = corner.plane
+    command = [
+        programs.folder() / "kubectl",
+        f"--kubeconfig={plane.admin.kubeconfig}",
+        "-n",
+        corner.namespace,
+    ]
+    return subprocess.run(
+        [*map(str, command), *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
