@@ -7,13 +7,13 @@ from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
-import yaml
 from click.core import ParameterSource
 
+from nodewise import yaml_loader
 from nodewise.agent import AgentKind
 from nodewise.cli import declared
 from nodewise.cli.declared import Setting
-from nodewise.errors import BadSettings, Problem, shown
+from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 SECTIONS: Final = "sections"
 """Where a command finds `Sections` among its parameters; nowhere without a file."""
@@ -87,9 +87,8 @@ def read(path: str, groups: Sequence[type[msgspec.Struct]], kinds: Sequence[Agen
 
 def _mapping(path: str) -> dict[Any, Any]:
     try:
-        given = yaml.safe_load(Path(path).read_text()) or {}
-    except (OSError, RecursionError, ValueError, yaml.YAMLError) as error:
-        # a ValueError is no UTF-8, or a date that there is not
+        given = yaml_loader.load(Path(path).read_bytes(), path) or {}
+    except (OSError, BadInput) as error:
         raise BadSettings("settings", [Problem("--config", str(error), "a readable YAML file")]) from error
     if not isinstance(given, dict):
         raise BadSettings("settings", [Problem(path, shown(given), "a mapping of settings")])

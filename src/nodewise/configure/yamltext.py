@@ -8,15 +8,16 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
 import yaml
 
+from nodewise import yaml_loader
 from nodewise.errors import BadInput, Problem
 
 LARGEST_BYTES: Final = 2**20
 """What the kubelet reads of a static pod is far less."""
-_MOST_NODES: Final = 100_000
 _BYTE_ORDER_MARK: Final = "\ufeff"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./=@:+-]+")
 
@@ -47,24 +48,14 @@ def parse(data: bytes, name: str) -> Document:
     if len(data) > LARGEST_BYTES:
         raise _bad(name, f"{len(data)} bytes", f"at most {LARGEST_BYTES}")
     try:
-        text = data.decode()
-        nodes = list(yaml.compose_all(text, yaml.SafeLoader))
-        if len(nodes) != 1:
-            raise _bad(name, f"{len(nodes)} documents", "one")
-        left = [_MOST_NODES]
-        _refuse_doubles(nodes[0], left, name)
-        value = yaml.safe_load(
-            text
-        )  # apart: merge keys are expanded in the nodes of whoever makes values of them
-        return Document(name, text, nodes[0], _copied(value, left, name))
-    except UnicodeDecodeError as error:
-        raise _bad(name, f"byte {error.start} is no UTF-8", "UTF-8") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise BadInput(
-            f'unmarshaling of "{name}" failed', [Problem("yaml", " ".join(str(error).split()), "")]
-        ) from error
-    except RecursionError as error:
-        raise _bad(name, "nested too deep", "a pod or a configuration") from error
+        nodes = yaml_loader.compose_all(data, name)
+        # apart: merge keys are expanded in the nodes of whoever makes values of them
+        values = list(yaml_loader.load_all(data, name))
+    except BadInput as error:
+        raise _bad(name, error.problems[0].seen, "") from error
+    if len(values) != 1:
+        raise _bad(name, f"{len(values)} documents", "one")
+    return Document(name, data.decode(), nodes[0], _copied(values[0]))
 
 
 def rewritten(document: Document, wanted: Any) -> bytes:
@@ -285,39 +276,17 @@ def _item(value: Any, column: int) -> list[str]:
 def _flow(value: Any, *, plain: bool = False) -> str:
     """In JSON, which is YAML everywhere; strings without quotes where that says the same."""
     if plain and isinstance(value, str) and _PLAIN.fullmatch(value) and not value.endswith(":"):
-        try:
-            if yaml.safe_load(f"- {value}") == [value]:
+        with suppress(BadInput):
+            if yaml_loader.load(f"- {value}", "") == [value]:
                 return value
-        except (yaml.YAMLError, ValueError):
-            pass
     return json.dumps(value, default=str)
 
 
-def _refuse_doubles(node: yaml.Node | None, left: list[int], name: str) -> None:
-    left[0] -= 1
-    if left[0] < 0:
-        raise _bad(name, f"more than {_MOST_NODES} values", "fewer")
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_doubles(item, left, name)
-    if isinstance(node, yaml.MappingNode):
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and names.count(key.value) > 1:
-                raise _bad(
-                    name, f"line {key.start_mark.line + 1}: the key {key.value!r} is given twice", "once"
-                )
-            _refuse_doubles(value, left, name)
-
-
-def _copied(value: Any, left: list[int], name: str) -> Any:
+def _copied(value: Any) -> Any:
     """A copy in which nothing is shared, so that aliases cannot make one change two."""
-    left[0] -= 1
-    if left[0] < 0:
-        raise _bad(name, f"more than {_MOST_NODES} values", "fewer")
     if isinstance(value, dict):
-        return {key: _copied(item, left, name) for key, item in value.items()}
-    return [_copied(item, left, name) for item in value] if isinstance(value, list) else value
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def _refuse(document: Document) -> NoReturn:

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 import yaml
 
+from nodewise import yaml_loader
 from nodewise.cpu import state
 from nodewise.cpu.state import IDENTITIES, State
 from nodewise.errors import BadInput, Problem, shown
@@ -23,11 +24,9 @@ class Texts(NamedTuple):
 def parse(texts: Texts) -> State:
     """BadInput if it is no YAML or JSON, or not the state of a node."""
     try:
-        config = yaml.safe_load(texts.config)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise BadInput(
-            "cannot read the state of the node's pools", [Problem(KEY, shown(str(error)), "YAML")]
-        ) from error
+        config = yaml_loader.load(texts.config, KEY)
+    except BadInput as error:
+        raise BadInput("cannot read the state of the node's pools", [Problem(KEY, str(error), "")]) from error
     try:
         identities = json.loads(texts.identities)
     except (RecursionError, ValueError) as error:

@@ -12,9 +12,8 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from nodewise import yaml_loader
 from nodewise.errors import BadInput, Problem, shown
-
-_SAFE: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _TYPES: Final = (
     ("null", r"(~|null|Null|NULL|)", "~nN\0"),
@@ -29,29 +28,19 @@ _TYPES: Final = (
 )
 """Plain texts that are more than text, by what they look like and may begin with (yaml v2, resolve.go)."""
 
-_LARGEST: Final = 20_000_000
-"""Values in one document once its aliases are written out: above any cluster, below a bomb of aliases."""
-_DEEPEST: Final = 200
-_MANY: Final = 5000
-_STAIRS: Final = re.compile(rb"(?:[-?][ \t]+){500}|\n {2000}")
 _SPACE: Final = re.compile(r"\s*")
 _JSON_START: Final = (b"{", b"[")
 
 
-class _Loader(_SAFE):  # type: ignore[misc]  # the base is chosen when the program starts
-    """The safe loader, with Kubernetes' reading of plain texts and keys."""
+class _Loader(yaml_loader.Loader):
+    """With Kubernetes' reading of plain texts and keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's way; its own would be PyYAML's types
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key that is no text", key.start_mark)
-            if key.value in seen and key.value != "<<":
-                text = f"the key {key.value!r} stands twice"
-                raise yaml.constructor.ConstructorError(None, None, text, key.start_mark)
-            seen.add(key.value)
             if key.tag != "tag:yaml.org,2002:merge":
                 key.tag = "tag:yaml.org,2002:str"  # JSON has no other keys
         made: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
@@ -111,53 +100,12 @@ def _from_flow(text: bytes, source: str, problem: Problem) -> Iterator[tuple[int
 
 
 def _from_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    try:
-        if _is_suspect(text):
-            _depth_checked(text)
-        for number, document in enumerate(yaml.load_all(text, Loader=_Loader), 1):
-            if document is not None:
-                _measured(document, {}, 0)
-                yield number, msgspec.json.encode(document)
-    except yaml.YAMLError as error:
-        seen = " ".join(str(error).split())
-        raise BadInput(source, [Problem(f"document {number + 1}", seen, "YAML")]) from error
-    except (ValueError, TypeError, RecursionError, UnicodeDecodeError) as error:
-        problem = Problem(f"document {max(number, 1)}", shown(str(error)), "YAML that JSON can express")
-        raise BadInput(source, [problem]) from error
-
-
-def _measured(value: Any, sizes: dict[int, int], depth: int) -> int:
-    """How many values a document has with its aliases written out. ValueError if that is beyond reason.
-
-    `sizes` keeps what was counted, so an alias costs nothing the second time; -1 marks what is being counted.
-    """
-    if not isinstance(value, dict | list):
-        return 1
-    size = sizes.get(id(value))
-    if size is None:
-        if depth > _DEEPEST:
-            raise ValueError(f"nested deeper than {_DEEPEST} levels")
-        sizes[id(value)] = -1
-        parts = value.values() if isinstance(value, dict) else value
-        size = sizes[id(value)] = 1 + sum(_measured(part, sizes, depth + 1) for part in parts)
-    if size < 0 or size > _LARGEST:
-        raise ValueError("aliases that contain themselves, or multiply beyond reason")
-    return size
-
-
-def _is_suspect(text: bytes) -> bool:
-    """Whether this may be nested so deeply that libyaml's recursion ends the process."""
-    return text.count(b"[") + text.count(b"{") > _MANY or _STAIRS.search(text) is not None
-
-
-def _depth_checked(text: bytes) -> None:
-    """ValueError for what is nested too deeply; reading by events needs no recursion, but half as much time again."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_SAFE):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _DEEPEST:
-            raise ValueError(f"nested deeper than {_DEEPEST} levels")
+    for number, document in enumerate(yaml_loader.load_all(text, source, _Loader), 1):
+        if document is None:
+            continue
+        try:
+            data = msgspec.json.encode(document)
+        except (ValueError, TypeError, RecursionError) as error:
+            problem = Problem(f"document {number}", shown(str(error)), "YAML that JSON can express")
+            raise BadInput(source, [problem]) from error
+        yield number, data

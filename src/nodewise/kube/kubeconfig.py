@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import yaml
-
-from nodewise.errors import BadSettings, Problem, shown
+from nodewise import yaml_loader
+from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a kubelet mounts a pod's service account."""
@@ -94,8 +93,8 @@ def _read(path: Path) -> dict[str, Any]:
     """One file, with its relative paths made absolute: they are meant from the file's own folder."""
     what = f"kubeconfig {path}"
     try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        document = yaml_loader.load(path.read_bytes(), str(path))
+    except (OSError, BadInput) as error:
         seen = " ".join(str(error).split())
         raise BadSettings(what, [Problem("", seen, "YAML of kind Config")], remedy=_REMEDY) from error
     if not isinstance(document, dict):

@@ -105,7 +105,7 @@ def test_a_document_marker_stays(host):
         ("", "spec not found"),
         ("\n", "spec not found"),
         ("spec:\n\tcontainers: []\n", 'unmarshaling of "'),
-        (pods.text(POD) + "kind: Pod\n", "'kind' is given twice"),
+        (pods.text(POD) + "kind: Pod\n", "'kind' twice"),
         ("- a\n", 'unmarshaling of "'),
         ("a: b\n", "spec not found"),
         ("spec: 5\n", "spec not found"),

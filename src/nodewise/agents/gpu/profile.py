@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import yaml
 
-from nodewise.errors import BadSettings, Problem, shown
+from nodewise import yaml_loader
+from nodewise.errors import BadInput, BadSettings, Problem, shown
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -134,9 +134,11 @@ def load(name: str) -> Profile:
 def _document(path: str) -> Any:
     wanted = f"{', '.join(PROFILES)} or a readable YAML file"
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return yaml_loader.load(Path(path).read_bytes(), path)
+    except OSError as error:
         raise _bad(Problem("--gpu-profile", f"{path}: {error}", wanted)) from error
+    except BadInput as error:
+        raise _bad(Problem("--gpu-profile", str(error), wanted)) from error
 
 
 def parse(document: Any, path: str) -> Profile:

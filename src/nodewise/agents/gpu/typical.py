@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import yaml
 
+from nodewise import yaml_loader
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu.amounts import LARGEST, Amounts
 from nodewise.agents.gpu.demand import Demand
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import GpuContainer, GpuPod, GpuPodMetadata, GpuPodSpec, GpuResources
 from nodewise.agents.gpu.profile import Profile
-from nodewise.errors import UNREADABLE, BadSettings, Problem, shown
+from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 
 DAYS: Final = 7
 """How many days count, today among them."""
@@ -168,9 +168,9 @@ def load(path: str, profile: Profile, options: GpuOptions) -> Classes:
 
 def _entries(path: str) -> list[Any]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        found = _rows(text) if path.endswith(".csv") else yaml.safe_load(text)
-    except (OSError, ValueError, RecursionError, csv.Error, yaml.YAMLError) as error:
+        data = Path(path).read_bytes()
+        found = _rows(data.decode()) if path.endswith(".csv") else yaml_loader.load(data, path)
+    except (OSError, ValueError, BadInput, csv.Error) as error:
         problem = Problem("--gpu-typical-pods", f"{path}: {error}", "a readable YAML, JSON or CSV file")
         raise _bad(problem) from error
     if not isinstance(found, list):
