@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise import turns
-from nodewise.metrics import nodes, resource
+from nodewise.metrics import aggregation, nodes, resource
+from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.nodes import Nodes, Room
 from nodewise.metrics.prometheus import answers, matching, queries
 from nodewise.metrics.prometheus.answers import Found
+from nodewise.metrics.series import Sample
 from nodewise.metrics.source import Want, merged
 
 NANO = 10**9
@@ -29,28 +31,54 @@ series = st.builds(
 )
 
 
-def match(found: list[Found]) -> matching.Matched:
+def owned(found: list[Found]) -> matching.Owned:
     return turns.result(matching.match(found, LABELS, FLEET))
 
 
-@given(st.lists(series, max_size=8), st.randoms())
-def test_the_order_of_series_means_nothing(found: list[Found], random: object) -> None:
+def match(found: list[Found], aggregate: str = "") -> matching.Matched:
+    return turns.result(matching.reduce(owned(found), aggregate))
+
+
+aggregations = st.sampled_from(("", *AGGREGATIONS))
+
+
+@given(st.lists(series, max_size=8), aggregations, st.randoms())
+def test_the_order_of_series_means_nothing(found: list[Found], aggregate: str, random: object) -> None:
     other = list(found)
     random.shuffle(other)  # type: ignore[attr-defined]
-    one, two = match(found), match(other)
+    one, two = match(found, aggregate), match(other, aggregate)
     assert one.samples == two.samples
     assert one.invalid.keys() == two.invalid.keys()
-    assert one.strangers == two.strangers
+    assert len(owned(found).strangers) == len(owned(other).strangers)
 
 
 @given(st.lists(series, max_size=8))
 def test_a_node_has_a_value_or_a_reason_and_every_series_a_node_or_none(found: list[Found]) -> None:
-    matched = match(found)
+    matched, strangers = match(found), len(owned(found).strangers)
     assert not matched.samples.keys() & matched.invalid.keys()
     assert matched.samples.keys() | matched.invalid.keys() <= set(NAMES)
-    assert len(matched.samples) + len(matched.invalid) + matched.strangers <= len(found)
+    assert len(matched.samples) + len(matched.invalid) + strangers <= len(found)
     given_values = {(one.value, one.at) for one in found}
     assert {(str(one.value // NANO), one.at) for one in matched.samples.values()} <= given_values
+
+
+@given(st.lists(series, max_size=8))
+def test_without_an_aggregation_a_value_is_what_every_series_of_the_node_says(found: list[Found]) -> None:
+    matched = match(found)
+    for node, own in owned(found).by_node.items():
+        values = {one.value for one in own}
+        assert (node in matched.samples) == (len(values) == 1 and values != {"NaN"})
+
+
+@given(st.lists(st.integers(-(10**30), 10**30), min_size=1, max_size=6))
+def test_an_aggregation_is_exact(values: list[int]) -> None:
+    entries = [Sample(value, float(at)) for at, value in enumerate(values)]
+    low, high, total, mean = (
+        aggregation.reduce(entries, name, "").value for name in ("min", "max", "sum", "avg")
+    )
+    assert (low, high, total) == (min(values), max(values), sum(values))
+    assert abs(mean * len(values) - total) * 2 <= len(values)
+    assert aggregation.reduce(entries, "sum", "").at == 0.0, "as old as its oldest part"
 
 
 @given(st.lists(series, max_size=6), series)
@@ -108,7 +136,12 @@ def test_a_share_is_as_near_as_a_nano_can_be(used: int, whole: int) -> None:
 
 
 wants = st.builds(
-    Want, st.sampled_from("mk"), st.sampled_from(("", "q", "r")), st.sampled_from((0.0, 60.0, 300.0))
+    Want,
+    st.sampled_from("mk"),
+    st.sampled_from(("", "q", "r")),
+    st.sampled_from((0.0, 60.0, 300.0)),
+    aggregations,
+    st.booleans(),
 )
 
 
@@ -117,5 +150,6 @@ def test_every_metric_and_query_is_asked_for_once_with_the_longest_age(given_: f
     found = merged(given_)
     assert {want.key for want in found} == {want.key for want in given_}
     assert len(found) == len({want.key for want in found})
+    assert len(found) == len({want._replace(max_age_s=0.0) for want in given_})
     for want in found:
         assert want.max_age_s == max(one.max_age_s for one in given_ if one.key == want.key)

@@ -85,7 +85,7 @@ class Averages:
         outcome = await self._asker.ask(want)
         if isinstance(outcome, Series):
             return {node: sample.value / NANO for node, sample in outcome.samples.items()}
-        failures.append(f"{want.metric}: {outcome}")
+        failures.append(f"{want.metric}: {outcome.why}")
         return {}
 
     async def _forecasts(self, failures: list[str]) -> tuple[Numbers, Numbers]:

@@ -53,7 +53,7 @@ class Samples:
                 self._failures.pop(metric, None)
                 await self._keep(outcome, kept)
             else:
-                self._failures[metric] = outcome
+                self._failures[metric] = outcome.why
 
     async def _keep(self, series: Series, kept: dict[str, deque[tuple[float, float]]]) -> None:
         """Each sample once, for the source may give the same one several times."""

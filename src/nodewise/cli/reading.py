@@ -17,7 +17,6 @@ from nodewise.agent import AgentKind, Concerned, ObjectKey, Want, Watched
 from nodewise.cli import feeds, lines
 from nodewise.cli.feeds import Ground
 from nodewise.cli.progress import Progress
-from nodewise.errors import Unavailable
 from nodewise.kube import files, listing
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.fields import merge
@@ -32,7 +31,7 @@ from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Series
 from nodewise.metrics.snapshot import Snapshot
-from nodewise.metrics.source import Source
+from nodewise.metrics.source import NotThere, Source
 from nodewise.observe.meters import Meters
 
 _LASTING: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -217,10 +216,10 @@ class Held:
         return bool(want.metric)
 
     async def fetch(self, want: Want, now: float) -> Series:  # noqa: ARG002 - the contract of a source
-        found = self._snapshot.series.get(want.metric)
-        if found is None:
-            raise Unavailable(f"metric {want.metric} is not in the files given")
-        return found
+        series = metric_files.select(self._snapshot, want)
+        if series is None:
+            raise NotThere(f"metric {want.metric} is not in the files given")
+        return series
 
 
 class Measuring(NamedTuple):

@@ -30,6 +30,7 @@ from nodewise.extender.arrays import Told
 from nodewise.extender.deadlines import Failed
 from nodewise.extender.numbers import plain as as_json
 from nodewise.kube.fields import merge
+from nodewise.metrics.aggregation import AGGREGATIONS
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 LONGEST_NAME: Final = 40
@@ -121,7 +122,17 @@ def _want(given: Any) -> Want:
     _of_type(given, Want, "a want")
     if not given.metric or not float(given.max_age_s) >= 0:
         raise Failed("shape", f"{_shown(given)}; wanted a metric's name, and a max age from 0")
-    return Want(text(given.metric), text(given.query), float(given.max_age_s))
+    if given.aggregate not in ("", *AGGREGATIONS):
+        raise Failed(
+            "shape", f"aggregate {_shown(given.aggregate)}; wanted one of {', '.join(AGGREGATIONS)}, or none"
+        )
+    return Want(
+        text(given.metric),
+        text(given.query),
+        float(given.max_age_s),
+        given.aggregate,
+        bool(given.empty_is_healthy),
+    )
 
 
 def problems(given: Any) -> Mapping[str, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 A source (`custom`, `resource`, `prometheus`, `file`) fetches one metric as a `series`; `asking` chooses among
 several; `snapshot` keeps the newest of each; `refresher` asks for what policies name, each metric on its own;
-`column` lays a series out by node number for arithmetic. `nodes` is what sources know of nodes.
+`aggregation` reduces several values of a node to one; `column` lays a series out by node number for arithmetic.
+`nodes` is what sources know of nodes.
 Nothing here knows a policy, a threshold or a pod. A value that is not there is never a number.
 """

@@ -13,7 +13,7 @@ import msgspec
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, shown
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import NotThere, Source, Want
+from nodewise.metrics.source import NotThere, NoValues, Source, Want
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
@@ -30,12 +30,22 @@ class Limits(NamedTuple):
     """Under way at once."""
 
 
+class Failure(NamedTuple):
+    """Why no source has a metric."""
+
+    why: str
+    """In the words of all sources, for the log."""
+    cause: str = ""
+    """In words for a policy's status, where a source answered (`source.NoValues`)."""
+
+
 class _Failure(NamedTuple):
     """Why a source gave nothing."""
 
     source: str
     why: str
     not_there: bool = False
+    cause: str = ""
 
 
 class _Known(NamedTuple):
@@ -58,18 +68,30 @@ class Asker:
         self._compared: set[Want] = set()
         self._told: set[tuple[str, str]] = set()
 
-    async def ask(self, want: Want) -> Series | str:
-        """The metric from the first source that has it, or why none has."""
+    async def ask(self, want: Want) -> Series | Failure:
+        """The metric from the first source that has it, or why none has.
+
+        An empty answer counts only if no source failed: the one that failed could have had values.
+        """
         failures = []
+        empty = None
         looking = self._looks(want)
         for source in self._order(want, looking=looking):
             outcome = await self._one(source, want)
-            if isinstance(outcome, Series):
+            if isinstance(outcome, _Failure):
+                failures.append(outcome)
+            elif outcome.samples or outcome.invalid:
                 self._remember(want, source, looked=looking)
                 return outcome
-            failures.append(outcome)
+            else:
+                empty = empty or outcome
         self._known.pop(want, None)
-        return _words(failures, len(self._sources)) if failures else _untaken(want, self._sources)
+        if empty and all(failure.not_there for failure in failures):
+            return empty
+        if not failures:
+            return Failure(_untaken(want, self._sources))
+        cause = next((failure.cause for failure in failures if failure.cause), "")
+        return Failure(_words(failures, len(self._sources)), cause)
 
     async def name_losers(self, want: Want) -> None:
         """Say which later sources have the metric too, once: the operator should know that the order decides."""
@@ -123,7 +145,8 @@ class Asker:
         except TimeoutError:
             failure = _Failure(source.name, f"no answer within {self._limits.timeout_s:g} s")
         except NodewiseError as error:
-            failure = _Failure(source.name, str(error), isinstance(error, NotThere))
+            cause = error.cause if isinstance(error, NoValues) else ""
+            failure = _Failure(source.name, str(error), isinstance(error, NotThere), cause)
         except Exception as error:  # noqa: BLE001 - what one metric runs into must not keep the others from being asked
             failure = self._defect(want, source, error)
         else:

@@ -27,6 +27,8 @@ class Column(NamedTuple):
     """Seconds since 1970; NaN where the age is unknown, -inf where there is no value."""
     given: States
     """`State` before any question of age: FRESH, MISSING or INVALID."""
+    answered_at: float = -np.inf
+    """When the source answered, seconds since 1970; NaN where that is unknown, -inf for never."""
 
     def states(self, now: float, max_age_s: float) -> States:
         """The state of each value at `now`: one older than `max_age_s` is STALE. An unknown age is fresh."""
@@ -51,7 +53,7 @@ def empty(index: NodeIndex) -> Column:
 
 def lay_out(series: Series, index: NodeIndex) -> Generator[None, None, Column]:
     """The column of a series, in parts. Samples of nodes that the index does not have are left out."""
-    column = empty(index)
+    column = empty(index)._replace(answered_at=series.fetched_at or np.nan)
     rest = iter(series.samples.items())
     while part := dict(islice(rest, _PART)):
         column = _with(column, index.numbers(list(part)), list(part.values()), series.fetched_at)

@@ -64,7 +64,7 @@ class CustomMetrics:
         gathering = values.Gathering()
         async for node, said in turns.paced(found):
             gathering.add(node, said)
-        series = gathering.series(want, self.name, now)
+        series = await turns.paced_result(gathering.series(want, self.name, now))
         if not series.samples and not series.invalid:
             raise Unavailable(
                 f"metric {want.metric}", [Problem("items", "an empty list", "a value of a node")]

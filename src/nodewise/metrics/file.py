@@ -12,18 +12,19 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from nodewise import turns
-from nodewise.errors import UNREADABLE, BadInput, Problem, Unavailable
+from nodewise.errors import UNREADABLE, BadInput, Problem
 from nodewise.kube import files
 from nodewise.kube.fields import merge
 from nodewise.kube.files import Objects
 from nodewise.kube.resources import NODES
 from nodewise.metrics import nodes as node_facts
 from nodewise.metrics import resource, values
+from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.nodes import Lookup, NodeFields, Nodes
 from nodewise.metrics.resource import NodeMetrics
 from nodewise.metrics.series import Series
 from nodewise.metrics.snapshot import Snapshot
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import NotThere, Want
 from nodewise.metrics.values import Entry, Item
 
 SOURCE: Final = "file"
@@ -55,24 +56,30 @@ class FileMetrics:
         return bool(want.metric)
 
     async def fetch(self, want: Want, now: float) -> Series:
-        """The metric as it stands in the files. `Unavailable` if it does not, `BadInput` if they cannot be read."""
+        """The metric as it stands in the files. `NotThere` if it does not, `BadInput` if they cannot be read."""
         known = await self._nodes() if self._nodes else node_facts.NONE
         seen = fingerprint(self._paths)
         if seen != self._seen or known is not self._known:
             plain, tables = split(self._paths)
             self._snapshot = snapshot(files.read(plain) if plain else Objects({}), tables, known)
             self._seen, self._known = seen, known
-        found = self._snapshot.series.get(want.metric)
-        if found is None:
-            raise Unavailable(f"metric {want.metric} is not in {', '.join(self._paths)}")
-        return msgspec.structs.replace(found, fetched_at=now)
+        series = select(self._snapshot, want)
+        if series is None:
+            raise NotThere(f"metric {want.metric} is not in {', '.join(self._paths)}")
+        return msgspec.structs.replace(series, fetched_at=now)
+
+
+def select(snapshot: Snapshot, want: Want) -> Series | None:
+    """The series of a metric by its name, whatever the want's query is; None if it is not there."""
+    name = Want(want.metric, aggregate=want.aggregate).key
+    return snapshot.series.get(name) or snapshot.series.get(want.metric)
 
 
 def snapshot(objects: Objects, tables: Iterable[Path] = (), known: Nodes = node_facts.NONE) -> Snapshot:
     """All metrics of these objects and CSV files. `BadInput` names each line that cannot be read.
 
     Usage of nodes (NodeMetrics) is divided by the allocatable of the Nodes among the objects; if there are none,
-    of the nodes that are `known`.
+    of the nodes that are `known`. A metric with several values of a node is there once more for each aggregation.
     """
     found: dict[str, list[Entry]] = {}
     for item in (*_listed(objects), *(item for table in tables for item in _rows(table))):
@@ -81,11 +88,17 @@ def snapshot(objects: Objects, tables: Iterable[Path] = (), known: Nodes = node_
         found.setdefault(metric, []).extend(usage)
     return Snapshot(
         {
-            metric: values.collect(Want(metric), SOURCE, 0.0, entries)
+            want.key: values.collect(want, SOURCE, 0.0, entries)
             for metric, entries in found.items()
             if entries
+            for want in _wants(metric, entries)
         }
     )
+
+
+def _wants(metric: str, entries: Sequence[Entry]) -> list[Want]:
+    has_several = len({node for node, _ in entries}) < len(entries)
+    return [Want(metric, aggregate=one) for one in ("", *(AGGREGATIONS if has_several else ()))]
 
 
 def split(paths: Iterable[str]) -> tuple[list[str], list[Path]]:

@@ -9,7 +9,7 @@ import msgspec
 
 from nodewise import turns
 from nodewise.clock import Clock
-from nodewise.metrics.asking import Asker, Limits
+from nodewise.metrics.asking import Asker, Failure, Limits
 from nodewise.metrics.series import Series, newer
 from nodewise.metrics.snapshot import Snapshot
 from nodewise.metrics.source import Source, Want, merged
@@ -62,7 +62,7 @@ class Refresher:
             return
         self._wants = wanted
         self.snapshot = self.snapshot.only(frozenset(want.key for want in wanted))
-        for metric in {want.metric for want in gone} - {want.metric for want in wanted}:
+        for metric in {want.name for want in gone} - {want.name for want in wanted}:
             for meter in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
                 self._meters.forget(meter, metric=metric)
         self._asker.forget(gone)
@@ -131,13 +131,13 @@ class Refresher:
                 "metric_values_bad", metric=want.key, nodes=len(series.invalid), example=f"{node}: {why}"
             )
         self.snapshot = self.snapshot.with_series(series)
-        self._meters.set("metric_nodes", len(series.samples), metric=want.metric)
+        self._meters.set("metric_nodes", len(series.samples), metric=want.name)
         self._changed()
 
-    def _fail(self, key: str, why: str) -> None:
-        if self.snapshot.failures.get(key) != why:
-            logs.emit("metric_failed", metric=key, error=why)
-        self.snapshot = self.snapshot.with_failure(key, why)
+    def _fail(self, key: str, failure: Failure) -> None:
+        if self.snapshot.failures.get(key) != failure.why:
+            logs.emit("metric_failed", metric=key, error=failure.why)
+        self.snapshot = self.snapshot.with_failure(key, failure.why, failure.cause)
         self._changed()
 
     def _report_ages(self) -> None:
@@ -145,4 +145,4 @@ class Refresher:
         for want in self._wants:
             series = self.snapshot.series.get(want.key)
             if series is not None:
-                self._meters.set("metric_age_seconds", now - series.fetched_at, metric=want.metric)
+                self._meters.set("metric_age_seconds", now - series.fetched_at, metric=want.name)

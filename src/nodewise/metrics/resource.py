@@ -17,7 +17,7 @@ from nodewise.kube.api import Api, NotFound
 from nodewise.metrics.nodes import Lookup, Nodes, Room
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import NotThere, Want
-from nodewise.metrics.values import Entry, collect
+from nodewise.metrics.values import Entry, Gathering
 
 GROUP: Final = "metrics.k8s.io"
 METRICS: Final = ("cpu_usage", "memory_usage", "cpu_usage_share", "memory_usage_share")
@@ -86,7 +86,10 @@ class ResourceMetrics:
         reading = await self._current(want.metric, now)
         if reading.failure:
             raise reading.failure
-        return collect(want, self.name, now, reading.entries[want.metric])
+        gathering = Gathering()
+        async for node, entry in turns.paced(reading.entries[want.metric]):
+            gathering.add(node, entry)
+        return await turns.paced_result(gathering.series(want, self.name, now))
 
     async def _current(self, metric: str, now: float) -> Reading:
         """The answer of this round: a metric that had its share of the last one begins the next round."""

@@ -14,17 +14,21 @@ class Snapshot(msgspec.Struct, frozen=True):
     """By `Want.key`; a metric that was never fetched with success is not in here."""
     failures: Mapping[str, str] = {}
     """By `Want.key`: why the last fetch failed. The last good series, if any, stays and grows old."""
+    causes: Mapping[str, str] = {}
+    """By `Want.key`: why a source that answered the last fetch has no value of any node, in words for a policy's
+    status. A subset of `failures`."""
 
     def was_asked(self, metric: str) -> bool:
         """Whether a source answered about the metric at all, be it with an error."""
         return metric in self.series or metric in self.failures
 
     def with_series(self, series: Series) -> "Snapshot":
-        failures = {name: why for name, why in self.failures.items() if name != series.metric}
-        return Snapshot({**self.series, series.metric: series}, failures)
+        failures, causes = _without(self.failures, series.metric), _without(self.causes, series.metric)
+        return Snapshot({**self.series, series.metric: series}, failures, causes)
 
-    def with_failure(self, metric: str, why: str) -> "Snapshot":
-        return Snapshot(self.series, {**self.failures, metric: why})
+    def with_failure(self, metric: str, why: str, cause: str = "") -> "Snapshot":
+        causes = {**self.causes, metric: cause} if cause else _without(self.causes, metric)
+        return Snapshot(self.series, {**self.failures, metric: why}, causes)
 
     def only(self, metrics: frozenset[str]) -> "Snapshot":
         """Without the metrics that nobody names any more."""
@@ -33,4 +37,9 @@ class Snapshot(msgspec.Struct, frozen=True):
         return Snapshot(
             {name: series for name, series in self.series.items() if name in metrics},
             {name: why for name, why in self.failures.items() if name in metrics},
+            {name: cause for name, cause in self.causes.items() if name in metrics},
         )
+
+
+def _without(texts: Mapping[str, str], metric: str) -> Mapping[str, str]:
+    return {name: text for name, text in texts.items() if name != metric}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from nodewise.errors import Unavailable
+from nodewise.errors import Problem, Unavailable
 from nodewise.metrics.series import Series
 
 
@@ -15,17 +15,38 @@ class Want(NamedTuple):
     """An expression to ask instead of the name, for sources that understand one."""
     max_age_s: float = 0.0
     """How old a value may be and still be of use; 0: the source decides how far back it looks."""
+    aggregate: str = ""
+    """How several values of one node become one, one of `aggregation.AGGREGATIONS`; empty: they must be equal."""
+    empty_is_healthy: bool = False
+    """Whether a query that gives no series at all is answered: a series without samples then."""
+
+    @property
+    def name(self) -> str:
+        """The metric as messages and meters name it: `temp`, or `max(temp)` with an aggregation."""
+        return f"{self.aggregate}({self.metric})" if self.aggregate else self.metric
 
     @property
     def key(self) -> str:
         """What the answer is kept under. A name that is asked for by a query is another thing than the name alone,
         or than by another query: any tenant can write any query, and none may stand in another's way.
         """
-        return f"{self.metric} by {self.query}" if self.query else self.metric
+        name = f"{self.name} or nothing" if self.empty_is_healthy else self.name
+        return f"{name} by {self.query}" if self.query else name
 
 
 class NotThere(Unavailable):
-    """The whole source is not installed here, which is no fault: another one may have the metric."""
+    """The source does not have the metric, or is not installed here at all, which is no fault: another one may."""
+
+
+class NoValues(Unavailable):
+    """The source answered, and no node has a value.
+
+    `cause` says why in a policy's status, which tenants read: it names no address and no series.
+    """
+
+    def __init__(self, what: str, problems: Iterable[Problem] = (), *, cause: str, remedy: str = "") -> None:
+        super().__init__(what, problems, remedy=remedy)
+        self.cause = cause
 
 
 class Source(Protocol):

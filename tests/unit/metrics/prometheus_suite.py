@@ -5,6 +5,7 @@ a function from series (`prometheus_double.Given`) to the URL of a Prometheus th
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from nodewise.metrics.nodes import Nodes, Room
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import NoValues, Want
 from nodewise.observe.meters import Meters
 from tests.unit.metrics.prometheus_double import Given
 
@@ -36,11 +37,13 @@ def source(url: str, **options: object) -> PrometheusMetrics:
     return PrometheusMetrics(url, Setting(given, 60.0), known, Meters())
 
 
-def fetch(url: str, metric: str = "temp", query: str = "", max_age_s: float = 0.0) -> Series:
+def fetch(url: str, metric: str = "temp", **more: Any) -> Series:
+    """`more` is of `Want`."""
+
     async def once() -> Series:
         asked = source(url)
         try:
-            return await asked.fetch(Want(metric, query, max_age_s), time.time())
+            return await asked.fetch(Want(metric, **more), time.time())
         finally:
             await asked.close()
 
@@ -108,11 +111,79 @@ class PrometheusSuite:
         )
         assert values(fetch(url)) == {"a": 1.0, "b": 2.0, "c": 3.0}
 
-    def test_of_several_series_of_a_node_the_newest_counts(self, prometheus: Holding) -> None:
+    @pytest.mark.parametrize("ages_s", [(0.0, 0.0), (40.0, 5.0)], ids=["of one time", "of two times"])
+    def test_series_of_a_node_that_differ_are_no_value(
+        self, prometheus: Holding, ages_s: tuple[float, float]
+    ) -> None:
+        """Two sensors: the node at 97 °C must not count as one at 41 °C, nor as one that nobody measures."""
         url = prometheus(
-            {'temp{instance="a",pod="old"}': ("1", 40.0), 'temp{instance="a",pod="new"}': ("2", 5.0)}
+            {
+                'temp{instance="a",sensor="cpu"}': ("97", ages_s[0]),
+                'temp{instance="a",sensor="inlet"}': ("41", ages_s[1]),
+            }
+        )
+        found = fetch(url)
+        assert found.samples == {}
+        assert found.invalid == {
+            "a": '2 series of one node differ in label "sensor": set aggregate: max or use a query'
+        }
+        assert values(fetch(url, aggregate="max")) == {"a": 97.0}
+        assert values(fetch(url, aggregate="min")) == {"a": 41.0}
+        assert values(fetch(url, aggregate="sum")) == {"a": 138.0}
+        assert values(fetch(url, aggregate="avg")) == {"a": 69.0}
+
+    def test_series_of_a_node_that_are_equal_are_one_value(self, prometheus: Holding) -> None:
+        url = prometheus(
+            {'temp{instance="a",pod="x"}': ("2", 40.0), 'temp{instance="a",pod="y"}': ("2", 5.0)}
         )
         assert values(fetch(url)) == {"a": 2.0}
+
+    @pytest.mark.parametrize("aggregate", ["", "max", "sum", "avg"])
+    def test_a_series_that_has_ended_does_not_count_beside_one_that_has_not(
+        self, prometheus: Holding, aggregate: str
+    ) -> None:
+        """An exporter that was restarted: Prometheus gives the old series up after five minutes at the latest."""
+        url = prometheus(
+            {
+                'temp{instance="a",pod="old"}': ("97", 400.0),
+                'temp{instance="a",pod="new"}': ("2", 5.0),
+                'temp{instance="b",pod="old"}': ("3", 400.0),
+            }
+        )
+        assert values(fetch(url, max_age_s=600.0, aggregate=aggregate)) == {"a": 2.0, "b": 3.0}
+
+    def test_an_aggregated_value_is_as_old_as_its_oldest_part(self, prometheus: Holding) -> None:
+        began_s = time.time()
+        url = prometheus({'temp{instance="a",x="1"}': ("1", 40.0), 'temp{instance="a",x="2"}': "2"})
+        sample = fetch(url, aggregate="sum").samples["a"]
+        assert sample.at is not None
+        assert began_s - 41.0 <= sample.at <= time.time() - 39.0
+
+    @pytest.mark.parametrize(
+        ("aggregate", "value"), [("max", {"a": 2.0}), ("min", {"a": 2.0}), ("sum", {}), ("avg", {})]
+    )
+    def test_max_and_min_pass_over_what_is_no_number(
+        self, prometheus: Holding, aggregate: str, value: dict[str, float]
+    ) -> None:
+        url = prometheus({'temp{instance="a",x="1"}': "NaN", 'temp{instance="a",x="2"}': "2"})
+        assert values(fetch(url, aggregate=aggregate)) == value
+
+    def test_an_empty_result_is_an_answer_only_where_that_is_healthy(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{instance="a"}': "1"})
+        query = 'temp{instance="b"} * 1'
+        with pytest.raises(NoValues) as caught:
+            fetch(url, query=query)
+        assert caught.value.cause == (
+            "the query gives no series: set empty_means: healthy if that is how a healthy cluster looks"
+        )
+        found = fetch(url, query=query, empty_is_healthy=True)
+        assert (found.samples, found.invalid) == ({}, {})
+
+    def test_series_of_no_node_are_no_empty_result(self, prometheus: Holding) -> None:
+        url = prometheus({'temp{instance="x:1"}': "1"})
+        with pytest.raises(NoValues) as caught:
+            fetch(url, query="temp * 1", empty_is_healthy=True)
+        assert caught.value.cause == "1 series, none of a node"
 
     def test_series_that_disagree_at_one_time_spoil_their_own_node_only(self, prometheus: Holding) -> None:
         url = prometheus(
@@ -124,7 +195,10 @@ class PrometheusSuite:
         )
         found = fetch(url, query="temp * 1")
         assert values(found) == {"b": 3.0}
-        assert "2 series that differ in core: let the rule's query choose" in found.invalid["a"]
+        assert found.invalid == {
+            "a": '2 series of one node differ in label "core": set aggregate: max or use a query'
+        }
+        assert values(fetch(url, query="temp * 1", aggregate="max")) == {"a": 2.0, "b": 3.0}
 
     @pytest.mark.parametrize(("text", "nano"), NUMBERS.items(), ids=NUMBERS)
     def test_values_are_exactly_what_the_text_says(self, prometheus: Holding, text: str, nano: int) -> None:

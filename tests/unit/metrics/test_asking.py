@@ -8,7 +8,7 @@ import structlog
 
 from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
-from nodewise.metrics.asking import LOOK_S, Asker, Limits
+from nodewise.metrics.asking import LOOK_S, Asker, Failure, Limits
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import NotThere, Want
 from nodewise.observe.meters import Meters
@@ -50,8 +50,8 @@ class Stage:
     async def ask(self, want: Want = M) -> str:
         """The source's name, or why there is none; with what follows a good answer."""
         outcome = await self.asker.ask(want)
-        if isinstance(outcome, str):
-            return outcome
+        if isinstance(outcome, Failure):
+            return outcome.why
         await self.asker.name_losers(want)
         return outcome.source
 

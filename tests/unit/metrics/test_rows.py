@@ -123,10 +123,10 @@ async def m5() -> None:
 
 
 async def m6() -> None:
-    """Of two items for a node the last."""
-    on = play(m=[item("x", "1"), item("x", "9")])
+    """Differs: two items of one node that differ are no value."""
+    on = play(m=[item("x", "1"), item("x", "9"), item("y", "3")])
     await on.want("m")
-    assert on.values() == {"x": 9}
+    assert on.values() == {"y": 3}
 
 
 async def m7() -> None:

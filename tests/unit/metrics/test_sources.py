@@ -88,8 +88,25 @@ class TestCustom:
             "c": Sample(2 * NANO, None, 60),
         }
 
-    def test_of_two_values_for_a_node_the_last_wins(self) -> None:
-        assert fetch({"items": [item("x", "1"), item("x", "9")]})[0].samples["x"].value == 9 * NANO
+    @pytest.mark.parametrize("stamps", [(None, None), ("2026-11-21T00:00:00Z", "2026-11-21T00:01:00Z")])
+    def test_two_values_of_a_node_that_differ_are_none(self, stamps: tuple[str | None, ...]) -> None:
+        items = [item("x", "1", timestamp=stamps[0]), item("x", "9", timestamp=stamps[1]), item("y", "3")]
+        series = fetch({"items": items})[0]
+        assert list(series.samples) == ["y"]
+        assert series.invalid == {
+            "x": "2 values of one node differ: set aggregate: max or give the source one value"
+        }
+
+    def test_two_values_of_a_node_that_are_equal_are_one(self) -> None:
+        assert fetch({"items": [item("x", "1"), item("x", "1000m")]})[0].samples["x"].value == NANO
+
+    @pytest.mark.parametrize(("aggregate", "value"), [("max", 9), ("min", 1), ("sum", 10), ("avg", 5)])
+    def test_a_rule_may_aggregate_them(self, aggregate: str, value: int) -> None:
+        api: Any = Answers(
+            group=group("v1beta1", "v1beta1"), metric={"items": [item("x", "1"), item("x", "9")]}
+        )
+        series = asyncio.run(CustomMetrics(api).fetch(Want("m", aggregate=aggregate), 100.0))
+        assert series.samples["x"].value == value * NANO
 
     @pytest.mark.parametrize("bad", ["NaN", "12 apples", "", None, True, [], {"a": 1}])
     def test_one_bad_value_spoils_its_own_node_only(self, bad: Any) -> None:
@@ -178,6 +195,15 @@ class TestFiles:
         )
         with pytest.raises(BadInput, match=r"items\[0\].*no metric or no node"):
             self.read(file)
+
+    def test_values_of_one_node_that_differ_need_an_aggregation(self, tmp_path: Path) -> None:
+        file = tmp_path / "m.csv"
+        file.write_text("a,m,1\na,m,9\nb,m,3\n")
+        source = FileMetrics((str(file),))
+        plain = asyncio.run(source.fetch(Want("m"), 0.0))
+        assert (list(plain.samples), list(plain.invalid)) == (["b"], ["a"])
+        highest = asyncio.run(source.fetch(Want("m", aggregate="max"), 0.0))
+        assert {node: sample.value // NANO for node, sample in highest.samples.items()} == {"a": 9, "b": 3}
 
     def test_a_metric_that_is_not_there(self, tmp_path: Path) -> None:
         (tmp_path / "m.csv").write_text("a,m,1\n")

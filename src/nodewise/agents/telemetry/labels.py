@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from nodewise.agent import NodeIndex
 from nodewise.agents.telemetry.policy import Policy, is_label_part
 from nodewise.agents.telemetry.rules import Measured
-from nodewise.metrics.series import State
 
 PREFIX: Final = "telemetry.aware.scheduling."
 VIOLATING: Final = "violating"
@@ -66,7 +65,7 @@ def labeling(policy: Policy, measured: Sequence[Measured]) -> tuple[LabelColumn,
 
 def _broken(measured: Sequence[Measured], *, all_of: bool) -> tuple[Mask, Mask]:
     """Where the strategy is broken on fresh evidence, and where missing values leave that open."""
-    fresh = np.array([item.states == State.FRESH for item in measured])
+    fresh = np.array([item.known for item in measured])
     broken = np.array([item.broken for item in measured]) & fresh
     kept = fresh & ~broken
     surely: Mask = broken.all(axis=0) if all_of else broken.any(axis=0)
@@ -85,14 +84,14 @@ def _chosen(key: str, claimed: Sequence[tuple[Measured, str]], applies: Mask, un
     best = claimed[0][0].column.values.copy()
     operator = np.full(size, "", object)
     for position, (item, _) in enumerate(claimed, 1):
-        broken = item.broken & (item.states == State.FRESH) & applies
+        broken = item.broken & item.known & applies
         clash |= broken & (winner > 0) & (operator != item.rule.operator)
         takes = broken & ((winner == 0) | _beats(item, best))
         winner[takes] = position
         best = np.where(takes, item.column.values, best)
         operator[takes] = item.rule.operator
     winner[clash] = 0
-    stale = np.any([item.states != State.FRESH for item, _ in claimed], axis=0)
+    stale = ~np.all([item.known for item, _ in claimed], axis=0)
     return LabelColumn(key, values, winner, stale | unknown, bool(clash.any()))
 
 

@@ -15,6 +15,8 @@ import msgspec
 from nodewise import clock, quantity
 from nodewise.agents.telemetry.operators import OPERATORS
 from nodewise.errors import UNREADABLE, Problem, shown, suggestion
+from nodewise.metrics.aggregation import AGGREGATIONS
+from nodewise.metrics.source import Want
 
 STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
 _MOST_LABELING: Final = 226
@@ -31,7 +33,17 @@ _MOST_LABELS: Final = 64
 _MOST_NAMED: Final = 30
 """Problems of one policy; further ones are only counted."""
 _STRATEGY_FIELDS: Final = ("policyName", "logicalOperator", "rules")
-_RULE_FIELDS: Final = ("metricname", "operator", "target", "labels", "when_missing", "max_age", "query")
+_RULE_FIELDS: Final = (
+    "metricname",
+    "operator",
+    "target",
+    "labels",
+    "when_missing",
+    "max_age",
+    "query",
+    "aggregate",
+    "empty_means",
+)
 
 
 class PolicyMetadata(msgspec.Struct, frozen=True):
@@ -66,8 +78,17 @@ class Rule(msgspec.Struct, frozen=True):
     """None: as the agent's options say."""
     query: str = ""
     """Asked of Prometheus instead of the metric's name."""
+    aggregate: str = ""
+    """One of `aggregation.AGGREGATIONS`: how several series of one node become one value. Empty: they must be equal."""
+    empty_means: Literal["", "healthy"] = ""
+    """`healthy`: a node for which the query gives no series keeps the rule, also where it gives none at all."""
     unusable: str = ""
     """Why the rule cannot be evaluated; empty if it can."""
+
+    def want(self, max_age_s: float = 0.0) -> Want:
+        """What is asked of the sources; `max_age_s` is the agent's."""
+        age_s = max_age_s if self.max_age_s is None else self.max_age_s
+        return Want(self.metric, self.query, age_s, self.aggregate, self.empty_means == "healthy")
 
 
 class Strategy(msgspec.Struct, frozen=True):
@@ -189,8 +210,13 @@ class _Reader:
         max_age_s = self._optional(f"{path}.max_age", rule.get("max_age"), _duration, None)
         when_missing = self._optional(f"{path}.when_missing", rule.get("when_missing"), _when_missing, "")
         query = self._optional(f"{path}.query", rule.get("query"), _query, "")
+        aggregate = self._optional(f"{path}.aggregate", rule.get("aggregate"), _aggregate, "")
+        empty_means = self._optional(f"{path}.empty_means", rule.get("empty_means"), _empty_means, "")
         broken = bool(self._unknown(path, rule, _RULE_FIELDS)) or broken
-        broken = broken or any(one is _BAD for one in (target, max_age_s, when_missing, query))
+        optional = (target, max_age_s, when_missing, query, aggregate, empty_means)
+        broken = broken or any(value is _BAD for value in optional)
+        if empty_means == "healthy" and not query:
+            self.problem(f"{path}.empty_means", shown(empty_means), "only together with query; it is ignored")
         return Rule(
             metric=metric,
             operator=operator,
@@ -199,6 +225,8 @@ class _Reader:
             when_missing="" if when_missing is _BAD else when_missing,
             max_age_s=None if max_age_s is _BAD else max_age_s,
             query="" if query is _BAD else query,
+            aggregate="" if aggregate is _BAD else aggregate,
+            empty_means="healthy" if empty_means == "healthy" and query else "",
             unusable=str(self.problems[before]) if broken else "",
         )
 
@@ -299,6 +327,18 @@ def _when_missing(given: Any) -> str:
     if given not in ("pass", "reject"):
         raise ValueError("pass or reject")
     return str(given)
+
+
+def _aggregate(given: Any) -> str:
+    if given not in AGGREGATIONS:
+        raise ValueError(" or ".join(AGGREGATIONS))
+    return str(given)
+
+
+def _empty_means(given: Any) -> str:
+    if given != "healthy":
+        raise ValueError("healthy")
+    return "healthy"
 
 
 def _query(given: Any) -> str:

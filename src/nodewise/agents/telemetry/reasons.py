@@ -15,7 +15,7 @@ _LONGEST: Final = 512
 
 def rule_text(rule: Rule) -> str:
     """A rule as an operator reads it: `cpu_temp GreaterThan 80`."""
-    return f"{rule.metric} {rule.operator} {quantity.to_text(rule.target)}"
+    return f"{rule.want().name} {rule.operator} {quantity.to_text(rule.target)}"
 
 
 class RuleBroken(msgspec.Struct, frozen=True):
@@ -57,23 +57,27 @@ class NoValue(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return f"telemetry policy {self.policy}: no fresh value of {self.rule.metric}"
+        return f"telemetry policy {self.policy}: no fresh value of {self.rule.want().name}"
 
     def remedy(self) -> str:
-        return f"find out why there is no fresh {self.rule.metric}"
+        return f"find out why there is no fresh {self.rule.want().name}"
 
 
 class NeverFetched(msgspec.Struct, frozen=True):
-    """No source ever gave the metric, so nobody knows whether any node breaks the rule."""
+    """No source gave any node a usable value, so it is unknown whether a node breaks the rule."""
 
     policy: str
     metric: str
+    cause: str = ""
+    """Why no node has a value, where a source answered. It is not part of the text, which stands in pod events."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
         return f"telemetry policy {self.policy}: metric {self.metric} was never fetched"
 
     def remedy(self) -> str:
+        if self.cause:
+            return f"no node has a value of {self.metric}: {self.cause}"
         return f"is {self.metric} spelled right, and does a source of --metrics have it? see metric_failed in the log"
 
 

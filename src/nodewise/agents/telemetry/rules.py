@@ -28,6 +28,8 @@ class Measured(NamedTuple):
     broken: NDArray[np.bool_]
     lacking: NDArray[np.bool_]
     """Where there is no fresh value and the rule rejects such nodes."""
+    known: NDArray[np.bool_]
+    """Where there is evidence: a fresh value, or none at all where that is healthy (`Rule.empty_means`)."""
     rejects_missing: bool = False
 
     def evidence(self, candidates: Names, *, ranks_only: bool = False) -> Evidence:
@@ -35,7 +37,7 @@ class Measured(NamedTuple):
         numbers = candidates.numbers
         target = None if ranks_only else self.rule.target
         return Evidence(
-            self.rule.metric,
+            self.rule.want().name,
             self.rule.operator,
             target,
             self.column.values[numbers],
@@ -47,12 +49,19 @@ class Measured(NamedTuple):
 
 def measure(rule: Rule, column: Column, now: float, max_age_s: float, *, reject_missing: bool) -> Measured:
     """Apply a rule to all nodes."""
-    states = column.states(now, max_age_s if rule.max_age_s is None else rule.max_age_s)
-    fresh = states == State.FRESH
+    max_age_s = max_age_s if rule.max_age_s is None else rule.max_age_s
+    states = column.states(now, max_age_s)
+    known = fresh = states == State.FRESH
     broken = fresh & operators.holds(rule.operator, column.values, rule.target)
     rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
-    lacking = ~fresh if rejects else np.zeros(len(fresh), bool)
-    return Measured(rule, column, states, column.ages_s(now), broken, lacking, rejects)
+    is_old = now - column.answered_at > max_age_s
+    if (
+        rule.empty_means == "healthy" and not is_old
+    ):  # an old answer says nothing about the nodes that it lacks
+        known = fresh | (states == State.MISSING)
+    lacking = ~known if rejects else np.zeros(len(fresh), bool)
+    rejects = rejects and not rule.empty_means
+    return Measured(rule, column, states, column.ages_s(now), broken, lacking, known, rejects)
 
 
 class Judged(NamedTuple):

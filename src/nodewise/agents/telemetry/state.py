@@ -12,7 +12,7 @@ from nodewise.agents.telemetry.policy import Policy, PolicyObject, Rule
 from nodewise.metrics import column as columns
 from nodewise.metrics.column import Column
 from nodewise.metrics.index import NodeIndex
-from nodewise.metrics.series import Series
+from nodewise.metrics.series import Series, State
 
 POLICIES = "taspolicies"
 """The key of the policies in `World.objects`."""
@@ -30,14 +30,24 @@ class PolicySlot(NamedTuple):
     preferring: rules.Measured | None
     labels: tuple[LabelColumn, ...] = ()
     """The node labels that the policy wants."""
-    waits_for: tuple[str, ...] = ()
-    """Metrics of its rules that no source ever gave."""
+    waits_for: Mapping[str, str] = {}
+    """Metrics of its rules that count as never fetched, each with the cause; empty where only the log has it."""
     suspended: tuple[Rule, ...] = ()
     """Its rules that lost most of their nodes at once; their last verdicts hold."""
 
 
 Slot = Mapping[ObjectKey, PolicySlot]
 """By namespace and name of the policy."""
+
+
+class _LaidOut(NamedTuple):
+    """A metric by node number, kept until its values or the nodes change."""
+
+    series: Series
+    nodes: NodeIndex
+    column: Column
+    cause: str
+    """Why no node has a value; empty if one has."""
 
 
 class TelemetryState:
@@ -49,7 +59,7 @@ class TelemetryState:
         self._reject_missing = options.when_missing == "reject"
         self._max_age_s = max_age_s
         self._read: dict[ObjectKey, tuple[PolicyObject, Policy]] = {}
-        self._columns: dict[str, tuple[Series, NodeIndex, Column]] = {}
+        self._columns: dict[str, _LaidOut] = {}
         self._memories: dict[Rule, suspension.Memory] = {}
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
@@ -64,16 +74,12 @@ class TelemetryState:
     def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
         """The metrics that usable rules name."""
         return frozenset(
-            self._want(rule)
+            rule.want(self._max_age_s)
             for policy in self.policies(objects).values()
             for strategy in policy.strategies.values()
             for rule in strategy.rules
             if not rule.unusable
         )
-
-    def _want(self, rule: Rule) -> Want:
-        max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
-        return Want(rule.metric, rule.query, max_age_s)
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:
         """What is wrong with policies, by `namespace/name`."""
@@ -88,8 +94,9 @@ class TelemetryState:
         slot: dict[ObjectKey, PolicySlot] = {}
         memo: dict[Rule, rules.Measured] = {}
         policies_ = self.policies(world.objects)
-        for asked in dict.fromkeys(_key(rule) for policy in policies_.values() for rule in _rules(policy)):
-            yield from self._lay_out(asked, world)
+        wants = (rule.want() for policy in policies_.values() for rule in _rules(policy))
+        for want in {want.key: want for want in wants}.values():
+            yield from self._lay_out(want, world)
             yield
         for key, policy in policies_.items():
             slot[key] = yield from self._decide(policy, world, memo)
@@ -123,7 +130,7 @@ class TelemetryState:
             ranked,
             preferring,
             tuple(wanted),
-            _never_fetched(policy, world),
+            self._waits_for(policy, world),
             tuple(rule for rule in _rules(policy) if rule in memo and self._memories[rule].suspended),
         )
 
@@ -156,8 +163,9 @@ class TelemetryState:
         for item in filtering:
             if item.rule.unusable:
                 return rules.reject_all(size, reasons.RuleUnusable(name, item.rule.unusable))
-            if _key(item.rule) not in world.metrics.series:
-                return rules.reject_all(size, reasons.NeverFetched(name, item.rule.metric))
+            cause = self._unfetched(item.rule, world)
+            if cause is not None:
+                return rules.reject_all(size, reasons.NeverFetched(name, item.rule.want().name, cause))
         judge = rules.all_of if policy.strategies["dontschedule"].all_of else rules.any_of
         return judge(name, filtering)
 
@@ -176,7 +184,7 @@ class TelemetryState:
         """The rule over all nodes; equal rules of several policies are computed once."""
         found = memo.get(rule)
         if found is None:
-            column = self._column(_key(rule), world)
+            column = self._column(rule.want().key, world)
             measured = rules.measure(
                 rule, column, world.now, self._max_age_s, reject_missing=self._reject_missing
             )
@@ -194,18 +202,37 @@ class TelemetryState:
         self._memories[rule] = memory
         return suspension.held(measured, memory)
 
-    def _lay_out(self, metric: str, world: World) -> Generator[None, None, None]:
+    def _waits_for(self, policy: Policy, world: World) -> dict[str, str]:
+        causes = {rule.want().key: self._unfetched(rule, world) for rule in _rules(policy)}
+        return {key: cause for key, cause in sorted(causes.items()) if cause is not None}
+
+    def _unfetched(self, rule: Rule, world: World) -> str | None:
+        """Why the rule's metric counts as never fetched; None if it does not.
+
+        A metric that gives no node a value counts as never fetched, unless the rule had values and is suspended.
+        """
+        key = rule.want().key
+        laid_out = self._columns.get(key)
+        if laid_out is None:
+            return world.metrics.causes.get(key, "")
+        memory = self._memories.get(rule)
+        return laid_out.cause if laid_out.cause and not (memory and memory.suspended) else None
+
+    def _lay_out(self, want: Want, world: World) -> Generator[None, None, None]:
         """Have the metric's column, the one of before where neither its values nor the nodes are others."""
+        metric = want.key
         series = world.metrics.series.get(metric)
         known = self._columns.get(metric)
         if series is None:
             self._columns.pop(metric, None)
-        elif known is None or known[0] is not series or known[1] is not world.nodes:
-            laid_out = yield from columns.lay_out(series, world.nodes)
-            self._columns[metric] = (series, world.nodes, laid_out)
+        elif known is None or known.series is not series or known.nodes is not world.nodes:
+            column = yield from columns.lay_out(series, world.nodes)
+            is_healthy = want.empty_is_healthy and not (series.samples or series.invalid)
+            cause = "" if is_healthy else _cause(series, world.nodes, column)
+            self._columns[metric] = _LaidOut(series, world.nodes, column, cause)
 
     def _column(self, metric: str, world: World) -> Column:
-        return self._columns[metric][2] if metric in self._columns else columns.empty(world.nodes)
+        return self._columns[metric].column if metric in self._columns else columns.empty(world.nodes)
 
 
 def _rules(policy: Policy) -> list[Rule]:
@@ -214,9 +241,9 @@ def _rules(policy: Policy) -> list[Rule]:
     return list(dict.fromkeys(rule for rule in every if not rule.unusable))
 
 
-def _never_fetched(policy: Policy, world: World) -> tuple[str, ...]:
-    return tuple(sorted({_key(rule) for rule in _rules(policy)} - world.metrics.series.keys()))
-
-
-def _key(rule: Rule) -> str:
-    return Want(rule.metric, rule.query).key
+def _cause(series: Series, nodes: NodeIndex, column: Column) -> str:
+    """Why no node has a value; empty if one has, or if there is no node."""
+    if not len(nodes) or (column.given == State.FRESH).any():
+        return ""
+    bad = next((why for node, why in series.invalid.items() if node in nodes), "")
+    return bad or f"{len(series.samples) + len(series.invalid)} values, none of a node"

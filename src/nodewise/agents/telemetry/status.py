@@ -56,7 +56,7 @@ def desired(decided: PolicySlot, generation: int, clash: str, before: Status, no
         for one in _conditions(decided, clash)
         if one.type in _ALWAYS or one.status == "True" or one.type in known
     ]
-    return Status(conditions, generation, violating(decided), list(decided.waits_for))
+    return Status(conditions, generation, violating(decided), sorted(decided.waits_for))
 
 
 _ALWAYS: Final = ("Valid", "MetricsFetched")
@@ -72,8 +72,8 @@ GOOD: Final[Mapping[str, str]] = {
 def _conditions(decided: PolicySlot, clash: str) -> Iterator[Condition]:
     problems = "; ".join(map(str, decided.policy.problems))
     yield _of("Valid", not problems, "FieldProblem", problems, "every field can be used")
-    waits = ", ".join(decided.waits_for)
-    text = f"never fetched: {waits}; no node passes until every metric of a rule was"
+    waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in decided.waits_for.items())
+    text = f"never fetched: {waits}; no node passes dontschedule until each of its metrics has a value"
     yield _of("MetricsFetched", not waits, "NeverFetched", text, "every metric was fetched")
     held = ", ".join(reasons.rule_text(rule) for rule in decided.suspended)
     text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from nodewise.agent import NodeIndex
 from nodewise.agents.telemetry.rules import Measured
-from nodewise.metrics.series import State
 
 
 class Memory(NamedTuple):
@@ -35,7 +34,7 @@ def remember(
     half have none now, and for as long as that is so of those that it then holds.
     """
     before = _on(nodes, memory)
-    fresh = measured.states == State.FRESH
+    fresh = measured.known
     since = -np.inf if before.suspended else before.looked_at - max_age_s
     had = (before.fresh_at >= since) & (before.fresh_at > -np.inf)
     suspended = int((had & ~fresh).sum()) * 2 > int(had.sum())
@@ -47,7 +46,7 @@ def held(measured: Measured, memory: Memory) -> Measured:
     """The rule with the verdicts of before where it is suspended and has no fresh value; else as it is."""
     if not memory.suspended:
         return measured
-    stands = (measured.states != State.FRESH) & (memory.fresh_at > -np.inf)
+    stands = ~measured.known & (memory.fresh_at > -np.inf)
     return measured._replace(
         broken=np.where(stands, memory.broken, measured.broken), lacking=measured.lacking & ~stands
     )

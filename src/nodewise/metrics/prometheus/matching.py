@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
+from nodewise.metrics import aggregation
 from nodewise.metrics.nodes import Nodes
 from nodewise.metrics.prometheus import answers
 from nodewise.metrics.prometheus.answers import Found
@@ -19,36 +20,93 @@ _STRIDE: Final = 32
 """So many series are one part of the work, some 0.1 ms; to pause after each would take longer than they do."""
 
 
+class Owned(NamedTuple):
+    """The series of each node."""
+
+    by_node: dict[str, list[Found]]
+    strangers: list[Found]
+    """Series that belong to no node."""
+
+
 class Matched(NamedTuple):
-    """What each node has, and what nobody has."""
+    """The value of each node."""
 
     samples: dict[str, Sample]
     invalid: dict[str, str]
     """Why a node has no value, although there is a series of it."""
-    strangers: int
-    """Series that belong to no node."""
-    example: str
-    """One of them, by the labels that were looked at."""
 
 
-def match(series: Iterable[Found], labels: Sequence[str], nodes: Nodes) -> Generator[None, None, Matched]:
-    """The value of each node; yields between parts of the work."""
+Identity = frozenset[tuple[str, str]]
+"""The labels of a series."""
+
+
+def match(series: Iterable[Found], labels: Sequence[str], nodes: Nodes) -> Generator[None, None, Owned]:
+    """The node of each series; yields between parts of the work."""
     found: list[Found] = []
     for one in series:
         found.append(one)
         if not len(found) % _STRIDE:
             yield
     deciding = yield from _deciding(found, labels, nodes)
-    by_node, strangers = yield from _sorted(found, deciding, nodes)
-    matched = Matched({}, {}, len(strangers), _example(strangers, labels))
-    for number, (node, own) in enumerate(by_node.items()):
+    return (yield from _sorted(found, deciding, nodes))
+
+
+def needs_ended(owned: Owned, aggregate: str) -> Generator[None, None, bool]:
+    """Whether the values depend on which series have ended.
+
+    They do where the series of a node have samples of different times: of one exporter that was restarted, and has
+    another `pod` label since, or of two that are scraped at different times.
+    """
+    for number, own in enumerate(owned.by_node.values()):
+        if (
+            len(own) > 1
+            and len({one.at for one in own}) > 1
+            and (aggregate or len({one.value for one in own}) > 1)
+        ):
+            return True
+        if not number % _STRIDE:
+            yield
+    return False
+
+
+def identities(series: Iterable[Found]) -> Generator[None, None, frozenset[Identity]]:
+    """The labels of all series; yields between parts of the work."""
+    found: set[Identity] = set()
+    for number, one in enumerate(series):
+        found.add(frozenset(one.labels.items()))
+        if not number % _STRIDE:
+            yield
+    return frozenset(found)
+
+
+def reduce(
+    owned: Owned, aggregate: str, current: frozenset[Identity] | None = None
+) -> Generator[None, None, Matched]:
+    """The value of each node; yields between parts of the work.
+
+    Of several series of a node those count that are `current`; all of them if none is, or if that is not known.
+    """
+    matched = Matched({}, {})
+    for number, (node, own) in enumerate(owned.by_node.items()):
+        counting = own
+        if current is not None and len(own) > 1:
+            counting = [one for one in own if frozenset(one.labels.items()) in current] or own
         try:
-            matched.samples[node] = newest(own)
+            matched.samples[node] = _value(counting, aggregate)
         except ValueError as error:
             matched.invalid[node] = str(error)
         if not number % _STRIDE:
             yield
     return matched
+
+
+def example(owned: Owned, labels: Sequence[str]) -> str:
+    """One of the series of no node, by the labels that were looked at."""
+    if not owned.strangers:
+        return ""
+    own = owned.strangers[0].labels
+    pairs = [f'{label}="{own[label][:80]}"' for label in labels if label in own]
+    return ", ".join(pairs) or f"a series without {' or '.join(labels)}"
 
 
 def owners(
@@ -64,32 +122,32 @@ def owners(
     return owning
 
 
-def newest(own: Sequence[Found]) -> Sample:
-    """The newest value of one node's series. ValueError if it is no number, or if the newest disagree.
+def _value(own: Sequence[Found], aggregate: str) -> Sample:
+    """The value of one node's series. ValueError with the reason if it has none."""
+    if len(own) == 1:
+        return _sample(own[0])
+    return aggregation.reduce([_entry(one) for one in own], aggregate, _conflict(own))
 
-    Several series of one node are common: an exporter that was started anew has a new `pod` label. Several with
-    different values at one time are an ambiguity that only the author of the query can settle.
-    """
-    last = own if len(own) == 1 else _last(own)
+
+def _sample(one: Found) -> Sample:
     # a scraped value is one of a moment, not of a window
-    return Sample(answers.nano(last[0].value), last[0].at, 0.0)
+    return Sample(answers.nano(one.value), one.at, 0.0)
 
 
-def _last(own: Sequence[Found]) -> Sequence[Found]:
-    """The newest series, several only if they say the same."""
-    latest = max(one.at or 0.0 for one in own)
-    last = [one for one in own if (one.at or 0.0) == latest]
-    if any(one.value != last[0].value for one in last):
-        raise ValueError(_conflict(last))
-    return last
+def _entry(one: Found) -> Sample | str:
+    try:
+        return _sample(one)
+    except ValueError as error:
+        return str(error)
 
 
-def _conflict(last: Sequence[Found]) -> str:
-    """Which labels the series differ in."""
-    names = dict.fromkeys(chain.from_iterable(one.labels for one in last))
-    differing = [name for name in names if len({one.labels.get(name, "") for one in last}) > 1]
-    shown = ", ".join(differing[:_MOST_NAMED]) or "no label"
-    return f"{len(last)} series that differ in {shown}: let the rule's query choose one or aggregate them"
+def _conflict(own: Sequence[Found]) -> str:
+    """Which labels the series differ in, and what to do."""
+    names = dict.fromkeys(chain.from_iterable(one.labels for one in own))
+    differing = [name for name in names if len({one.labels.get(name, "") for one in own}) > 1]
+    listed = ", ".join(f'"{name[:80]}"' for name in differing[:_MOST_NAMED])
+    where = f" in label{'s' if len(differing) > 1 else ''} {listed}" if differing else ""
+    return f"{len(own)} series of one node differ{where}: set aggregate: max or use a query"
 
 
 def _deciding(
@@ -107,10 +165,7 @@ def _deciding(
     return deciding
 
 
-def _sorted(
-    found: Sequence[Found], deciding: Sequence[str], nodes: Nodes
-) -> Generator[None, None, tuple[dict[str, list[Found]], list[Found]]]:
-    """The series of each node, and those of none."""
+def _sorted(found: Sequence[Found], deciding: Sequence[str], nodes: Nodes) -> Generator[None, None, Owned]:
     by_node: dict[str, list[Found]] = {}
     strangers: list[Found] = []
     for number, one in enumerate(found):
@@ -118,7 +173,7 @@ def _sorted(
         (strangers if node is None else by_node.setdefault(node, [])).append(one)
         if not number % _STRIDE:
             yield
-    return by_node, strangers
+    return Owned(by_node, strangers)
 
 
 def _node_of(one: Found, deciding: Sequence[str], nodes: Nodes) -> str | None:
@@ -126,11 +181,3 @@ def _node_of(one: Found, deciding: Sequence[str], nodes: Nodes) -> str | None:
         if text := one.labels.get(label):
             return nodes.find(text)
     return None
-
-
-def _example(strangers: Sequence[Found], labels: Sequence[str]) -> str:
-    if not strangers:
-        return ""
-    own = strangers[0].labels
-    pairs = [f'{label}="{own[label][:80]}"' for label in labels if label in own]
-    return ", ".join(pairs) or f"a series without {' or '.join(labels)}"

@@ -25,8 +25,13 @@ _NUMBERS: Final = ("inf", "nan")
 
 def of(want: Want, max_age_s: float) -> str:
     """The expression to ask: the rule's query, else its metric's name; samples no older than `max_age_s`."""
-    selector = want.query.strip() if want.query else _named(want.metric)
-    return f"{selector}[{_span(max_age_s)}]" if is_selector(selector) else selector
+    expression = instant(want)
+    return f"{expression}[{_span(max_age_s)}]" if is_selector(expression) else expression
+
+
+def instant(want: Want) -> str:
+    """The same without a range. For a selector Prometheus gives the series that have not ended."""
+    return want.query.strip() if want.query else _named(want.metric)
 
 
 def is_selector(text: str) -> bool:

@@ -3,16 +3,16 @@
 from typing import Final, NamedTuple
 
 from nodewise import turns
-from nodewise.errors import Problem, Unavailable
+from nodewise.errors import Problem
 from nodewise.metrics.nodes import Lookup
 from nodewise.metrics.prometheus import answers, matching, queries, ranges
 from nodewise.metrics.prometheus.access import Access
 from nodewise.metrics.prometheus.client import Client
-from nodewise.metrics.prometheus.matching import Matched
+from nodewise.metrics.prometheus.matching import Identity, Owned
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.ranges import Points
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import NoValues, Want
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 
@@ -48,19 +48,36 @@ class PrometheusMetrics:
         return bool(want.metric or want.query)
 
     async def fetch(self, want: Want, now: float) -> Series:
-        """Each node's newest value. `Unavailable` if no series is of a node; errors of the call as in `Client`."""
+        """Each node's value. `NoValues` if no series is of a node; errors of the call as in `Client`."""
         query = queries.of(want, want.max_age_s or self._max_age_s)
         answer = await self._client.ask(query)
         nodes = await self._nodes()
-        found = matching.match(answers.found(answer), self._labels, nodes)
-        matched = await turns.paced_result(found)
-        self._meters.set("metric_series_unmatched", matched.strangers, metric=want.metric)
-        self._tell(want.metric, "metric_warning", warnings="; ".join(answer.warnings)[:500])
-        if not matched.samples and not matched.invalid:
-            raise self._nothing(want, query, matched)
-        example = f"{matched.strangers} series, such as {matched.example}" if matched.strangers else ""
-        self._tell(want.metric, "metric_series_unmatched", example=example)
+        owned = await turns.paced_result(matching.match(answers.found(answer), self._labels, nodes))
+        strangers, example = len(owned.strangers), matching.example(owned, self._labels)
+        self._meters.set("metric_series_unmatched", strangers, metric=want.name)
+        self._tell(want.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
+        if not owned.by_node and (strangers or not want.empty_is_healthy):
+            raise self._nothing(want, query, strangers, example)
+        self._tell(
+            want.name,
+            "metric_series_unmatched",
+            example=f"{strangers} series, such as {example}" if example else "",
+        )
+        matched = await turns.paced_result(
+            matching.reduce(owned, want.aggregate, await self._current(want, owned))
+        )
         return Series(want.metric, self.name, now, matched.samples, matched.invalid)
+
+    async def _current(self, want: Want, owned: Owned) -> frozenset[Identity] | None:
+        """The series that have not ended, where the values depend on it.
+
+        A range has the samples of series that have ended as well. An instant query leaves these out: Prometheus marks
+        a series as ended when its target is gone, or gives it up after a look-back of five minutes.
+        """
+        if not await turns.paced_result(matching.needs_ended(owned, want.aggregate)):
+            return None
+        answer = await self._client.ask(queries.instant(want))
+        return await turns.paced_result(matching.identities(answers.found(answer)))
 
     async def samples(self, query: str) -> dict[str, Points]:
         """All samples of each node that a query of a range gives, such as `up[1h:1m]`. Errors as those of `fetch`."""
@@ -72,18 +89,21 @@ class PrometheusMetrics:
         """End all connections."""
         await self._access.http.aclose()
 
-    def _nothing(self, want: Want, query: str, matched: Matched) -> Unavailable:
+    def _nothing(self, want: Want, query: str, strangers: int, example: str) -> NoValues:
         what = f"query {query} to {self._access.url}"
-        if matched.strangers:
-            seen = f"{matched.strangers} series, none of a node, such as {matched.example}"
+        if strangers:
+            cause = f"{strangers} series, none of a node"
             wanted = f"a node's name, InternalIP or Hostname in {' or '.join(self._labels)}"
-            return Unavailable(what, [Problem("", seen, wanted)], remedy="give --prometheus-node-label")
-        remedy = (
-            ""
-            if want.query
-            else f"if Prometheus has it by another name, set the rule's query: node_{want.metric}"
-        )
-        return Unavailable(what, [Problem("", "no series", "one of each node")], remedy=remedy)
+            problem = Problem("", f"{cause}, such as {example}", wanted)
+            return NoValues(what, [problem], cause=cause, remedy="give --prometheus-node-label")
+        if want.query:
+            cause = "the query gives no series"
+            remedy = "set empty_means: healthy if that is how a healthy cluster looks"
+        else:
+            cause = "Prometheus has no series of this name"
+            remedy = f"if Prometheus has it by another name, set the rule's query: node_{want.metric}"
+        problem = Problem("", "no series", "one of each node")
+        return NoValues(what, [problem], cause=f"{cause}: {remedy}", remedy=remedy)
 
     def _tell(self, metric: str, event: str, **said: str) -> None:
         """Log what is there to say of a metric, once until it is gone."""

@@ -1,0 +1,55 @@
+"""One value of a node where a source has several: by the aggregation that a rule asks for, else none.
+
+Arithmetic is exact, in nano-units. Values that are no number follow PromQL: `max` and `min` pass over them, `sum` and
+`avg` have no result.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from nodewise.metrics.series import Sample
+
+AGGREGATIONS: Final = ("max", "min", "sum", "avg")
+
+Entry = Sample | str
+"""A value, or what the source gave instead of one."""
+
+
+def reduce(entries: Sequence[Entry], aggregation: str, conflict: str) -> Sample:
+    """The value of a node. ValueError with the reason if it has none.
+
+    Without an aggregation all values must be equal; `conflict` is the reason where they are not. An aggregated value
+    is as old as its oldest part.
+    """
+    if aggregation:
+        return _aggregated(entries, aggregation)
+    samples = [entry for entry in entries if isinstance(entry, Sample)]
+    if len({sample.value for sample in samples}) + (len(samples) < len(entries)) > 1:
+        raise ValueError(conflict)
+    if not samples:
+        raise ValueError(entries[0])
+    return max(samples, key=lambda sample: sample.at or 0.0)
+
+
+def _aggregated(entries: Sequence[Entry], aggregation: str) -> Sample:
+    samples = [entry for entry in entries if isinstance(entry, Sample)]
+    unreadable = next((entry for entry in entries if isinstance(entry, str)), "")
+    if not samples or (unreadable and aggregation in ("sum", "avg")):
+        raise ValueError(unreadable)
+    values = [sample.value for sample in samples]
+    times = [sample.at for sample in samples if sample.at is not None]
+    oldest = min(times) if times else None
+    return Sample(_REDUCE[aggregation](values), oldest, max(sample.window_s for sample in samples))
+
+
+def _average(values: Sequence[int]) -> int:
+    """The mean to the nearest nano-unit; a half is rounded up."""
+    return (2 * sum(values) + len(values)) // (2 * len(values))
+
+
+_REDUCE: Final[Mapping[str, Callable[[Sequence[int]], int]]] = {
+    "max": max,
+    "min": min,
+    "sum": sum,
+    "avg": _average,
+}
