@@ -115,6 +115,9 @@ AILMENTS: Final = (
         ("nodewise certs",),
     ),
     Ailment(
+        "any-client", "every client of the CA", planting.any_client, "nodewise/nodewise", ("nodewise certs",)
+    ),
+    Ailment(
         "unknown-ca", "another CA is trusted", planting.configured(planting.other_ca), "entry", ("caFile",)
     ),
     Ailment(

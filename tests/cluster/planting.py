@@ -224,6 +224,17 @@ def mixed_up(cluster: Cluster) -> Pair:
 
 
 @contextlib.contextmanager
+def any_client(cluster: Cluster) -> Iterator[None]:
+    """nodewise is started with --any-client, as its Deployment says."""
+    path = f"/apis/apps/v1/namespaces/{sound.NAMESPACE}/deployments/nodewise"
+    before = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
+    changed = [one | {"args": [*one.get("args", []), "--any-client"]} for one in before]
+    cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": changed}}}})
+    yield
+    cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": before}}}})
+
+
+@contextlib.contextmanager
 def expired_server(cluster: Cluster) -> Iterator[None]:
     """Somebody answers whose certificate was over yesterday."""
     host = processes.own_address()

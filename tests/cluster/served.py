@@ -185,7 +185,7 @@ class Papers:
     def __init__(self, folder: Path, *hosts: str) -> None:
         self.authority = Authority(folder, "nodewise-ca")
         self.server: Pair = self.authority.issue("nodewise", "127.0.0.1", "localhost", *hosts)
-        self.client: Pair = self.authority.issue("kube-scheduler")
+        self.client: Pair = self.authority.issue("system:kube-scheduler")
 
 
 @contextlib.contextmanager

@@ -180,7 +180,7 @@ def test_a_clients_certificate_is_replaced(site: Site, nodewise: Served) -> None
     """Nobody tells nodewise of it: old connections are closed with an answer, and new ones show the new one."""
     with steady.load(nodewise, site.identity) as load:
         since_s = time.monotonic()
-        site.papers.client.swap(site.ca.issued("kube-scheduler", days=400))
+        site.papers.client.swap(site.ca.issued("system:kube-scheduler", days=400))
         site.papers.server.replace(site.server_pair())
         load.opens_anew(since_s)
         wait("all show the new certificate", lambda: clients_end_after(nodewise, 300) or None)
@@ -210,7 +210,7 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(site: Site, 
         load.goes_on()
 
         since_s = time.monotonic()
-        site.papers.client.swap(new.issued("kube-scheduler"))
+        site.papers.client.swap(new.issued("system:kube-scheduler"))
         fresh = site.server_pair(new)
         site.papers.server.replace(fresh)
         load.sees(fresh.serial)

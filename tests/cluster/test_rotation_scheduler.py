@@ -131,14 +131,14 @@ def test_a_scheduler_binds_on_while_everything_but_its_ca_file_is_replaced(
         wait("it is served", lambda: reloads(nodewise, "serving") == 1 or None)
         pods.goes_on()
 
-        rotating.papers.client.swap(rotating.old.issued("kube-scheduler", days=200))
+        rotating.papers.client.swap(rotating.old.issued("system:kube-scheduler", days=200))
         wait("the scheduler shows its new one", lambda: clients_end_after(nodewise, 150) or None)
         pods.goes_on()
 
         rotating.bundle.write_bytes(rotating.old.ca_pem + rotating.new.ca_pem)
         wait("both CAs are trusted", lambda: reloads(nodewise, "client_ca") == 1 or None)
         pods.goes_on()
-        rotating.papers.client.swap(rotating.new.issued("kube-scheduler", days=400))
+        rotating.papers.client.swap(rotating.new.issued("system:kube-scheduler", days=400))
         wait("the scheduler shows the new CA's", lambda: clients_end_after(nodewise, 350) or None)
         pods.goes_on()
         rotating.bundle.write_bytes(rotating.new.ca_pem)

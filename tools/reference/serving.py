@@ -122,7 +122,10 @@ _STATUSES = (
     ("`400`", "the request cannot be read"),
     (
         "`403`",
-        "the client's certificate has no name of `--client-name`, or is a CA's with `--refuse-ca-client`",
+        (
+            "the client's certificate lacks a name of `--client-name` or the usage clientAuth, or is a CA's with"
+            " `--refuse-ca-client`; with `--any-client` for bind, `/decisions` and `/state` only"
+        ),
     ),
     ("`404`", "no such path; or a bind that was refused, with `--bind-errors status`"),
     ("`405`", "the path has another method"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.cli import kinds, legacy, memory, settings, wiring
@@ -40,7 +41,13 @@ class _ExtenderCommand(Sectioned):
     """Understands the flags of the older programs as well."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, legacy.translate(args, legacy.EXTENDER))
+        flag = legacy.implies_any_client(args)
+        rest = super().parse_args(ctx, legacy.translate(args, legacy.EXTENDER))
+        sources = {ctx.get_parameter_source(name) for name in ("client_name", "any_client")}
+        if flag and sources == {ParameterSource.DEFAULT}:
+            ctx.params["any_client"] = True
+            logs.later("any_client_implied", option=f"-{flag}")
+        return rest
 
 
 def run(**given: Any) -> None:
@@ -48,6 +55,7 @@ def run(**given: Any) -> None:
 
     The flags of Telemetry Aware Scheduling (-kubeConfig, -port, -cert, -key, -cacert, -syncPeriod, -v) are
     understood too, so that its deployment serves unchanged; so are those of GPU Aware Scheduling, beside --agents gpu.
+    They imply --any-client, with a warning, unless --client-name is set.
 
     \b
     Examples:

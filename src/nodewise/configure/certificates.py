@@ -19,9 +19,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nodewise.configure.certificate_facts import public_der
 from nodewise.errors import BadSettings, Problem, Unavailable
 from nodewise.serve.issuing import SKEW, Issuer, Leaf, is_address, is_by, is_host
+from nodewise.serve.options import ISSUED_CLIENT
 
 SERVICE: Final = "nodewise"
-CLIENT: Final = "nodewise-scheduler-client"
+CLIENT: Final = ISSUED_CLIENT
 _AUTHORITY: Final = "nodewise-ca-"
 _PEM: Final = serialization.Encoding.PEM
 _SHORTEST: Final = timedelta(minutes=1)

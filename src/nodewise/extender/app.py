@@ -78,12 +78,15 @@ class Extender:
         path otherwise.
         """
         is_served = any(map(is_named, self._answering.verbs))
-        return [Route("POST", f"{ALL_AGENTS}/bind", _refused_bind)] if is_served else []
+        return [Route("POST", f"{ALL_AGENTS}/bind", _refused_bind, pinned_only=True)] if is_served else []
 
     def private_routes(self) -> list[Route]:
         """For loopback or mutual TLS only: decisions and agents' states name every tenant's pods."""
-        shows = [Route("GET", f"/state/{one.name}", self._state(one)) for one in self._answering.showing]
-        return [Route("GET", "/decisions", self._decisions), *shows]
+        showing = self._answering.showing
+        shows = [
+            Route("GET", f"/state/{agent.name}", self._state(agent), pinned_only=True) for agent in showing
+        ]
+        return [Route("GET", "/decisions", self._decisions, pinned_only=True), *shows]
 
     def moment(self, body: bytes | None = None) -> tuple[View, float]:
         """The View by which this body is answered, or the newest, and what time it is."""
@@ -175,7 +178,7 @@ class BindRoutes:
     def routes(self) -> list[Route]:
         """`/scheduler/bind` is the same as that of the agent."""
         paths = (ALL_AGENTS, f"/agents/{self._binder.name}")
-        return [Route("POST", f"{path}/bind", self._bind) for path in paths]
+        return [Route("POST", f"{path}/bind", self._bind, pinned_only=True) for path in paths]
 
     async def _bind(self, request: Request) -> Response:
         asked = wire.binding(request.body)

@@ -22,6 +22,11 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "ready": Event("info", "Stores are synced and every metric that a policy names was asked for."),
     "option_ignored": Event("warning", "An option of an older program that has no meaning here was given."),
+    "any_client_implied": Event(
+        "warning",
+        "A flag of TAS or GAS implies `--any-client`: every certificate of the client CA may call filter, prioritize"
+        " and preempt. Set `--client-name` to the name in kube-scheduler's certificate; bind needs it in any case.",
+    ),
     "memory_failed": Event(
         "warning",
         "What agents learnt could not be read or kept (`--state`, or the ConfigMap nodewise-memory); it is tried"
@@ -276,6 +281,11 @@ EVENTS: Final[dict[str, Event]] = {
     "ca_client": Event(
         "warning",
         "A client presents a CA's certificate, with whose key anybody can be let in. Give it one of its own.",
+    ),
+    "unpinned_client": Event(
+        "warning",
+        "A client is served because of `--any-client`; `missing` says what its certificate lacks. Bind, `/decisions`"
+        " and `/state` are refused to it. Logged once for each certificate's names, for at most 64 of them.",
     ),
     "tls_reloaded": Event("info", "Certificate files changed and what they hold is in use."),
     "tls_reload_failed": Event(

@@ -18,6 +18,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+PINNED_ONLY_REFUSAL: Final = "nodewise.pinned_only_refusal"
+"""The key of a scope's `state` with the answer of routes for pinned clients only; None or absent: they are served."""
+
 # Large bodies go out in pieces, so that the buffer stays small, each in a step of the event loop: encrypting it takes a
 # tenth of a millisecond or two, and making the answer has taken its time before.
 PIECE_BYTES: Final = 128 * 2**10

@@ -13,7 +13,15 @@ from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable, shown
 from nodewise.observe import logs
 from nodewise.observe.meters import Meters
 from nodewise.serve import answers
-from nodewise.serve.answers import Receive, Response, Scope, Send, TooLarge, problem
+from nodewise.serve.answers import (
+    PINNED_ONLY_REFUSAL,
+    Receive,
+    Response,
+    Scope,
+    Send,
+    TooLarge,
+    problem,
+)
 
 __all__ = ["Application", "Handler", "Lane", "Request", "Response", "Route", "problem"]
 
@@ -54,7 +62,8 @@ class Lane:
 
 class Route(NamedTuple):
     """One method of one path; without a lane any number of requests of any size. A GET route answers HEAD as
-    well. To a forgiving one, a path that differs in case or in slashes is redirected.
+    well. To a forgiving one, a path that differs in case or in slashes is redirected. A route for pinned clients only
+    is refused to the other clients of a port with mutual TLS.
     """
 
     method: str
@@ -62,6 +71,7 @@ class Route(NamedTuple):
     handler: Handler
     lane: Lane | None = None
     is_forgiving: bool = False
+    pinned_only: bool = False
 
 
 class _Gone(Exception):
@@ -175,8 +185,11 @@ class Application:
             await answers.send(response, to)
         else:
             visit = _Visit(route.lane)
+            refusal = (
+                scope["state"].get(PINNED_ONLY_REFUSAL) if route.pinned_only and "state" in scope else None
+            )
             try:
-                response = await self._answer(visit, route, scope, receive)
+                response = refusal or await self._answer(visit, route, scope, receive)
                 await answers.send(response, to)
             except _Gone:
                 return

@@ -30,7 +30,7 @@ REASONS: Final[dict[str, str]] = {
     "closed_early": "The client left without a word; a TCP probe does that.",
     "too_many": "More connections than max_connections or max_handshakes.",
     # the certificate is genuine, but
-    "client_name": "The client's certificate bears no name of client_name.",
+    "client_name": "The client's certificate lacks a name of --client-name or the usage clientAuth; see `detail`.",
     "ca_certificate": "The client presents a CA certificate and refuse_ca_client is set.",
     "client_ca_changed": "The client's certificate does not come from the new client CA.",
     # after it

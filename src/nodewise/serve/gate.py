@@ -1,12 +1,18 @@
-"""May this certificate call? What is asked of a client after OpenSSL has found its certificate genuine."""
+"""Client authorization: decides once per connection what the client's certificate permits.
+
+A verified signature is not sufficient: the CA of a cluster also signs the certificates of kubelets and users. A client
+is pinned if its certificate has a name of `--client-name` and the extended key usage clientAuth. Only a pinned client
+may call the routes that are marked `pinned_only` (bind, /decisions, /state); `--any-client` opens the others to every
+certificate of the client CA.
+"""
 
 import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cryptography import x509
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nodewise.errors import Problem, shown
 from nodewise.observe import logs
@@ -19,34 +25,64 @@ from nodewise.serve.tls import Tls
 
 
 class Client(NamedTuple):
-    """What a certificate says: its common names and subject alternative names, and whether it is a CA's."""
+    """The parts of a client certificate that decide about access."""
 
     names: tuple[str, ...]
+    """The common name, then the subject alternative names."""
     is_ca: bool
+    for_client: bool = False
+    """Whether the extended key usage contains clientAuth."""
+
+
+class Authorization(NamedTuple):
+    """What a connection's client may call."""
+
+    refusal: Response | None = None
+    """The answer to every request; None if the client may call."""
+    pinned_only_refusal: Response | None = None
+    """The answer of routes for pinned clients only; None for a pinned client."""
+
+
+PINNED: Final = Authorization()
+_NOT_A_CA: Final = "a client certificate of its own, not a CA's"
+_MOST_WARNINGS: Final = 64
+"""Any user of a CA can have certificates with many names: they must fill neither memory nor the log."""
+_UNREADABLE: Final = Client((), is_ca=False)
 
 
 @lru_cache(maxsize=64)
 def client_of(der: bytes) -> Client:
-    """Read a certificate. What cannot be read has no names, so that it matches no pin."""
+    """Read a certificate. An unreadable one has no names, so that it matches no pin.
+
+    Of several common names none counts: programs differ in which one they take, and Go, which decides for the API
+    server who may get a certificate, looks at the last one only. A certificate without the extension extended key
+    usage is not a client certificate: Go and OpenSSL accept it for any usage, which is more than its issuer said.
+    """
     try:
         certificate = x509.load_der_x509_certificate(der)
-        names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        common_names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         extensions = {extension.oid: extension.value for extension in certificate.extensions}
-    except ValueError:
-        return Client((), is_ca=False)
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+        return _UNREADABLE
+    names = [str(name.value) for name in common_names] if len(common_names) == 1 else []
     alternatives = extensions.get(x509.SubjectAlternativeName.oid)
     if isinstance(alternatives, x509.SubjectAlternativeName):
         kinds = (x509.DNSName, x509.RFC822Name, x509.UniformResourceIdentifier, x509.IPAddress)
         names.extend(str(name.value) for name in alternatives if isinstance(name, kinds))
     constraints = extensions.get(x509.BasicConstraints.oid)
-    return Client(tuple(names), isinstance(constraints, x509.BasicConstraints) and constraints.ca)
+    usage = extensions.get(x509.ExtendedKeyUsage.oid)
+    return Client(
+        tuple(names),
+        is_ca=isinstance(constraints, x509.BasicConstraints) and constraints.ca,
+        for_client=isinstance(usage, x509.ExtendedKeyUsage) and ExtendedKeyUsageOID.CLIENT_AUTH in usage,
+    )
 
 
 class Gate:
-    """Looks at each new connection once.
+    """Authorizes each new connection once.
 
-    Who is refused gets 403 and the reason for whatever it asks, and is closed after it: kube-scheduler logs
-    the status of an answer, and curl shows its text, where a closed connection would show neither.
+    A refused client gets 403 with the reason for every request, and its connection is closed with that answer:
+    kube-scheduler logs the status of an answer and curl shows its text; a closed connection shows neither.
     """
 
     def __init__(self, options: ServeOptions, tls: Tls, endings: Endings, meters: Meters) -> None:
@@ -54,37 +90,60 @@ class Gate:
         self._tls = tls
         self._endings = endings
         self._meters = meters
-        self._warned: set[Client] = set()  # as many as there are authorities
+        self._warned: set[tuple[str, Client]] = set()
 
-    def examine(self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str) -> Response | None:
-        """None to let the client in, else what to answer it. `chain`, DER, begins with its own certificate."""
+    def examine(self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str) -> Authorization:
+        """What the client may call. `chain`, DER, begins with its own certificate."""
         client = client_of(chain[0] if chain else b"")
-        allowed = self._options.client_name
         secured = transport.get_extra_info("ssl_object")
         # of a TLS 1.2 session that is resumed by its id nothing was verified but that it is the same client
         verified_by = None if secured.session_reused else transport.get_extra_info("sslcontext")
         if not self._tls.admits(chain, verified_by):
             # the CA was swapped while the handshake was under way, or the certificate is over
-            wanted = "a certificate of the present client CA"
-            return self._refused("client_ca_changed", peer, client, wanted)
-        if allowed and not set(allowed).intersection(client.names):
-            return self._refused("client_name", peer, client, "a certificate with a name of client_name")
+            expected = "a certificate of the present client CA"
+            return self._refused("client_ca_changed", peer, client, expected)
+        if client.is_ca and self._options.refuse_ca_client:
+            return self._refused("ca_certificate", peer, client, _NOT_A_CA)
+        mismatch = _mismatch(client, self._options.client_name)
+        if mismatch and not self._options.any_client:
+            return self._refused("client_name", peer, client, mismatch)
         if client.is_ca:
-            return self._examine_ca(peer, client)
-        return None
+            self._meters.count("ca_clients_total")
+            self._warn_once("ca_client", peer, client)
+        if not mismatch:
+            return PINNED
+        self._warn_once("unpinned_client", peer, client, missing=mismatch)
+        return Authorization(pinned_only_refusal=_refusal(client, mismatch))
 
-    def _examine_ca(self, peer: str, client: Client) -> Response | None:
-        if self._options.refuse_ca_client:
-            return self._refused(
-                "ca_certificate", peer, client, "a client certificate of its own, not a CA's"
-            )
-        self._meters.count("ca_clients_total")
-        if client not in self._warned:
-            self._warned.add(client)
-            logs.emit("ca_client", peer=peer, names=client.names)
-        return None
+    def _warn_once(self, event: str, peer: str, client: Client, **fields: str) -> None:
+        if (event, client) not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add((event, client))
+            logs.emit(event, peer=peer, names=client.names, **fields)
 
-    def _refused(self, reason: str, peer: str, client: Client, wanted: str) -> Response:
-        seen = ", ".join(map(shown, client.names)) or "no names"
-        self._endings.note(reason, peer, f"certificate of {seen}")
-        return answers.refusal(403, Problem("client certificate", seen, wanted))
+    def _refused(self, reason: str, peer: str, client: Client, expected: str) -> Authorization:
+        self._endings.note(reason, peer, f"certificate of {_described(client)}; expected {expected}")
+        refusal = _refusal(client, expected)
+        return Authorization(refusal, refusal)
+
+
+def _mismatch(client: Client, pins: Sequence[str]) -> str:
+    """What a certificate lacks to be pinned, with the remedy; empty if it is pinned."""
+    has_name = not set(pins).isdisjoint(client.names)
+    if has_name and client.for_client:
+        return ""
+    if client.is_ca:
+        return f"{_NOT_A_CA}, with a name of --client-name ({', '.join(pins)})"
+    missing = [] if has_name else [f"a name of --client-name ({', '.join(pins)})"]
+    if not client.for_client:
+        missing.append("the extended key usage clientAuth in the certificate")
+    elif client.names:
+        missing.append(f"or nodewise started with --client-name {shown(client.names[0])}")
+    return ", ".join(missing)
+
+
+def _described(client: Client) -> str:
+    return ", ".join(map(shown, client.names)) or "no names"
+
+
+def _refusal(client: Client, expected: str) -> Response:
+    return answers.refusal(403, Problem("client certificate", _described(client), expected))

@@ -1,8 +1,14 @@
 """The settings of a server. They hold for every port that we open."""
 
 import ipaddress
+from typing import Final
 
 import msgspec
+
+SCHEDULER: Final = "system:kube-scheduler"
+"""kube-scheduler's user name, the common name of its certificate in every kubeadm cluster."""
+ISSUED_CLIENT: Final = "nodewise-scheduler-client"
+"""The common name in client certificates that `nodewise certs` issues by default."""
 
 
 def is_loopback(address: str) -> bool:
@@ -37,17 +43,22 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     is, self-signed or not, as the Go programs do. Read again on a change; open connections whose
     certificate does not come from the new bundle are closed."""
 
-    client_name: tuple[str, ...] = ()
-    """Who may call: common names or subject alternative names, compared exactly, one match is enough.
-    Empty, the default: any certificate of the client CA, because kube-scheduler's name differs from cluster
-    to cluster."""
+    client_name: tuple[str, ...] = (SCHEDULER, ISSUED_CLIENT)
+    """Names of the clients that may call; repeat the flag for several. A client certificate matches if its common
+    name or one of its subject alternative names equals one of them and it has the extended key usage clientAuth.
+    Given names replace the default."""
+
+    any_client: bool = False
+    """Answer filter, prioritize and preempt to any certificate of the client CA. Bind, /decisions and /state still
+    require a name of `--client-name`. For a migration only: with the cluster CA, every kubelet can call."""
 
     refuse_ca_client: bool = False
     """Refuse a client whose certificate is a CA's. Off by default, because Telemetry Aware Scheduling's guide
     had kube-scheduler present the cluster CA itself; then such a client is served with a warning."""
 
     unsafe: bool = False
-    """Serve plain HTTP: anybody who reaches the port is obeyed. Off by default."""
+    """Serve plain HTTP: there are no client certificates, so every client that reaches the port may call filter,
+    prioritize, preempt and bind. `/decisions` and `/state` are not on this port. Off by default."""
 
     unsafe_address: str = ""
     """The address that plain HTTP may be served on beyond loopback; must name `address` exactly. Empty:

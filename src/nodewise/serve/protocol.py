@@ -20,8 +20,9 @@ from uvicorn.server import ServerState
 
 from nodewise.errors import Problem, shown
 from nodewise.serve import answers, hello
-from nodewise.serve.answers import Response
+from nodewise.serve.answers import PINNED_ONLY_REFUSAL, Response
 from nodewise.serve.endings import Endings
+from nodewise.serve.gate import Authorization
 from nodewise.serve.options import ServeOptions
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"  # what uvicorn writes before it asks for a body
@@ -44,11 +45,11 @@ class Phase(enum.Enum):
 
 
 class Examiner(Protocol):
-    """Decides on a connection when it opens: None to serve it, else what to answer it."""
+    """Decides when a connection opens what its client may call."""
 
     def examine(
         self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str
-    ) -> Response | None: ...
+    ) -> Authorization: ...
 
 
 class _Cork:
@@ -127,9 +128,11 @@ class Connection(HttpToolsProtocol):
         secured = transport.get_extra_info("ssl_object")
         if secured is not None and self._gate is not None:
             self.chain = hello.chain_of(secured)
-            refusal = self._gate.examine(transport, self.chain, self.peer)
-            if refusal is not None:
-                self.app = cast("ASGI3Application", answers.always(refusal))
+            authorization = self._gate.examine(transport, self.chain, self.peer)
+            # each request's scope has a copy: the application refuses routes for pinned clients only
+            self.app_state[PINNED_ONLY_REFUSAL] = authorization.pinned_only_refusal
+            if authorization.refusal is not None:
+                self.app = cast("ASGI3Application", answers.always(authorization.refusal))
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -38,8 +38,9 @@ def _check_unsafe(options: ServeOptions) -> list[Problem]:
 
 
 class Server:
-    """Serves an ASGI callable: mutual TLS, TLS for `any_client`, or plain HTTP with `unsafe`. `port` and `url` hold
-    after `start`.
+    """Serves an ASGI callable: mutual TLS, TLS without client certificates, or plain HTTP with `unsafe`.
+
+    `port` and `url` hold after `start`.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class Server:
         meters: Meters,
         clock: Clock = _SYSTEM,
         *,
-        any_client: bool = False,
+        verify_clients: bool = True,
     ) -> None:
         self.port = options.port
-        self._any_client = any_client
+        self._verify_clients = verify_clients
         self._options = options
         self._meters = meters
         self._clock = clock
@@ -77,7 +78,7 @@ class Server:
         problems = _check_unsafe(options)
         if not options.unsafe:
             try:
-                self._tls = Tls(options, self._meters, self._clock, any_client=self._any_client)
+                self._tls = Tls(options, self._meters, self._clock, verify_clients=self._verify_clients)
             except BadSettings as error:
                 problems.extend(error.problems)
         try:
@@ -88,7 +89,7 @@ class Server:
             opened.close()
             raise BadSettings("the server cannot start", problems)
         self.port = opened.getsockname()[1]
-        gated = self._tls is not None and not self._any_client
+        gated = self._tls is not None and self._verify_clients
         gate = Gate(options, self._tls, self._noted, self._meters) if gated and self._tls else None
         make = partial(Connection, self._config, self._state, options, self._noted, gate)
         self._listener = Listener(

@@ -114,9 +114,11 @@ class Tls:
     """The certificates in use. `poll` is called every second or so; between two calls nothing changes."""
 
     def __init__(
-        self, options: ServeOptions, meters: Meters, clock: Clock = _SYSTEM, *, any_client: bool = False
+        self, options: ServeOptions, meters: Meters, clock: Clock = _SYSTEM, *, verify_clients: bool = True
     ) -> None:
-        """BadSettings that names every problem of the three files; of `any_client` no certificate is asked."""
+        """BadSettings that names every problem of the three files; no client certificate is requested without
+        `verify_clients`.
+        """
         self._clock = clock
         now_s = clock.now()
         problems: list[Problem] = []
@@ -126,7 +128,7 @@ class Tls:
             problems.extend(error.problems)
         self._bundle: Kept[Bundle] | None = None
         try:
-            if not any_client:
+            if verify_clients:
                 self._bundle = Kept("client_ca", {"client_ca": options.client_ca}, pem.bundle, meters, now_s)
         except BadSettings as error:
             problems.extend(error.problems)

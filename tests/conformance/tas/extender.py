@@ -59,7 +59,7 @@ class Extender:
         papers = self._papers
         command = Path(sys.executable).with_name("nodewise")
         files = {"--objects-from": self.objects, "--cert": papers.cert, "--key": papers.key}
-        words = {"--client-ca": papers.ca, "--address": "127.0.0.1", "--port": 0, "--health-port": 0}
+        words = {"-cacert": papers.ca, "--address": "127.0.0.1", "--port": 0, "--health-port": 0}
         how = {"--sync-period": "300ms", "--log-format": "json"}
         options = [str(part) for pair in {**files, **words, **how}.items() for part in pair]
         self._process = Process([command, "extender", *options], self._folder / "extender.log")

@@ -12,7 +12,7 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
-from nodewise.cli import legacy, settings
+from nodewise.cli import extender, legacy, settings
 from nodewise.errors import BadSettings
 from nodewise.observe import logs
 
@@ -51,6 +51,29 @@ LEGACY = {
 @pytest.mark.parametrize(("given", "ours"), LEGACY.values(), ids=LEGACY)
 def test_flags_of_the_older_systems(given: list[str], ours: list[str]) -> None:
     assert legacy.translate(given, legacy.EXTENDER) == ours
+
+
+ANY_CLIENT: dict[str, tuple[list[str], dict[str, str], bool]] = {
+    "TAS's own flags": (["-cacert=a", "-port=1"], {}, True),
+    "GAS's own flags": (["--balancedResource", "r"], {}, True),
+    "flags of nodewise": (["--client-ca=a", "--port=1", "--cert=c", "--key=k"], {}, False),
+    "klog's level alone": (["--client-ca=a", "-v=4"], {}, False),
+    "a name on the command line": (["-cacert=a", "--client-name=x"], {}, False),
+    "a name in the environment": (["-cacert=a"], {"NODEWISE_CLIENT_NAME": "x"}, False),
+    "the flag itself": (["--client-ca=a", "--any-client"], {}, True),
+}
+
+
+@pytest.mark.parametrize(("given", "environment", "any_client"), ANY_CLIENT.values(), ids=ANY_CLIENT)
+def test_flags_that_only_tas_or_gas_has_imply_any_client(
+    given: list[str], environment: dict[str, str], any_client: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    context = extender.command.make_context("extender", given)
+    warnings = [early.event for early in logs._early if early.event == "any_client_implied"]
+    assert context.params["any_client"] is any_client
+    assert warnings == (["any_client_implied"] if any_client and "--any-client" not in given else [])
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -140,11 +140,11 @@ async def serving(
     routes: Sequence[Route] = (ECHO,),
     meters: Meters | None = None,
     *,
-    any_client: bool = False,
+    verify_clients: bool = True,
 ) -> AsyncIterator[Server]:
     meters = meters or Meters()
     app = Application(routes, meters, max_body_bytes=options.max_body_bytes)
-    server = Server(app, options, meters, any_client=any_client)
+    server = Server(app, options, meters, verify_clients=verify_clients)
     await server.start()
     try:
         yield server

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 import trustme
@@ -51,6 +52,7 @@ class Papers:
             "cert": str(self.cert),
             "key": str(self.key),
             "client_ca": str(self.ca),
+            "client_name": ("system:kube-scheduler", "scheduler.example", "other.example", "a.example"),
             "reload_period_s": 0.02,
             "handshake_timeout_s": 60.0,
             "header_timeout_s": 60.0,
@@ -78,32 +80,41 @@ class Papers:
         context.load_cert_chain(pair)
         return context
 
-    def odd_client(self, *, usage=ExtendedKeyUsageOID.CLIENT_AUTH, days: int = 1) -> ssl.SSLContext:
-        """A client whose certificate has one extended key usage, and ends `days` from now."""
+    def odd_client(self, *names: str, usage=ExtendedKeyUsageOID.CLIENT_AUTH, days: int = 1) -> ssl.SSLContext:
+        """A client whose certificate has these common names (`odd`) and one extended key usage, None for no such
+        extension, and ends `days` from now.
+        """
         pair = self.folder / "odd.pem"
-        pair.write_bytes(issue(self.client_ca, usage, days))
+        pair.write_bytes(issue(self.client_ca, usage, days, names=names or ("odd",)))
         context = self.trusting()
         context.load_cert_chain(pair)
         return context
 
 
-def issue(authority: trustme.CA, usage: x509.ObjectIdentifier, days: int, key=None) -> bytes:
-    """A key and a certificate of one extended key usage, without alternative names, that ends in `days`."""
+def issue(
+    authority: trustme.CA,
+    usage: x509.ObjectIdentifier | None,
+    days: int,
+    key=None,
+    names: Sequence[str] = ("odd",),
+) -> bytes:
+    """A key and a certificate of at most one extended key usage, without alternative names, that ends in `days`."""
     signer = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())
     key = key or ec.generate_private_key(ec.SECP256R1())
     now = dt.datetime.now(dt.UTC)
-    certificate = (
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "odd")]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name) for name in names]))
         .issuer_name(issuer.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(days=30))
         .not_valid_after(now + dt.timedelta(days=days))
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-        .sign(signer, hashes.SHA256())  # type: ignore[arg-type]
     )
+    if usage is not None:
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    certificate = builder.sign(signer, hashes.SHA256())  # type: ignore[arg-type]
     pem = serialization.Encoding.PEM
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(pem, form, serialization.NoEncryption()) + certificate.public_bytes(pem)

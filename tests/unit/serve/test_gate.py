@@ -4,16 +4,35 @@ import time
 
 import pytest
 import trustme
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
 from nodewise.observe.meters import Meters
+from nodewise.serve.application import Route
 from nodewise.serve.endings import Endings
-from nodewise.serve.gate import Client, Gate, client_of
+from nodewise.serve.gate import PINNED, Client, Gate, client_of
+from nodewise.serve.options import ServeOptions
 from nodewise.serve.tls import Tls
-from tests.unit.serve.calling import called, calling, counted, reasons_counted, serving
+from tests.unit.serve.calling import (
+    ECHO,
+    RefusedError,
+    called,
+    calling,
+    counted,
+    echo,
+    reasons_counted,
+    serving,
+)
 
 pytestmark = pytest.mark.anyio
+
+DEFAULT = ServeOptions().client_name
+ROUTES = (
+    ECHO,
+    Route("POST", "/pinned", echo, pinned_only=True),
+    Route("GET", "/shown", echo, pinned_only=True),
+)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +61,7 @@ async def test_a_client_without_any_of_the_names_is_told_so_and_closed(papers):
 async def test_h19_a_ca_certificate_as_client_is_served_with_a_warning(papers):
     meters = Meters()
     with capture_logs() as lines:
-        async with serving(papers.options(), meters=meters) as server:
+        async with serving(papers.options(any_client=True), meters=meters) as server:
             assert (await called(server, papers.ca_as_client())).status == 200
             assert (await called(server, papers.ca_as_client())).status == 200
     (line,) = (line for line in lines if line["event"] == "ca_client")
@@ -58,10 +77,103 @@ async def test_a_ca_certificate_as_client_is_refused_on_demand(papers):
     assert reasons_counted(meters) == ["ca_certificate"]
 
 
+async def test_a_ca_certificate_as_client_is_refused_without_any_client(papers):
+    async with serving(papers.options(client_name=DEFAULT)) as server:
+        answer = await called(server, papers.ca_as_client())
+    assert (answer.status, answer.field()) == (403, "client certificate")
+    assert "a client certificate of its own, not a CA's" in answer.json()["problems"][0]["wanted"]
+
+
+@pytest.mark.parametrize("name", ["system:kube-scheduler", "nodewise-scheduler-client"])
+async def test_by_default_kube_scheduler_and_the_certificates_of_nodewise_may_call(papers, name):
+    async with serving(papers.options(client_name=DEFAULT)) as server:
+        assert (await called(server, papers.odd_client(name))).status == 200
+
+
+STRANGERS = {
+    "another name of the same CA": (("system:node:evil",), ExtendedKeyUsageOID.CLIENT_AUTH),
+    "no extended key usage": (("system:kube-scheduler",), None),
+    "any extended key usage is not clientAuth": (
+        ("system:kube-scheduler",),
+        ExtendedKeyUsageOID.CODE_SIGNING,
+    ),
+    "two common names, the right one first": (
+        ("system:kube-scheduler", "system:node:evil"),
+        ExtendedKeyUsageOID.CLIENT_AUTH,
+    ),
+    "two common names, the right one last": (
+        ("system:node:evil", "system:kube-scheduler"),
+        ExtendedKeyUsageOID.CLIENT_AUTH,
+    ),
+    "a name that begins alike": (("system:kube-scheduler-2",), ExtendedKeyUsageOID.CLIENT_AUTH),
+    "a name in other case": (("System:kube-scheduler",), ExtendedKeyUsageOID.CLIENT_AUTH),
+}
+
+
+@pytest.mark.parametrize(("names", "usage"), STRANGERS.values(), ids=STRANGERS)
+async def test_a_certificate_of_the_client_ca_is_not_sufficient(papers, names, usage):
+    async with serving(papers.options(client_name=DEFAULT)) as server:
+        try:
+            answer = await called(server, papers.odd_client(*names, usage=usage))
+        except RefusedError:
+            assert usage is ExtendedKeyUsageOID.CODE_SIGNING  # OpenSSL refuses it in the handshake
+        else:
+            assert (answer.status, answer.field()) == (403, "client certificate")
+
+
+async def test_a_certificate_for_servers_alone_is_refused_whatever_its_name(papers):
+    server_only = papers.odd_client("system:kube-scheduler", usage=ExtendedKeyUsageOID.SERVER_AUTH)
+    meters = Meters()
+    async with serving(papers.options(client_name=DEFAULT, any_client=True), meters=meters) as server:
+        with pytest.raises(RefusedError):
+            await called(server, server_only)
+    assert reasons_counted(meters) == ["purpose"]
+
+
+ANY_CLIENT = {
+    "another name": ("evil", ExtendedKeyUsageOID.CLIENT_AUTH, "nodewise started with --client-name 'evil'"),
+    "no usage": ("system:kube-scheduler", None, "extended key usage clientAuth"),
+}
+
+
+@pytest.mark.parametrize(("name", "usage", "remedy"), ANY_CLIENT.values(), ids=ANY_CLIENT)
+async def test_with_any_client_an_unpinned_one_may_call_all_but_the_routes_of_pinned_ones(
+    papers, name, usage, remedy
+):
+    options = papers.options(client_name=DEFAULT, any_client=True)
+    with capture_logs() as lines:
+        async with serving(options, ROUTES) as server:
+            async with calling(server, papers.odd_client(name, usage=usage)) as caller:
+                statuses = [(await caller.ask(path)).status for path in ("/echo", "/pinned", "/echo")]
+                refused = await caller.ask("/pinned", b"{}" * 50_000)
+                seen = await caller.ask("/shown", b"", "GET")
+            async with calling(server, papers.context()) as caller:
+                pinned = [(await caller.ask(path)).status for path in ("/echo", "/pinned")]
+    assert (statuses, pinned) == ([200, 403, 200], [200, 200])
+    assert (refused.status, refused.field(), seen.status) == (403, "client certificate", 403)
+    (problem,) = refused.json()["problems"]
+    assert name in problem["seen"]
+    assert remedy in problem["wanted"]
+    assert [line["names"] for line in lines if line["event"] == "unpinned_client"] == [(name,)]
+
+
+async def test_a_name_that_is_given_replaces_the_default(papers):
+    async with serving(papers.options(client_name=("ours",))) as server:
+        assert (await called(server, papers.odd_client("ours"))).status == 200
+        assert (await called(server, papers.odd_client("system:kube-scheduler"))).status == 403
+
+
+async def test_without_names_nobody_is_pinned(papers):
+    async with serving(papers.options(client_name=())) as server:
+        assert (await called(server, papers.context())).status == 403
+
+
 def test_all_kinds_of_names_are_read():
     leaf = trustme.CA().issue_cert("a.example", "10.0.0.1", "me@example.com", common_name="me")
     der = ssl.PEM_cert_to_DER_cert(leaf.cert_chain_pems[0].bytes().decode())
-    assert client_of(der) == Client(("me", "a.example", "10.0.0.1", "me@example.com"), is_ca=False)
+    assert client_of(der) == Client(
+        ("me", "a.example", "10.0.0.1", "me@example.com"), is_ca=False, for_client=True
+    )
 
 
 def test_a_certificate_that_cannot_be_read_has_no_names():
@@ -89,9 +201,9 @@ def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(papers):
         der_of(papers.client_ca.issue_cert("a.example", not_after=dt.datetime.now(dt.UTC) + dt.timedelta(1))),
     )
     for reused in (False, True):
-        assert gate.examine(Resumed(tls.context, session_reused=reused), chain, "peer") is None
+        assert gate.examine(Resumed(tls.context, session_reused=reused), chain, "peer") == PINNED
     clock.advance(2 * 86400)
-    assert gate.examine(Resumed(tls.context, session_reused=True), chain, "peer").status == 403
+    assert gate.examine(Resumed(tls.context, session_reused=True), chain, "peer").refusal.status == 403
 
 
 def der_of(leaf: trustme.LeafCert) -> bytes:

@@ -58,7 +58,7 @@ async def test_a_certificate_of_the_client_ca_is_served(papers):
 async def test_no_certificate_is_asked_of_any_client(papers):
     """A server may serve whoever trusts it; its own certificate is read again all the same."""
     meters = Meters()
-    async with serving(papers.options(client_ca=""), meters=meters, any_client=True) as server:
+    async with serving(papers.options(client_ca=""), meters=meters, verify_clients=False) as server:
         assert (await called(server, papers.trusting())).status == 200
         assert (await called(server, papers.context())).status == 200
         other = trustme.CA()

@@ -143,6 +143,14 @@ CATALOGUE: Final[Mapping[str, Kind]] = {
         " name that it takes. While it refuses, pods that ask for its resources wait.",
         "make another with its own key: nodewise certs, or nodewise certs --host on the control plane",
     ),
+    "any-client": Kind(
+        "warning",
+        "Every certificate of the client CA may call nodewise",
+        "With --any-client, which flags of TAS and GAS imply, nodewise answers filter, prioritize and preempt to every"
+        " client of the CA. With the cluster's CA these are all kubelets and users with a certificate.",
+        "give kube-scheduler a certificate by nodewise certs, or set --client-name to the name in its certificate;"
+        " then remove --any-client and the flags of TAS and GAS",
+    ),
     "server-certificate-wrong": Kind(
         "error",
         "nodewise's certificate is not for this address, or over",

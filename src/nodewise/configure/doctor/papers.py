@@ -94,13 +94,11 @@ def _names(one: x509.Certificate) -> tuple[str, ...]:
 
 
 def _uses(one: x509.Certificate) -> tuple[bool, bool]:
-    """Whether it is for clients and for servers; without the extension for both."""
+    """Whether it is for clients and for servers. Without the extension it is for servers: nodewise, as `serve.gate`
+    has it, takes nothing for a client certificate that does not say so.
+    """
     try:
         usage = one.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except (x509.ExtensionNotFound, ValueError):
-        return True, True
-    every = _ANY in usage
-    return (
-        every or ExtendedKeyUsageOID.CLIENT_AUTH in usage,
-        every or ExtendedKeyUsageOID.SERVER_AUTH in usage,
-    )
+        return False, True
+    return ExtendedKeyUsageOID.CLIENT_AUTH in usage, _ANY in usage or ExtendedKeyUsageOID.SERVER_AUTH in usage

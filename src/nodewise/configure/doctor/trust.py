@@ -12,6 +12,7 @@ from nodewise.configure.doctor.facts import (
     Certificate,
     Chain,
     Entry,
+    Extender,
     Facts,
     Papers,
     Scheduler,
@@ -21,6 +22,8 @@ from nodewise.configure.doctor.facts import (
 )
 from nodewise.configure.doctor.findings import Answer, Finding, found, unlooked
 from nodewise.configure.doctor.reaching import is_loopback, numbers
+from nodewise.configure.doctor.settings import options
+from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
 from nodewise.visible import short
 
 SOON: Final = timedelta(days=14)
@@ -30,7 +33,16 @@ _IDS: Final = (
     "client-certificate-wrong",
     "server-certificate-wrong",
     "unknown-ca",
+    "any-client",
 )
+_OLDER_FLAGS: Final = frozenset(
+    {"cacert", "kubeConfig", "syncPeriod", "enableAllowlist", "enableDenylist"}
+) | {
+    "balancedResource",
+    "qps",
+    "burst",
+}
+"""Flags that only TAS or GAS has, as `cli.legacy` knows them: they imply --any-client."""
 _NOT_LET_IN: Final = ("client_name", "ca_client")
 """Reasons of nodewise's for refusing a connection that are the client certificate's fault."""
 
@@ -48,6 +60,7 @@ def check(facts: Facts) -> Iterator[Answer]:
         if not wrong:
             yield from _let_in(facts, scheduler, entry, own)
         yield from _server(facts, scheduler, entry, own)
+    yield from _open_to_all(facts)
     yield from _counted(facts)
     yield from _said(facts)
 
@@ -121,20 +134,41 @@ def _leaf(facts: Facts, scheduler: Scheduler, entry: Entry, chain: Chain) -> Ite
         yield _found(
             id_, scheduler, entry, f": {name} is not for client use", "extended key usage clientAuth"
         )
-    pinned = _pinned(facts)
-    if pinned and not pinned & set(leaf.names):
-        seen = (
-            f": {name} is for {_called(leaf)}, and nodewise lets in --client-name {', '.join(sorted(pinned))}"
-        )
-        yield _found(id_, scheduler, entry, seen, "one of these names")
+    yield from _pin(facts, scheduler, entry, leaf)
 
 
-def _pinned(facts: Facts) -> set[str]:
+def _pin(facts: Facts, scheduler: Scheduler, entry: Entry, leaf: Certificate) -> Iterator[Finding]:
+    """Whether nodewise's --client-name has one of the certificate's names, wherever it needs one."""
     extenders = () if isinstance(facts.extenders, Unread) else facts.extenders
-    names = [one.settings.get("client_name", "") for one in extenders]
-    if not all(names):
-        return set()
-    return {name for each in names for name in each.split(",")}
+    if not extenders or (all(map(_any_client, extenders)) and not entry.bind):
+        return
+    pinned = {name for extender in extenders for name in _pinned_names(extender)}
+    if pinned.isdisjoint(leaf.names):
+        name, names = entry.cert_file or "certData", ", ".join(sorted(pinned))
+        seen = f"{entry.field}: {name} is for {_called(leaf)}, and nodewise lets in --client-name {names}"
+        remedy = "make another: nodewise certs"
+        if leaf.names:
+            remedy = f"start nodewise with --client-name {leaf.names[0]}, or {remedy}"
+        id_, wanted = "client-certificate-wrong", "one of these names"
+        yield found(id_, place(scheduler, entry), seen, wanted, remedy=remedy)
+
+
+def _pinned_names(extender: Extender) -> list[str]:
+    return options(extender.settings, "client_name") or [SCHEDULER, ISSUED_CLIENT]
+
+
+def _any_client(extender: Extender) -> bool:
+    """Whether it is started with --any-client, or with flags of TAS or GAS, which imply it."""
+    implied = not _OLDER_FLAGS.isdisjoint(extender.settings) and "client_name" not in extender.settings
+    return extender.says("any_client") or implied
+
+
+def _open_to_all(facts: Facts) -> Iterator[Answer]:
+    extenders = () if isinstance(facts.extenders, Unread) else facts.extenders
+    for extender in filter(_any_client, extenders):
+        if not extender.says("unsafe"):
+            expected = "--client-name with the name in kube-scheduler's certificate, without --any-client"
+            yield found("any-client", extender.pod.where, "--any-client, or a flag of TAS or GAS", expected)
 
 
 def _dates(

@@ -44,4 +44,4 @@ def served(mutations: LiveMutations, options: ServeOptions, meters: Meters, *, a
 
     lane = Lane(_MOST_LARGE, _LARGE_BYTES)
     app = Application([Route("POST", review.PATH, mutate, lane)], meters, max_body_bytes=LONGEST_BYTES)
-    return Server(app, options, meters, any_client=any_client)
+    return Server(app, options, meters, verify_clients=not any_client)

@@ -92,6 +92,22 @@ ELSEWHERE = SOUND._replace(schedulers=(scheduler(), OTHERS), pods=(POD._replace(
 IGNORED = numbers(calls=0)._replace(pods=(POD._replace(age_s=600.0),))
 KUBELET = Kubelet("c", "none", "none")
 OTHER_PLUGIN = Descheduler("d", ("RemoveDuplicates",))
+
+
+def pinned(name: str, **settings: str) -> Facts:
+    """kube-scheduler's certificate has this name, and nodewise these settings beside its agents."""
+    facts = own(signed(AUTHORITY.client(name)))
+    return facts._replace(extenders=(EXTENDER._replace(settings={"agents": "telemetry,gpu", **settings}),))
+
+
+def unbound(name: str, **settings: str) -> Facts:
+    """The same where nodewise is not asked to bind."""
+    facts, papers_ = entry(bindVerb=None), {0: signed(AUTHORITY.client(name))}
+    assert not isinstance(facts.schedulers, Unread)
+    schedulers = tuple(one._replace(papers=papers_) for one in facts.schedulers)
+    return pinned(name, **settings)._replace(schedulers=schedulers)
+
+
 NO_RIGHT = EXTENDER._replace(rights=(Right("list", "", "nodes"),))
 CASES: list[tuple[str, Facts, set[str]]] = [
     ("a sound set-up", SOUND, set()),
@@ -158,6 +174,16 @@ CASES: list[tuple[str, Facts, set[str]]] = [
         {"client-certificate-wrong"},
     ),
     ("another name", own(signed(AUTHORITY.client("kubelet"))), {"client-certificate-wrong"}),
+    ("another name than by default", pinned("kubelet"), {"client-certificate-wrong"}),
+    ("kube-scheduler's name by default", pinned("system:kube-scheduler"), set()),
+    (
+        "any client, but bind",
+        pinned("kubelet", any_client="true"),
+        {"any-client", "client-certificate-wrong"},
+    ),
+    ("any client without bind", unbound("kubelet", any_client="true"), {"any-client", "bind-verb-missing"}),
+    ("any client by a flag of TAS", unbound("kubelet", cacert="/ca"), {"any-client", "bind-verb-missing"}),
+    ("a flag of TAS and a name", pinned("a", cacert="/ca", client_name="a"), set()),
     ("no client certificate", tls(certFile=None, keyFile=None), {"client-certificate-wrong"}),
     ("no PEM", own(signed(OWN)._replace(client=())), {"client-certificate-wrong"}),
     ("refused by name", numbers(refused={"client_name": 4}), {"client-certificate-wrong"}),
