@@ -13,6 +13,7 @@ from nodewise.agent import (
     Following,
     Forgetting,
     Hands,
+    Requested,
     Tally,
 )
 from nodewise.annotator import controller as annotator
@@ -28,7 +29,7 @@ from nodewise.errors import BadSettings, Problem
 from nodewise.extender import claims, containing, recording
 from nodewise.extender.answering import Answering
 from nodewise.extender.app import BindRoutes, Extender
-from nodewise.extender.binding import Bindings
+from nodewise.extender.binding import Bindings, Eligibility
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.events import PodEvents
@@ -205,7 +206,14 @@ def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> B
     watched = feeds.watched(given.agents, given.agent_options)
     pod_type = next(one.type for one in watched if one.name == binder.pods)
     own: ExtenderOptions = given.settings[ExtenderOptions]
-    return Binding(Bindings(ground, feed.objects[binder.pods], pod_type, own.bind_timeout_s), binder)
+    eligibility = Eligibility(
+        resource
+        for kind in given.agents
+        if isinstance(kind, Requested)
+        for resource in kind.resources(given.agent_options[kind.name])
+    )
+    pods = feed.objects[binder.pods]
+    return Binding(Bindings(ground, pods, pod_type, own.bind_timeout_s, eligibility), binder)
 
 
 def _leader(

@@ -66,7 +66,11 @@ def configuration(roles: Sequence[Role], wish: Wish) -> dict[str, Any]:
         **({"clientConnection": {"kubeconfig": wish.kubeconfig}} if wish.kubeconfig else {}),
         **(own if wish.scheduler_name != DEFAULT_SCHEDULER else {}),
         "profiles": [{"schedulerName": wish.scheduler_name}],
-        "extenders": [_entry(path, group, wish) for path, group in _groups(roles, wish)],
+        "extenders": [
+            entry
+            for path, group in _groups(roles, wish)
+            for entry in (_entry(path, group, wish), *_bind_entry(group, wish))
+        ],
     }
 
 
@@ -83,9 +87,34 @@ def _groups(roles: Sequence[Role], wish: Wish) -> list[tuple[str, list[Role]]]:
     return [("scheduler", list(roles))]
 
 
+def _bind_entry(roles: Sequence[Role], wish: Wish) -> list[dict[str, Any]]:
+    """The bind verb apart, where the entry of these agents gets all pods: nodewise binds only those that request
+    something from the agent that binds.
+    """
+    binder = next((role for role in roles if role.binds), None)
+    if binder is None or _resources(roles):
+        return []
+    entry = {
+        "urlPrefix": f"{wish.url.rstrip('/')}/agents/{binder.agent}",
+        "bindVerb": "bind",
+        "nodeCacheCapable": not wish.whole_nodes,
+        "httpTimeout": "5s",
+        "ignorable": False,
+        "managedResources": _managed(binder.resources),
+    }
+    return [entry | _tls(wish)]
+
+
+def _managed(resources: Mapping[str, bool]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, **({"ignoredByScheduler": True} if is_mark else {})}
+        for name, is_mark in resources.items()
+    ]
+
+
 def _entry(path: str, roles: Sequence[Role], wish: Wish) -> dict[str, Any]:
-    filters, binds = _filters(roles, wish), any(role.binds for role in roles)
     resources = _resources(roles)
+    filters, binds = _filters(roles, wish), bool(resources) and any(role.binds for role in roles)
     weight = wish.weights.get(
         roles[0].agent if wish.one_entry_per_agent else "", wish.weights.get("", DEFAULT_WEIGHT)
     )
@@ -104,10 +133,7 @@ def _entry(path: str, roles: Sequence[Role], wish: Wish) -> dict[str, Any]:
         "ignorable": not filters,
     }
     if resources:
-        entry["managedResources"] = [
-            {"name": name, **({"ignoredByScheduler": True} if is_mark else {})}
-            for name, is_mark in resources.items()
-        ]
+        entry["managedResources"] = _managed(resources)
     return entry | _tls(wish)
 
 

@@ -10,8 +10,8 @@ for this purpose. A bind goes on when its client leaves, and ends before kube-sc
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -63,11 +63,55 @@ class _Try(NamedTuple):
     told: str
 
 
+class RequestsNothing(msgspec.Struct, frozen=True):
+    """The pod requests no resource for which kube-scheduler sends pods to nodewise."""
+
+    resources: tuple[str, ...]
+    is_failure: ClassVar[bool] = True
+
+    def text(self) -> str:
+        return f"nodewise: the pod requests none of {', '.join(self.resources)}, and only such pods are bound"
+
+    def remedy(self) -> str:
+        return "list these resources in managedResources of the entry with bindVerb, so that no other pods are sent"
+
+
+class Eligibility:
+    """Which pods nodewise binds: those that name one of the agents' resources, be it with the amount 0.
+
+    kube-scheduler sends exactly these if the entry's managedResources are as `nodewise configure` writes them. For all
+    others its own checks, such as a nodeSelector, must not be passed by.
+    """
+
+    def __init__(self, resources: Iterable[str]) -> None:
+        self._resources = frozenset(resources)
+
+    def refusal(self, pod: Any) -> RequestsNothing | None:
+        """None for a pod that may be bound."""
+        spec = pod.spec
+        for container in (*(spec.containers or ()), *(spec.initContainers or ())):
+            for amounts in (
+                (container.resources.requests, container.resources.limits) if container.resources else ()
+            ):
+                if amounts and not self._resources.isdisjoint(amounts):
+                    return None
+        return RequestsNothing(tuple(sorted(self._resources)))
+
+
 class Bindings:
     """Binds pods, each in a task of its own."""
 
-    def __init__(self, ground: Ground, pods: Store[Any], pod_type: type[Any], deadline_s: float) -> None:
+    def __init__(
+        self,
+        ground: Ground,
+        pods: Store[Any],
+        pod_type: type[Any],
+        deadline_s: float,
+        eligibility: Eligibility | None = None,
+    ) -> None:
+        """Without `eligibility` every pod is bound; its pods have containers."""
         self._on = ground
+        self._eligibility = eligibility
         self._pods = pods
         self._read_pod = msgspec.json.Decoder(pod_type).decode
         self._deadline_s = deadline_s
@@ -122,7 +166,7 @@ class Bindings:
         except BadInput as error:  # names that cannot be part of a path
             return Outcome("failed", _words(error))
         try:
-            return await bind.run(self._pods.get(asked.pod_namespace, asked.pod_name))
+            return await bind.run(self._pods.get(asked.pod_namespace, asked.pod_name), self._eligibility)
         except _Failed as failed:
             return Outcome("failed", failed.error)
         finally:
@@ -169,7 +213,7 @@ class _Bind:
         """Whether an entry may stand in the ledger for a pod that we do not know to be on the node."""
         return bool(self._seen)
 
-    async def run(self, pod: Any | None) -> Outcome:
+    async def run(self, pod: Any | None, eligibility: Eligibility | None = None) -> Outcome:
         """`pod` is what we hold of it; it may be old, and None is nothing."""
         last: NodewiseError | None = None
         if pod is not None and pod.metadata.uid != self._asked.pod_uid:
@@ -179,7 +223,14 @@ class _Bind:
             if self._left_s() <= 0.0:
                 break
             try:
-                return await self._attempt(pod or await self._get(min(CALL_S, self._left_s())))
+                found = pod or await self._get(min(CALL_S, self._left_s()))
+                if (
+                    eligibility
+                    and found.metadata.uid == self._asked.pod_uid
+                    and (no := eligibility.refusal(found))
+                ):
+                    return Outcome("refused", no.text(), reason=no)
+                return await self._attempt(found)
             except (Conflict, Unavailable) as error:
                 last, pod = error, None
             except TimeoutError:

@@ -92,6 +92,20 @@ def test_an_entry_for_all_has_the_resources_of_all() -> None:
     assert (entry["bindVerb"], entry["httpTimeout"]) == ("bind", "5s")
 
 
+def test_binds_have_an_entry_of_their_own_where_the_other_gets_all_pods() -> None:
+    every, bind = entries(BINDER, RISK, filter_all_pods=True)
+    assert "bindVerb" not in every
+    assert "managedResources" not in every
+    assert bind == {
+        "urlPrefix": f"{LOCAL}/agents/binder",
+        "bindVerb": "bind",
+        "nodeCacheCapable": True,
+        "httpTimeout": "5s",
+        "ignorable": False,
+        "managedResources": [{"name": "vendor/card"}],
+    }
+
+
 def test_whole_nodes_take_their_time() -> None:
     [entry] = entries(RANK, whole_nodes=True)
     assert (entry["nodeCacheCapable"], entry["httpTimeout"]) == (False, "5s")

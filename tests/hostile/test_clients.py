@@ -1,0 +1,106 @@
+"""Clients with a certificate of the cluster CA, against the real API server: only a pinned client may bind."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.cluster import gpu, objects, sandbox
+from tests.cluster.api import Object
+from tests.cluster.certificates import Pair
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import Sandbox
+from tests.cluster.served import Papers, Served
+
+EVIL = "system:node:evil"
+SELECTOR = {"zone": "elsewhere"}
+"""A nodeSelector that no node satisfies, so that kube-scheduler would place the pod on no node."""
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def evil(papers: Papers) -> Pair:
+    """A kubelet's certificate of the same CA, for clients and servers."""
+    return papers.authority.issue(EVIL)
+
+
+@pytest.fixture
+def corner(plane: ControlPlane) -> Iterator[Sandbox]:
+    with sandbox.sandbox(plane) as own:
+        own.nodes(gpu.node("g1", cards=2))
+        yield own
+
+
+@contextlib.contextmanager
+def serving(plane: ControlPlane, folder: Path, papers: Papers, *flags: str) -> Iterator[Served]:
+    with gpu.extender(plane, folder, *flags, papers=papers) as running:
+        yield running
+
+
+def call(running: Served, pair: Pair, method: str, path: str, body: Object | None = None) -> httpx2.Response:
+    context = running.papers.authority.client_context(pair)
+    with httpx2.Client(verify=context, timeout=60, trust_env=False) as client:
+        return client.request(method, f"{running.url}{path}", json=body)
+
+
+def bind(running: Served, pair: Pair, pod: Object, path: str = "/scheduler/bind") -> httpx2.Response:
+    meta = pod["metadata"]
+    names = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"]}
+    return call(running, pair, "POST", path, names | {"Node": "g1"})
+
+
+def node_of(corner: Sandbox, pod: Object) -> str:
+    found = corner.pod(pod["metadata"]["name"])
+    assert found is not None
+    return str(found["spec"].get("nodeName", ""))
+
+
+def waiting(corner: Sandbox, made: Object) -> Object:
+    """The pod, as the API server has it; no scheduler places it."""
+    made["spec"] |= {"schedulerName": "nobody", "nodeSelector": SELECTOR}
+    corner.pods(made)
+    found = corner.pod(made["metadata"]["name"])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("flags", [(), ("--any-client",)], ids=["pinned", "any client"])
+def test_a_client_of_the_cluster_ca_binds_no_pod(
+    plane: ControlPlane, corner: Sandbox, papers: Papers, evil: Pair, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    pods = [waiting(corner, gpu.pod("cards", 1)), waiting(corner, objects.pod("plain"))]
+    with serving(plane, tmp_path, papers, *flags) as running:
+        for pod in pods:
+            for path in ("/scheduler/bind", "/agents/gpu/bind"):
+                answer = bind(running, evil, pod, path)
+                assert answer.status_code == 403
+                (problem,) = answer.json()["problems"]
+                assert EVIL in problem["seen"]
+                assert f"--client-name '{EVIL}'" in problem["wanted"]
+        for path in ("/decisions", "/state/gpu"):
+            assert call(running, evil, "GET", path).status_code == 403
+        body = {"Pod": pods[0], "NodeNames": ["g1"]}
+        filtered = call(running, evil, "POST", "/scheduler/filter", body)
+        assert filtered.status_code == (200 if flags else 403)
+    assert [node_of(corner, pod) for pod in pods] == ["", ""]
+    assert gpu.ledger(corner, "g1") == {}
+
+
+def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(
+    plane: ControlPlane, corner: Sandbox, papers: Papers, tmp_path: Path
+) -> None:
+    plain, cards = waiting(corner, objects.pod("plain")), waiting(corner, gpu.pod("cards", 1))
+    with serving(plane, tmp_path, papers) as running:
+        refused = bind(running, papers.client, plain)
+        assert refused.status_code == 404
+        assert "requests none of gpu.intel.com/i915, gpu.intel.com/xe" in refused.json()["Error"]
+        bound = bind(running, papers.client, cards)
+        assert (bound.status_code, bound.json()) == (200, {"Error": ""})
+        assert call(running, papers.client, "GET", "/decisions").status_code == 200
+    assert (node_of(corner, plain), node_of(corner, cards)) == ("", "g1")
