@@ -167,6 +167,7 @@ def parts() -> dict[Path, str]:
     return {
         SCHEMA: text,
         **{folder / one.name: one.read_text() for one in _definitions() for folder in _PLACES},
+        PACKAGED: (DEPLOY / "crds" / PACKAGED.name).read_text(),
         **{CHART / "files" / name: (DEPLOY / name).read_text() for name in _INCLUDED},
     }
 
@@ -179,6 +180,8 @@ _PLACES: Final = (CHART / "crds", KUSTOMIZE / "crds")
 """Where the definitions stand once more: Helm looks nowhere else, and kustomize not outside of its folder."""
 
 
+PACKAGED: Final = Path("src/nodewise/agents/telemetry/taspolicies.yaml")
+"""The definition that `nodewise policy lint` reads."""
 _INCLUDED: Final = ("policy-fields.yaml",)
 
 

@@ -326,6 +326,27 @@ class TestPolicyLint:
         fields = [one["field"] for one in json.loads(done.stdout)["policies"][0]["problems"]]
         assert [field.rpartition(".")[2] for field in fields] == ["metricname", "operator", "target"]
 
+    def test_a_problem_is_reported_with_file_line_and_the_closest_valid_name(self, tmp_path: Path) -> None:
+        file = tmp_path / "policies.yaml"
+        file.write_text(
+            "kind: List\napiVersion: v1\nitems:\n"
+            "- apiVersion: telemetry.intel.com/v1alpha1\n  kind: TASPolicy\n  metadata: {name: p}\n"
+            "  spec:\n    strategies:\n      dontSchedule:\n        rules:\n"
+            "        - metricname: m\n          operator: Equals\n          target: 0.8\n"
+        )
+        done = run("policy", "lint", str(file))
+        assert done.returncode == 3
+        first, second, count = done.stdout.splitlines()
+        assert first.startswith(
+            f"{file}:9: default/p: spec.strategies.dontSchedule: found an unknown strategy"
+        )
+        assert first.endswith('did you mean "dontschedule"?')
+        assert (
+            f"{file}:13: default/p: spec.strategies.dontSchedule.rules[0].target: found 0.8, expected"
+            in second
+        )
+        assert count == "1 policy, 1 with problems"
+
 
 class TestAgents:
     def test_list_and_show(self) -> None:

@@ -1,17 +1,33 @@
 """`nodewise policy`: check policies before a cluster does."""
 
+import io
+import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
 
+from nodewise import yaml_loader
 from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.cli import forms, lines
 from nodewise.cli.exits import DONE, NO
 from nodewise.errors import BadInput, Problem
-from nodewise.kube import files
+from nodewise.kube import documents, files
+
+_STDIN: Final = "standard input"
+_PLACE: Final = re.compile(r"(?P<source>.*), document (?P<document>\d+)(?P<items>(, items\[\d+\])*)")
+
+
+class Checked(NamedTuple):
+    """A policy and its problems, each with its line in the source; 0 where that is not known."""
+
+    policy: str
+    source: str
+    problems: Sequence[tuple[int, Problem]]
 
 
 @click.group()
@@ -30,8 +46,9 @@ def command() -> None:
 def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
     """Name every problem of the TASPolicies in these files or folders (- is standard input).
 
-    An extender reads such policies all the same, as laxly as Telemetry Aware Scheduling did; a rule that cannot be
-    evaluated rejects every node.
+    That is all that the API server refuses: wrong types, unknown strategies and fields, values that do not match.
+    Besides, it is all that would have no effect: rules without a target, labeling without labels, and values that
+    cannot be read. In a cluster, a policy with an unknown strategy or field rejects its pods.
 
     \b
     Examples:
@@ -45,20 +62,67 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
       2  the command line or a setting is wrong
       3  problems
     """
-    read = [policies.read(one) for one in files.read(paths).of(TASPOLICIES, PolicyObject)]
-    if not read:
+    stdin = sys.stdin.buffer.read() if "-" in paths else b""
+    objects = files.read(paths, io.BytesIO(stdin))
+    policies = objects.of(TASPOLICIES, PolicyObject)
+    if not policies:
         raise BadInput("policy lint", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
-    rows = [
-        {"policy": f"{one.namespace}/{one.name}", "problems": [problem._asdict() for problem in one.problems]}
-        for one in read
-    ]
+    sources = _Sources(stdin)
+    entries = objects.entries(TASPOLICIES.group, TASPOLICIES.kind)
+    checked = [_checked(one, entry, sources) for one, entry in zip(policies, entries, strict=True)]
     if output == "json":
-        click.echo(msgspec.json.encode({"policies": rows}))
+        click.echo(msgspec.json.encode({"policies": [_document(one) for one in checked]}))
     else:
-        for one in read:
-            for problem in one.problems:
-                lines.say(f"{one.namespace}/{one.name}: {problem}")
-        bad = sum(bool(one.problems) for one in read)
-        counted = "1 policy" if len(read) == 1 else f"{len(read)} policies"
-        click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")
-    ctx.exit(NO if any(one.problems for one in read) else DONE)
+        _print(checked)
+    ctx.exit(NO if any(one.problems for one in checked) else DONE)
+
+
+class _Sources:
+    """Where the fields of objects are in their files, which are read once more for it."""
+
+    def __init__(self, stdin: bytes) -> None:
+        self._stdin = stdin
+        self._documents: dict[str, list[Any]] = {}
+
+    def line(self, place: re.Match[str], field: str) -> int:
+        """The line of an object's field; 0 if it is not known."""
+        source = place["source"]
+        if source not in self._documents:
+            text = self._stdin if source == _STDIN else Path(source).read_bytes()
+            try:
+                self._documents[source] = yaml_loader.compose_all(text, source)
+            except BadInput:  # several JSON documents in a row, for example, which are no YAML together
+                self._documents[source] = []
+        number = int(place["document"])
+        if number > len(self._documents[source]):
+            return 0
+        items = place["items"].removeprefix(", ").replace(", ", ".")
+        return documents.line(self._documents[source][number - 1], f"{items}.{field}".lstrip("."))
+
+
+def _checked(policy: PolicyObject, entry: files.Entry, sources: _Sources) -> Checked:
+    from nodewise.agents.telemetry import schema  # start-up time: no other command needs it
+
+    place = _PLACE.fullmatch(entry.where)
+    assert place, "files.py writes where an object is"
+    found = [(sources.line(place, one.field), one) for one in schema.lint(entry.data)]
+    name = f"{policy.metadata.namespace}/{policy.metadata.name}"
+    return Checked(name, place["source"], sorted(found, key=lambda one: one[0]))
+
+
+def _document(one: Checked) -> dict[str, Any]:
+    problems = [
+        problem._asdict() | {"file": one.source, "line": line or None} for line, problem in one.problems
+    ]
+    return {"policy": one.policy, "problems": problems}
+
+
+def _print(checked: Sequence[Checked]) -> None:
+    for one in checked:
+        for line, problem in one.problems:
+            at = f"{one.source}:{line}" if line else one.source
+            wanted = f", expected {problem.wanted}" if problem.wanted else ""
+            lines.say(f"{at}: {one.policy}: {problem.field}: found {problem.seen}{wanted}")
+    bad = sum(bool(one.problems) for one in checked)
+    counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"
+    click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")

@@ -109,3 +109,36 @@ def _from_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
             problem = Problem(f"document {number}", shown(str(error)), "YAML that JSON can express")
             raise BadInput(source, [problem]) from error
         yield number, data
+
+
+def line(node: Any, path: str) -> int:
+    """The line of a field such as `spec.rules[0].target` below a node, or of the closest one around it; from 1."""
+    while path:
+        step, inner = _step(node, path)
+        if not step:
+            break
+        node, path = inner, path[len(step) :].lstrip(".")
+    return int(node.start_mark.line) + 1
+
+
+def _step(node: Any, path: str) -> tuple[str, Any]:
+    """The first step of a path and the node that it leads to; an empty step if there is no such node."""
+    if isinstance(node, yaml.SequenceNode):
+        match = _INDEX.match(path)
+        if match and int(match[1]) < len(node.value):
+            return match[0], node.value[int(match[1])]
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if path == key.value or path.startswith((f"{key.value}.", f"{key.value}[")):
+                # a scalar has its key's line; a list or an object begins on the next one
+                return key.value, _at(value, key)
+    return "", None
+
+
+def _at(value: Any, key: Any) -> Any:
+    """The value as if it began where its key does."""
+    value.start_mark = key.start_mark
+    return value
+
+
+_INDEX: Final = re.compile(r"\[(\d+)\]")

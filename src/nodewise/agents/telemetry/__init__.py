@@ -4,6 +4,8 @@
 |---|---|
 | `operators.py` | what LessThan, GreaterThan and Equals mean |
 | `policy.py` | a TASPolicy read into values, with its problems |
+| `schema.py` | what `policy lint` reports: what the API server refuses, and what has no effect |
+| `taspolicies.yaml` | the shipped definition, for `schema.py` |
 | `rules.py` | which nodes break which rules |
 | `ranks.py` | from values to scores |
 | `reasons.py` | why a node is rejected, in words |

@@ -1,0 +1,192 @@
+"""What `policy lint` reports: all that the API server refuses of a TASPolicy, and what would have no effect.
+
+`taspolicies.yaml` beside this module is the CRD itself (`make chart` copies it), so there is one source. The rules in
+CEL, about the names of strategies and fields, are those of `policy.py`. `tests/cluster/test_policy_lint.py` compares
+the verdicts with a real API server's.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+import msgspec
+
+from nodewise import yaml_loader
+from nodewise.agents.telemetry import policy as policies
+from nodewise.agents.telemetry.policy import PolicyObject, is_label_part
+from nodewise.errors import Problem, shown, suggestion
+
+API_VERSION: Final = "telemetry.intel.com/v1alpha1"
+KEYWORDS: Final = frozenset(
+    {"type", "properties", "additionalProperties", "required", "items", "enum", "pattern", "description"}
+    | {"maxLength", "maxItems", "maxProperties"}
+    | {"x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields", "x-kubernetes-validations"}
+)
+"""Of the schema of `spec`; a test compares them with those of the definition."""
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_LONGEST_SUBDOMAIN: Final = 253
+_LONGEST_LABEL: Final = 63
+_LARGEST: Final = 2**63
+_MOST_EXACT: Final = 2**53
+"""Whole numbers that arrive as floating point, such as 1e3, are integers to the API server up to here."""
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {"object": (dict,), "array": (list,), "string": (str,)}
+
+
+@cache
+def spec() -> Mapping[str, Any]:
+    """The schema of `spec` in the shipped definition."""
+    text = resources.files(__package__).joinpath("taspolicies.yaml").read_bytes()
+    [version] = yaml_loader.load(text, "taspolicies.yaml")["spec"]["versions"]
+    found: Mapping[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return found
+
+
+def lint(policy: bytes) -> list[Problem]:
+    """Every problem of a policy in JSON, in the order of its fields."""
+    whole = msgspec.json.decode(policy)
+    refused = problems(whole)
+    known = {one.field for one in refused}
+    read = policies.read(msgspec.json.decode(policy, type=PolicyObject)).problems
+    others = [one for one in (*read, *_without_effect(whole)) if one.field not in known]
+    return [*refused, *others]
+
+
+def _without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
+    """Rules that the API server takes and that cannot do what they are for."""
+    for name in ("dontschedule", "deschedule", "labeling"):
+        for number, rule in enumerate(_rules(policy, name)):
+            path = f"spec.strategies.{name}.rules[{number}]"
+            if rule.get("target") in (None, ""):
+                wanted = "a target; without one the value is compared with 0"
+                yield Problem(f"{path}.target", "none", wanted)
+            if name == "labeling" and not rule.get("labels"):
+                wanted = "at least one label name=value; without one the rule has no effect"
+                yield Problem(f"{path}.labels", "none", wanted)
+
+
+def _rules(policy: Mapping[str, Any], strategy: str) -> list[Mapping[str, Any]]:
+    """The rules of a strategy, as far as they are objects."""
+    found: Any = policy
+    for key in ("spec", "strategies", strategy, "rules"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def problems(policy: Mapping[str, Any]) -> list[Problem]:
+    """Everything in the API version, the metadata and the spec of a policy that the API server refuses."""
+    found = list(_metadata(policy.get("metadata")))
+    if policy.get("apiVersion") != API_VERSION:
+        found.append(Problem("apiVersion", shown(policy.get("apiVersion")), API_VERSION))
+    if policy.get("spec") is not None:
+        found += _value("spec", policy["spec"], spec())
+    return found
+
+
+def _metadata(metadata: Any) -> Iterator[Problem]:
+    if not isinstance(metadata, Mapping):
+        yield Problem("metadata", shown(metadata), "an object with a name")
+        return
+    name, space = metadata.get("name"), metadata.get("namespace")
+    if not name and not metadata.get("generateName"):
+        yield Problem("metadata.name", "none", "the name of the policy")
+    elif name and not _is_subdomain(name):
+        yield Problem("metadata.name", shown(name), "at most 253 lower-case letters, digits, - and .")
+    if space and not (_is_subdomain(space) and "." not in space and len(space) <= _LONGEST_LABEL):
+        yield Problem("metadata.namespace", shown(space), "at most 63 lower-case letters, digits and -")
+    for field in ("labels", "annotations"):
+        yield from _keys(f"metadata.{field}", metadata.get(field), are_labels=field == "labels")
+
+
+def _keys(path: str, found: Any, *, are_labels: bool) -> Iterator[Problem]:
+    """Labels or annotations that no object may have."""
+    if found is None:
+        return
+    if not isinstance(found, Mapping):
+        yield Problem(path, shown(found), "an object")
+        return
+    for key, value in found.items():
+        prefix, slash, name = key.rpartition("/")
+        if not is_label_part(name) or (slash and not _is_subdomain(prefix)):
+            yield Problem(f"{path}.{key[:80]}", shown(key), "a key such as example.com/name")
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            yield Problem(f"{path}.{key[:80]}", shown(value), f'a string, such as "{shown(value)}"')
+        elif are_labels and value and not is_label_part(value):
+            yield Problem(f"{path}.{key[:80]}", shown(value), "at most 63 letters, digits, -, _ and .")
+
+
+def _is_subdomain(text: Any) -> bool:
+    return isinstance(text, str) and len(text) <= _LONGEST_SUBDOMAIN and bool(_SUBDOMAIN.fullmatch(text))
+
+
+def _value(path: str, value: Any, schema: Mapping[str, Any]) -> Iterator[Problem]:
+    """The problems of a value, by the keywords of structural schemas that the definition uses."""
+    if schema.get("x-kubernetes-int-or-string"):
+        if not isinstance(value, str) and not _is_integer(value):
+            yield Problem(path, shown(value), f"{_WHOLE}{_quoted(value)}")
+            return
+    elif not isinstance(value, _TYPES[schema["type"]]):
+        yield Problem(path, shown(value), f"{_ARTICLES[schema['type']]}")
+        return
+    if isinstance(value, str):
+        yield from _text(path, value, schema)
+    elif isinstance(value, list):
+        yield from _list(path, value, schema)
+    elif isinstance(value, dict):
+        yield from _object(path, value, schema)
+
+
+_WHOLE: Final = "an integer of 64 bits, or a string"
+_ARTICLES: Final = {"object": "an object", "array": "a list", "string": "a string"}
+
+
+def _quoted(value: Any) -> str:
+    """How to write a fraction so that the API server accepts it."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f' such as "{value}"' if is_number else ""
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, float):
+        return value.is_integer() and abs(value) < _MOST_EXACT
+    return isinstance(value, int) and -_LARGEST <= value < _LARGEST
+
+
+def _text(path: str, text: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
+    if "enum" in schema and text not in schema["enum"]:
+        yield Problem(path, shown(text), " or ".join(schema["enum"]) + suggestion(text, schema["enum"]))
+    if len(text) > schema.get("maxLength", len(text)):
+        yield Problem(path, f"{len(text)} characters", f"at most {schema['maxLength']}")
+    pattern = schema.get("pattern", "")
+    # `$` is the very end in Go, but may precede a line break in Python
+    if not re.search(re.sub(r"\$$", r"\\Z", pattern), text):
+        yield Problem(path, shown(text), f"a text that matches {pattern}")
+
+
+def _list(path: str, items: list[Any], schema: Mapping[str, Any]) -> Iterator[Problem]:
+    if len(items) > schema.get("maxItems", len(items)):
+        yield Problem(path, f"{len(items)} entries", f"at most {schema['maxItems']}")
+        return
+    for number, item in enumerate(items):
+        yield from _value(f"{path}[{number}]", item, schema["items"])
+
+
+def _object(path: str, value: dict[str, Any], schema: Mapping[str, Any]) -> Iterator[Problem]:
+    # the API server drops null fields that are not nullable before it validates
+    fields = {name: field for name, field in value.items() if field is not None}
+    if len(fields) > schema.get("maxProperties", len(fields)):
+        yield Problem(path, f"{len(fields)} fields", f"at most {schema['maxProperties']}")
+        return
+    for name in schema.get("required", ()):
+        if name not in fields:
+            yield Problem(f"{path}.{name}", "none", "a value, which is required")
+    known = schema.get("properties", {})
+    for name, field in fields.items():
+        inner = known.get(name) or schema.get("additionalProperties")
+        if inner:
+            yield from _value(f"{path}.{name}", field, inner)
