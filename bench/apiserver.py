@@ -144,6 +144,7 @@ def built(count: int) -> ApiServer:
     collections: dict[str, tuple[str, Sequence[bytes]]] = {
         "/api/v1/nodes": ("Node", nodes),
         "/api/v1/pods": ("Pod", []),
+        "/api/v1/namespaces": ("Namespace", []),
         "/apis/telemetry.intel.com/v1alpha1/taspolicies": ("TASPolicy", policies),
     }
     answers = {

@@ -82,7 +82,7 @@ def _filled(found: Path, folder: Path) -> Iterator[Plane]:
             told(f"writing {what} into etcd")
             population.fill(plane.etcd, entries, lambda count: told(f"{count} written"))
         served.define(plane.api)
-        corner.create(objects.namespace(fleet.NAMESPACE))
+        corner.create(objects.namespace(fleet.NAMESPACE, trusted=True))
         for policy in policies():
             corner.create(policy)
         with (

@@ -41,7 +41,16 @@ _CHARTS_OWN: Final = frozenset(
         "client_name",
         "unsafe",
     }
-    | {"unsafe_address", "health_address", "health_port", "kubeconfig", "context", "namespace", "identity"}
+    | {
+        "unsafe_address",
+        "health_address",
+        "health_port",
+        "kubeconfig",
+        "context",
+        "namespace",
+        "own_namespace",
+        "identity",
+    }
     | {"once", "dry_run", "output"}
 )
 """What the chart says itself."""

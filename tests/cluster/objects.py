@@ -72,8 +72,10 @@ def priority_class(value: int) -> Object:
     }
 
 
-def namespace(name: str) -> Object:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+def namespace(name: str, *, trusted: bool = False) -> Object:
+    """A namespace; in a trusted one policies may label nodes and use queries."""
+    labels = {"nodewise.io/trusted": "true"} if trusted else {}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
 def priorities(pods: Sequence[Object]) -> set[int]:

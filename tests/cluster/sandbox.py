@@ -40,14 +40,19 @@ def wait(
 
 
 class Sandbox:
-    """A namespace, and everything made through it; `clean` takes all of that away again."""
+    """A namespace, trusted by default, and everything made through it; `clean` takes all of that away again."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, *, trusted: bool = True) -> None:
         self.plane = plane
         self.namespace = f"test-{next(_numbers)}"
         self.api: Api = plane.api
         self._made: list[str] = []
-        self.api.create(objects.namespace(self.namespace))
+        self.api.create(objects.namespace(self.namespace, trusted=trusted))
+
+    def trust(self, *, granted: bool = True) -> None:
+        """Grants trust to the namespace, or takes it away."""
+        labels = {"nodewise.io/trusted": "true" if granted else None}
+        self.api.patch(f"/api/v1/namespaces/{self.namespace}", {"metadata": {"labels": labels}})
 
     def create(self, obj: Object) -> Object:
         """Makes an object that belongs to no namespace, or that names its own."""
@@ -137,9 +142,9 @@ class Sandbox:
 
 
 @contextlib.contextmanager
-def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
+def sandbox(plane: ControlPlane, *, trusted: bool = True) -> Iterator[Sandbox]:
     """A corner that is clean again at the end."""
-    corner = Sandbox(plane)
+    corner = Sandbox(plane, trusted=trusted)
     try:
         yield corner
     finally:

@@ -219,7 +219,7 @@ def running(programs: Path, folder: Path) -> Iterator[Cluster]:
     with controlplane.running(programs, folder, log.flags) as plane, contextlib.ExitStack() as stack:
         cluster = Cluster(plane, folder, log)
         for name in (NAMESPACE, TENANT, SYSTEM):
-            plane.api.ensure(objects.namespace(name))
+            plane.api.ensure(objects.namespace(name, trusted=name == TENANT))
         _install(cluster)
         _nodes(cluster, stack)
         _metrics(cluster, stack)

@@ -15,6 +15,7 @@ from tests.cluster.served import HOT, pod
 
 LEAST = [
     rule("list", "nodes"),
+    rule("list", "namespaces"),
     rule("list", "pods"),
     rule("list", "taspolicies", "telemetry.intel.com"),
     rule("get", "*", "custom.metrics.k8s.io"),
@@ -120,7 +121,9 @@ def test_rights_of_one_namespace_are_enough_for_it(plane: ControlPlane, cluster:
     cluster.pods(pod("web"))
     inside = [rule("list", "pods"), rule("list", "taspolicies", "telemetry.intel.com")]
     user = looking.reader(plane, inside, cluster.namespace)
-    access.grant(plane.api, user.name, [rule("list", "nodes"), rule("get", "*", "custom.metrics.k8s.io")])
+    access.grant(
+        plane.api, user.name, [rule("list", "nodes namespaces"), rule("get", "*", "custom.metrics.k8s.io")]
+    )
     asked = ["decide", "--cluster", f"--kubeconfig={user.kubeconfig}", "-o", "json"]
     (one,) = told(run(*asked, "-n", cluster.namespace))["decisions"]
     assert one["feasible"] == ["b", "c"]

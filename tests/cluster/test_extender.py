@@ -55,7 +55,7 @@ def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
         assert f"2 telemetry policy {corner.namespace}/pol: heat GreaterThan 80" in said
         assert said.startswith("0/2 nodes are available")
         ours = wait("our own event", lambda: corner.events("web", "NoNodePasses") or None)
-        assert "heat is 81.5 to 90 on 2 of them" in ours[0]
+        assert ours[0].endswith("heat GreaterThan 80"), "no measured values"
         corner.pods(objects.pod("plain"))
         assert corner.expect_bound("plain") in {"a", "b"}
 

@@ -319,7 +319,7 @@ def _populate(plane: ControlPlane, adapter: Adapter) -> None:
     api = plane.api
     served.define(api)
     for name in (NAMESPACE, adapter.backend.namespace):
-        api.create(objects.namespace(name))
+        api.create(objects.namespace(name, trusted=name == NAMESPACE))
     for name in NODES:
         api.create(objects.node(name, labels=FOREIGN))
     api.create(adapter.backend.service())

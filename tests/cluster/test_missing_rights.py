@@ -39,7 +39,7 @@ class Missing(NamedTuple):
 CORE, EVENTS, METRICS = "", "events.k8s.io", "metrics.k8s.io"
 LEASES, POLICIES, CUSTOM = "coordination.k8s.io", "telemetry.intel.com", "custom.metrics.k8s.io"
 LEASE = "nodewise-extender"
-LEADERS = frozenset({"labels", "status", "advertise", "wake"})
+LEADERS = frozenset({"labels", "new trust", "status", "advertise", "wake"})
 FEATURES = LEADERS | {"ready", "filter", "new nodes", "new policies", "usage", "events", "event counts"}
 NOTHING = FEATURES - {"events", "event counts"}
 """What is left is to say no."""
@@ -47,11 +47,13 @@ NOTHING = FEATURES - {"events", "event counts"}
 WITHOUT = {
     Right("list", CORE, "nodes"): Missing("kube_lost", NOTHING),
     Right("watch", CORE, "nodes"): Missing("kube_lost", frozenset({"new nodes"})),
-    Right("get", CORE, "nodes"): Missing("controller_failed", frozenset({"labels"})),
-    Right("patch", CORE, "nodes"): Missing("controller_failed", frozenset({"labels", "wake"})),
+    Right("get", CORE, "nodes"): Missing("controller_failed", frozenset({"labels", "new trust"})),
+    Right("patch", CORE, "nodes"): Missing("controller_failed", frozenset({"labels", "new trust", "wake"})),
     Right("patch", CORE, "nodes/status"): Missing("controller_failed", frozenset({"advertise"})),
     Right("list", CORE, "pods"): Missing("kube_lost", frozenset({"wake"})),
     Right("watch", CORE, "pods"): Missing("kube_lost", frozenset({"wake"})),
+    Right("list", CORE, "namespaces"): Missing("kube_lost", NOTHING),
+    Right("watch", CORE, "namespaces"): Missing("kube_lost", frozenset({"new trust"})),
     Right("create", EVENTS, "events"): Missing("event_lost", frozenset({"events", "event counts"})),
     Right("patch", EVENTS, "events"): Missing("event_lost", frozenset({"event counts"})),
     Right("list", POLICIES, "taspolicies"): Missing("kube_lost", NOTHING),
@@ -59,7 +61,7 @@ WITHOUT = {
     Right("patch", POLICIES, "taspolicies/status"): Missing("status_failed", frozenset({"status"})),
     Right("list", METRICS, "nodes"): Missing("metric_failed", frozenset({"usage"})),
     Right("get", CUSTOM, "*"): Missing(
-        "metric_failed", frozenset({"filter", "labels", "wake", "new nodes", "new policies"})
+        "metric_failed", frozenset({"filter", "labels", "new trust", "wake", "new nodes", "new policies"})
     ),
     Right("create", LEASES, "leases", namespace=NAMESPACE): Missing("lease_failed", LEADERS),
     Right("get", LEASES, "leases", LEASE, NAMESPACE): Missing("lease_failed", LEADERS),
@@ -86,10 +88,13 @@ class Scene(NamedTuple):
     shipped: Shipped
     corner: Sandbox
     running: Served
+    other: Sandbox
+    """A namespace without trust at first, with the policy `granted`."""
 
     def enter(self) -> None:
         """What only a watch can tell."""
         self.corner.nodes(objects.node("late"))
+        self.other.trust()
         self.corner.put(policy("second", "heat", "dontschedule"))
         self.corner.pods(pod("waits", "pol"))
         refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -99,12 +104,13 @@ class Scene(NamedTuple):
 
     def seen(self) -> set[str]:
         """The features that work."""
-        shipped, corner, running = self
+        shipped, corner, running, _ = self
         space = corner.namespace
         a, b, late = (running.rejects(space, node, "pol") for node in ("a", "b", "late"))
         known = corner.api.get(f"/apis/{EVENTS}/v1/namespaces/{space}/events")["items"]
         found = {
             "labels": shipped.labels("a").get("pol") == "violating",
+            "new trust": shipped.labels("a").get("granted") == "violating",
             "status": bool(served.status(corner, "pol")),
             "advertise": shipped.advertises("b"),
             "wake": bool(running.events("woken")),
@@ -138,10 +144,15 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     shipped.metrics.set("heat", {"a": 90, "b": 10, "late": 90})
     corner.put(policy("pol", "heat", "dontschedule", "deschedule"))
     lease(corner.api, there=right.verb == "update")
-    with shipped.missing(right), shipped.started(tmp_path) as running:
+    with (
+        sandbox.sandbox(shipped.plane, trusted=False) as other,
+        shipped.missing(right),
+        shipped.started(tmp_path) as running,
+    ):
+        other.put(policy("granted", "heat", "deschedule"))
         if "ready" not in lost:
             running.process.wait_ready(running.is_ready)
-        scene = Scene(shipped, corner, running)
+        scene = Scene(shipped, corner, running, other)
         scene.enter()
         wait(
             "the rest works",
@@ -183,6 +194,7 @@ READERS = {
     Right("list", CORE, "nodes"): (DECIDE, FAILS),
     Right("list", CORE, "pods"): (DECIDE, FAILS),
     Right("list", POLICIES, "taspolicies"): (DECIDE, FAILS),
+    Right("list", CORE, "namespaces"): (DECIDE, FAILS),
     Right("list", METRICS, "nodes"): (DECIDE, WITH_LESS),
     Right("get", CUSTOM, "*"): (DECIDE, 3),
     Right("get", CORE, "pods"): (EXPLAIN, WITH_LESS),

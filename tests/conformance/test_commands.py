@@ -352,7 +352,7 @@ class TestAgents:
     def test_list_and_show(self) -> None:
         assert "telemetry" in run("agents", "list").stdout
         shown = json.loads(run("agents", "show", "telemetry", "-o", "json").stdout)
-        assert shown["reads"] == ["taspolicies.telemetry.intel.com"]
+        assert shown["reads"] == ["taspolicies.telemetry.intel.com", "namespaces"]
 
     def test_one_that_does_not_exist(self) -> None:
         done = run("agents", "show", "nope")

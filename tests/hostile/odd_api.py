@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nodewise.agents.telemetry import TASPOLICIES
-from nodewise.kube.resources import NODES
+from nodewise.kube.resources import NAMESPACES, NODES
 from nodewise.simulate.api import FakeApi
 from nodewise.simulate.api_server import ApiServer, Receive, Scope, Send
 from tests.hostile import world
@@ -118,6 +118,8 @@ def serving() -> Iterator[OddServer]:
     api.put(TASPOLICIES, policy)
     for node in nodes:
         api.put(NODES, node)
+    labels = {"nodewise.io/trusted": "true"}
+    api.put(NAMESPACES, {"metadata": {"name": "d", "labels": labels}})
     group = {"name": "custom.metrics.k8s.io", "preferredVersion": _VERSION, "versions": [_VERSION]}
     api.raw.update({GROUP: json.dumps(group).encode(), f"{METRICS}temp": json.dumps(world.values()).encode()})
     server = OddServer(api)

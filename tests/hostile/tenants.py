@@ -1,7 +1,7 @@
 """Two tenants of one cluster, and nodewise with the rights that ship: the stage of `test_tenants.py`.
 
-A tenant has a namespace and may write pods, workload labels and TASPolicies there, as the ClusterRole `edit` allows,
-and nothing else. The only success of an attack test is that nothing of the other tenant changes:
+A tenant has a namespace without trust and may write pods and TASPolicies there, as the ClusterRole `edit` allows, and
+nothing else. The only success of an attack test is that nothing of the other tenant changes:
 
     with stage.unchanged():
         stage.attacker.policy("evil", labeling=[HOT | {"labels": ["gas-disable-card0=true"]}])
@@ -45,7 +45,7 @@ class Tenant:
     """A user who may write pods and policies in one namespace."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
-        self.corner: Sandbox = Sandbox(plane)
+        self.corner: Sandbox = Sandbox(plane, trusted=False)
         self.namespace = self.corner.namespace
         self.api: Api = plane.user(f"{name}-{self.namespace}", _RIGHTS, self.namespace).api
 

@@ -35,7 +35,6 @@ GPU_RULES = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="policies of every namespace label nodes")
 @pytest.mark.parametrize("labels", GPU_RULES.values(), ids=list(GPU_RULES))
 def test_a_policy_of_a_tenant_does_not_reach_gpus(stage: Stage, labels: list[str]) -> None:
     with stage.unchanged():
@@ -43,7 +42,6 @@ def test_a_policy_of_a_tenant_does_not_reach_gpus(stage: Stage, labels: list[str
         stage.settle()
 
 
-@pytest.mark.xfail(strict=True, reason="policies of every namespace label nodes")
 def test_a_policy_of_a_tenant_does_not_label_nodes(stage: Stage) -> None:
     """By its own name, and by the name of the other tenant's policy."""
     stage.victim.policy("shared", dontschedule=[HOT])

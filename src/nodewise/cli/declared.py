@@ -43,6 +43,8 @@ FORMS: Final[Mapping[str, str]] = {
     "kubeconfig": "FILE",
     "label_policies_from": "NAMESPACE",
     "learned_namespaces": "NAMESPACE",
+    "allowed_metrics": "REGEX",
+    "own_namespace": "NAMESPACE",
     "memory_deviation_query": "QUERY",
     "memory_mean_query": "QUERY",
     "metrics": "SOURCE",

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import msgspec
+
 from nodewise.agent import AgentKind, AgentState, Remembering
 from nodewise.clock import Clock
 from nodewise.extender.app import Extender
@@ -24,6 +26,17 @@ class Given(NamedTuple):
     settings: Mapping[type, Any]
     agents: Sequence[AgentKind]
     agent_options: Mapping[str, Any]
+
+
+def placed(given: Given, namespace: str) -> Given:
+    """With the namespace that nodewise is in, in the options of agents that have a field for it."""
+    options = {
+        name: msgspec.structs.replace(one, own_namespace=one.own_namespace or namespace)
+        if "own_namespace" in one.__struct_fields__
+        else one
+        for name, one in given.agent_options.items()
+    }
+    return given._replace(agent_options=options)
 
 
 class Running(NamedTuple):

@@ -12,7 +12,7 @@ import nodewise
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.extender.waking import ANNOTATION
 from nodewise.kube import files
-from nodewise.kube.resources import NODES, PODS
+from nodewise.kube.resources import NAMESPACES, NODES, PODS
 from nodewise.simulate import api_server
 from nodewise.simulate.api import FakeApi
 from nodewise.simulate.api_server import ApiServer
@@ -56,6 +56,8 @@ class Stage:
         self.values: Mapping[str, int] = {}
         for node in self.nodes:
             server.call(lambda api, node=node: api.put(NODES, node))  # type: ignore[misc]
+        for namespace in objects("", NAMESPACES.kind):
+            server.call(lambda api, item=namespace: api.put(NAMESPACES, item))  # type: ignore[misc]
         for policy in objects(TASPOLICIES.group, TASPOLICIES.kind):
             server.call(lambda api, policy=policy: api.put(TASPOLICIES, policy))  # type: ignore[misc]
         given = objects("custom.metrics.k8s.io", "MetricValue")

@@ -1,20 +1,15 @@
-"""Events on pods: `kubectl describe pod` shows, beside kube-scheduler's own words, how far each rule was broken."""
+"""Events on pods: `kubectl describe pod` shows, beside kube-scheduler's own words, why no node passes."""
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nodewise import quantity
-from nodewise.agent import Evidence, ValueState
 from nodewise.extender.decision import Decision
 from nodewise.kube.events import About, Recorder
 from nodewise.kube.resources import PODS
 
 REASON: Final = "NoNodePasses"
 NOT_BOUND: Final = "NotBound"
-_MOST_RULES: Final = 5
 
 
 class PodEvents:
@@ -44,27 +39,13 @@ def _not_bound(decision: Decision) -> str:
 
 
 def note(decision: Decision) -> str:
-    """How many candidates were rejected for what, and where their values lie: `heat 81 to 97 on 12 nodes`."""
+    """How many candidates were rejected for what. Measured values stay in the decision, for `explain`: an event can be
+    read by everybody who may read the pod's namespace, and a metric may be another tenant's.
+    """
     counts: dict[str, int] = {}
     for _, verdict in decision.verdicts:
         for code, count in zip(*np.unique(verdict.codes[verdict.codes > 0], return_counts=True), strict=True):
             text = verdict.reasons[int(code) - 1].text()
             counts[text] = counts.get(text, 0) + int(count)
     why = "; ".join(f"{count} {text}" for text, count in sorted(counts.items(), key=lambda item: -item[1]))
-    ranges = "; ".join(dict.fromkeys(_ranges(decision)))
-    return f"none of {len(decision.names)} candidates passes: {why}" + (f" ({ranges})" if ranges else "")
-
-
-def _ranges(decision: Decision) -> Iterator[str]:
-    """Each metric's smallest and largest value, without nodes' names: equal texts become one event."""
-    for evidence in list(decision.evidence())[:_MOST_RULES]:
-        measured = _measured(evidence)
-        if len(measured):
-            low, high = (quantity.to_text(int(value)) for value in (measured.min(), measured.max()))
-            span = low if low == high else f"{low} to {high}"
-            yield f"{evidence.metric} is {span} on {len(measured)} of them"
-
-
-def _measured(evidence: Evidence) -> NDArray[np.object_]:
-    measured: NDArray[np.object_] = evidence.values[evidence.states == ValueState.FRESH].astype(object)
-    return measured
+    return f"none of {len(decision.names)} candidates passes: {why}"

@@ -66,6 +66,7 @@ class Resource(NamedTuple):
         return escaped(*root, *inside, self.plural, *single)
 
 
+NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
 NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
 PODS: Final = Resource("", "v1", "pods", "Pod")
 CONFIG_MAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")

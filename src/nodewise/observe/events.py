@@ -41,6 +41,12 @@ EVENTS: Final[dict[str, Event]] = {
         "A request had names and no nodes, and there is no cluster to know them from: agents take all their statistics"
         " for missing. Set nodeCacheCapable to false in this entry of the scheduler's configuration. Told once.",
     ),
+    "option_deprecated": Event("warning", "An option is deprecated; `instead` says what to use."),
+    "all_namespaces_trusted": Event(
+        "warning",
+        "`--trust-all-namespaces` is set: the policies of every namespace can label nodes, disable GPUs and ask"
+        " Prometheus any query.",
+    ),
     "option_limited": Event(
         "warning", "An option of an older program is larger than `limit`, which is used."
     ),

@@ -21,7 +21,7 @@ from nodewise.errors import NodewiseError
 from nodewise.kube import answers
 from nodewise.kube.answers import Call, Cause, Details, Status
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
-from nodewise.kube.resources import EVENTS, LEASES, NODES, PODS, Resource
+from nodewise.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
 from nodewise.simulate import applying
 
 Object = dict[str, Any]
@@ -51,7 +51,7 @@ class FakeApi:
     """`put` and `remove` change it as another client would; `cut`, `compact`, `bookmark` and `fail` make trouble."""
 
     def __init__(self, *resources: Resource) -> None:
-        known = (NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
+        known = (NAMESPACES, NODES, PODS, LEASES, EVENTS, CONFIGMAPS, *resources)
         self._kinds = {(r.api_version, r.plural): r for r in known}
         self._objects: dict[tuple[Resource, str, str], Object] = {}
         self._log: list[_Entry] = []

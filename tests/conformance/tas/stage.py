@@ -162,6 +162,7 @@ class Stage:
             f"--key={papers.server.key}",
             f"--client-ca={papers.authority.ca_file}",
             f"--sync-period={PERIOD}",
+            "--trust-all-namespaces",  # as the older system did
             "--kube-qps=200",
             "--kube-burst=400",
         ]

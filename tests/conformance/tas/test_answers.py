@@ -74,7 +74,7 @@ def wanted(row: AnswerRow) -> tuple[frozenset[Want], tuple[str, ...]]:
     )
     spec = {"strategies": {"dontschedule": {"rules": [rule]}}}
     given = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
-    state = TelemetryState(TelemetryOptions(), 60.0)
+    state = TelemetryState(TelemetryOptions(trust_all_namespaces=True), 60.0)
     objects = {POLICIES: {("d", "pol"): given}}
     return state.wants(objects), state.problems(objects).get("d/pol", ())
 

@@ -28,7 +28,7 @@ from nodewise.extender.decision import DecisionRing
 from nodewise.extender.leading import Leading
 from nodewise.extender.waking import Waker
 from nodewise.extender.world import WorldKeeper
-from nodewise.kube.resources import NODES, PODS, Resource
+from nodewise.kube.resources import NAMESPACES, NODES, PODS, Resource
 from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.observe.meters import Meters
@@ -108,6 +108,8 @@ def cluster() -> FakeApi:
     for name in NAMES:
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
         api.put(NODES, {"metadata": metadata, "status": {"addresses": []}})
+    labels = {"nodewise.io/trusted": "true"}
+    api.put(NAMESPACES, {"metadata": {"name": fleet.NAMESPACE, "labels": labels}})
     for given in [fleet.policies()[0], fleet.policy("hot", {"labeling": {"rules": LABELLED}})]:
         api.put(TASPOLICIES, given)
     for number in range(10):

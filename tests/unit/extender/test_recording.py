@@ -11,6 +11,7 @@ import pytest
 
 from nodewise.agent import NodeIndex, World
 from nodewise.agents.telemetry.state import POLICIES
+from nodewise.agents.telemetry.trust import NAMESPACES
 from nodewise.errors import BadInput, BadSettings
 from nodewise.extender import recording, tape
 from nodewise.extender.tape import End, Exchange, Gap, Header, Record, SeriesEntry
@@ -80,7 +81,14 @@ class TestEntries:
         recorded.see(World(given.nodes, given.objects, heat, NOW + 1))
         assert kinds(recorded.ended()) == [
             "Header",
-            *("Nodes", "Object", "SeriesEntry", "Metrics", "Moment"),
+            *(
+                "Nodes",
+                "Object",
+                *(["Object"] * len(given.objects[NAMESPACES])),
+                "SeriesEntry",
+                "Metrics",
+                "Moment",
+            ),
             "Moment",
             "End",
         ]

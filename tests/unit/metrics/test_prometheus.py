@@ -58,7 +58,12 @@ def asked(made: PrometheusMetrics, *between: Callable[[], None]) -> list[Series]
 def test_a_selector_is_asked_with_its_deadline(told: Prometheus) -> None:
     fetch(told.url + "/prefix/", max_age_s=1.5)
     assert told.asked == [
-        {"query": "temp[1500ms]", "timeout": "60000ms", "method": "GET", "path": "/prefix/api/v1/query"}
+        {
+            "query": '{__name__="temp"}[1500ms]',
+            "timeout": "60000ms",
+            "method": "GET",
+            "path": "/prefix/api/v1/query",
+        }
     ]
 
 
@@ -98,7 +103,7 @@ def test_refusals(told: Prometheus, status: int, body: Any, kind: type[NodewiseE
     told.fail(status, body)
     with pytest.raises(kind, match=words) as caught:
         fetch(told.url)
-    assert str(caught.value).startswith(f"query temp[60s] to {told.url}: ")
+    assert str(caught.value).startswith(f'query {{__name__="temp"}}[60s] to {told.url}: ')
 
 
 def test_a_server_that_asks_for_patience_is_heard(told: Prometheus) -> None:
@@ -115,7 +120,7 @@ def test_one_that_hangs_ends_at_its_deadline(told: Prometheus) -> None:
 
 
 def test_one_that_is_not_there(told: Prometheus) -> None:
-    with pytest.raises(Unavailable, match="query temp"):
+    with pytest.raises(Unavailable, match=r'query \{__name__="temp"\}'):
         fetch("http://127.0.0.1:1")
 
 

@@ -6,12 +6,17 @@ from nodewise.metrics.prometheus import queries
 from nodewise.metrics.source import Want
 
 ASKED = {
-    "a metric's name": (Want("temp"), "temp[60s]"),
-    "a name with a colon": (Want("job:temp:avg"), "job:temp:avg[60s]"),
+    "a metric's name": (Want("temp"), '{__name__="temp"}[60s]'),
+    "a name with a colon": (Want("job:temp:avg"), '{__name__="job:temp:avg"}[60s]'),
     "a name that is no identifier": (Want("gpu-temp"), '{__name__="gpu-temp"}[60s]'),
     "a name that begins with a digit": (Want("9lives"), '{__name__="9lives"}[60s]'),
     "a name that reads as a number": (Want("NaN"), '{__name__="NaN"}[60s]'),
     "a name with a quote": (Want('a"b\\c'), '{__name__="a\\"b\\\\c"}[60s]'),
+    "a name that is a query": (
+        Want('up"} or vector(1) #'),
+        '{__name__="up\\"} or vector(1) #"}[60s]',
+    ),
+    "a name with a line break": (Want("a\nb"), '{__name__="a\\nb"}[60s]'),
     "a query": (Want("x", "sum by (node) (temp)"), "sum by (node) (temp)"),
     "a query that is a selector": (Want("x", ' temp{a="b"} '), 'temp{a="b"}[60s]'),
     "a query that is a range": (Want("x", "temp[5m]"), "temp[5m]"),
@@ -61,7 +66,7 @@ def test_what_is_a_selector(text: str, is_one: bool) -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), SPANS.items(), ids=map(str, SPANS))
 def test_durations_have_no_fractions(seconds: float, text: str) -> None:
-    assert queries.of(Want("temp"), seconds) == f"temp[{text}]"
+    assert queries.of(Want("temp"), seconds) == f'{{__name__="temp"}}[{text}]'
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@
 | `policy.py` | a TASPolicy read into values, with its problems |
 | `schema.py` | what `policy lint` reports: what the API server refuses, and what has no effect |
 | `taspolicies.yaml` | the shipped definition, for `schema.py` |
+| `trust.py` | which namespaces' policies may affect the whole cluster |
 | `rules.py` | which nodes break which rules |
 | `ranks.py` | from values to scores |
 | `reasons.py` | why a node is rejected, in words |
@@ -32,6 +33,7 @@ from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+from nodewise.agents.telemetry.trust import LABEL, NAMESPACES, VALUE, NamespaceObject
 
 
 class NodeMetadata(msgspec.Struct, frozen=True):
@@ -54,6 +56,8 @@ TASPOLICIES: Final = Resource(
     group="telemetry.intel.com", version="v1alpha1", plural="taspolicies", kind="TASPolicy", namespaced=True
 )
 
+_NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+
 
 class TelemetryKind:
     """The row of the registry."""
@@ -64,8 +68,13 @@ class TelemetryKind:
     pod_fields = PodFields
     node_fields = NodeFields
 
-    def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:  # noqa: ARG002
-        return (Watched(POLICIES, TASPOLICIES, PolicyObject),)
+    def watched(self, options: TelemetryOptions) -> tuple[Watched, ...]:
+        """Policies, and the namespaces that are trusted by their label, unless all are trusted."""
+        policies = Watched(POLICIES, TASPOLICIES, PolicyObject)
+        if options.trust_all_namespaces:
+            return (policies,)
+        trusted = {"labelSelector": f"{LABEL}={VALUE}"}
+        return policies, Watched(NAMESPACES, _NAMESPACES, NamespaceObject, selectors=trusted)
 
     def resources(self, options: TelemetryOptions) -> dict[str, bool]:  # noqa: ARG002
         """What pods with a policy ask for, as the older system had it (`agent.Requested`)."""

@@ -39,10 +39,14 @@ class TelemetryController:
     """Makes node labels and policies' status say what the View says."""
 
     def __init__(self, taspolicies: Resource, options: TelemetryOptions, hands: Hands) -> None:
-        self._options = options
         self._labels = LabelWriter(hands)
         self._statuses = StatusWriter(taspolicies, hands)
         self._advertiser = Advertiser(options.advertise_resource, hands)
+        if options.trust_all_namespaces:
+            logs.emit("all_namespaces_trusted")
+        if options.label_policies_from:
+            instead = "kubectl label namespace NAME nodewise.io/trusted=true"
+            logs.emit("option_deprecated", option="--label-policies-from", instead=instead)
 
     def begin(self) -> None:
         """We lead from now on: what another leader wrote meanwhile is read again."""
@@ -59,7 +63,7 @@ class TelemetryController:
     async def _write(self, view: View, slot: Slot) -> None:
         """Labels, and then the status that tells who else owns one of them."""
         decided = {key: (found.policy, found.labels) for key, found in slot.items()}
-        claims = labels.claims(decided, self._options.label_policies_from)
+        claims = labels.claims(decided)
         clashes = dict(claims.clashes)
         try:
             await self._labels.step(view, claims.columns)

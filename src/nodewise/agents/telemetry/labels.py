@@ -164,10 +164,8 @@ class Claims(NamedTuple):
     """By namespace and name of a policy: why some of its labels are not written."""
 
 
-def claims(
-    decided: Mapping[tuple[str, str], tuple[Policy, Sequence[LabelColumn]]], trusted: Sequence[str]
-) -> Claims:
-    """The columns that count, of policies in `trusted` namespaces (none: all).
+def claims(decided: Mapping[tuple[str, str], tuple[Policy, Sequence[LabelColumn]]]) -> Claims:
+    """The columns that count.
 
     `<policy>=violating` is shared by policies of one name; of two that label, the older one does.
     """
@@ -176,11 +174,6 @@ def claims(
     labelled_by: dict[str, tuple[str, str]] = {}
     for key in sorted(decided, key=lambda key: (decided[key][0].created, key)):
         policy, wanted = decided[key]
-        if wanted and trusted and policy.namespace not in trusted:
-            clashes[key] = (
-                f"policies of namespace {policy.namespace} may not label nodes (--label-policies-from)"
-            )
-            continue
         columns += [column for column in wanted if column.key == policy.name]
         prefixed = [column for column in wanted if column.key.startswith(f"{PREFIX}{policy.name}/")]
         first = labelled_by.setdefault(policy.name, key) if prefixed else key

@@ -16,9 +16,21 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a rule does with a node that has no fresh value. `pass`, as the older system did: a node is not lost to
     all pods because one exporter died. A policy's rule may say otherwise for itself."""
 
+    trust_all_namespaces: bool = False
+    """Trusts the policies of every namespace, as the older system did: everybody who may create a policy can label
+    every node, disable GPUs and ask Prometheus any query. For migrations only; otherwise grant trust to single
+    namespaces with: kubectl label namespace NAME nodewise.io/trusted=true."""
+
+    own_namespace: str = ""
+    """The namespace of nodewise, which is trusted without a label. The extender takes it from --namespace."""
+
     label_policies_from: tuple[str, ...] = ()
-    """Namespaces whose policies may label nodes (deschedule, labeling); repeat it for several. None: all. Who may
-    create a policy can label every node of the cluster with the policy's name, so name those you trust."""
+    """Deprecated: label the namespaces with nodewise.io/trusted=true instead. Namespaces that are trusted as if they
+    had that label; repeat it for several."""
+
+    allowed_metrics: str = ""
+    """A regular expression that must match the whole name of each metric that policies in namespaces without trust
+    name, such as `node_.*|cpu_usage`. Empty: any metric."""
 
     advertise_resource: str = ""
     """An extended resource that every node shall have, such as `telemetry/scheduling=1000`: the descheduler and the

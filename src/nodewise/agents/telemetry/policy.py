@@ -22,6 +22,7 @@ STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling
 _MOST_LABELING: Final = 226
 """Characters of a name in `telemetry.aware.scheduling.<name>`, which may have 253."""
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
+"""Nothing that has a meaning in PromQL or in the path of a URL."""
 _LONGEST_METRIC: Final = 253
 _LONGEST_QUERY: Final = 4096
 """Characters, as in the CRD. A longer name or query would only be refused by those who are asked."""
@@ -84,6 +85,10 @@ class Rule(msgspec.Struct, frozen=True):
     """`healthy`: a node for which the query gives no series keeps the rule, also where it gives none at all."""
     unusable: str = ""
     """Why the rule cannot be evaluated; empty if it can."""
+    refusal: str = ""
+    """What of the rule needs a trusted namespace, where it is unusable for that (`trust`)."""
+    remedy: str = ""
+    """What makes the rule usable, where that is not a change of the policy."""
 
     def want(self, max_age_s: float = 0.0) -> Want:
         """What is asked of the sources; `max_age_s` is the agent's."""
@@ -108,6 +113,8 @@ class Policy(msgspec.Struct, frozen=True):
     """RFC 3339, which sorts by time; of two policies of one name the older one labels."""
     strategies: Mapping[str, Strategy] = {}
     problems: tuple[Problem, ...] = ()
+    not_trusted: str = ""
+    """What of the policy has no effect because its namespace is not trusted (`trust`); empty for nothing."""
 
     def rules(self, strategy: str) -> tuple[Rule, ...]:
         """The rules of a strategy, empty if the policy does not have it."""
@@ -204,6 +211,7 @@ class _Reader:
         metric = self._text(f"{path}.metricname", rule.get("metricname"))
         if metric and not _METRIC_NAME.fullmatch(metric):
             self.problem(f"{path}.metricname", shown(metric), "letters, digits, _ and -")
+            broken = True
         broken = broken or not metric
         operator = self._operator(f"{path}.operator", rule.get("operator"), strategy)
         target = self._optional(f"{path}.target", rule.get("target"), _target, 0)
@@ -289,7 +297,9 @@ class _Reader:
         try:
             return parse(given)
         except ValueError as error:
-            self.problem(path, shown(given), str(error))
+            # problems stand in events of pods, where the text of a query has no place
+            seen = f"{len(str(given))} characters" if parse is _query else shown(given)
+            self.problem(path, seen, str(error))
             return _BAD
 
 

@@ -86,13 +86,16 @@ class RuleUnusable(msgspec.Struct, frozen=True):
 
     policy: str
     why: str
+    other_remedy: str = ""
+    """What helps, where the policy itself is well."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"telemetry policy {self.policy}: {self.why}"
+        more = f" ({self.other_remedy})" if self.other_remedy else ""
+        return f"telemetry policy {self.policy}: {self.why}{more}"
 
     def remedy(self) -> str:
-        return "mend the policy; nodewise policy lint names every problem"
+        return self.other_remedy or "mend the policy; nodewise policy lint names every problem"
 
 
 class PolicyMissing(msgspec.Struct, frozen=True):

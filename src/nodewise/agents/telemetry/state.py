@@ -9,6 +9,7 @@ from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.labels import LabelColumn
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import Policy, PolicyObject, Rule
+from nodewise.agents.telemetry.trust import NAMESPACES, Trust
 from nodewise.metrics import column as columns
 from nodewise.metrics.column import Column
 from nodewise.metrics.index import NodeIndex
@@ -53,23 +54,30 @@ class _LaidOut(NamedTuple):
 class TelemetryState:
     """Remembers what was read and laid out, so that only what changed is computed again."""
 
-    inputs = Inputs(frozenset({POLICIES}))
+    inputs = Inputs(frozenset({POLICIES, NAMESPACES}))
 
     def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
         self._reject_missing = options.when_missing == "reject"
         self._max_age_s = max_age_s
-        self._read: dict[ObjectKey, tuple[PolicyObject, Policy]] = {}
+        self._trust = Trust(options)
+        self._read: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
+        """By key: the object, whether its namespace is trusted, and the policy that follows from both."""
         self._columns: dict[str, _LaidOut] = {}
         self._memories: dict[Rule, suspension.Memory] = {}
 
     def policies(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[ObjectKey, Policy]:
-        """All policies as they are read, problems included."""
-        found: dict[ObjectKey, tuple[PolicyObject, Policy]] = {}
+        """All policies with what of them counts, problems included."""
+        found: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
+        namespaces = self._trust.namespaces(objects)
         for key, given in objects.get(POLICIES, {}).items():
+            is_trusted = self._trust.is_trusted(key[0], namespaces)
             known = self._read.get(key)
-            found[key] = known if known and known[0] is given else (given, policies.read(given))
+            if known is None or known[0] is not given or known[1] != is_trusted:
+                policy = policies.read(given)
+                known = (given, is_trusted, policy if is_trusted else self._trust.restricted(policy))
+            found[key] = known
         self._read = found
-        return {key: policy for key, (_, policy) in found.items()}
+        return {key: policy for key, (_, _, policy) in found.items()}
 
     def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
         """The metrics that usable rules name."""
@@ -84,9 +92,9 @@ class TelemetryState:
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:
         """What is wrong with policies, by `namespace/name`."""
         return {
-            "/".join(key): tuple(map(str, policy.problems))
+            "/".join(key): (*map(str, policy.problems), *filter(None, [policy.not_trusted]))
             for key, policy in self.policies(objects).items()
-            if policy.problems
+            if policy.problems or policy.not_trusted
         }
 
     def slot(self, world: World) -> Generator[None, None, Slot]:
@@ -162,7 +170,8 @@ class TelemetryState:
         size = len(world.nodes) + 1
         for item in filtering:
             if item.rule.unusable:
-                return rules.reject_all(size, reasons.RuleUnusable(name, item.rule.unusable))
+                reason = reasons.RuleUnusable(name, item.rule.unusable, item.rule.remedy)
+                return rules.reject_all(size, reason)
             cause = self._unfetched(item.rule, world)
             if cause is not None:
                 return rules.reject_all(size, reasons.NeverFetched(name, item.rule.want().name, cause))

@@ -65,6 +65,7 @@ GOOD: Final[Mapping[str, str]] = {
     "MetricsFetched": "True",
     "Suspended": "False",
     "LabelConflict": "False",
+    "NotTrusted": "False",
 }
 """The status of each condition when all is well."""
 
@@ -79,6 +80,9 @@ def _conditions(decided: PolicySlot, clash: str) -> Iterator[Condition]:
     text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
     yield _of("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")
     yield _of("LabelConflict", bool(clash), "OwnedElsewhere", clash, "nobody else claims the labels")
+    not_trusted = decided.policy.not_trusted
+    text = "no strategy and no rule lacks trust"
+    yield _of("NotTrusted", bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
 
 
 def _of(kind: str, is_true: bool, bad_reason: str, bad: str, good: str) -> Condition:

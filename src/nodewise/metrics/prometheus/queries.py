@@ -18,7 +18,6 @@ _MATCHER: Final = rf"(?:{_LABEL}\s*+(?:=~|!~|!=|=)\s*+{_STRING}|{_STRING})\s*+"
 _MATCHERS: Final = rf"\{{\s*+(?:{_MATCHER}(?:,\s*+{_MATCHER})*+(?:,\s*+)?+)?+\}}"
 # possessive throughout: the text is a stranger's, and is read in time proportional to its length
 _SELECTOR: Final = re.compile(rf"(?:{_NAME}\s*+(?:{_MATCHERS})?+|{_MATCHERS})")
-_PLAIN: Final = re.compile(_NAME)
 _NUMBERS: Final = ("inf", "nan")
 """Names that PromQL reads as numbers."""
 
@@ -40,10 +39,8 @@ def is_selector(text: str) -> bool:
 
 
 def _named(metric: str) -> str:
-    """A selector by name, also for names that only Prometheus 3 can hold: `gpu-temp`."""
-    if _PLAIN.fullmatch(metric) and metric.lower() not in _NUMBERS:
-        return metric
-    escaped = metric.replace("\\", "\\\\").replace('"', '\\"')
+    """A selector by name. Always quoted: a name is a tenant's text, and must not be read as PromQL."""
+    escaped = metric.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'{{__name__="{escaped}"}}'
 
 

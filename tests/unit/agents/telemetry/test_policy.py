@@ -45,7 +45,7 @@ PROBLEMS = {
     "an operator of strategies that is a list": ({"strategies": {"dontschedule": {"logicalOperator": [], "rules": [rule("m")]}}}, "logicalOperator: []; wanted allOf or anyOf"),
     "when_missing that is a list": (one_rule(when_missing=["pass"]), f"{RULE}.when_missing: ['pass']; wanted pass or reject"),
     "a metric's name that is too long": (one_rule(metricname="m" * 254), "wanted a name of at most 253 characters"),
-    "a query that is an object": (one_rule(query={"a": 1}), f"{RULE}.query: {{'a': 1}}; wanted an expression of at most 4096"),
+    "a query that is an object": (one_rule(query={"a": 1}), f"{RULE}.query: 8 characters; wanted an expression of at most 4096"),
     "a max_age beyond all time": (one_rule(max_age="9" * 40 + "h"), "max_age: '9999999999999999999999999999999999999999h'; wanted a duration"),
     "a max_age as long as an object": (one_rule(max_age="1s" * 500_000), "wanted a duration such as 30s or 5m, of at most a year"),
     "an aggregation": (one_rule(aggregate="median"), f"{RULE}.aggregate: 'median'; wanted max or min or sum or avg"),

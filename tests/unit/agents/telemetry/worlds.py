@@ -6,11 +6,17 @@ import msgspec
 import numpy as np
 
 from nodewise import quantity, turns
-from nodewise.agent import Names, NodeIndex, View, World
+from nodewise.agent import Names, NodeIndex, ObjectKey, View, World
 from nodewise.agents.telemetry.agent import PodFields, PodMetadata, TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryState
+from nodewise.agents.telemetry.trust import (
+    NAMESPACES,
+    NamespaceLabels,
+    NamespaceMetadata,
+    NamespaceObject,
+)
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.snapshot import Snapshot
 
@@ -43,9 +49,22 @@ def policy(name: str = "pol", namespace: str = "d", **strategies: Any) -> Policy
     )
 
 
-def world(policies: list[PolicyObject], metrics: Snapshot, nodes: str = "n1 n2 n3") -> World:
+def namespaces(*trusted: str) -> dict[ObjectKey, NamespaceObject]:
+    """Namespaces with the label that grants trust."""
+    labels = NamespaceLabels(trusted="true")
+    return {("", name): NamespaceObject(NamespaceMetadata(name, labels=labels)) for name in trusted}
+
+
+def world(
+    policies: list[PolicyObject],
+    metrics: Snapshot,
+    nodes: str = "n1 n2 n3",
+    trusted: tuple[str, ...] = ("d", "e"),
+) -> World:
+    """Policies in namespaces of which some are trusted."""
     by_key = {(one.metadata.namespace, one.metadata.name): one for one in policies}
-    return World(NodeIndex(nodes.split()), {POLICIES: by_key}, metrics, NOW)
+    objects = {POLICIES: by_key, NAMESPACES: namespaces(*trusted)}
+    return World(NodeIndex(nodes.split()), objects, metrics, NOW)
 
 
 def view(given: World, options: TelemetryOptions | None = None, max_age_s: float = 60.0) -> View:

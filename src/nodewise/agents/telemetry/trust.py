@@ -1,0 +1,127 @@
+"""Which namespaces' policies may affect the whole cluster, and what is left of a policy in any other namespace. No I/O.
+
+Trust is granted by a cluster administrator: the namespace has the label `nodewise.io/trusted=true`, or it is nodewise's
+own, or a flag names it. Only these policies label nodes (`deschedule`, `labeling`, and so every `gas-*` name, which
+disables GPUs) and use a raw `query`, which can read every series of Prometheus. Everywhere else `dontschedule` and
+`scheduleonmetric` work with metric names, for pods of that namespace.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from nodewise.agent import ObjectKey
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.agents.telemetry.policy import Policy, Rule, Strategy
+from nodewise.errors import BadSettings, Problem, shown
+
+NAMESPACES: Final = "namespaces"
+"""The key of the namespaces in `World.objects`; of a cluster only those with the label are listed."""
+LABEL: Final = "nodewise.io/trusted"
+VALUE: Final = "true"
+CLUSTER_WIDE: Final = ("deschedule", "labeling")
+"""Strategies that write node labels."""
+
+
+class NamespaceLabels(msgspec.Struct, frozen=True, rename={"trusted": LABEL}):
+    trusted: Any = None
+
+
+class NamespaceMetadata(msgspec.Struct, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    """Always empty."""
+    labels: NamespaceLabels | None = None
+
+
+class NamespaceObject(msgspec.Struct, frozen=True):
+    """What is read of a Namespace."""
+
+    metadata: NamespaceMetadata = NamespaceMetadata()
+
+
+class Trust:
+    """The one place that decides about trust. `BadSettings` if `--allowed-metrics` is not a regular expression."""
+
+    def __init__(self, options: TelemetryOptions) -> None:
+        self._all = options.trust_all_namespaces
+        self._named = frozenset(filter(None, (options.own_namespace, *options.label_policies_from)))
+        self._allowed = _pattern(options.allowed_metrics)
+
+    def namespaces(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[str]:
+        """The namespaces that are trusted by their label or by a flag."""
+        found: Mapping[ObjectKey, NamespaceObject] = objects.get(NAMESPACES, {})
+        labelled = (name for (_, name), one in found.items() if _has_label(one))
+        return self._named.union(labelled)
+
+    def is_trusted(self, namespace: str, namespaces: frozenset[str]) -> bool:
+        """Whether policies of a namespace may affect the whole cluster; `namespaces` is the result of `namespaces`."""
+        return self._all or namespace in namespaces
+
+    def restricted(self, policy: Policy) -> Policy:
+        """The policy as it counts in a namespace that is not trusted.
+
+        Strategies that write node labels are left out, so their metrics are not fetched either. Rules that need trust
+        are unusable: in `dontschedule` they reject every node, in `scheduleonmetric` they express no preference.
+        """
+        withheld = [name for name in CLUSTER_WIDE if name in policy.strategies]
+        kept = {
+            name: Strategy(tuple(self._restricted(rule, policy.namespace) for rule in one.rules), one.all_of)
+            for name, one in policy.strategies.items()
+            if name not in withheld
+        }
+        reasons = [*_no_effect(withheld), *_refusals(kept)]
+        if not reasons:
+            return msgspec.structs.replace(policy, strategies=kept)
+        message = (
+            f"namespace {policy.namespace} is not trusted: {'; '.join(reasons)}; {remedy(policy.namespace)}"
+        )
+        return msgspec.structs.replace(policy, strategies=kept, not_trusted=message)
+
+    def _restricted(self, rule: Rule, namespace: str) -> Rule:
+        refusal = self._refusal(rule)
+        if rule.unusable or not refusal:
+            return rule
+        text = f"namespace {namespace} is not trusted: {refusal}"
+        return msgspec.structs.replace(rule, unusable=text, refusal=refusal, remedy=remedy(namespace))
+
+    def _refusal(self, rule: Rule) -> str:
+        """What of a rule needs trust, never with the text of its query; empty for nothing."""
+        if rule.query:
+            return "rules with a query cannot be used"
+        if self._allowed is not None and not self._allowed.fullmatch(rule.metric):
+            return f"metric {rule.metric} is not one of --allowed-metrics"
+        return ""
+
+
+def _has_label(namespace: NamespaceObject) -> bool:
+    labels = namespace.metadata.labels
+    return labels is not None and labels.trusted == VALUE
+
+
+def remedy(namespace: str) -> str:
+    """How trust is granted."""
+    return f"a cluster administrator grants trust with: kubectl label namespace {namespace} {LABEL}={VALUE}"
+
+
+def _pattern(text: str) -> re.Pattern[str] | None:
+    if not text:
+        return None
+    try:
+        return re.compile(text)
+    except re.error as error:
+        seen = f"{shown(text)}: {error}"
+        raise BadSettings("settings", [Problem("--allowed-metrics", seen, "a regular expression")]) from error
+
+
+def _no_effect(strategies: list[str]) -> Iterator[str]:
+    if strategies:
+        yield f"{' and '.join(strategies)} {'has' if len(strategies) == 1 else 'have'} no effect"
+
+
+def _refusals(strategies: Mapping[str, Strategy]) -> list[str]:
+    """Why rules cannot be used, each reason once."""
+    every = (rule.refusal for strategy in strategies.values() for rule in strategy.rules)
+    return list(dict.fromkeys(filter(None, every)))
