@@ -2,21 +2,26 @@
 
 import asyncio
 import contextlib
+import json
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
 import pytest
+import yaml
 
 from nodewise.errors import NodewiseError
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import Want
-from tests.cluster import packages, prometheus
+from tests.cluster import looking, objects, packages, prometheus
 from tests.cluster.api import Object
 from tests.cluster.certificates import Authority
+from tests.cluster.sandbox import wait
 from tests.unit.metrics.prometheus_double import Given
-from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, source, values
+from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
 
 HASH = "$2b$04$uCC4cvupet6tuzk0uSInmuxVKhogVpFL4P72LL2SbdR4WtwFaog3e"
 """Of `secret`, by bcrypt."""
@@ -31,6 +36,100 @@ class TestReal(PrometheusSuite):
                 return stack.enter_context(prometheus.holding(prometheus_programs, tmp_path, series)).url
 
             yield holding
+
+
+SENSORS = "node_hwmon_temp_celsius"
+HOT = {
+    f'{SENSORS}{{node="hot",sensor="temp1"}}': "41",
+    f'{SENSORS}{{node="hot",sensor="temp2"}}': "97",
+    f'{SENSORS}{{node="warm",sensor="temp1"}}': "40",
+    f'{SENSORS}{{node="warm",sensor="temp2"}}': "60",
+}
+
+
+def decide(url: str, folder: Path, **fields: str) -> Object:
+    """What the policy of a pod says about two nodes, by `nodewise decide` with values from Prometheus."""
+    rule = {"metricname": SENSORS, "operator": "GreaterThan", "target": 80, **fields}
+    strategies = {"dontschedule": {"rules": [rule]}, "scheduleonmetric": {"rules": [rule]}}
+    policy = {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": "cool", "namespace": "default"},
+        "spec": {"strategies": strategies},
+    }
+    pod = objects.pod("web", labels={"telemetry-policy": "cool"})
+    pod["metadata"]["namespace"] = "default"
+    nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in ("hot", "warm")]
+    file = folder / "objects.yaml"
+    file.write_text(yaml.safe_dump_all([*nodes, policy, pod]))
+    done = looking.run("decide", str(file), "--metrics=prometheus", f"--prometheus-url={url}", "-o", "json")
+    decision: Object = json.loads(done.stdout)["decisions"][0]
+    return decision
+
+
+def test_two_sensors_of_a_node_do_not_send_pods_to_the_hottest_node(
+    prometheus_programs: packages.Programs, tmp_path: Path
+) -> None:
+    """Without an aggregation no node has a value: every node was accepted, the one at 97 °C included."""
+    with prometheus.holding(prometheus_programs, tmp_path / "held", HOT) as server:
+        decision = decide(server.url, tmp_path)
+        assert decision["feasible"] == []
+        assert decision["error"].startswith(
+            f"telemetry policy default/cool: metric {SENSORS} was never fetched"
+        )
+        assert decide(server.url, tmp_path, aggregate="max")["feasible"] == ["warm"]
+        query = f"{SENSORS} > 80"
+        assert decide(server.url, tmp_path, query=query)["feasible"] == ["warm"]
+        query = f"{SENSORS} > 100"
+        assert decide(server.url, tmp_path, query=query)["feasible"] == []
+        decision = decide(server.url, tmp_path, query=query, empty_means="healthy")
+        assert sorted(decision["feasible"]) == ["hot", "warm"]
+
+
+class Exporter:
+    """An exporter of one node whose series change between scrapes."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        exporter = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = exporter.text.encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+
+def test_a_series_that_its_exporter_no_longer_has_counts_no_longer(
+    prometheus_programs: packages.Programs, tmp_path: Path
+) -> None:
+    """Its samples are still in the range that is requested, but Prometheus has marked it as ended."""
+    exporter = Exporter()
+    exporter.text = 'temp{instance="a",pod="old"} 97\n'
+    job = {"job_name": "x", "honor_labels": True, "static_configs": [{"targets": [exporter.address]}]}
+    config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": [job]}
+    server = prometheus.Prometheus(prometheus_programs, tmp_path / "scraping", config)
+    try:
+        server.start()
+        wait("the old series is scraped", lambda: server.ask("temp") or None)
+        exporter.text = 'temp{instance="a",pod="new"} 2\n'
+        wait("it has ended", lambda: [one["metric"]["pod"] for one in server.ask("temp")] == ["new"] or None)
+        assert {one["metric"]["pod"] for one in server.ask("temp[1m]")} == {"old", "new"}
+        assert [values(fetch(server.url, aggregate=one)) for one in ("", "sum")] == [{"a": 2.0}] * 2
+    finally:
+        server.stop()
+        exporter.server.shutdown()
+        exporter.server.server_close()
 
 
 class Guarded:

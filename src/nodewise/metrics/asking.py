@@ -80,11 +80,11 @@ class Asker:
             outcome = await self._one(source, want)
             if isinstance(outcome, _Failure):
                 failures.append(outcome)
-            elif outcome.samples or outcome.invalid:
+            elif _is_empty(outcome):
+                empty = empty or outcome
+            else:
                 self._remember(want, source, looked=looking)
                 return outcome
-            else:
-                empty = empty or outcome
         self._known.pop(want, None)
         if empty and all(failure.not_there for failure in failures):
             return empty
@@ -101,7 +101,8 @@ class Asker:
         self._compared.add(want)
         takers = self._takers(want)
         for source in takers[takers.index(known.source) + 1 :]:
-            if isinstance(await self._one(source, want), Series):
+            outcome = await self._one(source, want)
+            if isinstance(outcome, Series) and not _is_empty(outcome):
                 self._tell(want, known.source, source)
 
     def forget(self, gone: frozenset[Want]) -> None:
@@ -163,6 +164,10 @@ class Asker:
             self._told.add(key)
             logs.emit("task_failed", task=f"fetching metric {shown(want.key)}", exc_info=error)
         return _Failure(source.name, f"a defect of nodewise: {type(error).__name__}: {error}")
+
+
+def _is_empty(series: Series) -> bool:
+    return not series.samples and not series.invalid
 
 
 def _words(failures: Sequence[_Failure], sources: int) -> str:

@@ -10,7 +10,7 @@ from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.metrics.asking import LOOK_S, Asker, Failure, Limits
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import NotThere, Want
+from nodewise.metrics.source import NotThere, NoValues, Want
 from nodewise.observe.meters import Meters
 from tests.unit.kube import virtual
 
@@ -36,6 +36,10 @@ class Source:
             raise NotThere(f"{self.name} is not registered")
         if "hang" in self.has:
             await asyncio.sleep(60)
+        if "nothing" in self.has:
+            if not want.empty_is_healthy:
+                raise NoValues("query", cause="the query gives no series")
+            return Series(want.metric, self.name, now, {})
         if want.metric not in self.has:
             raise Unavailable(f"no {want.metric}")
         return Series(want.metric, self.name, now, {"a": Sample(1, now)})
@@ -172,6 +176,39 @@ def test_a_query_that_nobody_understands_says_what_is_missing() -> None:
         assert "give --prometheus-url" in await stage.ask(Want("m", "sum(m)"))
 
     played(play, Source("custom", "m"))
+
+
+class TestEmptyAnswers:
+    HEALTHY = Want("m", "m > 0", empty_is_healthy=True)
+
+    def asked(self, want: Want, *sources: Source) -> Series | Failure:
+        async def play() -> Series | Failure:
+            return await Stage(*sources).asker.ask(want)
+
+        return asyncio.run(play())
+
+    def test_values_of_any_source_come_before_an_empty_answer(self) -> None:
+        empty, full = Source("a", "nothing", queries=True), Source("b", "m", queries=True)
+        for sources in ((empty, full), (full, empty)):
+            outcome = self.asked(self.HEALTHY, *sources)
+            assert isinstance(outcome, Series)
+            assert outcome.source == "b"
+
+    def test_one_counts_beside_sources_that_are_not_there(self) -> None:
+        absent, empty = Source("a", absent=True, queries=True), Source("b", "nothing", queries=True)
+        outcome = self.asked(self.HEALTHY, absent, empty)
+        assert isinstance(outcome, Series)
+        assert outcome.samples == {}
+
+    def test_it_does_not_beside_one_that_failed(self) -> None:
+        """The one that failed could have had values."""
+        broken, empty = Source("a", queries=True), Source("b", "nothing", queries=True)
+        assert self.asked(self.HEALTHY, broken, empty) == Failure("a: no m")
+
+    def test_the_cause_is_that_of_a_source_that_answered(self) -> None:
+        broken, empty = Source("a", queries=True), Source("b", "nothing", queries=True)
+        outcome = self.asked(self.HEALTHY._replace(empty_is_healthy=False), broken, empty)
+        assert outcome == Failure("a: no m; b: query", "the query gives no series")
 
 
 def test_what_nobody_needs_any_more_is_forgotten() -> None:

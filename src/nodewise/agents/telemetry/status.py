@@ -75,7 +75,7 @@ def _conditions(decided: PolicySlot, clash: str) -> Iterator[Condition]:
     yield _of("Valid", not problems, "FieldProblem", problems, "every field can be used")
     waits = ", ".join(f"{key} ({cause})" if cause else key for key, cause in decided.waits_for.items())
     text = f"never fetched: {waits}; no node passes dontschedule until each of its metrics has a value"
-    yield _of("MetricsFetched", not waits, "NeverFetched", text, "every metric was fetched")
+    yield _of("MetricsFetched", not waits, "NeverFetched", text, "every metric is available")
     held = ", ".join(reasons.rule_text(rule) for rule in decided.suspended)
     text = f"more than half of the nodes lost their value at once; the last verdicts hold for {held}"
     yield _of("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")

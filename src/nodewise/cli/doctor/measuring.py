@@ -78,6 +78,12 @@ def metrics_of(found: Sequence[Read] | Unread) -> list[str]:
     )
 
 
+def _wants(found: Sequence[Read]) -> list[Want]:
+    """The same with the aggregations of the rules."""
+    wants = (rule.want() for one in found for rule in _rules(one.policy) if rule.metric and not rule.query)
+    return sorted({Want(want.metric, aggregate=want.aggregate) for want in wants})
+
+
 def _rules(policy: policies.Policy) -> list[Rule]:
     return [rule for one in policy.strategies.values() for rule in one.rules if not rule.unusable]
 
@@ -105,14 +111,14 @@ async def read(
     """What the metrics of these policies are worth, asked where the replicas ask."""
     if isinstance(listed, Unread):
         return Found(listed, {}, listed)
-    named, wanted = metrics_of(listed), source(extenders)
+    named, wants, wanted = metrics_of(listed), _wants(listed), source(extenders)
     apis = await _apis(ask, named, wanted)
     series: dict[str, Series | Unread] = {}
     if not isinstance(nodes, Unread) and (wanted.by_custom or wanted.by_resource):
-        series = await _series(ask, api, named[:MOST_METRICS], nodes.nodes, wanted)
-    for metric in named[MOST_METRICS:]:
-        why = f"there are {len(named)} metrics, and {MOST_METRICS} are asked for"
-        series[metric] = Unread(f"metric {metric}", why, is_minor=True)
+        series = await _series(ask, api, wants[:MOST_METRICS], nodes.nodes, wanted)
+    for want in wants[MOST_METRICS:]:
+        why = f"there are {len(wants)} metrics, and {MOST_METRICS} are asked for"
+        series[want.name] = Unread(f"metric {want.name}", why, is_minor=True)
     known = frozenset() if isinstance(nodes, Unread) else frozenset(nodes.nodes.rooms)
     measured = {metric: _measured(one, known, wanted) for metric, one in series.items()}
     verdicts = _Verdicts({name: one for name, one in series.items() if isinstance(one, Series)}, known)
@@ -128,11 +134,13 @@ def _measured(found: Series | Unread, nodes: frozenset[str], wanted: _Source) ->
     if not given:
         return None if wanted.elsewhere else Measured(0, (), found.source)
     others = sorted(short(name, 100) for name in list(given - nodes)[:1000])
-    return Measured(len(found.samples.keys() & nodes), tuple(others[:_MOST_NAMES]))
+    measured = len(found.samples.keys() & nodes)
+    error = "" if measured else next((why for node, why in found.invalid.items() if node in nodes), "")
+    return Measured(measured, tuple(others[:_MOST_NAMES]), error)
 
 
 async def _series(
-    ask: Asker, api: Api, metrics: Iterable[str], nodes: Nodes, wanted: _Source
+    ask: Asker, api: Api, wants: Iterable[Want], nodes: Nodes, wanted: _Source
 ) -> dict[str, Series | Unread]:
     """Each metric, from the custom metrics API or, by its name, from metrics.k8s.io."""
 
@@ -143,16 +151,16 @@ async def _series(
     turn = asyncio.Semaphore(_AT_ONCE)
     custom_, resource_ = CustomMetrics(api, 5.0), ResourceMetrics(api, lookup, 5.0)
 
-    async def one(metric: str) -> tuple[str, Series | Unread]:
+    async def one(want: Want) -> tuple[str, Series | Unread]:
         async with turn:
-            found: Series | Unread = _none(metric, "nobody was asked")
+            found: Series | Unread = _none(want.metric, "nobody was asked")
             if wanted.by_custom:
-                found = await _fetch(custom_, custom.GROUP, metric)
-            if wanted.by_resource and metric in resource.METRICS and not _has(found):
-                found = await _fetch(resource_, resource.GROUP, metric)
-            return metric, found
+                found = await _fetch(custom_, custom.GROUP, want)
+            if wanted.by_resource and want.metric in resource.METRICS and not _has(found):
+                found = await _fetch(resource_, resource.GROUP, want)
+            return want.name, found
 
-    return dict(await asyncio.gather(*(one(metric) for metric in metrics)))
+    return dict(await asyncio.gather(*(one(want) for want in wants)))
 
 
 def _has(found: Series | Unread) -> bool:
@@ -164,10 +172,11 @@ def _none(metric: str, why: str) -> Series:
     return Series(metric, short(why), 0.0, {})
 
 
-async def _fetch(asked: CustomMetrics | ResourceMetrics, group: str, metric: str) -> Series | Unread:
+async def _fetch(asked: CustomMetrics | ResourceMetrics, group: str, want: Want) -> Series | Unread:
     """The metric; an answer that there is none is an answer."""
+    metric = want.metric
     try:
-        return await asked.fetch(Want(metric), SystemClock().now())
+        return await asked.fetch(want, SystemClock().now())
     except NotFound as error:
         return _none(metric, str(error))
     except NodewiseError as error:
@@ -239,7 +248,7 @@ class _Verdicts:
         return self._broken[rule]
 
     def _judged(self, rule: Rule) -> frozenset[str] | None:
-        series = self._series.get(rule.metric)
+        series = self._series.get(rule.want().name)
         if rule.unusable or rule.query or series is None or not series.samples:
             return None
         measured = [(name, one.value) for name, one in series.samples.items() if name in self._nodes]
@@ -254,10 +263,17 @@ class _Verdicts:
         return broken | lacking
 
 
+def _unfetched(status: Any) -> str:
+    """What the condition MetricsFetched says where it is False."""
+    conditions = items(status, "conditions")
+    condition = next((one for one in conditions if text(one, "type") == "MetricsFetched"), None)
+    return short(text(condition, "message")) if text(condition, "status") == "False" else ""
+
+
 def _policy(one: Read, verdicts: _Verdicts) -> Policy:
     policy, status = one
     rules = {name: strategy.rules for name, strategy in policy.strategies.items()}
-    named = dict.fromkeys(rule.metric for rule in _rules(policy) if rule.metric and not rule.query)
+    named = dict.fromkeys(rule.want().name for rule in _rules(policy) if rule.metric and not rule.query)
     counted = verdicts.rejects(policy)
     said = number(status, "violatingNodes") if at(status, "conditions") else None
     return Policy(
@@ -268,6 +284,7 @@ def _policy(one: Read, verdicts: _Verdicts) -> Policy:
         tuple(dict.fromkeys(rule.metric for rule in rules.get("dontschedule", ()) if rule.metric)),
         tuple(short(str(problem)) for problem in policy.problems),
         tuple(short(name, 100) for name in texts(status, "missingMetrics")),
+        _unfetched(status),
         counted if counted is not None else said,
         "by its metrics" if counted is not None else "by its status",
     )

@@ -269,6 +269,8 @@ class Policy(NamedTuple):
     problems: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     """Metrics that were never fetched, as replicas wrote into its status."""
+    unfetched: str = ""
+    """What its condition MetricsFetched says where it is False."""
     rejects: int | None = None
     """Nodes that it rejects now; None where that is not known."""
     source: str = ""

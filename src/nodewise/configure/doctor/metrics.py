@@ -23,10 +23,16 @@ def check(facts: Facts) -> Iterator[Answer]:
     for policy in facts.policies:
         for metric in policy.metrics:
             users.setdefault(metric, []).append(policy.where)
+    reported: set[str] = set()
     for metric, policies in sorted(users.items()):
         for answer in _metric(facts, metric, policies):
+            reported |= set(policies) if isinstance(answer, Finding) and answer.severity == "error" else set()
             is_known = lost and isinstance(answer, Unlooked)  # the API that it comes from was found wanting
             yield Unlooked(answer.id, _LOST) if is_known else answer
+    for policy in facts.policies:
+        # A query's values are not requested here: its policy's status is all that is known.
+        if policy.unfetched and policy.where not in reported:
+            yield found("metric-missing", policy.where, short(policy.unfetched), "MetricsFetched: True")
 
 
 def _apis(facts: Facts) -> Iterator[Answer]:
@@ -50,7 +56,8 @@ def _metric(facts: Facts, metric: str, policies: list[str]) -> Iterator[Answer]:
         nodes = max(one.metric_nodes[metric] for one in counted)
         stray = max(one.unmatched.get(metric, 0) for one in counted)
         names = f"{stray} series" if stray else ""
-        yield from _told(metric, users, nodes, names, f"by {counted[0].pod}")
+        why = _unfetched(facts, policies) if not nodes else ""
+        yield from _told(metric, users, nodes, names, why or f"by {counted[0].pod}")
         return
     measured = facts.measured.get(metric)
     if isinstance(measured, Unread):
@@ -60,6 +67,12 @@ def _metric(facts: Facts, metric: str, policies: list[str]) -> Iterator[Answer]:
         yield from _told(metric, users, measured.nodes, names, measured.error)
     elif never := _never(facts, metric):
         yield from _told(metric, never, 0, "", "it was never fetched, says the policy's status")
+
+
+def _unfetched(facts: Facts, policies: list[str]) -> str:
+    """What the status of one of these policies says about metrics without a value."""
+    listed = () if isinstance(facts.policies, Unread) else facts.policies
+    return next((policy.unfetched for policy in listed if policy.where in policies and policy.unfetched), "")
 
 
 def _never(facts: Facts, metric: str) -> str:
@@ -76,7 +89,9 @@ def _told(metric: str, users: str, nodes: int, others: str, why: str) -> Iterato
     elif not nodes:
         seen = f"no node has a value of {metric}{reason}"
         remedy = (
-            f"export {metric}, or name a metric that is there: kubectl get --raw"
+            "set aggregate in the rule, or have the source give each node one value"
+            if "aggregate" in why
+            else f"export {metric}, or name a metric that is there: kubectl get --raw"
             f" /apis/custom.metrics.k8s.io/v1beta1/nodes/*/{metric}"
         )
         yield found("metric-missing", users, seen, "a value of each node", remedy=remedy)

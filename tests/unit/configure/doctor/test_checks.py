@@ -58,6 +58,7 @@ STRANGE = papers.chain(STRANGER.server([HOST], "nodewise").cert)
 OTHER_HOST = papers.chain(AUTHORITY.server(["other.example"], "other").cert)
 OVER = papers.chain(LONG_AGO.server([HOST], "nodewise").cert)
 CA_CERT = papers.chain(AUTHORITY.cert)
+DIFFER = "2 values of one node differ: set aggregate: max or give the source one value"
 NUMBERS = Numbers("Pod/nodewise/nodewise-1", calls=5, up_s=3600.0)
 PLAIN = {key: value for key, value in ENTRY.items() if key not in ("enableHTTPS", "tlsConfig")}
 TRIMARAN = {"score": {"enabled": [{"name": "TargetLoadPacking"}]}}
@@ -227,6 +228,21 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("no metric", SOUND._replace(measured={"heat": Measured(0, (), "404")}), {"metric-missing"}),
     ("never fetched", policy(missing=("heat",))._replace(measured={}), {"metric-missing"}),
     (
+        "several values of a node",
+        SOUND._replace(measured={"heat": Measured(0, (), DIFFER)}),
+        {"metric-missing"},
+    ),
+    (
+        "replicas count none, and the status says why",
+        policy(unfetched=DIFFER)._replace(extenders=numbers(metric_nodes={"heat": 0}).extenders),
+        {"metric-missing"},
+    ),
+    (
+        "a query without values",
+        policy(metrics=(), unfetched="never fetched: heat by x > 0"),
+        {"metric-missing"},
+    ),
+    (
         "other names",
         SOUND._replace(measured={"heat": Measured(0, ("10.0.0.1:9100",))}),
         {"metric-names-mismatch"},
@@ -310,6 +326,13 @@ def test_what_is_found(facts: Facts, wanted: set[str]) -> None:
     assert grave == wanted, report.findings
     assert report.is_sound == (not wanted)
     assert all(one.object and one.seen and one.wanted and one.remedy for one in report.findings)
+
+
+def test_the_remedy_for_values_that_differ_is_an_aggregation() -> None:
+    report = examination.examine(SOUND._replace(measured={"heat": Measured(0, (), DIFFER)}))
+    (finding,) = (one for one in report.findings if one.id == "metric-missing")
+    assert DIFFER in finding.seen
+    assert finding.remedy.startswith("set aggregate in the rule")
 
 
 def test_every_finding_has_a_case() -> None:
