@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import click
@@ -19,7 +18,7 @@ from nodewise.extender.weights import ChainOptions
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
-from nodewise.observe import logs
+from nodewise.observe import logs, supervision
 from nodewise.observe.meters import Meters
 from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.statistics.queries import WindowOptions
@@ -99,7 +98,7 @@ command = _ExtenderCommand(
 async def _serve(given: Given) -> None:
     running = wiring.wired(given, Tools(SystemClock(), Meters()))
     signals = _signals()
-    tasks = [asyncio.create_task(_watched_over(task)) for task in running.tasks]
+    tasks = [asyncio.create_task(supervision.keep_running(task)) for task in running.tasks]
     try:
         memory.settle()
         tasks += map(asyncio.create_task, (memory.tidy(), memory.stay_ahead()))
@@ -128,13 +127,3 @@ def _signals() -> asyncio.Queue[int]:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number)
     return came
-
-
-async def _watched_over(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a task for ever; a defect is logged and the task started again, because the rest still serves."""
-    while True:
-        try:
-            await task()
-        except Exception as error:  # noqa: BLE001 - whatever it is, ending the process would help nobody
-            logs.emit("task_failed", task=getattr(task, "__qualname__", str(task)), exc_info=error)
-            await asyncio.sleep(1.0)

@@ -139,7 +139,10 @@ class Bindings:
     async def prune(self, node: str, entries: Mapping[str, str]) -> None:
         """`agent.Ledgers`: all in one write."""
         desk = self._desk(node)
-        await asyncio.gather(*(desk.release(uid, {seen}) for uid, seen in entries.items()))
+        releases = (desk.release(uid, {seen}) for uid, seen in entries.items())
+        outcomes = await asyncio.gather(*releases, return_exceptions=True)
+        for error in filter(None, outcomes):
+            raise error
 
     async def close(self) -> None:
         """Wait for what is under way, no longer than a bind takes."""

@@ -2,15 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from nodewise.agent import Controller, View
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError
 from nodewise.observe import logs
 
+_SLOW_PERIODS: Final = 10
+"""A step that takes longer than so many periods is reported."""
+_CANCEL_S: Final = 5.0
+
 
 class Leading:
-    """Runs controllers while `is_leading`, one step after another, each with the newest View."""
+    """Runs the controllers while `is_leading`, each in steps of its own: one that fails or hangs stops no other."""
 
     def __init__(
         self,
@@ -19,40 +24,91 @@ class Leading:
         is_leading: Callable[[], bool],
         clock: Clock,
     ) -> None:
-        self._controllers = controllers
         self._view = view
         self._is_leading = is_leading
         self._clock = clock
-        self._told: dict[str, str] = {}
+        self._steps = [_Steps(controller, clock) for controller in controllers]
 
     async def run(self, period_s: float) -> None:
-        """A step after each new View, looked for ten times a period; after a failure the View is tried again."""
-        done, led = -1, False
-        while True:
-            view, leads = self._view(), self._is_leading()
-            if leads and not led:
-                done = -1
-                for controller in self._controllers:
-                    controller.begin()
-            led = leads
-            if leads and view.generation not in {0, done}:
-                done = view.generation if await self._step(view) else -1
-                if done < 0:
-                    await self._clock.sleep(period_s)  # what failed just now fails again just now
-            await self._clock.sleep(period_s / 10)
+        """A step of each controller after each new View, looked for ten times a period.
+
+        When this is cancelled, or ends by a defect, the steps are cancelled with it.
+        """
+        led = False
+        try:
+            while True:
+                view, leads = self._view(), self._is_leading()
+                if leads:
+                    for steps in self._steps:
+                        if not led:
+                            steps.lead()
+                        steps.start_if_due(view, period_s)
+                led = leads
+                await self._clock.sleep(period_s / 10)
+        finally:
+            await asyncio.gather(*(steps.cancel() for steps in self._steps))
+
+
+class _Steps:
+    """One controller's steps, one after another: the next one begins when the last one has ended, however it ends."""
+
+    def __init__(self, controller: Controller, clock: Clock) -> None:
+        self._controller = controller
+        self._name = type(controller).__name__
+        self._clock = clock
+        self._task: asyncio.Task[bool] | None = None
+        self._began_s = self._not_before_s = 0.0
+        self._done = -1
+        """The generation of the View that the last step has made true, or tries to."""
+        self._is_new_leader = False
+        self._is_slow = False
+        self._error = ""
+
+    def lead(self) -> None:
+        """The replica leads from now on."""
+        self._is_new_leader = True
+
+    def start_if_due(self, view: View, period_s: float) -> None:
+        """Start a step for a View that is new to the controller, or whose last step failed a period ago."""
+        now_s = self._clock.monotonic()
+        if self._task is not None:
+            if not self._task.done():
+                self._report_slow(now_s - self._began_s, period_s)
+                return
+            if self._task.cancelled() or not self._task.result():
+                self._done, self._not_before_s = -1, now_s + period_s  # an immediate retry would fail again
+            self._task = None
+        if self._is_new_leader:
+            self._done, self._not_before_s = -1, now_s
+        if view.generation not in {0, self._done} and now_s >= self._not_before_s:
+            self._done, self._began_s, self._is_slow = view.generation, now_s, False
+            self._task = asyncio.create_task(self._step(view))
+
+    async def cancel(self) -> None:
+        """Cancel the step that is under way, and wait a moment for its end. One that goes on blocks later steps."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=_CANCEL_S)
 
     async def _step(self, view: View) -> bool:
-        outcomes = await asyncio.gather(*(self._one(controller, view) for controller in self._controllers))
-        return all(outcomes)
-
-    async def _one(self, controller: Controller, view: View) -> bool:
+        """Whether the step succeeded; a failure is logged."""
         try:
-            await controller.step(view)
+            if self._is_new_leader:  # not while an earlier step still writes what `begin` forgets
+                self._controller.begin()
+                self._is_new_leader = False
+            await self._controller.step(view)
         except NodewiseError as error:
-            name = type(controller).__name__
-            if self._told.get(name) != str(error):
-                logs.emit("controller_failed", controller=name, error=str(error))
-            self._told[name] = str(error)
+            if self._error != str(error):
+                logs.emit("controller_failed", controller=self._name, error=str(error))
+            self._error = str(error)
             return False
-        self._told.pop(type(controller).__name__, None)
+        except Exception as error:  # noqa: BLE001 - a defect of one controller must not stop the others
+            logs.emit("task_failed", task=f"{self._name}.step", exc_info=error)
+            return False
+        self._error = ""
         return True
+
+    def _report_slow(self, seconds: float, period_s: float) -> None:
+        if seconds > _SLOW_PERIODS * period_s and not self._is_slow:
+            self._is_slow = True
+            logs.emit("controller_slow", controller=self._name, seconds=round(seconds))

@@ -83,6 +83,11 @@ EVENTS: Final[dict[str, Event]] = {
     "controller_failed": Event(
         "warning", "The leader could not write to the API server; the next step tries again."
     ),
+    "controller_slow": Event(
+        "warning",
+        "A step of a controller takes more than ten periods; the controller does nothing else until it ends. The other"
+        " controllers go on.",
+    ),
     "label_conflict": Event(
         "warning", "Somebody else owns a label that a policy wants; it is left alone, and the policy says so."
     ),

@@ -38,6 +38,17 @@ async def test_a_failure_ends_no_other_call_and_is_raised_at_the_end(error: Node
     assert calls.begun == 100
 
 
+async def test_a_defect_leaves_no_other_call_behind() -> None:
+    calls = Calls()
+
+    async def defect() -> None:
+        raise TypeError("a defect")
+
+    with pytest.raises(TypeError):
+        await every(defect() if number == 3 else calls.one(number) for number in range(100))
+    assert (calls.begun, calls.under_way) == (99, 0)
+
+
 async def test_what_is_cancelled_before_its_turn_was_never_made() -> None:
     """Nor is Python to complain that it was never awaited."""
     calls, made = Calls(), 0

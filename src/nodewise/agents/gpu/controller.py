@@ -4,7 +4,6 @@ In the leader: labels of pods that are to go (`descheduling`), entries of ledger
 every replica: whether its books are those of a fresh list (`checking`), and its gauges (`gauges`).
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -27,7 +26,7 @@ from nodewise.kube.api import NotFound
 from nodewise.kube.bulk import every
 from nodewise.kube.store import Change, Store
 from nodewise.metrics.snapshot import Snapshot
-from nodewise.observe import logs
+from nodewise.observe import logs, supervision
 
 NAME: Final = "gpu"
 NODES: Final = "nodes"
@@ -75,9 +74,7 @@ class GpuController:
 
     async def run(self) -> None:
         """In every replica, for ever (`agent.Following`)."""
-        async with asyncio.TaskGroup() as both:  # a defect ends both, as both are begun again
-            both.create_task(self._checker.run())
-            both.create_task(self._gauges.run())
+        await supervision.keep_all_running(self._checker.run, self._gauges.run)
 
 
 class PodLabels:
