@@ -51,6 +51,8 @@ class Site:
             f"--cert={self.papers.server.cert}",
             f"--key={self.papers.server.key}",
             f"--client-ca={self.bundle}",
+            "--client-name=system:kube-scheduler",
+            "--client-name=left-behind",
             "--reload-period=100ms",
         ]
 

@@ -5,6 +5,7 @@ minute. What kube-scheduler sends stays far below; whatever does not is refused 
 """
 
 import random
+import re
 from typing import Any, Final
 
 import msgspec
@@ -17,11 +18,12 @@ MOST_CANDIDATES: Final = 2**18
 _SMALL_BYTES: Final = 2**20
 _MOST_POD_BYTES: Final = 2**22
 """Of the pod; etcd takes 1.5 MiB."""
-_MANY: Final = 3 * 2**19
+MOST_VALUES: Final = 3 * 2**19
 """Commas in a body, and so values, more or less, that may be built without a look at what they are: 5,000 whole nodes
 of 10 kB have little more than half of it.
 """
 _MOST_VICTIMS: Final = 2**22
+_TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)").search
 _COMMA, _QUOTE = b',"'
 _PIECE_BYTES: Final = 2**18
 _LOOKED_AT: Final = 8
@@ -53,10 +55,10 @@ _outline: Final = msgspec.json.Decoder(_Outline).decode
 
 def check_candidates(body: bytes) -> None:
     """`BadInput` for a filter or prioritize request of more than `MOST_CANDIDATES`, or with a pod that is too large."""
-    if len(body) <= _SMALL_BYTES or _estimated(body, _COMMA) <= _MANY:
+    if len(body) <= _SMALL_BYTES or _estimated(body, _COMMA) <= MOST_VALUES:
         return
     try:
-        found = _outline(body)
+        found = _outlined(body)
     except UNREADABLE as error:
         text, _, path = str(error).partition(" - at `$.")
         raise _bad(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
@@ -64,6 +66,35 @@ def check_candidates(body: bytes) -> None:
     check_names(bytes(found.node_names))
     if len(found.pod) > _MOST_POD_BYTES:
         raise _bad("Pod", f"{len(found.pod)} bytes", f"at most {_MOST_POD_BYTES}")
+
+
+def _outlined(body: bytes) -> _Outline:
+    """Of the first JSON value; Go ignores what follows it."""
+    try:
+        return _outline(body)
+    except UNREADABLE as error:
+        end = end_of_value(error, body)
+        if end is None:
+            raise
+        return _outline(body[:end])
+
+
+def end_of_value(error: Exception, body: bytes) -> int | None:
+    """Where the first JSON value of the body ends, if bytes after it are all that is wrong."""
+    found = _TRAILING(str(error))
+    # msgspec counts the byte that it did not expect
+    return int(found[1]) - 1 if found and 0 < int(found[1]) <= len(body) else None
+
+
+def check_second_reading(body: bytes, most_bytes: int) -> None:
+    """`BadInput` for a body in which keys in other case are not looked for: that costs a walk over it for each level of
+    keys, a copy, and an object a key.
+    """
+    hint = "a smaller body, or all keys spelt as kube-scheduler spells them"
+    if len(body) > most_bytes:
+        raise _bad("body", f"{len(body)} bytes and a key that is missing or in other case", hint)
+    if len(body) > _SMALL_BYTES and (values := _count(body, _COMMA)) > MOST_VALUES:
+        raise _bad("body", f"{values} values and a key that is missing or in other case", hint)
 
 
 def check_nodes(count: int) -> None:

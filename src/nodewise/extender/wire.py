@@ -4,9 +4,8 @@ Source: k8s.io/kube-scheduler v0.36 `extender/v1/types.go`. The structs there ca
 names. Node objects are kept as the bytes that they came as and passed back as they are.
 """
 
-import json
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.errors import UNREADABLE, BadInput, Problem
-from nodewise.extender import bounds, rows
+from nodewise.extender import bounds, leniency, rows
 from nodewise.extender.decision import Decision
 from nodewise.metrics.index import Names, NodeIndex
 
@@ -103,6 +102,8 @@ _encode: Final = msgspec.json.Encoder().encode
 _read_binding: Final = msgspec.json.Decoder(BindingArgs)
 _read_node: Final = msgspec.json.Decoder(bounds.Node).decode
 _ARGS: Final = "an ExtenderArgs object"
+_ODD_AT_ONCE: Final = 64
+"""Nodes with keys in other case that are read in one step of the event loop."""
 _NULL: Final = msgspec.Raw(b"null")
 _GO_NODE: Final = re.compile(rb'\{"metadata":\{"name":"([ !#-\[\]-~]*+)"').match
 """How Go begins a Node that comes from kube-scheduler's cache: the name is there without a second walk over it all."""
@@ -126,11 +127,7 @@ class Reader(Generic[PodT]):
         if args.nodes is not None:
             raw = args.nodes.items or []
             bounds.check_nodes(len(raw))
-            again = len(body) <= _SECOND_READING_BYTES
-            names = [
-                found[1].decode() if (found := _GO_NODE(node)) else _node_name(number, node, again=again)
-                for number, node in enumerate(raw)
-            ]
+            names = yield from _node_names(raw)
             return Candidacy(pod, index.named(names), raw)
         if args.node_names == _NULL:
             raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
@@ -176,12 +173,13 @@ class NodeReader(Generic[PodT]):
             return None if args.node_names != _NULL else []
         raw = args.nodes.items or []
         bounds.check_nodes(len(raw))
-        again = len(body) <= _SECOND_READING_BYTES
-        return [self._node(number, node, again=again) for number, node in enumerate(raw)]
+        complete = [leniency.is_complete(node) for node in raw]
+        _check_odd_nodes(len(complete) - sum(complete))
+        return [self._node(number, node, complete[number]) for number, node in enumerate(raw)]
 
-    def _node(self, number: int, raw: msgspec.Raw, *, again: bool) -> PodT:
+    def _node(self, number: int, raw: msgspec.Raw, is_complete: bool) -> PodT:
         try:
-            return self._decode(_recased(bytes(raw), _WHOLE_NODE) if again else raw)
+            return self._decode(raw if is_complete else leniency.recased(bytes(raw), leniency.NODE))
         except UNREADABLE as error:
             raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
 
@@ -189,7 +187,7 @@ class NodeReader(Generic[PodT]):
 def binding(body: bytes) -> BindingArgs:
     """A bind request. `BadInput` names each field that is wrong."""
     args: BindingArgs = _decode(_read_binding, body, _lacks_fields, "an ExtenderBindingArgs object")
-    given = dict(zip(_BINDING_SHAPE, msgspec.structs.astuple(args), strict=True))
+    given = dict(zip(leniency.BINDING, msgspec.structs.astuple(args), strict=True))
     problems = [Problem(field, "empty or absent", "a name") for field, value in given.items() if not value]
     if problems:
         raise BadInput("request", problems)
@@ -219,16 +217,36 @@ def _required(value: Any, field: str, wanted: str) -> Any:
     return value
 
 
-def _node_name(number: int, raw: msgspec.Raw, *, again: bool) -> str:
+def _node_names(nodes: Sequence[msgspec.Raw]) -> Generator[None, None, list[str]]:
+    """Yields now and then where nodes have keys in other case, of which each takes longer than a hundred others."""
+    names: list[str] = []
+    odd = 0
+    for number, node in enumerate(nodes):
+        if found := _GO_NODE(node):
+            names.append(found[1].decode())
+            continue
+        try:
+            names.append(_read_node(node).metadata.name)
+        except UNREADABLE:
+            odd += 1
+            _check_odd_nodes(odd)
+            names.append(_odd_name(number, node))
+            if odd % _ODD_AT_ONCE == 0:
+                yield
+    return names
+
+
+def _odd_name(number: int, node: msgspec.Raw) -> str:
     try:
-        return _read_node(raw).metadata.name
-    except UNREADABLE as error:
-        if not again:
-            raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
-    try:
-        return _read_node(_recased(bytes(raw), _NODE)).metadata.name
+        return _read_node(leniency.recased(bytes(node), leniency.NODE_NAME)).metadata.name
     except UNREADABLE as error:
         raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
+
+
+def _check_odd_nodes(count: int) -> None:
+    if count > leniency.MOST_NODES:
+        found = f"{count} nodes without the keys of a Node in their right case"
+        raise BadInput("request", [Problem("Nodes.items", found, f"at most {leniency.MOST_NODES}")])
 
 
 def _problem(error: Exception, at: str, wanted: str) -> Problem:
@@ -243,87 +261,22 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
     try:
         args = decoder.decode(body)
     except UNREADABLE as error:
-        again = _second_reading(body)
+        end = bounds.end_of_value(error, body)
+        if end is not None:
+            return _decode(decoder, body[:end], incomplete, wanted)
+        again = leniency.second_reading(body)
         if again is None:
             raise BadInput("request", [_problem(error, "", wanted)]) from error
     else:
         if not incomplete(args):
             return args
-        again = _second_reading(body)
+        again = leniency.second_reading(body)
         if again is None:
             return args
     try:
         return decoder.decode(again)
     except UNREADABLE as error:
         raise BadInput("request", [_problem(error, "", wanted)]) from error
-
-
-def _second_reading(body: bytes) -> bytes | None:
-    """The first JSON value of the body with its keys as Go matches them, or None if that changes nothing.
-
-    Only what leads to names is taken apart; a node stays the bytes that it came as.
-    """
-    if len(body) > _SECOND_READING_BYTES:
-        return None
-    try:
-        text = body.decode().lstrip()
-        _, end = json.JSONDecoder().raw_decode(text)
-        again = _recased(text[:end].encode(), _SHAPE)
-    except (ValueError, RecursionError):
-        return None
-    return None if again == body else again
-
-
-_SECOND_READING_BYTES: Final = 2**16
-"""The slow reading builds every object in Python, in one step of the event loop. Larger bodies come from
-kube-scheduler, whose keys are right.
-"""
-_Shape = Mapping[str, Any]
-_NODE: Final[_Shape] = {"metadata": {"name": {}}}
-_WHOLE_NODE: Final[_Shape] = {
-    "metadata": {"name": {}, "annotations": {}, "labels": {}},
-    "status": {"allocatable": {}, "capacity": {}},
-}
-_CONTAINERS: Final[_Shape] = {"name": {}, "resources": {"requests": {}, "limits": {}}}
-_BINDING_SHAPE: Final[_Shape] = {"PodName": {}, "PodNamespace": {}, "PodUID": {}, "Node": {}}
-_SHAPE: Final[_Shape] = {
-    **_BINDING_SHAPE,
-    "Pod": {
-        "metadata": {"name": {}, "namespace": {}, "uid": {}, "labels": {}, "annotations": {}},
-        "spec": {"containers": _CONTAINERS, "initContainers": _CONTAINERS},
-    },
-    "Nodes": {"items": {}},
-    "NodeNames": {},
-    "NodeNameToVictims": {},
-    "NodeNameToMetaVictims": {},
-}
-"""The keys on the way to what is read."""
-
-
-def _recased(raw: bytes, shape: _Shape) -> bytes:
-    """An object, or each of a list, with its keys as `shape` spells them, and so on inside; anything else as it is."""
-    if not shape:
-        return raw
-    if raw[:1] == b"[":
-        return _all_recased(raw, shape)
-    try:
-        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except UNREADABLE:
-        return raw
-    known = {key.lower(): key for key in shape}
-    recased: dict[str, msgspec.Raw] = {}
-    for key, value in fields.items():
-        name = known.get(key.lower(), key)
-        recased[name] = msgspec.Raw(_recased(bytes(value), shape.get(name, {})))
-    return _encode(recased)
-
-
-def _all_recased(raw: bytes, shape: _Shape) -> bytes:
-    try:
-        items = msgspec.json.decode(raw, type=list[msgspec.Raw])
-    except UNREADABLE:
-        return raw
-    return _encode([msgspec.Raw(_recased(bytes(item), shape)) for item in items])
 
 
 def filter_answer(request: Candidacy[Any], decision: Decision) -> list[bytes]:
