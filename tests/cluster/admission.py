@@ -8,7 +8,8 @@ wait for the effect, by requests that the API server answers without storing any
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.cluster.api import MERGE, Api, ApiError, Object, folder_of
+from tests.cluster import objects
+from tests.cluster.api import MERGE, Api, ApiError, Object, folder_of, path_of
 from tests.cluster.sandbox import wait
 
 DRY_RUN: Final = {"dryRun": "All"}
@@ -45,3 +46,24 @@ def wait_denied(write: Callable[[], object]) -> None:
 def wait_allowed(write: Callable[[], object]) -> None:
     """Waits until no policy refuses a write any more. The write has to be a dry run."""
     wait("no policy refuses the write", lambda: None if is_denied(write) else True)
+
+
+def wait_enforced(admin: Api, account: Api, obj: Object) -> None:
+    """Waits until a policy refuses an account a finalizer of an object, which is made for that and deleted."""
+    path = path_of(admin.create(obj))
+    try:
+        patch = {"metadata": {"finalizers": ["example.org/forbidden"]}}
+        wait_denied(lambda: try_patch(account, path, patch))
+    finally:
+        admin.delete(path)
+
+
+def wait_nodes(admin: Api, account: Api) -> None:
+    """Waits until a policy limits what an account writes to Nodes."""
+    wait_enforced(admin, account, objects.node("admission-is-enforced"))
+
+
+def wait_pods(admin: Api, account: Api) -> None:
+    """Waits until a policy limits what an account writes to Pods."""
+    pod = objects.pod("admission-is-enforced")
+    wait_enforced(admin, account, pod | {"metadata": {**pod["metadata"], "namespace": "default"}})

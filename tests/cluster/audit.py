@@ -17,6 +17,10 @@ POLICY: Object = {
 """Every request but the administrator's, without what was sent. A watch is there as soon as it is answered."""
 
 
+REFUSED = frozenset([401, 403, 422])
+"""HTTP statuses of what authentication, RBAC or an admission policy refuses; 422 is the policies' default."""
+
+
 class Request(NamedTuple):
     """One request as it was authorized; `resource` has its subresource, as in a rule: `nodes/status`."""
 
@@ -47,8 +51,12 @@ class AuditLog:
         return {"audit-policy-file": str(self._policy), "audit-log-path": str(self._log)}
 
     def requests(self, user: str) -> list[Request]:
-        """All of a user so far, oldest first; a watch that ended is there twice."""
-        return [_request(entry) for entry in self._entries() if entry["user"]["username"] == user]
+        """All of a user so far, oldest first; a watch that ended is there twice. Dry runs are the tests' own."""
+        return [
+            _request(entry)
+            for entry in self._entries()
+            if entry["user"]["username"] == user and "dryRun=" not in entry["requestURI"]
+        ]
 
     def _entries(self) -> Iterator[Object]:
         *whole, _ = self._log.read_text().split("\n")  # the last line may still be written

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.cluster import (
+    admission,
     controlplane,
     custom_metrics,
     objects,
@@ -129,4 +130,6 @@ def running(programs: Path, folder: Path) -> Iterator[Shipped]:
         ):
             resource.cpu = {"a": "1", "b": "2", "c": "500m"}
             papers = Papers(folder, HOST, processes.own_address())
-            yield Shipped(plane, log, custom, plane.service_account("nodewise", NAMESPACE), papers)
+            account = plane.service_account("nodewise", NAMESPACE)
+            admission.wait_nodes(plane.api, account.api)
+            yield Shipped(plane, log, custom, account, papers)

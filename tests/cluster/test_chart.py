@@ -29,6 +29,7 @@ MANIFESTS = [
     "memory.yaml",
     "reader.yaml",
     "annotator.yaml",
+    "trust.yaml",
     "cpu.yaml",
     "cpu-agent.yaml",
     "certs.yaml",
@@ -179,18 +180,73 @@ def _key(one: Object) -> tuple[str, ...]:
     return one["kind"], one["metadata"]["name"], one["metadata"].get("namespace", "")
 
 
-def test_who_writes_to_nodes_is_held_to_its_own_wherever_the_release_is(helm: Helm) -> None:
-    def policy(found: list[Object]) -> Object:
-        spec: Object = next(one["spec"] for one in found if one["kind"] == "ValidatingAdmissionPolicy")
-        return spec
+ADVERTISES = "agents.telemetry.settings.advertise_resource=telemetry/scheduling=1000"
 
-    assert policy(helm.rendered("nodewise", "--values", ALL)) == policy(served.manifest("cpu-agent.yaml"))
-    moved = policy(helm.rendered("nodewise", "--values", ALL, "--set", "cpu.namespace=elsewhere"))
-    assert "serviceaccount:elsewhere:cmk-agent" in moved["matchConditions"][0]["expression"]
+
+def test_admission_policies_are_those_of_the_manifests(helm: Helm) -> None:
+    """The same policies and bindings, whole; and nothing besides."""
+    made = helm.rendered("nodewise", "--values", ALL, "--set", ADVERTISES)
+    assert _policies(made) == _policies([one for name in MANIFESTS for one in served.manifest(name)])
+
+
+def _policies(found: list[Object]) -> dict[tuple[str, ...], Object]:
+    kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    return {_key(one): one["spec"] for one in found if one["kind"] in kinds}
+
+
+def test_admission_policies_name_the_accounts_of_the_release(helm: Helm) -> None:
+    moved = _policies(helm.rendered("elsewhere", "--values", ALL, "--set", "name=other,cpu.namespace=cpus"))
+    accounts = {
+        name: spec["matchConditions"][0]["expression"]
+        for (kind, name, _), spec in moved.items()
+        if kind == "ValidatingAdmissionPolicy"
+    }
+    assert accounts.keys() == {
+        "other-nodes",
+        "other-pods",
+        "other-annotator",
+        "other-trust",
+        "cmk-own-node",
+    }
+    own = "request.userInfo.username == 'system:serviceaccount:elsewhere:other"
+    assert accounts["other-nodes"] == accounts["other-pods"] == f"{own}'"
+    assert accounts["other-annotator"] == f"{own}-annotator'"
+    assert "serviceaccount:cpus:cmk-agent" in accounts["cmk-own-node"]
+    assert {spec["policyName"] for (kind, _, _), spec in moved.items() if kind.endswith("Binding")} == {
+        *accounts
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "resources"),
+    [
+        (ADVERTISES, "['telemetry/scheduling']"),
+        ("settings.advertise_resource=example.org/slots=5", "['example.org/slots']"),
+        ("agents.telemetry.enabled=true", "[]"),
+    ],
+)
+def test_the_policy_of_nodes_knows_the_advertised_resource(helm: Helm, given: str, resources: str) -> None:
+    made = _policies(helm.rendered("nodewise", "--set", given))
+    variables = made["ValidatingAdmissionPolicy", "nodewise-nodes", ""]["variables"]
+    assert {one["name"]: one["expression"] for one in variables}["resources"] == resources
+
+
+def test_a_cluster_without_admission_policies_has_to_be_named(helm: Helm) -> None:
+    old = "--kube-version=v1.29.3"
+    done = helm.run("template", "nodewise", CHART, old)
+    assert done.returncode != 0
+    assert (
+        "found admissionPolicies.enabled: true on Kubernetes v1.29.3, expected 1.30 or later" in done.stderr
+    )
+    assert _policies(helm.rendered("nodewise", old, "--set", "admissionPolicies.enabled=false")) == {}
 
 
 def test_rights_go_with_what_is_switched_off(helm: Helm) -> None:
-    assert {name for _, name, _ in _roles(helm.rendered("nodewise"))} == {"nodewise", "nodewise-reader"}
+    assert {name for _, name, _ in _roles(helm.rendered("nodewise"))} == {
+        "nodewise",
+        "nodewise-reader",
+        "nodewise-trust",
+    }
     resources = {one.resource for one in _roles(helm.rendered("nodewise"))["ClusterRole", "nodewise", ""]}
     assert "nodes/status" not in resources
     gas = _roles(helm.rendered("nodewise", "--values", CHART / "values/values-gas.yaml"))
@@ -312,7 +368,8 @@ def test_the_webhook_is_installed_by_one_of_two(helm: Helm) -> None:
 
 
 def test_a_cluster_whose_tokens_do_not_name_nodes_gets_no_node_agent(helm: Helm) -> None:
-    done = helm.run("template", "nodewise", CHART, "--set", "cpu.enabled=true", "--kube-version=v1.29.3")
+    switches = "cpu.enabled=true,admissionPolicies.enabled=false"
+    done = helm.run("template", "nodewise", CHART, "--set", switches, "--kube-version=v1.29.3")
     assert done.returncode != 0
     assert "cpu.enabled: true on Kubernetes v1.29.3; wanted 1.30 or later" in done.stderr
 

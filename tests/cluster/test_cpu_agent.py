@@ -309,6 +309,16 @@ FORBIDDEN: dict[str, tuple[str, str, Any]] = {
         "/api/v1/nodes/n1",
         {"metadata": {"labels": {"kubernetes.io/hostname": None}}},
     ),
+    "another value of its label": ("PATCH", "/api/v1/nodes/n1", {"metadata": {"labels": {LABEL: "false"}}}),
+    "a finalizer": ("PATCH", "/api/v1/nodes/n1", {"metadata": {"finalizers": ["a.example/b"]}}),
+    "an owner": (
+        "PATCH",
+        "/api/v1/nodes/n1",
+        {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "x"}]}},
+    ),
+    "a name's prefix": ("PATCH", "/api/v1/nodes/n1", {"metadata": {"generateName": "n"}}),
+    "a provider's id": ("PATCH", "/api/v1/nodes/n1", {"spec": {"providerID": "x://y"}}),
+    "images": ("PATCH", "/api/v1/nodes/n1/status", {"status": {"images": [{"names": ["evil"]}]}}),
     "an annotation": ("PATCH", "/api/v1/nodes/n1", {"metadata": {"annotations": {"a": "b"}}}),
     "a label by way of the status": (
         "PATCH",
@@ -327,6 +337,11 @@ FORBIDDEN: dict[str, tuple[str, str, Any]] = {
     ),
     "a node without pods": ("PATCH", "/api/v1/nodes/n1", {"spec": {"unschedulable": True}}),
     "more memory": ("PATCH", "/api/v1/nodes/n1/status", {"status": {"capacity": {"memory": "999Gi"}}}),
+    "another resource of that domain": (
+        "PATCH",
+        "/api/v1/nodes/n1/status",
+        {"status": {"capacity": {"cmk.intel.com/other": "9"}}},
+    ),
     "less room": ("PATCH", "/api/v1/nodes/n1/status", {"status": {"allocatable": {"pods": None}}}),
     "a node that is not ready": (
         "PATCH",
@@ -347,6 +362,31 @@ def test_an_agent_may_not_write(cluster: Cluster, what: str) -> None:
         _send(cluster.places[0].account.api, method, path, body)
     assert refused.value.code in {403, 422}
     assert "cmk-own-node" in str(refused.value)
+    assert "resulted in error" not in str(refused.value)
+
+
+UNINSTALL_FORBIDDEN = {
+    what: FORBIDDEN[what]
+    for what in (
+        "a label of somebody else",
+        "an annotation",
+        "a taint of somebody else",
+        "a node without pods",
+        "more memory",
+        "images",
+    )
+}
+
+
+@pytest.mark.parametrize("what", UNINSTALL_FORBIDDEN)
+def test_who_leaves_nodes_may_not_write(cluster: Cluster, what: str) -> None:
+    """cmk-uninstall may write to every node, but only what is the CPU manager's."""
+    method, path, body = UNINSTALL_FORBIDDEN[what]
+    account = cluster.plane.service_account("cmk-uninstall", NAMESPACE)
+    with pytest.raises(ApiError, match="cmk-own-node"):
+        _send(account.api, method, path, body)
+    labelled = {"metadata": {"labels": {LABEL: None}}}
+    admission.try_patch(account.api, "/api/v1/nodes/n1", labelled)
 
 
 def test_a_token_that_is_bound_to_no_node_writes_nothing(cluster: Cluster) -> None:

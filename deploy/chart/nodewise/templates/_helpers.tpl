@@ -137,3 +137,13 @@ extenders:
   tlsConfig: {caFile: /etc/nodewise/client/ca.crt, certFile: /etc/nodewise/client/tls.crt, keyFile: /etc/nodewise/client/tls.key}
 {{- end }}
 {{- end }}
+
+{{/* Not empty if the release has the policies that limit nodewise's writes. Kubernetes has them since 1.30. */}}
+{{- define "nodewise.admissionPolicies" -}}
+{{- if .Values.admissionPolicies.enabled -}}
+{{- if semverCompare "<1.30-0" .Capabilities.KubeVersion.Version -}}
+{{- fail (printf "found admissionPolicies.enabled: true on Kubernetes %s, expected 1.30 or later; with false, RBAC alone limits what nodewise writes" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+true
+{{- end -}}
+{{- end }}

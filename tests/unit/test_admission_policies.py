@@ -1,0 +1,82 @@
+"""The admission policies that ship name what the code writes, and no more."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from nodewise.agents.gpu import agent, books, descheduling
+from nodewise.agents.telemetry import labels
+from nodewise.annotator.fields import WrittenAnnotations
+from nodewise.extender import binding, waking
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+STATISTICS = {field.encode_name for field in msgspec.structs.fields(WrittenAnnotations)}
+ALL_POLICIES = [
+    (path.name, one["metadata"]["name"])
+    for path in sorted(DEPLOY.glob("*.yaml"))
+    for one in yaml.safe_load_all(path.read_text())
+    if one and one["kind"] == "ValidatingAdmissionPolicy"
+]
+
+
+def policy(file: str, name: str) -> dict[str, Any]:
+    objects = yaml.safe_load_all((DEPLOY / file).read_text())
+    (spec,) = [
+        one["spec"]
+        for one in objects
+        if (one["kind"], one["metadata"]["name"]) == ("ValidatingAdmissionPolicy", name)
+    ]
+    return dict(spec)
+
+
+def words(file: str, name: str, variable: str) -> set[str]:
+    """The string literals of a variable."""
+    variables = {one["name"]: one["expression"] for one in policy(file, name)["variables"]}
+    return set(re.findall(r"'([^']*)'", variables[variable]))
+
+
+def test_the_annotations_of_nodes() -> None:
+    assert words("annotator.yaml", "nodewise-annotator", "annotationKeys") == STATISTICS
+    assert words("rbac.yaml", "nodewise-nodes", "annotationKeys") == STATISTICS | {waking.ANNOTATION}
+
+
+def test_the_labels_of_nodes() -> None:
+    assert words("rbac.yaml", "nodewise-nodes", "otherLabels") == {labels.PREFIX, labels.VIOLATING, "/"}
+
+
+def test_the_labels_of_pods() -> None:
+    topology = {"topology.kubernetes.io/zone", "topology.kubernetes.io/region"}
+    own = {descheduling.LABEL, descheduling.VALUE}
+    assert words("gpu.yaml", "nodewise-pods", "otherLabels") == own | topology
+
+
+def test_the_annotations_of_pods() -> None:
+    of_bindings = {agent.STAMP, books.CARDS, books.TILES, agent.TOLD}
+    assert words("gpu.yaml", "nodewise-pods", "otherAnnotations") == of_bindings | {binding.DROPPED}
+
+
+def test_there_are_five() -> None:
+    assert sorted(name for _, name in ALL_POLICIES) == [
+        "cmk-own-node",
+        "nodewise-annotator",
+        "nodewise-nodes",
+        "nodewise-pods",
+        "nodewise-trust",
+    ]
+
+
+@pytest.mark.parametrize(("file", "name"), ALL_POLICIES, ids=[name for _, name in ALL_POLICIES])
+def test_every_policy_denies_and_fails_closed_for_those_alone_whom_it_concerns(file: str, name: str) -> None:
+    spec = policy(file, name)
+    assert spec["failurePolicy"] == "Fail"
+    (condition,) = spec["matchConditions"]
+    assert condition["expression"].startswith(
+        "request.userInfo.username" if name != "nodewise-trust" else "object.metadata.?labels"
+    )
+    objects = yaml.safe_load_all((DEPLOY / file).read_text())
+    bindings = [one["spec"] for one in objects if one["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert {"policyName": name, "validationActions": ["Deny"]} in bindings
