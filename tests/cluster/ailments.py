@@ -7,6 +7,8 @@ from tests.cluster.planting import Plant
 
 RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 
+ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+
 
 class Ailment(NamedTuple):
     """A fault."""
@@ -297,6 +299,27 @@ AILMENTS: Final = (
         planting.deleted(f"{RBAC}/namespaces/{sound.NAMESPACE}/rolebindings/nodewise-gpu"),
         "nodewise/nodewise",
         ("deploy/gpu.yaml",),
+    ),
+    Ailment(
+        "admission-policy-missing",
+        "what is written to nodes is not limited",
+        planting.deleted(f"{ADMISSION}/nodewise-nodes"),
+        "nodewise/nodewise",
+        ("deploy/rbac.yaml",),
+    ),
+    Ailment(
+        "admission-policy-missing",
+        "what is written to pods is not limited",
+        planting.deleted(f"{ADMISSION}/nodewise-pods"),
+        "nodewise/nodewise",
+        ("deploy/gpu.yaml",),
+    ),
+    Ailment(
+        "admission-policy-missing",
+        "everybody may trust",
+        planting.deleted(f"{ADMISSION}/nodewise-trust"),
+        "nodewise-trust",
+        ("deploy/trust.yaml",),
     ),
     Ailment("replicas-not-ready", "scaled to nothing", planting.no_replica, "nodewise/nodewise", ()),
     Ailment("replicas-not-ready", "one of two crashes", planting.one_down, "nodewise/nodewise", ("logs",)),

@@ -10,6 +10,7 @@ from nodewise.agents.telemetry import policy as policies
 from nodewise.cli.doctor import measuring, nodes, pods
 from nodewise.cli.doctor.nodes import gpu_profiles
 from nodewise.configure.doctor import (
+    admission,
     configurations,
     counted,
     deschedulers,
@@ -117,6 +118,7 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
         policies=tuple(one._replace(problems=problems) for one in SOUND.policies),
         nodes=5000,
         measured={"heat": Measured(0, (str(more),))},
+        admission=admission.read([config, more], [more]),
         deschedulers=(deschedulers.read("d", more), Descheduler("e", ())),
         elsewhere=(pod.where,),
     )

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from nodewise.cli.doctor import extenders, measuring, nodes, pods, schedulers
-from nodewise.cli.doctor.asking import Asker
+from nodewise.cli.doctor.asking import Asker, anything
 from nodewise.cli.doctor.files import Files
-from nodewise.cli.doctor.kinds import CONFIG_MAPS
+from nodewise.cli.doctor.kinds import ADMISSION_BINDINGS, ADMISSION_POLICIES, CONFIG_MAPS
 from nodewise.cli.doctor.nodes import NodesRead
 from nodewise.cli.doctor.pods import SYSTEM, container_of
 from nodewise.cli.doctor.schedulers import Asked, Ground
 from nodewise.clock import SystemClock
-from nodewise.configure.doctor import deschedulers, papers, workloads
-from nodewise.configure.doctor.facts import Chain, Descheduler, Facts, Kubelet, Pod, Unread
+from nodewise.configure.doctor import admission, deschedulers, papers, workloads
+from nodewise.configure.doctor.facts import AdmissionPolicy, Chain, Descheduler, Facts, Kubelet, Pod, Unread
 from nodewise.configure.doctor.objects import text
 from nodewise.kube.api import Api
 
@@ -33,11 +33,12 @@ async def gather(ask: Asker, api: Api, wish: Wish) -> Facts:
     """The facts. What was asked for by name and cannot be used is `BadSettings`; an API server that is away raises."""
     await ask.reach()
     files = Files(ask)
-    programs, waiting, listed, authority = await asyncio.gather(
+    programs, waiting, listed, authority, limits = await asyncio.gather(
         pods.programs(ask, {SYSTEM, *wish.namespaces}),
         pods.waiting(ask),
         measuring.policies_of(ask),
         _authority(ask),
+        _admission(ask),
     )
     run = programs if isinstance(programs, Unread) else programs.extenders
     scheduling = programs if isinstance(programs, Unread) else programs.schedulers
@@ -65,9 +66,20 @@ async def gather(ask: Asker, api: Api, wish: Wish) -> Facts:
         cards=every if isinstance(every, Unread) else every.cards,
         kubelets=kubelets,
         authority=authority,
+        admission=limits,
         homes=(*wish.namespaces, SYSTEM),
         elsewhere=() if isinstance(programs, Unread) else tuple(one.where for one in programs.elsewhere),
     )
+
+
+async def _admission(ask: Asker) -> tuple[AdmissionPolicy, ...] | Unread:
+    """The admission policies that are enforced; none where the API server does not know the kind."""
+    policies, bindings = await asyncio.gather(
+        ask.listed(ADMISSION_POLICIES, anything), ask.listed(ADMISSION_BINDINGS, anything)
+    )
+    if isinstance(policies, Unread):
+        return policies
+    return bindings if isinstance(bindings, Unread) else admission.read(policies, bindings)
 
 
 async def _kubelets(ask: Asker, every: NodesRead | Unread) -> tuple[Kubelet | Unread, ...] | Unread:

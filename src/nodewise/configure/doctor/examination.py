@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Final
 
 from nodewise.configure.doctor import (
+    admission,
     entries,
     metrics,
     nodes,
@@ -35,6 +36,7 @@ CHECKS: Final[tuple[Callable[[Facts], Iterable[Answer]], ...]] = (
     nodes.check,
     scorers.check,
     replicas.check,
+    admission.check,
 )
 NOT_LOOKED: Final = "not-looked-at"
 _FEW: Final = 3

@@ -324,6 +324,16 @@ class Kubelet(NamedTuple):
     memory: str = ""
 
 
+class AdmissionPolicy(NamedTuple):
+    """A ValidatingAdmissionPolicy that is enforced."""
+
+    name: str
+    resources: frozenset[str] = frozenset()
+    """Those that it matches, without their API groups."""
+    conditions: tuple[str, ...] = ()
+    """CEL expressions of its match conditions."""
+
+
 class Facts(NamedTuple):
     """Everything. Each field may be what could not be read."""
 
@@ -343,6 +353,7 @@ class Facts(NamedTuple):
     kubelets: Sequence[Kubelet | Unread] | Unread = ()
     authority: Chain | Unread = ()
     """The cluster's own CA."""
+    admission: tuple[AdmissionPolicy, ...] | Unread = ()
     homes: tuple[str, ...] = ()
     """Namespaces whose pods were looked into."""
     elsewhere: tuple[str, ...] = ()

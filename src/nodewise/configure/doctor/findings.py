@@ -306,6 +306,14 @@ CATALOGUE: Final[Mapping[str, Kind]] = {
         "apply deploy/rbac.yaml, with the gpu agent deploy/gpu.yaml, with pigeon and learned"
         " deploy/memory.yaml",
     ),
+    "admission-policy-missing": Kind(
+        "warning",
+        "No admission policy limits nodewise's writes",
+        "RBAC grants writes of whole objects. Without the policies, a stolen token of nodewise's account can change"
+        " taints, images and every label, and everybody who may write namespaces can trust one.",
+        "apply deploy/rbac.yaml, deploy/trust.yaml, with the gpu agent deploy/gpu.yaml, with the account's name in"
+        " matchConditions; or set admissionPolicies.enabled=true in the chart",
+    ),
     "replicas-not-ready": Kind(
         "error",
         "Replicas of nodewise are not ready",

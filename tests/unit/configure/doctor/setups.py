@@ -7,6 +7,7 @@ from typing import Any
 
 from nodewise.configure.doctor import configurations, papers
 from nodewise.configure.doctor.facts import (
+    AdmissionPolicy,
     Container,
     Descheduler,
     Extender,
@@ -75,6 +76,12 @@ EXTENDER = Extender(
 POLICY = Policy(
     "web", "pol", ("dontschedule", "scheduleonmetric", "deschedule"), ("heat",), ("heat",), rejects=1
 )
+ACCOUNT = ("request.userInfo.username == 'system:serviceaccount:nodewise:nodewise'",)
+ADMISSION = (
+    AdmissionPolicy("nodewise-nodes", frozenset({"nodes", "nodes/*"}), ACCOUNT),
+    AdmissionPolicy("nodewise-pods", frozenset({"pods", "pods/*"}), ACCOUNT),
+    AdmissionPolicy("nodewise-trust", frozenset({"namespaces"}), ("?'nodewise.io/trusted'",)),
+)
 POD = Waiting("shop", "web", "pol", node="a", asks=("telemetry/scheduling",))
 WAITS = Waiting("waits", "web", scheduler="default-scheduler", age_s=300.0, asks=("telemetry/scheduling",))
 
@@ -107,6 +114,7 @@ SOUND = Facts(
     deschedulers=(Descheduler("Deployment/kube-system/descheduler", ("RemovePodsViolatingNodeAffinity",)),),
     kubelets=(Kubelet("c", "none", "none"),),
     authority=papers.chain(CLUSTER_CA.cert),
+    admission=ADMISSION,
     homes=("nodewise", "kube-system"),
 )
 

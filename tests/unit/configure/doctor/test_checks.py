@@ -7,6 +7,7 @@ import pytest
 
 from nodewise.configure.doctor import examination, papers
 from nodewise.configure.doctor.facts import (
+    AdmissionPolicy,
     Cards,
     Descheduler,
     Extender,
@@ -23,6 +24,8 @@ from nodewise.configure.doctor.findings import CATALOGUE
 from nodewise.serve.issuing import Issuer
 from tests.unit.configure.doctor import setups
 from tests.unit.configure.doctor.setups import (
+    ACCOUNT,
+    ADMISSION,
     AUTHORITY,
     CLIENT,
     CLUSTER_CA,
@@ -33,6 +36,8 @@ from tests.unit.configure.doctor.setups import (
     NOW,
     OWN,
     POD,
+    RUNS,
+    SCHEDULES,
     SOUND,
     STATIC,
     STRANGER,
@@ -110,7 +115,27 @@ def unbound(name: str, **settings: str) -> Facts:
 
 
 NO_RIGHT = EXTENDER._replace(rights=(Right("list", "", "nodes"),))
+NOT_LIMITED = {"admission-policy-missing"}
+
+
+def limited(*admission: AdmissionPolicy, **settings: str) -> Facts:
+    """With these admission policies, and settings of the replicas."""
+    told = EXTENDER._replace(settings={**EXTENDER.settings, **settings})
+    return SOUND._replace(admission=admission, extenders=(told,))
+
+
+NODES_LIMITED, PODS_LIMITED, TRUST_LIMITED = ADMISSION
+OTHER_ACCOUNT = NODES_LIMITED._replace(conditions=(ACCOUNT[0].replace(":nodewise'", ":nodewise-annotator'"),))
+SHARED = EXTENDER._replace(pod=EXTENDER.pod._replace(containers=(RUNS, SCHEDULES)))
 CASES: list[tuple[str, Facts, set[str]]] = [
+    ("no admission policies", limited(), NOT_LIMITED),
+    ("no policy of nodes", limited(PODS_LIMITED, TRUST_LIMITED), NOT_LIMITED),
+    ("no policy of pods", limited(NODES_LIMITED, TRUST_LIMITED), NOT_LIMITED),
+    ("none, and no GPUs", limited(NODES_LIMITED, TRUST_LIMITED, agents="telemetry"), set()),
+    ("no policy of namespaces", limited(NODES_LIMITED, PODS_LIMITED), NOT_LIMITED),
+    ("a policy of another account", limited(OTHER_ACCOUNT, PODS_LIMITED, TRUST_LIMITED), NOT_LIMITED),
+    ("an account that kube-scheduler shares", limited()._replace(extenders=(SHARED,)), set()),
+    ("policies that may not be listed", SOUND._replace(admission=FORBIDDEN), {"not-looked-at"}),
     ("a sound set-up", SOUND, set()),
     ("no schedulers and no calls", SOUND._replace(schedulers=()), {"not-looked-at"}),
     ("no schedulers, but calls come", numbers()._replace(schedulers=()), {"not-looked-at"}),

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from nodewise.configure.doctor import (
+    admission,
     configurations,
     counted,
     deschedulers,
@@ -15,7 +16,7 @@ from nodewise.configure.doctor import (
     settings,
     workloads,
 )
-from nodewise.configure.doctor.facts import Container, Entry, Mount, Unread
+from nodewise.configure.doctor.facts import AdmissionPolicy, Container, Entry, Mount, Unread
 from tests.unit.configure.doctor.setups import CONFIGURATION, EXTENDER
 
 KIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
@@ -28,6 +29,38 @@ def parsed(value: Any) -> configurations.Configuration:
 def entry(**fields: Any) -> Entry:
     (one,) = parsed({**KIND, "extenders": [fields]}).entries
     return one
+
+
+def admission_policy(**spec: Any) -> Any:
+    rules = [{"apiGroups": [""], "resources": ["nodes", "nodes/*"]}]
+    conditions = [{"name": "account", "expression": "a == 'b'"}]
+    found = {"matchConstraints": {"resourceRules": rules}, "matchConditions": conditions, **spec}
+    return {"metadata": {"name": "p"}, "spec": found}
+
+
+def admission_binding(**spec: Any) -> Any:
+    return {"metadata": {"name": "b"}, "spec": {"policyName": "p", "validationActions": ["Deny"], **spec}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "binding", "is_enforced"),
+    [
+        (admission_policy(), admission_binding(), True),
+        (
+            admission_policy(failurePolicy="Fail"),
+            admission_binding(validationActions=["Audit", "Deny"]),
+            True,
+        ),
+        (admission_policy(failurePolicy="Ignore"), admission_binding(), False),
+        (admission_policy(), admission_binding(validationActions=["Warn"]), False),
+        (admission_policy(), admission_binding(policyName="q"), False),
+        (admission_policy(), admission_binding(matchResources={"namespaceSelector": {}}), False),
+        (admission_policy(), {}, False),
+    ],
+)
+def test_which_admission_policies_are_enforced(policy: Any, binding: Any, is_enforced: bool) -> None:
+    wanted = AdmissionPolicy("p", frozenset({"nodes", "nodes/*"}), ("a == 'b'",))
+    assert admission.read([policy], [binding]) == ((wanted,) if is_enforced else ())
 
 
 @pytest.mark.parametrize(
