@@ -17,10 +17,6 @@ POLICY: Object = {
 """Every request but the administrator's, without what was sent. A watch is there as soon as it is answered."""
 
 
-REFUSED = frozenset([401, 403, 422])
-"""HTTP statuses of what authentication, RBAC or an admission policy refuses; 422 is the policies' default."""
-
-
 class Request(NamedTuple):
     """One request as it was authorized; `resource` has its subresource, as in a rule: `nodes/status`."""
 
@@ -36,6 +32,13 @@ class Request(NamedTuple):
     """HTTP status."""
     allowed_by: str
     """In the authorizer's words, such as `RBAC: allowed by ClusterRoleBinding "nodewise" of ...`."""
+    message: str
+    """Why the API server refused the request; mostly empty otherwise."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether authentication, RBAC or an admission policy refused it."""
+        return self.code in {401, 403} or "ValidatingAdmissionPolicy" in self.message
 
 
 class AuditLog:
@@ -75,4 +78,5 @@ def _request(entry: Object) -> Request:
         path=entry["requestURI"].partition("?")[0],
         code=entry["responseStatus"]["code"],
         allowed_by=entry["annotations"].get("authorization.k8s.io/reason", ""),
+        message=entry["responseStatus"].get("message", ""),
     )

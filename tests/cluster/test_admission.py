@@ -10,6 +10,7 @@ import pytest
 from tests.cluster import access, admission, controlplane, objects, rights, served
 from tests.cluster.access import User
 from tests.cluster.api import JSON_PATCH, MERGE, ApiError, Object
+from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.rights import Right
 from tests.cluster.sandbox import wait
@@ -295,6 +296,7 @@ BEYOND_RBAC: Final = {
 
 class Cluster(NamedTuple):
     plane: ControlPlane
+    log: AuditLog
     nodewise: User
     annotator: User
 
@@ -314,7 +316,9 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with controlplane.running(control_plane_programs, tmp_path_factory.mktemp("admission")) as plane:
+    folder = tmp_path_factory.mktemp("admission")
+    log = AuditLog(folder)
+    with controlplane.running(control_plane_programs, folder, log.flags) as plane:
         for name in MANIFESTS:
             plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
         plane.api.create(objects.namespace("tenant"))
@@ -322,7 +326,7 @@ def cluster(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFacto
         plane.api.patch(STATUS, {"status": IN_STATUS})
         plane.api.create(pod())
         accounts = [plane.service_account(name, NAMESPACE) for name in ("nodewise", "nodewise-annotator")]
-        made = Cluster(plane, *accounts)
+        made = Cluster(plane, log, *accounts)
         wait_enforced(made)
         yield made
 
@@ -342,6 +346,13 @@ def wait_enforced(cluster: Cluster) -> None:
 @pytest.mark.parametrize("what", NODE_FORBIDDEN)
 def test_nodewise_does_not_change_of_a_node(cluster: Cluster, what: str) -> None:
     assert "nodewise-nodes" in cluster.expect_forbidden(cluster.nodewise, NODE_FORBIDDEN[what])
+
+
+def test_the_audit_log_tells_a_denial(cluster: Cluster) -> None:
+    """By this the tests of rights know that no policy refused anything of a whole run."""
+    cluster.expect_forbidden(cluster.nodewise, NODE_FORBIDDEN["a taint"])
+    *_, last = cluster.log.requests(f"system:serviceaccount:{NAMESPACE}:nodewise")
+    assert last.is_refused
 
 
 @pytest.mark.parametrize("what", NODE_ALLOWED)

@@ -32,7 +32,7 @@ from tests.cluster import (
     sandbox,
     served,
 )
-from tests.cluster.audit import REFUSED, AuditLog
+from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
 from tests.cluster.prometheus import Prometheus
@@ -264,7 +264,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(
                 'nodewise_node_annotations_total{outcome="done"} 2.0' in client.get(f"{health}/metrics").text
             )
     requests = [one for one in log.requests(ACCOUNT) if one.resource]
-    assert [one for one in requests if one.code in REFUSED] == []
+    assert [one for one in requests if one.is_refused] == []
     assert [one for one in requests if "nodewise-annotator" not in one.allowed_by] == []
     assert rights.needed(requests) == rights.granted(served.manifest("annotator.yaml"))
 

@@ -30,6 +30,7 @@ MANIFESTS = [
     "reader.yaml",
     "annotator.yaml",
     "trust.yaml",
+    "policy-fields.yaml",
     "cpu.yaml",
     "cpu-agent.yaml",
     "certs.yaml",
@@ -202,6 +203,7 @@ def test_admission_policies_name_the_accounts_of_the_release(helm: Helm) -> None
         if kind == "ValidatingAdmissionPolicy"
     }
     assert accounts.keys() == {
+        "other-policy-fields",
         "other-nodes",
         "other-pods",
         "other-annotator",

@@ -12,7 +12,7 @@ import pytest
 from nodewise.cpu import names, procfs
 from tests.cluster import controlplane, kubelet_double, objects, rights, served
 from tests.cluster.access import User
-from tests.cluster.audit import REFUSED, AuditLog
+from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet_double import Kubelets
 from tests.cluster.rights import Right
@@ -49,7 +49,7 @@ class Run(NamedTuple):
         """What was asked for in each namespace, all of it allowed; `/version` and discovery are everybody's."""
         asked = self.log.requests(f"system:serviceaccount:{NAMESPACE}:{account}")
         requests = [one for one in asked if one.resource]
-        assert [one for one in requests if one.code in REFUSED] == []
+        assert [one for one in requests if one.is_refused] == []
         places = {one.namespace for one in requests}
         return set().union(
             *(rights.needed(one for one in requests if one.namespace == place) for place in places)

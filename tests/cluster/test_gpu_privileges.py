@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster import admission, controlplane, gpu, processes, rights, sandbox, served
 from tests.cluster.api import Object
-from tests.cluster.audit import REFUSED, AuditLog, Request
+from tests.cluster.audit import AuditLog, Request
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.sandbox import Sandbox, wait
 from tests.cluster.served import Papers, Served
@@ -137,7 +137,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(run: Run) -> None:
     run.pods_are_counted_again()
     run.nodes_go()
     requests = [one for one in run.requests() if one.resource]
-    assert [one for one in requests if one.code in REFUSED] == []
+    assert [one for one in requests if one.is_refused] == []
     needed = rights.needed(requests)
     shipped = rights.granted(served.manifest("gpu.yaml"))
     assert shipped <= needed, shipped - needed

@@ -17,7 +17,7 @@ from tests.cluster import (
     shipping,
 )
 from tests.cluster.api import Object
-from tests.cluster.audit import REFUSED, AuditLog
+from tests.cluster.audit import AuditLog
 from tests.cluster.sandbox import Sandbox, wait
 from tests.cluster.served import Served
 from tests.cluster.shipping import ACCOUNT, HOST, NAMESPACE, Shipped, pod, policy
@@ -128,7 +128,7 @@ def recorded(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Audi
 def test_the_rights_that_ship_are_those_that_were_needed(recorded: AuditLog, file: str, user: str) -> None:
     """Neither more nor less, and none for more names or namespaces than one where one was enough."""
     requests = recorded.requests(user)
-    assert [one for one in requests if one.code in REFUSED] == []
+    assert [one for one in requests if one.is_refused] == []
     discovery = [one for one in requests if not one.resource]
     assert {one.path for one in discovery} == {f"/apis/{custom_metrics.GROUP}"}
     assert all(EVERYBODYS in one.allowed_by for one in discovery)

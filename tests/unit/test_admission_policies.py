@@ -59,24 +59,26 @@ def test_the_annotations_of_pods() -> None:
     assert words("gpu.yaml", "nodewise-pods", "otherAnnotations") == of_bindings | {binding.DROPPED}
 
 
-def test_there_are_five() -> None:
-    assert sorted(name for _, name in ALL_POLICIES) == [
-        "cmk-own-node",
-        "nodewise-annotator",
-        "nodewise-nodes",
-        "nodewise-pods",
-        "nodewise-trust",
-    ]
+CONDITIONS = {
+    "cmk-own-node": "request.userInfo.username in [",
+    "nodewise-annotator": "request.userInfo.username == ",
+    "nodewise-nodes": "request.userInfo.username == ",
+    "nodewise-pods": "request.userInfo.username == ",
+    "nodewise-policy-fields": "oldObject == null || object.?spec",
+    "nodewise-trust": "object.metadata.?labels[?'nodewise.io/trusted'].hasValue() && ",
+}
+
+
+def test_each_policy_has_a_condition() -> None:
+    assert {name for _, name in ALL_POLICIES} == CONDITIONS.keys()
 
 
 @pytest.mark.parametrize(("file", "name"), ALL_POLICIES, ids=[name for _, name in ALL_POLICIES])
-def test_every_policy_denies_and_fails_closed_for_those_alone_whom_it_concerns(file: str, name: str) -> None:
+def test_every_policy_denies_and_fails_closed_for_what_it_matches_alone(file: str, name: str) -> None:
     spec = policy(file, name)
     assert spec["failurePolicy"] == "Fail"
     (condition,) = spec["matchConditions"]
-    assert condition["expression"].startswith(
-        "request.userInfo.username" if name != "nodewise-trust" else "object.metadata.?labels"
-    )
+    assert condition["expression"].startswith(CONDITIONS[name])
     objects = yaml.safe_load_all((DEPLOY / file).read_text())
     bindings = [one["spec"] for one in objects if one["kind"] == "ValidatingAdmissionPolicyBinding"]
     assert {"policyName": name, "validationActions": ["Deny"]} in bindings
