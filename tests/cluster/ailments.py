@@ -243,6 +243,20 @@ AILMENTS: Final = (
         "web/unsent",
         (),
     ),
+    Ailment(
+        "namespace-not-trusted",
+        "a policy that labels nodes in a namespace without trust",
+        planting.without_trust,
+        "web/pol",
+        ("kubectl label namespace web nodewise.io/trusted=true",),
+    ),
+    Ailment(
+        "all-namespaces-trusted",
+        "every namespace is trusted",
+        planting.trusting_all,
+        "nodewise/nodewise",
+        ("nodewise.io/trusted=true",),
+    ),
     Ailment("policy-unknown", "a pod names one that is not there", planting.asking_for("ghost"), "ghost", ()),
     Ailment(
         "gpu-node-without-labels",

@@ -224,11 +224,42 @@ def mixed_up(cluster: Cluster) -> Pair:
 
 
 @contextlib.contextmanager
+def without_trust(cluster: Cluster) -> Iterator[None]:
+    """The tenant's namespace lost the trust that its policy needs, and the policy says so."""
+    path = f"/api/v1/namespaces/{sound.TENANT}"
+    cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": None}}})
+    wait("the policy says so", lambda: _not_trusted(cluster) == "True" or None)
+    yield
+    cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": "true"}}})
+    wait("the policy is well again", lambda: _not_trusted(cluster) == "False" or None)
+
+
+def _not_trusted(cluster: Cluster) -> str:
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sound.TENANT}/taspolicies/pol"
+    conditions = cluster.api.get(path).get("status", {}).get("conditions", [])
+    return next((str(one["status"]) for one in conditions if one["type"] == "NotTrusted"), "")
+
+
+@contextlib.contextmanager
 def any_client(cluster: Cluster) -> Iterator[None]:
     """nodewise is started with --any-client, as its Deployment says."""
+    with _flag(cluster, "--any-client"):
+        yield
+
+
+@contextlib.contextmanager
+def trusting_all(cluster: Cluster) -> Iterator[None]:
+    """nodewise is started with --trust-all-namespaces, as its Deployment says."""
+    with _flag(cluster, "--trust-all-namespaces"):
+        yield
+
+
+@contextlib.contextmanager
+def _flag(cluster: Cluster, flag: str) -> Iterator[None]:
+    """A flag more in the arguments of nodewise's Deployment."""
     path = f"/apis/apps/v1/namespaces/{sound.NAMESPACE}/deployments/nodewise"
     before = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
-    changed = [one | {"args": [*one.get("args", []), "--any-client"]} for one in before]
+    changed = [one | {"args": [*one.get("args", []), flag]} for one in before]
     cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": changed}}}})
     yield
     cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": before}}}})

@@ -287,4 +287,12 @@ def _policy(one: Read, verdicts: _Verdicts) -> Policy:
         _unfetched(status),
         counted if counted is not None else said,
         "by its metrics" if counted is not None else "by its status",
+        next(
+            (
+                short(text(condition, "message") or "its namespace is not trusted", 500)
+                for condition in items(status, "conditions")
+                if text(condition, "type") == "NotTrusted" and text(condition, "status") == "True"
+            ),
+            "",
+        ),
     )

@@ -275,6 +275,8 @@ class Policy(NamedTuple):
     """Nodes that it rejects now; None where that is not known."""
     source: str = ""
     """Who says how many."""
+    not_trusted: str = ""
+    """The message of its condition `NotTrusted`; empty where that is not True."""
 
     @property
     def where(self) -> str:

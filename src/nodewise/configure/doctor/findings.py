@@ -260,6 +260,20 @@ CATALOGUE: Final[Mapping[str, Kind]] = {
         " be read. A rule that cannot be read passes no node.",
         "nodewise policy lint tells what of a policy is read",
     ),
+    "namespace-not-trusted": Kind(
+        "warning",
+        "A policy needs a trusted namespace",
+        "Node labels (deschedule, labeling) and raw queries affect the whole cluster. nodewise accepts them only from"
+        " policies in namespaces that a cluster administrator trusts.",
+        "kubectl label namespace NAME nodewise.io/trusted=true, or remove these strategies and queries",
+    ),
+    "all-namespaces-trusted": Kind(
+        "warning",
+        "The policies of every namespace are trusted",
+        "With --trust-all-namespaces everybody who may create a TASPolicy can label every node, disable GPUs and send"
+        " any query to Prometheus.",
+        "label the namespaces that need it with nodewise.io/trusted=true, then remove --trust-all-namespaces",
+    ),
     "policy-unknown": Kind(
         "error",
         "Pods name a policy that does not exist",

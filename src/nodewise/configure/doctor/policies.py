@@ -18,6 +18,7 @@ _FEW: Final = 3
 def check(facts: Facts) -> Iterator[Answer]:
     yield from _unknown(facts)
     yield from _without_effect(facts)
+    yield from _trusted(facts)
     yield from _sampled(facts)
     yield from _drained(facts)
 
@@ -67,6 +68,27 @@ def _without_effect(facts: Facts) -> Iterator[Answer]:
     yield from unread(facts, id_)
     yield from _unasked(facts)
     yield from _unmarked(facts)
+
+
+def _trusted(facts: Facts) -> Iterator[Answer]:
+    """Policies that lack trust, by their status, and replicas that trust every namespace."""
+    if isinstance(facts.policies, Unread):
+        yield from unlooked(facts.policies, "namespace-not-trusted")
+    else:
+        for policy in facts.policies:
+            if policy.not_trusted:
+                remedy = f"kubectl label namespace {policy.namespace} nodewise.io/trusted=true"
+                expected = "a trusted namespace"
+                yield found(
+                    "namespace-not-trusted", policy.where, policy.not_trusted, expected, remedy=remedy
+                )
+    if isinstance(facts.extenders, Unread):
+        yield from unlooked(facts.extenders, "all-namespaces-trusted")
+        return
+    for extender in facts.extenders:
+        if extender.says("trust_all_namespaces"):
+            expected = "trust for single namespaces"
+            yield found("all-namespaces-trusted", extender.pod.where, "--trust-all-namespaces", expected)
 
 
 def _no_agent(facts: Facts) -> Iterator[Answer]:

@@ -251,6 +251,16 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ("weight 0", entry(weight=0), {"weight-zero"}),
     ("scores nobody asks for", entry(prioritizeVerb=None), {"weight-zero"}),
     ("no metric", SOUND._replace(measured={"heat": Measured(0, (), "404")}), {"metric-missing"}),
+    (
+        "a namespace without trust",
+        policy(not_trusted="namespace web is not trusted"),
+        {"namespace-not-trusted"},
+    ),
+    (
+        "all namespaces trusted",
+        pinned("a", client_name="a", trust_all_namespaces="true"),
+        {"all-namespaces-trusted"},
+    ),
     ("never fetched", policy(missing=("heat",))._replace(measured={}), {"metric-missing"}),
     (
         "several values of a node",
