@@ -1,11 +1,12 @@
 """Node labels on a real API server: set on fresh evidence, never flapping, never somebody else's."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import label_watch, objects, served
+from tests.cluster import access, label_watch, objects, served
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.label_watch import Change, LabelWatch
@@ -74,6 +75,37 @@ def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
     corner.api.delete(f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol")
     with served.extender(plane, tmp_path):
         until(corner, "a", {})
+
+
+def test_labels_of_a_policy_that_lost_trust_while_nobody_looked_go_too(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    heated(corner, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
+    with served.extender(plane, tmp_path):
+        until(corner, "a", {"pol": "violating", f"{PREFIX}/hot": "yes"})
+    corner.trust(granted=False)
+    with served.extender(plane, tmp_path):
+        until(corner, "a", {})
+
+
+def test_labels_stay_while_nodewise_cannot_read_which_namespaces_are_trusted(
+    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+) -> None:
+    """It is not ready and rejects all nodes, but takes no label away."""
+    heated(corner, metrics, {"a": 90}, deschedule=[HOT])
+    papers = served.Papers(tmp_path)
+    with served.extender(plane, tmp_path, papers=papers):
+        until(corner, "a", {"pol": "violating"})
+    less = [rule for rule in served.rules() if "namespaces" not in rule["resources"]]
+    blind = plane.user(f"blind-{corner.namespace}", less)
+    access.grant(plane.api, blind.name, served.rules("Role"), served.OWN_NAMESPACE)
+    with served.started(tmp_path, served.arguments(blind, papers), papers) as running:
+        wait("it is named", lambda: "namespaces" in str(running.events("kube_lost")) or None)
+        running.wait_leading()
+        time.sleep(2)
+        assert not running.is_ready()
+        assert running.rejects(corner.namespace, "a")
+        assert label(corner, "a") == {"pol": "violating"}
 
 
 def test_a_label_of_somebody_else_is_left_alone_and_the_policy_says_so(

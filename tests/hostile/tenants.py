@@ -13,15 +13,19 @@ it, so that an attack that works is seen, and the absence of an effect means som
 
 import contextlib
 import itertools
+import re
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs
 
-from tests.cluster import access, custom_metrics, gpu, objects, sandbox, served
+from tests.cluster import access, custom_metrics, gpu, loopback, objects, sandbox, served
 from tests.cluster.api import Api, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
+from tests.cluster.loopback import Receive, Scope, Send
 from tests.cluster.sandbox import Sandbox, wait
 from tests.cluster.served import HOT, OWN_NAMESPACE, Served
 
@@ -83,6 +87,30 @@ class Tenant:
         self.corner.api.delete(f"/apis/{TASPOLICY}/namespaces/{self.namespace}/taspolicies")
 
 
+class SecretSeries:
+    """A Prometheus with one series per node, `victim_secret`, which is the other tenant's.
+
+    It evaluates `floor(victim_secret / 2^N) % 2`, one bit of the value; every other query has an empty result.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.asked: list[str] = []
+        """Every query that it got."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = (await loopback.body_of(receive)).decode() or scope["query_string"].decode()
+        query = parse_qs(sent).get("query", [""])[0]
+        self.asked.append(query)
+        bit = re.fullmatch(r"floor\(victim_secret / 2\^(\d+)\) % 2", query)
+        values = {} if bit is None else dict.fromkeys(NODES, self.value >> int(bit[1]) & 1)
+        found = [
+            {"metric": {"node": node}, "value": [time.time(), str(value)]} for node, value in values.items()
+        ]
+        data = {"resultType": "vector", "result": found}
+        await loopback.answer(send, 200, {"status": "success", "data": data})
+
+
 class Stage(NamedTuple):
     """The cluster, nodewise, and the two tenants."""
 
@@ -93,6 +121,7 @@ class Stage(NamedTuple):
     """nodewise, with the agents telemetry and gpu; its own namespace is `default`."""
     attacker: Tenant
     victim: Tenant
+    prometheus: SecretSeries
 
     def state(self) -> Object:
         """Everything that an attacker must not change: nodes, and the other tenant's pods and policies."""
@@ -169,10 +198,16 @@ def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[Stage]:
         own.nodes(*(gpu.node(name, cards=2) for name in NODES))
         metrics.set("heat", dict.fromkeys(NODES, 90))
         tenants = [Tenant(plane, name) for name in ("attacker", "victim")]
+        prometheus = SecretSeries()
         try:
-            with gpu.extender(plane, folder, "--agents=telemetry,gpu", *flags) as serving:
+            with (
+                loopback.serving(prometheus) as url,
+                gpu.extender(
+                    plane, folder, "--agents=telemetry,gpu", f"--prometheus-url={url}", *flags
+                ) as serving,
+            ):
                 serving.wait_leading()
-                yield Stage(plane, metrics, serving, *tenants)
+                yield Stage(plane, metrics, serving, *tenants, prometheus)
         finally:
             for tenant in tenants:
                 tenant.delete_policies()

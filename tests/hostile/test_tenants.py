@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.sandbox import wait
 from tests.hostile import tenants
 from tests.hostile.tenants import HOT, NODES, Stage
 
@@ -49,3 +51,77 @@ def test_a_policy_of_a_tenant_does_not_label_nodes(stage: Stage) -> None:
         stage.attacker.policy("evil", deschedule=[HOT])
         stage.attacker.policy("shared", deschedule=[HOT], labeling=[HOT | {"labels": ["a=b"]}])
         stage.settle()
+
+
+def test_a_policy_of_a_tenant_reads_no_series_of_another_tenant(stage: Stage) -> None:
+    """64 policies, each with a raw query for one bit of the other tenant's series, as `violatingNodes` shows it."""
+    names = [f"bit-{number}" for number in range(64)]
+    for number, name in enumerate(names):
+        query = f"floor(victim_secret / 2^{number}) % 2"
+        rule = {"metricname": name, "query": query, "operator": "Equals", "target": 1}
+        stage.attacker.policy(name, dontschedule=[rule])
+    seen = []
+    for value in (0x5EC2E75EC2E75EC2, ~0x5EC2E75EC2E75EC2 & 2**64 - 1):
+        stage.prometheus.value = value
+        wait("every policy has a status", lambda: all(map(stage.attacker.status, names)) or None)
+        stage.settle()
+        seen.append([_without_times(stage.attacker.status(name)) for name in names])
+    assert seen[0] == seen[1]
+    assert {status["violatingNodes"] for status in seen[0]} == {len(NODES)}, (
+        "no node passes, whatever the bit"
+    )
+    assert not [query for query in stage.prometheus.asked if "victim_secret" in query]
+    assert "victim_secret" not in str(seen)
+    not_trusted = stage.attacker.condition("NotTrusted", names[0])
+    assert not_trusted["status"] == "True"
+    assert (
+        f"kubectl label namespace {stage.attacker.namespace} nodewise.io/trusted=true"
+        in not_trusted["message"]
+    )
+
+
+def _without_times(status: Object) -> Object:
+    conditions = [{**one, "lastTransitionTime": ""} for one in status["conditions"]]
+    return {**status, "conditions": conditions}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ['up"} or victim_secret #', "victim_secret[5m])", "a/../../../api/v1/secrets", "..", "a%2fb", "a\nb"],
+)
+def test_a_metric_name_is_neither_promql_nor_a_path(stage: Stage, name: str) -> None:
+    """The API server refuses these names. One that was stored all the same is unusable (`test_policy.py`)."""
+    with pytest.raises(ApiError, match="metricname"):
+        stage.attacker.policy("named", dontschedule=[HOT | {"metricname": name}])
+
+
+def test_trust_is_granted_and_taken_away(stage: Stage) -> None:
+    """While the namespace is trusted the policy labels nodes; without trust its labels go, and the policy says so."""
+    tenant = stage.attacker
+    tenant.policy("own", deschedule=[HOT], labeling=[HOT | {"labels": ["gas-disable-card0=true"]}])
+    wait("it lacks trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
+    tenant.corner.trust()
+    keys = {"own", "telemetry.aware.scheduling.own/gas-disable-card0"}
+    wait("nodes are labelled", lambda: all(keys <= stage.node_labels(n).keys() for n in NODES) or None)
+    wait("it has trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "False" or None)
+    tenant.corner.trust(granted=False)
+    wait("the labels are gone", lambda: not any(keys & stage.node_labels(n).keys() for n in NODES) or None)
+    wait("it lacks trust again", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
+
+
+def test_a_tenant_cannot_grant_trust(stage: Stage) -> None:
+    labels = {"metadata": {"labels": {"nodewise.io/trusted": "true"}}}
+    with pytest.raises(ApiError, match="forbidden"):
+        stage.attacker.api.patch(f"/api/v1/namespaces/{stage.attacker.namespace}", labels)
+
+
+def test_pods_of_a_tenant_without_trust_are_placed_by_its_policy(stage: Stage) -> None:
+    """Metric names work without trust, for pods of the policy's namespace."""
+    stage.metrics.set("heat", {NODES[0]: 90, NODES[1]: 10})
+    try:
+        stage.attacker.policy("cool", dontschedule=[HOT])
+        space = stage.attacker.namespace
+        wait("the hot node is rejected", lambda: stage.served.rejects(space, NODES[0], "cool") or None)
+        wait("the cool node passes", lambda: not stage.served.rejects(space, NODES[1], "cool") or None)
+    finally:
+        stage.metrics.set("heat", dict.fromkeys(NODES, 90))

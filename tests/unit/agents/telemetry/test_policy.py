@@ -112,3 +112,12 @@ def test_deep_nesting_is_a_problem_not_a_crash() -> None:
         PolicyMetadata("deep", "d"), msgspec.Raw(b'{"strategies":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     )
     assert policies.read(given).problems
+
+
+@pytest.mark.parametrize(
+    "name", ['up"} or secret #', "a/../b", "..", "a b", "a\nb", "a%2fb", "sum(secret)", "é"]
+)
+def test_a_rule_whose_metric_name_is_none_is_not_asked_for(name: str) -> None:
+    """The CRD refuses such names; an object that was stored without it must not reach a source."""
+    [read] = policies.read(policy(dontschedule=[rule(name)])).rules("dontschedule")
+    assert "metricname" in read.unusable
