@@ -1,5 +1,6 @@
 """The installed program in images that have nothing for it: no Python, no C library, nowhere to write."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def busybox(tmp_path: Path, empty: Image, request: pytest.FixtureRequest) -> Ima
     words = ["init", f"--conf-dir={state}", "--num-exclusive-cores=1", "--num-shared-cores=0"]
     subprocess.run([BIN / "cmk", *words], capture_output=True, check=True)
     for path in (state, *state.rglob("*")):
-        path.chmod(0o777 if path.is_dir() else 0o666)
+        os.chown(path, ALIEN, ALIEN)
     empty.mount(Path("/proc"), "proc")
     empty.mount(state, "state")
     return empty
@@ -165,7 +166,7 @@ def test_whoever_starts_it_while_it_is_replaced_starts_one_of_both(
 
 
 FULL = """
-mount -t tmpfs -o size={size_bytes} none {host}
+mount -t tmpfs -o mode=755,size={size_bytes} none {host}
 {cmk} install --from {ready} --install-dir {host} --mount-path {host}
 {host}/cmk --version
 {cmk} install --from {second} --install-dir {host} --mount-path {host} && exit 9

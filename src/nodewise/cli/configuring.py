@@ -141,8 +141,8 @@ def _backup(asked: Asked) -> Backup | None:
 
 def _mend(asked: Asked) -> None:
     """What a run left that was ended."""
-    if asked.backup_dir:
-        for mended in transaction.recover(asked.backup_dir):
+    if asked.backup_dir and os.path.isdir(asked.backup_dir):
+        for mended in transaction.recover(asked.backup_dir, host.managed(asked)):
             configured.say(_MENDED[mended.what].format(mended.folder))
     folders = [
         asked.config_dir,
@@ -157,7 +157,10 @@ _MENDED: Final = {
     "undone": 'An earlier run did not end; all is as before it, by its backup "{}".',
     "left": "An earlier run did not end, and somebody has changed its files since: they stay as they are. What was "
     'there before is in "{}".',
-    "unreadable": 'warning: "{}" is no backup that can be used: its index makes no sense. Move it elsewhere.',
+    "unreadable": 'warning: "{}" is no backup that can be used: its index makes no sense, or others than root can '
+    "write to it. Move it elsewhere.",
+    "foreign": 'warning: "{}" is of a run that did not end, and names files that this command does not manage: they '
+    "stay as they are. Run that command again with its flags.",
 }
 
 

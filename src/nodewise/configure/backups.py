@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from nodewise import trusted_files
 from nodewise.configure import files
 from nodewise.configure.durable import settle
-from nodewise.configure.files import STAGED, Change, content, digest
+from nodewise.configure.files import PERMISSIONS, STAGED, Change, content, digest
 from nodewise.errors import BadInput, Problem
 
 INDEX: Final = "nodewise-backup.json"
@@ -73,7 +74,8 @@ def save(changes: Sequence[Change], backup: Backup) -> None:
             names.add(name)
             files.write(os.path.join(folder, name), change.before, change.mode_before, change.owner)
         digests = digest(change.before), digest(change.after)
-        entries.append(Saved(change.path, name, change.mode_before, change.owner, *digests))
+        mode = change.mode_before & PERMISSIONS
+        entries.append(Saved(change.path, name, mode, change.owner, *digests))
     index = Index(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
     files.write(os.path.join(folder, INDEX), _encoded(index), 0o600, None)
     settle(folder)
@@ -92,7 +94,11 @@ def finish(folder: str) -> None:
 
 
 def index_of(folder: str) -> Index | None:
-    """None for a folder without one, as the older configurator's. `BadInput` for one that makes no sense."""
+    """None for a folder without one, as the older configurator's. `BadInput` for one that makes no sense.
+
+    `BadInput` too where anybody but root could have written it: whoever writes an index has root write files.
+    """
+    trusted_files.check_folder(folder)
     data = content(os.path.join(folder, INDEX))
     if data is None:
         return None
@@ -101,8 +107,10 @@ def index_of(folder: str) -> Index | None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _bad(folder, str(error)) from error
     for one in found.files:
-        if not os.path.isabs(one.path):
+        if not os.path.isabs(one.path) or os.path.normpath(one.path) != one.path:
             raise _bad(folder, f"the path {one.path!r}")
+        if one.owner is not None and one.owner[0] not in (0, os.geteuid()):
+            raise _bad(folder, f"the owner {one.owner[0]} of {one.path!r}")
         if one.name is not None and (os.path.basename(one.name) != one.name or one.name in {"", ".", ".."}):
             raise _bad(folder, f"the name {one.name!r}")
     return found
@@ -163,7 +171,7 @@ def saved(folder: str, entry: Saved) -> Change:
     data = content(os.path.join(folder, entry.name)) if entry.name is not None else None
     if digest(data) != entry.before:
         raise BadInput(folder, [Problem(str(entry.name), "not as it was saved", "the backup as it was made")])
-    return Change(entry.path, content(entry.path), data, entry.mode, entry.owner)
+    return Change(entry.path, content(entry.path), data, entry.mode & PERMISSIONS, entry.owner)
 
 
 def _encoded(index: Index) -> bytes:

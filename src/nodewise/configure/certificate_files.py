@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from nodewise import trusted_files
 from nodewise.configure import places
 from nodewise.configure.certificates import Both, Side, trusting
 from nodewise.configure.durable import settle
@@ -51,7 +52,11 @@ class Found(NamedTuple):
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Nobody else writes there meanwhile; the folder is made where it is not there."""
+    """Nobody else writes there meanwhile; the folder is made where it is not there.
+
+    BadInput for a folder in which others than root could put a key or a CA.
+    """
+    trusted_files.check_folder(folder)
     if not folder.is_dir():
         folder.mkdir(parents=True, mode=0o755)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -9,8 +9,11 @@ import stat
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from nodewise import trusted_files
 from nodewise.errors import BadInput, Problem
 
+PERMISSIONS: Final = 0o777
+"""All of a mode that is ever written: never setuid, setgid or the sticky bit, whatever was there or is in a backup."""
 STAGED: Final = ".nodewise-"
 """What our names begin with that are not for others; a kubelet reads none that begins with a dot."""
 _LARGEST_BYTES: Final = 2**24
@@ -39,14 +42,19 @@ class Change(NamedTuple):
         return self.mode if self.old_mode is None else self.old_mode
 
 
-def content(path: str) -> bytes | None:
-    """A regular file's bytes; None where there is none. `BadInput` for anything else, OSError as the system says."""
+def content(path: str, *, is_trusted: bool = True) -> bytes | None:
+    """A regular file's bytes; None where there is none. `BadInput` for anything else, OSError as the system says.
+
+    `BadInput` also for a file that others than root may write to or replace, unless `is_trusted` is False: then its
+    content may only ever be a reason to refuse something.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        real = trusted_files.resolve(path) if is_trusted else path
+        descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if is_trusted else 0))
     except (FileNotFoundError, NotADirectoryError):
         return None
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
+        status = trusted_files.check_open(descriptor, real) if is_trusted else os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise BadInput(path, [Problem("file", "no regular file", "one")])
         if status.st_size > _LARGEST_BYTES:
@@ -83,7 +91,7 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
             left = left[os.write(descriptor, left) :]
         if owner is not None and owner != (os.geteuid(), os.getegid()):
             os.fchown(descriptor, *owner)
-        os.fchmod(descriptor, mode)
+        os.fchmod(descriptor, mode & PERMISSIONS)
         for name, value in _attributes(like):
             os.setxattr(descriptor, name, value)
         os.fsync(descriptor)
@@ -97,7 +105,10 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
 def sweep(folders: Sequence[str]) -> None:
     """Remove files that a run which was ended left beside their places."""
     for folder in folders:
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        with (
+            contextlib.suppress(OSError, BadInput),
+            os.scandir(trusted_files.check_folder(folder)) as entries,
+        ):
             for entry in entries:
                 if entry.name.startswith(STAGED) and entry.is_file(follow_symlinks=False):
                     os.unlink(entry.path)

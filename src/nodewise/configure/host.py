@@ -139,6 +139,22 @@ def config_path(asked: Asked) -> str:
     return places.real(os.path.join(asked.config_dir, os.path.basename(asked.template) or CONFIG_NAME))
 
 
+def managed(asked: Asked) -> set[str]:
+    """All files that a run may write or remove, by their real paths: those that the flags and the manifest name."""
+    configs, folders = {config_path(asked)}, {asked.cert_dir}
+    try:
+        found = manifest.read(content(asked.manifest) or b"", asked.manifest, asked.container)
+    except (OSError, BadInput):
+        found = None  # a backup may be the cure, and what is wrong is said with all other problems
+    if found is not None:
+        before = found.before.config if found.before else None
+        configs |= {found.on_host(path) for path in (found.users_config, before) if path}
+        configs |= {found.own_config} if found.own_config else set()
+        folders |= {found.own_certs} if found.own_certs else set()
+    papers = {os.path.join(folder, name) for folder in folders for name in PAPERS}
+    return {asked.manifest, *map(places.real, {*configs, *papers, *asked.deployments})}
+
+
 def config_hash(contents: Sequence[bytes]) -> str:
     """One for all files that kube-scheduler reads at its start only."""
     return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
@@ -220,8 +236,8 @@ def _certificates(folder: str) -> Iterable[tuple[str, bytes]]:
                 return
             try:
                 small = stat.S_ISREG(os.stat(path).st_mode) and os.stat(path).st_size <= _LARGEST
-                data = (content(path) or b"") if small else b""
-            except OSError:
+                data = (content(path, is_trusted=False) or b"") if small else b""
+            except (OSError, BadInput):
                 continue
             if b"CERTIFICATE-----" in data:
                 yield path, data

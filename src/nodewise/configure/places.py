@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from nodewise import trusted_files
 from nodewise.configure.files import content
 from nodewise.errors import BadInput
 
@@ -16,8 +17,8 @@ _KIND: Final = "KubeSchedulerConfiguration"
 
 
 def real(path: str) -> str:
-    """The file behind symbolic links. `BadInput` for a link that leads nowhere."""
-    found = os.path.realpath(path)
+    """The file behind symbolic links. `BadInput` for a link that leads nowhere, or that others may change."""
+    found = trusted_files.resolve(path)
     if os.path.islink(path) and not os.path.exists(found):
         raise BadInput(f"file check error: {path}: a symbolic link that leads nowhere, to {found}")
     return found
@@ -33,6 +34,9 @@ def tried(path: str, problems: list[str], *, writes: bool = False) -> bytes | No
         refusal = (_refusal(path) or _refusal(os.path.dirname(path))) if writes else ""
     except OSError as error:
         refusal = (error.strerror or str(error)).lower()
+    except BadInput as error:
+        problems.append(str(error))
+        return None
     if refusal:
         problems.append(f'no access to the file at path "{path}", err: open {path}: {refusal}')
         return None
@@ -53,7 +57,7 @@ def wrong_file(path: str, others: Iterable[str], *, writes: bool) -> Iterator[st
     elif not os.path.isdir(folder):
         why = "no such file or directory"
     elif writes:
-        why = _refusal(folder)
+        why = _refusal(folder) or _distrust(folder)
     if why:
         yield f'user can\'t create the file at path "{path}", err: open {path}: {why}'
     elif path in {os.path.realpath(other) for other in others if other}:
@@ -69,7 +73,7 @@ def wrong_folder(path: str, *, writes: bool) -> Iterator[str]:
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         yield f"{path}: not a directory"
-    elif writes and (why := _refusal(there)):
+    elif writes and (why := _refusal(there) or _distrust(path)):
         yield f"{path}: {why}"
     elif (name := clusters_own(path)) is not None:
         yield f"{path}: the cluster's own certificates are there, such as {name}; wanted a folder of its own"
@@ -80,7 +84,7 @@ def wrong_backups(path: str) -> Iterator[str]:
     if not os.path.isdir(path):
         why = "not a directory" if os.path.exists(path) else "no such file or directory"
         yield f'user can\'t create folders to "{path}", err: stat {path}: {why}'
-    elif why := _refusal(path):
+    elif why := _refusal(path) or _distrust(path):
         yield f'user can\'t create folders to "{path}", err: {why}'
 
 
@@ -101,12 +105,23 @@ def _refusal(path: str) -> str:
     return "read-only file system" if is_closed else "permission denied"
 
 
+def _distrust(folder: str) -> str:
+    """Why nothing may be written into a folder: somebody else may write there too."""
+    try:
+        trusted_files.check_folder(folder)
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
 def _held(path: str) -> str:
     """What a file holds that is no configuration of kube-scheduler."""
     try:
         data = content(path) or b""
     except OSError as error:
         return (error.strerror or str(error)).lower()
+    except BadInput as error:
+        return f"what cannot be read ({error})"
     if b"-----BEGIN " in data:
         return "a certificate or a key"
     kind = re.search(rb"""^["']?kind["']?:[ \t]*["']?(\w+)""", data, re.MULTILINE)

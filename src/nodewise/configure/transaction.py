@@ -11,10 +11,11 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from nodewise import trusted_files
 from nodewise.configure import backups, files
 from nodewise.configure.backups import Backup, Index
 from nodewise.configure.durable import settle
@@ -29,8 +30,10 @@ class Mended(NamedTuple):
     """What was made of a backup whose run did not end."""
 
     folder: str
-    what: Literal["undone", "left", "unreadable"]
-    """`left`: somebody has changed a file since, so that nobody knows what belongs together."""
+    what: Literal["undone", "left", "unreadable", "foreign"]
+    """`left`: somebody has changed a file since, so that nobody knows what belongs together. `foreign`: it names files
+    that this run does not manage.
+    """
 
 
 @contextlib.contextmanager
@@ -62,6 +65,7 @@ def commit(changes: Sequence[Change], backup: Backup | None = None) -> None:
     """
     changes = [change for change in changes if not change.is_none]
     for change in changes:
+        trusted_files.check_folder(os.path.dirname(change.path))
         _check_unchanged(change)
     made: list[str] = []
     done: list[Change] = []
@@ -87,8 +91,12 @@ def commit(changes: Sequence[Change], backup: Backup | None = None) -> None:
         backups.finish(backup.path)
 
 
-def recover(parent: str) -> list[Mended]:
-    """Put back what an unfinished run changed."""
+def recover(parent: str, managed: Collection[str]) -> list[Mended]:
+    """Put back what an unfinished run changed of the files that this one manages.
+
+    `BadInput` where others could have planted a backup.
+    """
+    trusted_files.check_folder(parent)
     for folder in backups.halves_in(parent):
         shutil.rmtree(folder, ignore_errors=True)
     found = []
@@ -101,7 +109,9 @@ def recover(parent: str) -> list[Mended]:
         if index is None:
             continue
         files.sweep([folder])
-        if not index.finished:
+        if not index.finished and not {entry.path for entry in index.files} <= {*managed}:
+            found.append(Mended(folder, "foreign"))
+        elif not index.finished:
             found += _recovered(folder, index)
             backups.finish(folder)
     return found

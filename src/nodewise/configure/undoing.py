@@ -6,7 +6,17 @@ from collections.abc import Iterator, Sequence
 from nodewise.configure import backups, difference, manifest, yamltext
 from nodewise.configure.backups import Index
 from nodewise.configure.files import Change, content, digest
-from nodewise.configure.host import NAMES, Asked, Plan, changed, cluster, config_hash, config_path, needed
+from nodewise.configure.host import (
+    NAMES,
+    Asked,
+    Plan,
+    changed,
+    cluster,
+    config_hash,
+    config_path,
+    managed,
+    needed,
+)
 from nodewise.configure.manifest import Before, Manifest
 from nodewise.errors import BadInput, Problem
 
@@ -36,6 +46,14 @@ def restored(asked: Asked, folder: str) -> Plan:
     if problems and asked.existing != "replace":
         remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
         raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
+    own = managed(asked)
+    if strangers := [
+        Problem("file", change.path, "one that this command manages")
+        for change in changes
+        if change.path not in own
+    ]:
+        remedy = "name the places of that run with -m, -d and --cert-dir"
+        raise BadInput(f"the backup {folder} does not belong here", strangers, remedy=remedy)
     warnings = [str(problem) for problem in problems]
     warnings += [] if index is None else _outdated(index)
     said: list[str] = []

@@ -20,6 +20,7 @@ ROOMS = {f"nodewise.cpu.{path.parent.name}" for path in FOLDER.glob("*/__init__.
 ALLOWED = {
     "nodewise",
     "nodewise.errors",
+    "nodewise.trusted_files",
     "nodewise.visible",
     "nodewise.cpu",
     "nodewise.kube",

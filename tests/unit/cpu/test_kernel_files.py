@@ -17,7 +17,6 @@ OTHER_FILES: Final = {
     "cluster/pods.py": "messages of pods",
     "install/packaging.py": "what PyInstaller prints",
     "node/feature.py": "a file that nodewise wrote",
-    "store/journal.py": "the state directory, which only root writes",
     "workload/inside.py": "the token and namespace of the service account",
 }
 """Modules of the CPU manager that split or read other texts than the kernel's."""

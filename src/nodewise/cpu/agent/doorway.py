@@ -4,20 +4,19 @@ import contextlib
 import fcntl
 import os
 import socket
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from nodewise.errors import BadSettings, Problem, Unavailable, shown
+from nodewise import trusted_files
+from nodewise.errors import BadInput, BadSettings, Problem, Unavailable, shown
 
 _BACKLOG: Final = 4096
 """A client that finds it full is turned away by the kernel: whoever connects very often must not fill it."""
 _MODE: Final = 0o666
 """Anybody may connect: who may have what is decided by who asks."""
 _LOOK_S: Final = 0.1
-_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 @contextlib.contextmanager
@@ -48,6 +47,7 @@ def clear(path: Path, *others: Path, patience_s: float = 10.0) -> bool:
 
     Unavailable if an agent still serves the path after `patience_s`: then nothing is removed.
     """
+    trusted_files.check_folder(path.parent)
     files = (path, _lock_file(path), *others)
     if not any(file.exists() for file in files):
         return False
@@ -63,15 +63,14 @@ def _lock_file(path: Path) -> Path:
 
 def _make(folder: Path) -> None:
     try:
+        trusted_files.check_folder(folder)
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        found = folder.stat()
+        trusted_files.check_folder(folder)
     except OSError as error:
         problem = Problem("--socket", shown(str(folder)), f"a folder ({error})")
         raise BadSettings("the node agent cannot listen", [problem]) from error
-    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
-        seen = f"owned by user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
-        wanted = f"a folder of user {os.geteuid()}, into which nobody else may write"
-        raise BadSettings("the node agent cannot listen", [Problem(str(folder), seen, wanted)])
+    except BadInput as error:
+        raise BadSettings("the node agent cannot listen", error.problems, remedy=error.remedy) from error
 
 
 @contextlib.contextmanager
@@ -79,7 +78,7 @@ def _only_one(path: Path, patience_s: float) -> Iterator[None]:
     """The lock goes with the process that has it."""
     end = time.monotonic() + patience_s
     try:
-        lock = os.open(_lock_file(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = os.open(_lock_file(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         problem = Problem("--socket", str(path), f"a folder that can be written to ({error})")
         raise BadSettings("the node agent cannot listen", [problem]) from error

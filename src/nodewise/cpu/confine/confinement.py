@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from nodewise import trusted_files
 from nodewise.cpu import cpulist
 from nodewise.errors import BadInput, Problem, Unavailable, shown
 
@@ -53,7 +54,8 @@ def parse(cpus: str, mems: str, field: str) -> Confinement:
 def recall(file: Path) -> dict[str, Confinement]:
     """By container what it had before; nothing if there is no such file. Unavailable, BadInput."""
     try:
-        told = json.loads(file.read_bytes())
+        trusted_files.check_folder(file.parent)
+        told = json.loads(trusted_files.read_bytes(file))
         return {
             container: parse(one["cpus"], one["mems"], f"{file}: {container}")
             for container, one in told.items()
@@ -78,6 +80,7 @@ def remember(file: Path, before: Mapping[str, Confinement]) -> None:
     }
     new = file.with_suffix(".new")
     try:
+        trusted_files.check_folder(file.parent)
         file.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(json.dumps(told), encoding="utf-8")
         new.replace(file)

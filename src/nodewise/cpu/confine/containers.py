@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nodewise import trusted_files
 from nodewise.cpu import cpulist
 from nodewise.cpu.confine import confinement, residents
 from nodewise.cpu.confine.confinement import Confinement, Found
-from nodewise.errors import BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Refused, Unavailable, shown
 
 if TYPE_CHECKING:
     import grpc
@@ -63,7 +64,12 @@ def endpoint(given: str = "") -> Path:
         raise BadSettings(
             "cannot reach the container runtime", [problem], remedy="mount its socket and name it"
         )
-    return found
+    try:
+        return Path(trusted_files.resolve(found))
+    except BadInput as error:
+        raise BadSettings(
+            "cannot reach the container runtime", error.problems, remedy=error.remedy
+        ) from error
 
 
 class ContainerRuntime:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from nodewise import trusted_files
 from nodewise.cpu.install.relocating import relocated
 from nodewise.cpu.kernel_files import WHITE_SPACE, read_text
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused
@@ -51,8 +52,11 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
     """Installs the program of a ready folder, or changes nothing if it is what is there.
 
     `proc` shows the processes of the host; without it no older version is removed. BadInput if the folder is not
-    ready to be installed, Refused if the host's folder cannot be written: the old version then is as it was.
+    ready to be installed, or if others than root can write to it or to the host's; Refused if the host's folder cannot
+    be written: the old version then is as it was.
     """
+    trusted_files.check_tree(folder)
+    trusted_files.check_folder(into)
     loader = _loader(folder)
     version = _VERSION + _digest(folder, str(mount))
     try:
@@ -77,6 +81,7 @@ def remove(into: Path) -> bool:
     Refused if the folder cannot be written to.
     """
     link = into / PROGRAM
+    trusted_files.check_folder(into)
     try:
         if not link.is_symlink() and not link.exists() and not list(into.glob(f"{_VERSION}*")):
             return False
@@ -126,7 +131,7 @@ def _digest(folder: Path, mount: str) -> str:
 @contextmanager
 def _alone(into: Path) -> Iterator[None]:
     """Nobody else installs there meanwhile; the kernel takes the lock back from who dies."""
-    lock = os.open(into / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = os.open(into / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -158,6 +163,7 @@ def _placed(folder: Path, target: Path, loader: Path) -> bool:
 
 def _is_whole(target: Path, mount: str) -> bool:
     try:
+        trusted_files.check_tree(target)
         return target.name == _VERSION + _digest(target, mount)
     except (OSError, NodewiseError):
         return False

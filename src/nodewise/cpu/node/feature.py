@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from nodewise import trusted_files
 from nodewise.cpu.names import SST_CP
 from nodewise.errors import Problem, Refused
 
@@ -21,11 +22,13 @@ FILE: Final = "nodewise-cpu"
 def write(folder: Path, preferences: Iterable[str]) -> bool:
     """Keep the file as it should be, given the energy performance preference of each CPU; whether it changed.
 
-    Nothing is written where there is no such folder: then nobody would read it. Refused if it cannot be written.
+    Nothing is written where there is no such folder: then nobody would read it. Refused if it cannot be written,
+    BadInput if others than root can write to the folder.
     """
-    file = folder / FILE
     if not folder.is_dir():
         return False
+    trusted_files.check_folder(folder)
+    file = folder / FILE
     text = f"{SST_CP}=true\n" if len(set(preferences)) > 1 else ""
     try:
         if not text:

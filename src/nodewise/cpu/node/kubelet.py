@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from nodewise import trusted_files
 from nodewise.cpu import cpulist
 from nodewise.cpu.pools import EXCLUSIVE, INFRA, NON_ISOLCPUS, SHARED
 from nodewise.cpu.state import State
@@ -72,6 +73,7 @@ def read(folder: Path = DEFAULT_FOLDER) -> Kubelet | None:
 def _text(file: Path) -> str | None:
     try:
         with file.open("rb") as opened:
+            trusted_files.check_open(opened.fileno(), file)
             return opened.read(_LONGEST_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return None

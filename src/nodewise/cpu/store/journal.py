@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from nodewise import trusted_files
 from nodewise.errors import BadInput, NodewiseError, Problem, Refused, Unavailable, shown
 
 Files = Mapping[str, str | None]
@@ -42,6 +43,7 @@ class Folder:
     def read(self) -> Files:
         """All files as one write left them; empty if there are none. Needs no lock, and waits for nobody's."""
         with _told(self.root):
+            trusted_files.check_folder(self.root)
             for look in range(_LOOKS):
                 if look:
                     time.sleep(_PAUSE_S)
@@ -84,7 +86,10 @@ class Folder:
         deadline = time.monotonic() + timeout_s
         while True:
             with _told(self.root):
-                descriptor = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                trusted_files.check_folder(self.root)
+                descriptor = os.open(
+                    self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
+                )
             try:
                 if self._has_locked(descriptor):
                     yield
@@ -106,7 +111,7 @@ class Folder:
 
     def _text(self, path: str) -> str | None:
         try:
-            return (self.root / path).read_text(encoding="utf-8", errors="replace")
+            return trusted_files.read_bytes(self.root / path).decode("utf-8", "replace")
         except FileNotFoundError:
             return None
 
@@ -121,6 +126,7 @@ class Folder:
     def _below(self, path: str) -> Iterator[tuple[str, str | None]]:
         yield path, None
         try:
+            trusted_files.check_entry(self.root / path)
             entries = sorted(os.scandir(self.root / path), key=lambda entry: entry.name)
         except FileNotFoundError:
             return

@@ -45,7 +45,7 @@ def test_what_a_dead_agent_left_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777], ids=oct)
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(BadSettings, match="nobody else may write"), doorway.opened(tmp_path / "cpu.sock"):
+    with pytest.raises(BadSettings, match="writable by no one else"), doorway.opened(tmp_path / "cpu.sock"):
         pass
     tmp_path.chmod(0o700)
 
@@ -53,7 +53,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
-    with pytest.raises(BadSettings, match="owned by user 65534"), doorway.opened(tmp_path / "cpu.sock"):
+    with pytest.raises(BadSettings, match="owner 65534"), doorway.opened(tmp_path / "cpu.sock"):
         pass
     os.chown(tmp_path, 0, 0)
 
