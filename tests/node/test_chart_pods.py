@@ -1,6 +1,7 @@
 """What the Helm chart installs, run by a real kubelet from the real image."""
 
 import contextlib
+import re
 import ssl
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from nodewise.cpu.confine import residents
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.sandbox import Sandbox, wait
@@ -253,3 +255,12 @@ class TestCpuManager:
         (agent,) = whole.wait_ready(room.namespace, app="cmk-agent")
         assert agent["status"]["containerStatuses"][0]["restartCount"] == 0
         assert "forbidden" not in whole.log(agent, "agent").lower()
+        assert seccomp_modes(whole, agent) == {"2"}, "the runtime's profile holds"
+
+
+def seccomp_modes(whole: Host, pod: Object) -> set[str]:
+    """Of all processes of a pod's container what the kernel says: 2 is a filter, 0 none."""
+    proc = whole.node.runtime.inside("/proc")
+    (pids,) = residents.find(proc, [workloads.container_of(pod)]).values()
+    lines = "\n".join((proc / f"{pid}/status").read_text() for pid in pids)
+    return set(re.findall(r"^Seccomp:\s*(\d)", lines, re.MULTILINE))

@@ -43,6 +43,7 @@ _AGENT: Final = str(PurePosixPath(DEFAULT_SOCKET).parent)
 _SOCKET: Final = {"name": "agent", "hostPath": {"path": _AGENT, "type": "DirectoryOrCreate"}}
 """Where there is a node agent it moves the tasks, for it may hold them to their CPUs by cgroup."""
 _SOCKET_MOUNT: Final = {"mountPath": _AGENT, "name": "agent", "readOnly": True}
+_CLOSED: Final = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
 _LONGEST_LABEL: Final = 63
 
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -233,15 +234,15 @@ def _rights(name: str) -> Mapping[str, Any]:
     """As few as each needs. Whose a process is stands in its environment, which its owner and SYS_PTRACE may read."""
     if name == INSTALL:
         return {
-            "privileged": True,
+            "privileged": True,  # profiles of SELinux and AppArmor keep other containers from the host
             "runAsUser": 0,  # the host's folder is root's, and the image's user is not
         }
     if name in {RECONCILE, "reconfigure"}:
         added = ["DAC_READ_SEARCH", "SYS_PTRACE", *(["SYS_NICE"] if name == "reconfigure" else [])]
         capabilities = {"drop": ["ALL"], "add": added}
-        return {"readOnlyRootFilesystem": True, "runAsUser": 0, "capabilities": capabilities}
+        return {**_CLOSED, "runAsUser": 0, "capabilities": capabilities}
     return {
-        "readOnlyRootFilesystem": True,
+        **_CLOSED,
         "runAsNonRoot": True,
         "runAsUser": 1000,
         "runAsGroup": 3000,
@@ -276,6 +277,7 @@ def _spec(node: str, wish: Wish, parts: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "nodeName": node,
         "serviceAccountName": wish.service_account,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "volumes": [_PROC, program],
         **({"imagePullSecrets": [{"name": wish.pull_secret}]} if wish.pull_secret else {}),
         **parts,

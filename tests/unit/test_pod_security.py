@@ -1,0 +1,141 @@
+"""Every pod that ships is as closed as it can be: each exception stands here, with its reason."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import pytest
+import yaml
+
+from nodewise.cpu.cluster import node_agent, objects, versions
+from nodewise.cpu.cluster.objects import Wish
+from tests import pages
+
+NEWEST: Final = versions.TABLE[-1]
+DEPLOY: Final = pages.ROOT / "deploy"
+
+OWNERS = "reads whose the processes of the host are, and in which pods, from /proc"
+MOVES = "moves the processes of the host when pools change"
+WRITES_HOST = "writes files of root on the host"
+SEES_HOST = "mounts folders of the host"
+WORKLOAD = "an example of a workload, whose image is the reader's own"
+
+AGENT: Final = {
+    "hostPath": "the socket and the feature file are on the host",
+    "hostPID": "SO_PEERCRED tells who asks by process ids that the agent has to know",
+    "root": WRITES_HOST,
+    "capabilities": f"{OWNERS}; {MOVES}",
+    "appArmor": OWNERS,
+    "seLinux": OWNERS,
+}
+INSTALL: Final = dict.fromkeys(
+    ("privileged", "root", "capabilities", "escalation", "writableRoot"), "installs a program on the host"
+)
+UNINSTALL: Final = {"hostPath": SEES_HOST, "root": WRITES_HOST, "capabilities": OWNERS}
+PREPARE: Final = {"hostPath": SEES_HOST}
+
+EXCEPTIONS: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
+    ("cmk-agent", "agent"): AGENT,
+    ("cmk-uninstall-all-nodes", "uninstall"): UNINSTALL,
+    ("cmk-uninstall-all-nodes", "done"): {"hostPath": "of its init container"},
+    ("cmk-init-install-discover-pod-n1", "init"): PREPARE,
+    ("cmk-init-install-discover-pod-n1", "install"): {**PREPARE, **INSTALL},
+    ("cmk-init-install-discover-pod-n1", "discover"): PREPARE,
+    ("cmk-reconcile-nodereport-ds-n1", "reconcile"): {
+        **PREPARE, "root": OWNERS, "capabilities": OWNERS,
+    },
+    ("cmk-reconcile-nodereport-ds-n1", "nodereport"): PREPARE,
+    ("cmk-reconfigure-pod-n1", "reconfigure"): {
+        **PREPARE, "hostPID": MOVES, "root": MOVES, "capabilities": f"{OWNERS}; {MOVES}",
+    },
+    ("test-pod", "nginx"): dict.fromkeys(
+        ("root", "capabilities", "escalation", "writableRoot", "seccomp"), WORKLOAD
+    ),
+}  # fmt: skip
+
+
+class Shipped(NamedTuple):
+    """A container of a pod that ships."""
+
+    source: str
+    owner: str
+    pod: Mapping[str, Any]
+    container: Mapping[str, Any]
+
+
+def containers(source: str, made: Mapping[str, Any]) -> Iterator[Shipped]:
+    spec: Any = made.get("spec") or {}
+    for key in ("jobTemplate", "spec", "template", "spec"):
+        spec = spec.get(key, spec)
+    for kind in ("initContainers", "containers"):
+        for one in spec.get(kind) or ():
+            yield Shipped(source, made["metadata"]["name"], spec, one)
+
+
+def shipped() -> Iterator[Shipped]:
+    for file in sorted(DEPLOY.rglob("*.yaml")):
+        if "chart" not in file.parts:  # the files of kustomize are made from it
+            for made in yaml.safe_load_all(file.read_text()):
+                if made:
+                    yield from containers(str(file.relative_to(DEPLOY)), made)
+    for made in (
+        objects.preparing(objects.ONCE, "n1", Wish(), NEWEST),
+        objects.daemon_set(objects.ALWAYS, "n1", Wish(), NEWEST),
+        objects.reconfiguring("n1", Wish()),
+        node_agent.daemon_set(Wish(), NEWEST),
+    ):
+        yield from containers("nodewise.cpu.cluster", made)
+
+
+def openings(one: Shipped) -> set[str]:
+    """What the container may do that a closed one may not."""
+    pod: Mapping[str, Any] = one.pod.get("securityContext") or {}
+    own: Mapping[str, Any] = one.container.get("securityContext") or {}
+    both = {**pod, **own}
+    capabilities = own.get("capabilities") or {}
+    conditions = {
+        "hostPath": any("hostPath" in volume for volume in one.pod.get("volumes") or ()),
+        "hostPID": one.pod.get("hostPID"),
+        "hostNetwork": one.pod.get("hostNetwork"),
+        "hostIPC": one.pod.get("hostIPC"),
+        "privileged": own.get("privileged"),
+        "escalation": own.get("allowPrivilegeEscalation") is not False,
+        "writableRoot": own.get("readOnlyRootFilesystem") is not True,
+        "root": both.get("runAsNonRoot") is not True,
+        "capabilities": capabilities.get("drop") != ["ALL"] or capabilities.get("add"),
+        "seccomp": both.get("seccompProfile") != {"type": "RuntimeDefault"},
+        "appArmor": "appArmorProfile" in both,
+        "seLinux": "seLinuxOptions" in both,
+    }
+    return {name for name, is_open in conditions.items() if is_open}
+
+
+ALL: Final = [one for one in shipped() if not one.source.endswith("cpu-pods.yaml")]
+"""All but `cpu-pods.yaml`, whose pods are workloads to copy from."""
+
+
+def test_all_kinds_of_pods_are_looked_at() -> None:
+    names = {one.owner for one in ALL}
+    assert {
+        "cmk-agent",
+        "nodewise",
+        "nodewise-annotator",
+        "cmk-webhook-deployment",
+        "nodewise-certs",
+    } <= names
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: f"{one.source} {one.owner} {one.container['name']}")
+def test_a_container_may_do_no_more_than_its_exceptions_say(one: Shipped) -> None:
+    assert openings(one) == set(EXCEPTIONS.get((one.owner, one.container["name"]), {}))
+
+
+def test_no_exception_is_left_over() -> None:
+    assert set(EXCEPTIONS) <= {(one.owner, one.container["name"]) for one in ALL}
+
+
+def test_a_container_that_may_do_more_is_seen() -> None:
+    closed = next(one for one in ALL if not openings(one))
+    for change in ({"privileged": True}, {"capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}}):
+        container = {**closed.container, "securityContext": {**closed.container["securityContext"], **change}}
+        assert openings(closed._replace(container=container))
+    assert openings(closed._replace(pod={**closed.pod, "securityContext": {}}))
