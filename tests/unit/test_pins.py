@@ -1,0 +1,51 @@
+"""What this tree installs is pinned by hash: pip's requirements, and the image that the Containerfile starts from."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests import pages
+
+BOOTSTRAP: Final = pages.ROOT / "tools/bootstrap.txt"
+GO: Final = pages.ROOT / "tests/cluster/go.txt"
+HASH: Final = re.compile(r" --hash=sha256:[0-9a-f]{64}")
+
+
+def pinned(file: Path) -> dict[str, int]:
+    """By `name==version` the number of hashes."""
+    text = file.read_text().replace("\\\n", "")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return {line.partition(" ")[0]: len(HASH.findall(line)) for line in lines}
+
+
+@pytest.mark.parametrize("file", [BOOTSTRAP, GO], ids=lambda file: file.name)
+def test_each_requirement_has_a_version_and_hashes_and_no_address(file: Path) -> None:
+    found = pinned(file)
+    assert found
+    assert all("==" in requirement and hashes for requirement, hashes in found.items())
+    assert "://" not in file.read_text()
+
+
+def test_what_pip_installs_before_the_lock_is_pinned_in_the_versions_of_the_lock() -> None:
+    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())
+    packages = tomllib.loads((pages.ROOT / "uv.lock").read_text())["package"]
+    locked = {one["name"]: one.get("version", "") for one in packages}
+    versions = dict(requirement.split("==") for requirement in pinned(BOOTSTRAP))
+    assert {"uv", *(Requirement(one).name for one in project["build-system"]["requires"])} <= set(versions)
+    assert [name for name in versions if locked.get(name, versions[name]) != versions[name]] == []
+    assert pinned(BOOTSTRAP)[f"uv=={versions['uv']}"] > 5, "files for each platform"
+
+
+def test_every_installation_of_this_tree_is_by_hash() -> None:
+    files = [pages.ROOT / "Makefile", pages.ROOT / "Containerfile", *(pages.ROOT / ".ci").iterdir()]
+    lines = [
+        line.strip() for file in files for line in file.read_text().splitlines() if "pip install" in line
+    ]
+    assert len(lines) >= 4
+    for line in lines:
+        # the tree itself has no hash; nothing is fetched for it
+        assert "--require-hashes" in line or "--no-deps --no-build-isolation --editable ." in line, line
