@@ -257,6 +257,13 @@ AILMENTS: Final = (
         "nodewise/nodewise",
         ("nodewise.io/trusted=true",),
     ),
+    Ailment(
+        "policy-label-misspelt",
+        "a pod's label is nearly the one that names a policy",
+        planting.created(planting.mislabelled()),
+        "web/mislabelled",
+        ("rename the label",),
+    ),
     Ailment("policy-unknown", "a pod names one that is not there", planting.asking_for("ghost"), "ghost", ()),
     Ailment(
         "gpu-node-without-labels",

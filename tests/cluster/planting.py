@@ -348,6 +348,11 @@ def unsent() -> Object:
     return pod
 
 
+def mislabelled() -> Object:
+    """A pod whose label for a policy is misspelt."""
+    return waiting("mislabelled", labels={"telemetry-polcy": "pol"}, schedulingGates=[{"name": "tests/held"}])
+
+
 @contextlib.contextmanager
 def other_plugin(cluster: Cluster) -> Iterator[None]:
     """A descheduler that runs another plugin than the one that minds labels."""

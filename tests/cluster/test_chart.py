@@ -31,6 +31,7 @@ MANIFESTS = [
     "annotator.yaml",
     "trust.yaml",
     "policy-fields.yaml",
+    "pod-admission.yaml",
     "cpu.yaml",
     "cpu-agent.yaml",
     "certs.yaml",
@@ -204,6 +205,7 @@ def test_admission_policies_name_the_accounts_of_the_release(helm: Helm) -> None
     }
     assert accounts.keys() == {
         "other-policy-fields",
+        "other-pod-labels",
         "other-nodes",
         "other-pods",
         "other-annotator",
@@ -352,6 +354,7 @@ def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, corner: Sa
         ("tls.renewal.args={restarted}", "args"),
         ("cpu.webhook.failurePolicy=Perhaps", "failurePolicy"),
         ("annotator.settings.what=everything", "what"),
+        ("podAdmission.mode=refuse", "podAdmission/mode"),
         ("replicas=3", "replicas"),
     ],
 )
@@ -360,6 +363,36 @@ def test_a_wrong_value_is_named(helm: Helm, given: str, named: str) -> None:
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
     assert named in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "actions", "resource"),
+    [
+        ("name=nodewise", ["Warn", "Audit"], "telemetry/scheduling"),
+        ("podAdmission.mode=deny", ["Deny"], "telemetry/scheduling"),
+        ("podAdmission.resource=", ["Warn", "Audit"], ""),
+        ("podAdmission.resource=example.com/mark", ["Warn", "Audit"], "example.com/mark"),
+        ("podAdmission.mode=off", None, ""),
+        ("agents.telemetry.enabled=false,agents.safe.enabled=true", None, ""),
+    ],
+)
+def test_pods_without_their_policy_are_reported_as_the_values_have_it(
+    helm: Helm, values: str, actions: list[str] | None, resource: str
+) -> None:
+    made = {
+        (one["kind"], one["metadata"]["name"]): one["spec"]
+        for one in helm.rendered("nodewise", "--set", values)
+        if one["kind"].startswith("ValidatingAdmissionPolicy")
+    }
+    if actions is None:
+        assert not any(name == "nodewise-pod-labels" for _, name in made)
+        return
+    policy, binding = (
+        made["ValidatingAdmissionPolicy", "nodewise-pod-labels"],
+        made["ValidatingAdmissionPolicyBinding", "nodewise-pod-labels"],
+    )
+    assert binding == {"policyName": "nodewise-pod-labels", "validationActions": actions}
+    assert {"name": "resource", "expression": f"'{resource}'"} in policy["variables"]
 
 
 def test_the_webhook_is_installed_by_one_of_two(helm: Helm) -> None:

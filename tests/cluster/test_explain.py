@@ -123,6 +123,27 @@ def test_pods_that_nobody_asked_about(
     assert "there is no such pod now" in said["absent"]
 
 
+def test_pods_that_are_scheduled_without_their_policy(
+    plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
+) -> None:
+    """One has a misspelt label, and one does not request the resource by which kube-scheduler asks nodewise."""
+    with replica(plane, papers, tmp_path) as running:
+        with plane.start_scheduler({"extenders": [running.entry()]}):
+            cluster.pods(
+                objects.pod("misspelt", labels={"telemetry-polcy": "pol"}, limits=served.LIMITS),
+                objects.pod("unasked", labels={"telemetry-policy": "pol"}),
+            )
+            cluster.expect_bound("misspelt")
+            cluster.expect_bound("unasked")
+        place = [f"--server={running.health}"]
+        misspelt = run(*through_the_cluster(plane, cluster, "misspelt", *place))
+        unasked = run(*through_the_cluster(plane, cluster, "unasked", *place))
+    assert "Warning: it has the label telemetry-polcy and no label telemetry-policy" in misspelt.stdout
+    assert unasked.returncode == 3
+    assert "it names TASPolicy pol and does not request telemetry/scheduling" in unasked.stdout
+    assert "add the limit telemetry/scheduling: 1 to a container" in unasked.stdout
+
+
 def test_without_a_cluster_a_replica_alone_explains(
     plane: ControlPlane, cluster: Sandbox, papers: Papers, tmp_path: Path
 ) -> None:

@@ -63,7 +63,17 @@ def test_namespace_as_an_option(asked: Child) -> None:
 
 def test_json_holds_the_whole_attempt(asked: Child) -> None:
     found = json.loads(explain(POD, "--server", asked.health_url, "-o", "json").stdout)
-    assert list(found) == ["pod", "state", "gone", "replicas", "tries", "since", "attempt", "why_none"]
+    assert list(found) == [
+        "pod",
+        "state",
+        "gone",
+        "replicas",
+        "tries",
+        "since",
+        "attempt",
+        "warning",
+        "why_none",
+    ]
     assert (found["pod"], found["state"], found["tries"], found["why_none"]) == (POD, None, 1, None)
     assert found["replicas"][0]["url"] == asked.health_url
     assert (found["replicas"][0]["found"], found["replicas"][0]["error"]) == (2, None)

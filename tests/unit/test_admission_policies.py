@@ -63,6 +63,7 @@ CONDITIONS = {
     "cmk-own-node": "request.userInfo.username in [",
     "nodewise-annotator": "request.userInfo.username == ",
     "nodewise-nodes": "request.userInfo.username == ",
+    "nodewise-pod-labels": "request.operation == 'CREATE' || ",
     "nodewise-pods": "request.userInfo.username == ",
     "nodewise-policy-fields": "oldObject == null || object.?spec",
     "nodewise-trust": "object.metadata.?labels[?'nodewise.io/trusted'].hasValue() && ",
@@ -73,7 +74,18 @@ def test_each_policy_has_a_condition() -> None:
     assert {name for _, name in ALL_POLICIES} == CONDITIONS.keys()
 
 
-@pytest.mark.parametrize(("file", "name"), ALL_POLICIES, ids=[name for _, name in ALL_POLICIES])
+WARNS = ("pod-admission.yaml", "nodewise-pod-labels")
+DENY = [one for one in ALL_POLICIES if one != WARNS]
+
+
+def test_the_policy_about_everybodys_pods_only_warns_and_its_errors_stop_none() -> None:
+    spec = policy(*WARNS)
+    assert spec["failurePolicy"] == "Ignore"
+    *_, bound = yaml.safe_load_all((DEPLOY / WARNS[0]).read_text())
+    assert bound["spec"] == {"policyName": WARNS[1], "validationActions": ["Warn", "Audit"]}
+
+
+@pytest.mark.parametrize(("file", "name"), DENY, ids=[name for _, name in DENY])
 def test_every_policy_denies_and_fails_closed_for_what_it_matches_alone(file: str, name: str) -> None:
     spec = policy(file, name)
     assert spec["failurePolicy"] == "Fail"

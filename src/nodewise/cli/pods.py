@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from nodewise.agents.telemetry.agent import POLICY_LABEL, misspelt_label
 from nodewise.errors import UNREADABLE, BadInput, Problem
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import PODS
@@ -27,6 +28,10 @@ class State(NamedTuple):
     reason: str = ""
     message: str = ""
     """Of the condition PodScheduled while that is not true."""
+    policy: str | None = None
+    """The TASPolicy that its label names; None without the label."""
+    misspelt: str = ""
+    """A label key that is nearly the one that names a policy."""
 
 
 class Seen(NamedTuple):
@@ -73,6 +78,7 @@ class _Status(msgspec.Struct, frozen=True):
 class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     uid: str = ""
     creation_timestamp: str = ""
+    labels: dict[str, str] | None = None
 
 
 class _Pod(msgspec.Struct, frozen=True):
@@ -97,6 +103,7 @@ def state(body: bytes) -> State:
     except UNREADABLE as error:
         raise BadInput("the pod", [Problem("", str(error), "a Pod")]) from error
     spec, said = pod.spec, _unscheduled(pod.status)
+    labels = pod.metadata.labels or {}
     gates = tuple(gate.name for gate in spec.scheduling_gates or ())
     return State(
         pod.metadata.uid,
@@ -108,6 +115,8 @@ def state(body: bytes) -> State:
         _extended(spec),
         said.reason,
         said.message,
+        labels.get(POLICY_LABEL),
+        misspelt_label(labels),
     )
 
 

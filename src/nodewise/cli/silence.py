@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nodewise import clock
+from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE
 from nodewise.cli.pods import DEFAULT_SCHEDULER, Seen, State
 from nodewise.cli.replicas import Answer
 
@@ -14,6 +15,22 @@ def reasons(seen: Seen, answers: Sequence[Answer]) -> list[str]:
     """Each in one sentence."""
     found = [*(_of_state(seen.state) if seen.state else _of_unseen(seen)), *_of_rings(seen.state, answers)]
     return found or ["kube-scheduler has not asked about it yet"]
+
+
+def of_labels(state: State) -> str:
+    """Why the pod's policy has no effect, which holds beside a decision as well; empty if it may have one."""
+    if state.misspelt:
+        return (
+            f"it has the label {state.misspelt} and no label {POLICY_LABEL}, so no TASPolicy applies: rename the label "
+            "in the pod's template"
+        )
+    if state.policy is not None and SCHEDULING_RESOURCE not in state.asks:
+        return (
+            f"it names TASPolicy {state.policy} and does not request {SCHEDULING_RESOURCE}, so kube-scheduler does not "
+            f"ask nodewise about it, unless its entry has no managedResources: add the limit {SCHEDULING_RESOURCE}: 1 "
+            "to a container of the pod's template"
+        )
+    return ""
 
 
 def _of_unseen(seen: Seen) -> Iterator[str]:
@@ -29,7 +46,10 @@ def _of_unseen(seen: Seen) -> Iterator[str]:
 def _of_state(state: State) -> Iterator[str]:
     if state.gates:
         yield f"it has scheduling gates ({', '.join(state.gates)}): nobody tries to place it while they are there"
-    if not state.asks:
+    mislabelled = of_labels(state)
+    if mislabelled:
+        yield mislabelled
+    elif not state.asks:
         yield (
             "it requests no extended resource: kube-scheduler asks only about pods that request a resource of its "
             f"entry's managedResources, such as {_MANAGED}"

@@ -32,6 +32,17 @@ class Story(NamedTuple):
         return min((one.page.since for one in self.answers if one.page and one.page.since), default=None)
 
 
+def warning(story: Story) -> str:
+    """What is wrong with the pod's labels and requests, whatever was decided about it.
+
+    A pod whose policy was asked about needs no request.
+    """
+    state = story.seen.state
+    if state is None or (story.explanation is not None and state.policy is not None):
+        return ""
+    return silence.of_labels(state)
+
+
 def document(story: Story) -> dict[str, Any]:
     """All of it, for programs."""
     state = story.seen.state
@@ -43,6 +54,7 @@ def document(story: Story) -> dict[str, Any]:
         "tries": story.tries,
         "since": story.since,
         "attempt": _attempt(story.explanation) if story.explanation else None,
+        "warning": warning(story) or None,
         "why_none": None if story.explanation else silence.reasons(story.seen, story.answers),
     }
 

@@ -31,6 +31,7 @@ def text(story: Story, *, every_node: bool) -> None:
         return
     findings = story.explanation.findings
     _say(_heading(story))
+    _warn(story)
     if every_node or (len(findings) <= FEW and not _nobody_could_say(story.explanation)):
         rows = [
             [
@@ -58,6 +59,7 @@ def wide(story: Story, *, every_node: bool) -> None:
     findings = story.explanation.findings
     shown = findings if every_node or len(findings) <= FEW else _telling(findings)
     _say(_heading(story))
+    _warn(story)
     rows = (row for one in shown for row in _rows(one))
     tables.show(("NODE", "VERDICT", "SCORE", "RULE", "VALUE", "AGE", "REJECTS"), rows)
     if len(shown) < len(findings):
@@ -68,6 +70,12 @@ def wide(story: Story, *, every_node: bool) -> None:
 def _nobody_could_say(explanation: Explanation) -> bool:
     """Whether the nodes are all rejected for a reason that is none of theirs, so that one line says it all."""
     return bool(explanation.groups) and explanation.groups[0].reason.is_failure
+
+
+def _warn(story: Story) -> None:
+    warning = stories.warning(story)
+    if warning:
+        lines.say(f"Warning: {warning}")
 
 
 def _say(found: Iterator[str]) -> None:

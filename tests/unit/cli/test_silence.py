@@ -36,6 +36,14 @@ CASES = [
     pytest.param(
         state(message="0/3 nodes: Insufficient cpu"), [answer()], ["Insufficient cpu"], id="its own rules left no node"
     ),
+    pytest.param(
+        state(asks=(), policy="web", node="a"), [answer()], ["add the limit telemetry/scheduling: 1"],
+        id="a policy and no request",
+    ),
+    pytest.param(
+        state(misspelt="telemetry-polcy", node="a"), [answer()], ["it has the label telemetry-polcy and no label"],
+        id="a misspelt label",
+    ),
     pytest.param(state(node="a"), [answer()], ["has not asked about it"], id="placed without a word"),
     pytest.param(
         state(node="a"), [answer(since=AFTER)], ["http://one remembers 5 decisions"], id="the ring is too small"

@@ -1,5 +1,6 @@
 """Answers requests by look-up in the telemetry slot: which policy the pod names, and what it says of each node."""
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -12,8 +13,37 @@ from nodewise.agents.telemetry.state import PolicySlot
 POLICY_LABEL: Final = "telemetry-policy"
 """The pod label that names a TASPolicy of the pod's own namespace."""
 
+SCHEDULING_RESOURCE: Final = "telemetry/scheduling"
+"""The resource that pods with a policy request, by which kube-scheduler knows that it has to ask nodewise."""
+
 _LONGEST: Final = 63
 """Characters of a label's value, and of a namespace."""
+
+
+def misspelt_label(keys: Iterable[str]) -> str:
+    """The first label key that is nearly POLICY_LABEL; empty if there is none, or the label itself is there.
+
+    The rule is that of `deploy/pod-admission.yaml`: whatever the prefix and the case and without -, _ and ., a key that
+    equals the label but for two neighbouring characters, or one too many or too few.
+    """
+    listed = list(keys)
+    if POLICY_LABEL in listed:
+        return ""
+    return next((key for key in sorted(listed) if _is_nearly(_plain(key.rpartition("/")[2]))), "")
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character not in "-_.")
+
+
+def _is_nearly(plain: str) -> bool:
+    label = _plain(POLICY_LABEL)
+    return plain.startswith("telemetrypolicies") or (
+        abs(len(plain) - len(label)) <= 1
+        and any(
+            plain.startswith(label[:at]) and plain.endswith(label[at + 2 :]) for at in range(len(label) - 1)
+        )
+    )
 
 
 class PodMetadata(msgspec.Struct, frozen=True):

@@ -5,8 +5,10 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from nodewise import clock
-from nodewise.agents.telemetry.agent import POLICY_LABEL
+from nodewise.agents.telemetry.agent import POLICY_LABEL, misspelt_label
 from nodewise.cli.doctor.asking import Asker, anything
 from nodewise.cli.doctor.kinds import WORKLOADS
 from nodewise.configure.doctor import settings, workloads
@@ -20,6 +22,16 @@ _MOST_PODS: Final = 20_000
 """More than so many pods are not all read to find bare ones that run a scheduler."""
 _WAITING: Final = {"fieldSelector": "spec.nodeName=,status.phase!=Succeeded,status.phase!=Failed"}
 _OF_POLICIES: Final = {"labelSelector": POLICY_LABEL}
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    labels: dict[str, str] | None = None
+
+
+class _Labelled(msgspec.Struct, frozen=True):
+    """The labels of a pod, for those of all pods are looked at."""
+
+    metadata: _Metadata = _Metadata()
 
 
 class Programs(NamedTuple):
@@ -132,18 +144,29 @@ def _running(body: bytes) -> Running | None:
 
 
 async def waiting(ask: Asker) -> tuple[Waiting, ...] | Unread:
-    """Pods that wait for a node, and pods that name a policy."""
+    """Pods that wait for a node, that name a policy, or that nearly do: of the last kind none in a large cluster."""
     now = clock.SystemClock().now()
     both = await asyncio.gather(
         ask.listed(PODS, partial(_waiting, now), selectors=_WAITING),
         ask.listed(PODS, partial(_waiting, now), selectors=_OF_POLICIES),
+        ask.listed(PODS, partial(_mislabelled, now), most=_MOST_PODS),
     )
     found: dict[tuple[str, str], Waiting] = {}
     for part in both:
         if isinstance(part, Unread):
+            if part.is_minor:
+                continue
             return part
         found |= {(one.namespace, one.name): one for one in part}
     return tuple(found.values())
+
+
+def _mislabelled(now: float, body: bytes) -> Waiting | None:
+    try:
+        keys = msgspec.json.decode(body, type=_Labelled).metadata.labels or ()
+    except msgspec.MsgspecError:
+        return None
+    return _waiting(now, body) if misspelt_label(keys) else None
 
 
 def _waiting(now: float, body: bytes) -> Waiting | None:
@@ -151,7 +174,8 @@ def _waiting(now: float, body: bytes) -> Waiting | None:
     if text(value, "status", "phase") in ("Succeeded", "Failed"):
         return None
     spec = at(value, "spec")
-    policy = labels(value, "metadata", "labels").get(POLICY_LABEL, "")
+    own = labels(value, "metadata", "labels")
+    policy = own.get(POLICY_LABEL, "")
     said = next(
         (
             f"{text(one, 'reason')}: {text(one, 'message')}"
@@ -171,6 +195,7 @@ def _waiting(now: float, body: bytes) -> Waiting | None:
         message=short(said, 500),
         avoids_violating=_avoids(spec, policy),
         is_gated=bool(items(spec, "schedulingGates")),
+        misspelt=misspelt_label(own),
     )
 
 

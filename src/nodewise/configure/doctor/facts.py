@@ -255,6 +255,8 @@ class Waiting(NamedTuple):
     avoids_violating: bool = False
     """Whether its own affinity keeps it off nodes that its policy marks."""
     is_gated: bool = False
+    misspelt: str = ""
+    """A label key that is nearly the one that names a policy."""
 
 
 class Policy(NamedTuple):

@@ -281,6 +281,14 @@ CATALOGUE: Final[Mapping[str, Kind]] = {
         " no node passes and the pod waits.",
         "create the TASPolicy in the pod's namespace, or correct the label",
     ),
+    "policy-label-misspelt": Kind(
+        "warning",
+        "Pods have a label that is nearly telemetry-policy",
+        "The label telemetry-policy names a pod's TASPolicy. A pod with a misspelt key names none, so it is scheduled"
+        " as if there were no policy.",
+        "rename the label in the pod's template; podAdmission of the chart (deploy/pod-admission.yaml) reports it at"
+        " kubectl apply",
+    ),
     "gpu-node-without-labels": Kind(
         "error",
         "Nodes have cards, and no labels that name them",

@@ -13,10 +13,14 @@ _ACTING: Final = f"a descheduler with {_AFFINITY} for {_REQUIRED}, here or where
 _LEAST_SAMPLE: Final = 100
 _LEAST_PERCENT: Final = 5
 _FEW: Final = 3
+_LABEL: Final = "telemetry-policy"
+_REQUEST: Final = "telemetry/scheduling"
+"""What pods with a policy request, where the configuration says nothing else."""
 
 
 def check(facts: Facts) -> Iterator[Answer]:
     yield from _unknown(facts)
+    yield from _misspelt(facts)
     yield from _without_effect(facts)
     yield from _trusted(facts)
     yield from _sampled(facts)
@@ -49,6 +53,23 @@ def _unknown(facts: Facts) -> Iterator[Answer]:
         named = ", ".join(pod.name for pod in pods[:_FEW]) + (" …" if len(pods) > _FEW else "")
         seen = f"{len(pods)} {'pods name' if len(pods) > 1 else 'pod names'} it ({named}){hint}"
         yield found(id_, f"TASPolicy/{namespace}/{name}", seen, f"a TASPolicy in namespace {namespace}")
+
+
+def _misspelt(facts: Facts) -> Iterator[Answer]:
+    """Pods that are scheduled without their policy, one finding for each key of a namespace."""
+    id_ = "policy-label-misspelt"
+    if isinstance(facts.pods, Unread):
+        yield from unlooked(facts.pods, id_)
+        return
+    by_key: dict[tuple[str, str], list[str]] = {}
+    for pod in facts.pods:
+        if pod.misspelt:
+            by_key.setdefault((pod.namespace, pod.misspelt), []).append(pod.name)
+    for (namespace, key), names in sorted(by_key.items()):
+        listed = ", ".join(names[:_FEW]) + (" …" if len(names) > _FEW else "")
+        count = f"{len(names)} pods have" if len(names) > 1 else "1 pod has"
+        where = f"Pod/{namespace}/{names[0]}"
+        yield found(id_, where, f"{count} the label {key} ({listed})", f"the label {_LABEL}")
 
 
 def _without_effect(facts: Facts) -> Iterator[Answer]:
@@ -147,7 +168,9 @@ def _unsent(facts: Facts, pod: Waiting) -> str:
     entries = [one for each in serving for one in each.entries if one.is_ours]
     filters = [one for one in entries if one.filter and one.agent in ("", "telemetry")]
     if not serving:
-        return ""
+        # without any configuration the usual request is what kube-scheduler most probably looks for
+        is_known = any(True for _ in known(facts)) or _REQUEST in pod.asks
+        return "" if is_known else f"and asks for no {_REQUEST}, by which kube-scheduler knows whom to send"
     if not filters:
         asked_elsewhere = any(True for _ in ours(facts))  # else that nobody asks nodewise is found already
         return f"and its scheduler {pod.scheduler} does not ask nodewise to filter" if asked_elsewhere else ""

@@ -309,6 +309,11 @@ CASES: list[tuple[str, Facts, set[str]]] = [
     ),
     ("a pod of another scheduler's", ELSEWHERE, {"policy-without-effect"}),
     ("no such policy", SOUND._replace(pods=(POD._replace(policy="ghost"),)), {"policy-unknown"}),
+    (
+        "a misspelt label",
+        SOUND._replace(pods=(POD._replace(misspelt="telemetry-polcy", policy=""),)),
+        {"policy-label-misspelt"},
+    ),
     ("of another namespace", SOUND._replace(pods=(POD._replace(namespace="shop"),)), {"policy-unknown"}),
     (
         "cards without labels",

@@ -1,0 +1,163 @@
+"""`deploy/pod-admission.yaml` on a real API server: pods and workloads that would be scheduled without their policy."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster import admission, objects, programs, served
+from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
+from tests.cluster.sandbox import Sandbox, wait
+from tests.unit.agents.telemetry.test_misspelt_label import MISSPELT, OTHERS
+
+RIGHT = {"telemetry-policy": "pol"}
+KINDS = {
+    "Deployment": "apps/v1",
+    "StatefulSet": "apps/v1",
+    "DaemonSet": "apps/v1",
+    "ReplicaSet": "apps/v1",
+    "ReplicationController": "v1",
+    "Job": "batch/v1",
+    "CronJob": "batch/v1",
+}
+
+
+def manifests(*actions: str, resource: str = "telemetry/scheduling") -> list[Object]:
+    """The admission policy and its binding, with other actions and another resource."""
+    policy, binding = deepcopy(served.manifest("pod-admission.yaml"))
+    [constant] = [one for one in policy["spec"]["variables"] if one["name"] == "resource"]
+    constant["expression"] = f"'{resource}'"
+    if actions:
+        binding["spec"]["validationActions"] = list(actions)
+    return [policy, binding]
+
+
+def warnings(api: Api, obj: Object) -> list[str]:
+    """What the API server warns of if this object is created. Nothing is stored."""
+    answer = api.request("POST", folder_of(obj), json=obj, params=admission.DRY_RUN)
+    return answer.headers.get_list("warning")
+
+
+def bad_pod(corner: Sandbox) -> Object:
+    """A pod in the test's namespace that the policy reports."""
+    return in_namespace(corner, objects.pod("bad", labels={"telemetry-polcy": "pol"}))
+
+
+def in_namespace(corner: Sandbox, obj: Object) -> Object:
+    return obj | {"metadata": obj["metadata"] | {"namespace": corner.namespace}}
+
+
+@contextlib.contextmanager
+def enforced(corner: Sandbox, policy: Sequence[Object]) -> Iterator[None]:
+    """An admission policy in effect, and in effect no longer afterwards."""
+    bad = bad_pod(corner)
+
+    def has_effect() -> bool:
+        return admission.is_denied(lambda: admission.try_create(corner.api, bad)) or bool(
+            warnings(corner.api, bad)
+        )
+
+    made = [corner.api.create(one) for one in policy]
+    try:
+        wait("the policy has an effect", lambda: has_effect() or None)
+        yield
+    finally:
+        for one in made:
+            corner.api.delete(path_of(one))
+        wait("the policy has no effect any more", lambda: None if has_effect() else True)
+
+
+def workload(kind: str, labels: dict[str, str], limits: dict[str, str] | None = None) -> Object:
+    """A workload whose pods have these labels and limits."""
+    pod = objects.pod("any", limits=limits)
+    wanted = {"app": "shop"}
+    spec = pod["spec"] | {"restartPolicy": "Never" if "Job" in kind else "Always"}
+    template = {"metadata": {"labels": wanted | labels}, "spec": spec}
+    body: Any = {"template": template}
+    if kind == "ReplicationController":
+        body["selector"] = wanted
+    elif "Job" not in kind:
+        body["selector"] = {"matchLabels": wanted}
+    if kind == "StatefulSet":
+        body["serviceName"] = "shop"
+    if kind == "CronJob":
+        body = {"schedule": "17 3 * * *", "jobTemplate": {"spec": body}}
+    return {"apiVersion": KINDS[kind], "kind": kind, "metadata": {"name": "shop"}, "spec": body}
+
+
+def kubectl(corner: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """kubectl in the test's namespace, whatever comes of it."""
+    command = [
+        str(programs.folder() / "kubectl"),
+        f"--kubeconfig={corner.plane.admin.kubeconfig}",
+        "-n",
+        corner.namespace,
+    ]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_misspelt_keys_are_reported_and_others_are_not(corner: Sandbox) -> None:
+    with enforced(corner, manifests()):
+        for key in MISSPELT:
+            pod = in_namespace(corner, objects.pod("web", labels={key: "pol"}))
+            [warning] = warnings(corner.api, pod)
+            assert f'found the pod label \\"{key}\\", expected \\"telemetry-policy\\"' in warning
+        for key in OTHERS:
+            assert warnings(corner.api, in_namespace(corner, objects.pod("web", labels={key: "pol"}))) == []
+        assert warnings(corner.api, in_namespace(corner, objects.pod("web"))) == []
+        both = RIGHT | {"x/telemetry-policy": "pol"}
+        pod = objects.pod("web", labels=both, limits=served.LIMITS)
+        assert warnings(corner.api, in_namespace(corner, pod)) == []
+
+
+def test_a_policy_label_without_the_request_is_reported(corner: Sandbox) -> None:
+    pod = in_namespace(corner, objects.pod("web", labels=RIGHT))
+    init = deepcopy(pod)
+    asks = {"resources": {"limits": served.LIMITS, "requests": served.LIMITS}}
+    init["spec"]["initContainers"] = [init["spec"]["containers"][0] | {"name": "first"} | asks]
+    with enforced(corner, manifests()):
+        [warning] = warnings(corner.api, pod)
+        assert "no request for telemetry/scheduling, expected the limit telemetry/scheduling: 1" in warning
+        assert "TASPolicy pol has no effect" in warning
+        assert warnings(corner.api, init) == []
+    with enforced(corner, manifests(resource="")):
+        assert warnings(corner.api, pod) == []
+    with enforced(corner, manifests(resource="example.com/mark")):
+        assert "no request for example.com/mark" in warnings(corner.api, init)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubectl_apply_of_a_workload_prints_the_warning(corner: Sandbox, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "workload.yaml"
+    with enforced(corner, manifests()):
+        file.write_text(yaml.safe_dump(workload(kind, {"telemetry-polcy": "pol"})))
+        done = kubectl(corner, "apply", "-f", str(file))
+        assert done.returncode == 0, done.stderr
+        assert 'found the pod label "telemetry-polcy", expected "telemetry-policy"' in done.stderr
+        assert "created" in done.stdout
+        again = kubectl(corner, "annotate", "-f", str(file), "a=b")
+        assert again.returncode == 0
+        assert "telemetry-polcy" not in again.stderr
+        file.write_text(yaml.safe_dump(workload(kind, RIGHT, served.LIMITS)))
+        fine = kubectl(corner, "create", "--dry-run=server", "-o", "name", "-f", str(file))
+        assert "found the pod label" not in fine.stderr
+
+
+def test_deny_refuses_pods_and_workloads(corner: Sandbox, tmp_path: Path) -> None:
+    file = tmp_path / "workload.yaml"
+    file.write_text(yaml.safe_dump(workload("Deployment", RIGHT)))
+    before = corner.put(workload("Deployment", RIGHT) | {"metadata": {"name": "before"}})
+    with enforced(corner, manifests("Deny")):
+        with pytest.raises(ApiError, match='expected "telemetry-policy"'):
+            corner.put(objects.pod("web", labels={"telemetry-polcy": "pol"}))
+        done = kubectl(corner, "apply", "-f", str(file))
+        assert done.returncode == 1
+        assert "no request for telemetry/scheduling" in done.stderr
+        scaled = corner.api.patch(path_of(before), {"spec": {"replicas": 0}})
+        assert scaled["spec"]["replicas"] == 0
+        corner.pods(objects.pod("other"), served.pod("right"))
