@@ -18,6 +18,7 @@ from nodewise.cpu.workload import inside
 from nodewise.cpu.workload.inside import InsideRequests
 from nodewise.errors import BadSettings, Refused, Unavailable
 from nodewise.kube.options import KubeOptions
+from nodewise.yaml_loader import MOST_FROM_ALIASES
 from tests.cluster import access, availability, objects, processes
 from tests.cluster.access import rule
 from tests.cluster.certificates import Authority
@@ -27,6 +28,7 @@ from tests.conformance.cmk import crowd, isolating
 from tests.conformance.cmk.isolating import clean, show
 from tests.unit.cpu.requests_suite import CONFIG_MAPS, RequestsSuite
 from tests.unit.cpu.store.books import BookSuite
+from tests.unit.test_yaml_loader import bomb
 
 FAILED = 125
 NODE = "node-of-cores"
@@ -203,3 +205,15 @@ def test_without_rights_or_a_state_it_says_so(plane: ControlPlane, pod: Pod, spa
     allow(plane, space, *RIGHTS)
     code, _, errors = pod.run("--pool=exclusive", "true")
     assert (code, f'configmaps "cmk-config-{NODE}" not found' in errors) == (FAILED, True)
+
+
+def test_aliases_that_multiply_in_the_pools_are_refused_before_they_are_expanded(
+    plane: ControlPlane, pod: Pod, book: ConfigMapBook, space: str
+) -> None:
+    allow(plane, space, *RIGHTS)
+    path = CONFIG_MAPS.path(space, book.place.rpartition("/")[2])
+    plane.api.patch(path, {"data": {"config": bomb(9)}})
+    code, _, errors = pod.run("--pool=exclusive", "true")
+    assert code == FAILED
+    assert f"cannot read {book.place}: config: document 1: found aliases" in errors
+    assert f"expected at most {MOST_FROM_ALIASES} more" in errors

@@ -26,13 +26,17 @@ def parse(texts: Texts) -> State:
     try:
         config = yaml_loader.load(texts.config, KEY)
     except BadInput as error:
-        raise BadInput("cannot read the state of the node's pools", [Problem(KEY, str(error), "")]) from error
+        raise BadInput("cannot read the state of the node's pools", _within(error)) from error
     try:
         identities = json.loads(texts.identities)
     except (RecursionError, ValueError) as error:
         problem = Problem(IDENTITIES, shown(texts.identities), "JSON")
         raise BadInput("cannot read the state of the node's pools", [problem]) from error
     return state.parse(config, identities)
+
+
+def _within(error: BadInput) -> list[Problem]:
+    return [problem._replace(field=f"{KEY}: {problem.field}") for problem in error.problems]
 
 
 def format_texts(found: State) -> Texts:
