@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +135,14 @@ def test_a_folder_that_everybody_may_write_to_gets_no_certificates(host: Host, t
     assert ran.code == 1
     assert f"{certs}: owner 0, mode 1777; wanted owner root, writable by no one else" in ran.err
     assert list(certs.iterdir()) == []
+
+
+def test_certificates_are_not_written_where_another_user_could_exchange_them(tmp_path: Path) -> None:
+    folder = tmp_path / "user/pki"
+    folder.mkdir(parents=True)
+    os.chown(folder.parent, TENANT, 0)
+    command = [sys.executable, "-m", "nodewise", "certs", "--host", str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert f"{folder.parent}: owner 1000" in ran.stderr
+    assert list(folder.iterdir()) == []
