@@ -59,9 +59,11 @@ def decide(url: str, folder: Path, **fields: str) -> Object:
     }
     pod = objects.pod("web", labels={"telemetry-policy": "cool"})
     pod["metadata"]["namespace"] = "default"
+    trusted = {"name": "default", "labels": {"nodewise.io/trusted": "true"}}
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": trusted}
     nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in ("hot", "warm")]
     file = folder / "objects.yaml"
-    file.write_text(yaml.safe_dump_all([*nodes, policy, pod]))
+    file.write_text(yaml.safe_dump_all([namespace, *nodes, policy, pod]))
     done = looking.run("decide", str(file), "--metrics=prometheus", f"--prometheus-url={url}", "-o", "json")
     decision: Object = json.loads(done.stdout)["decisions"][0]
     return decision

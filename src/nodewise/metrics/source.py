@@ -41,7 +41,7 @@ class NotThere(Unavailable):
 class NoValues(Unavailable):
     """The source answered, and no node has a value.
 
-    `cause` says why in a policy's status, which tenants read: it names no address and no series.
+    `cause` says why in a policy's status, which tenants read: it names no address and counts no series.
     """
 
     def __init__(self, what: str, problems: Iterable[Problem] = (), *, cause: str, remedy: str = "") -> None:

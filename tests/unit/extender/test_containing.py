@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from nodewise import turns
-from nodewise.agent import Evidence, Inputs, Named, NodeIndex, Scores, ValueState, Verdict
+from nodewise.agent import Evidence, Inputs, Named, NodeIndex, Scores, ValueState, Verdict, Want
 from nodewise.errors import BadSettings
 from nodewise.extender import containing, shapes
 from nodewise.extender.chain import Chain
@@ -365,6 +365,12 @@ class TestSlots:
         assert held.state.problems({}) == {"p": ("t", "e", "x", "t")}
         held.odd.instead |= {"wants": gives(["metric"]), "problems": gives({"p": (7,)})}
         assert (held.state.wants({}), held.state.problems({})) == (frozenset(), {})
+
+    def test_a_want_is_taken_whole(self) -> None:
+        want = Want("m", "m > 0", 60.0, "max", empty_is_healthy=True)
+        assert shapes.wants(frozenset({want})) == {want}
+        with pytest.raises(Failed, match="aggregate 'median'; wanted one of max, min, sum, avg"):
+            shapes.wants(frozenset({want._replace(aggregate="median")}))
 
     async def until(self, held: Held, wanted: Any) -> None:
         ends = time.monotonic() + 60

@@ -183,7 +183,7 @@ class PrometheusSuite:
         url = prometheus({'temp{instance="x:1"}': "1"})
         with pytest.raises(NoValues) as caught:
             fetch(url, query="temp * 1", empty_is_healthy=True)
-        assert caught.value.cause == "1 series, none of a node"
+        assert caught.value.cause == "no series is of a node"
 
     def test_series_that_disagree_at_one_time_spoil_their_own_node_only(self, prometheus: Holding) -> None:
         url = prometheus(

@@ -255,4 +255,4 @@ def _cause(series: Series, nodes: NodeIndex, column: Column) -> str:
     if not len(nodes) or (column.given == State.FRESH).any():
         return ""
     bad = next((why for node, why in series.invalid.items() if node in nodes), "")
-    return bad or f"{len(series.samples) + len(series.invalid)} values, none of a node"
+    return bad or "no value is of a node"

@@ -92,9 +92,9 @@ class PrometheusMetrics:
     def _nothing(self, want: Want, query: str, strangers: int, example: str) -> NoValues:
         what = f"query {query} to {self._access.url}"
         if strangers:
-            cause = f"{strangers} series, none of a node"
+            cause = "no series is of a node"
             wanted = f"a node's name, InternalIP or Hostname in {' or '.join(self._labels)}"
-            problem = Problem("", f"{cause}, such as {example}", wanted)
+            problem = Problem("", f"{strangers} series, none of a node, such as {example}", wanted)
             return NoValues(what, [problem], cause=cause, remedy="give --prometheus-node-label")
         if want.query:
             cause = "the query gives no series"

@@ -32,8 +32,8 @@ def invalid(*nodes: str) -> Series:
 UNUSABLE = {
     "invalid on all nodes": (invalid("n1", "n2", "n3"), CONFLICT),
     "invalid on one node, missing on the others": (invalid("n2"), CONFLICT),
-    "of strangers": (series("m", x1=50, x2=60), "2 values, none of a node"),
-    "without values": (series("m"), "0 values, none of a node"),
+    "of strangers": (series("m", x1=50, x2=60), "no value is of a node"),
+    "without values": (series("m"), "no value is of a node"),
 }
 
 
