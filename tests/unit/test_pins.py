@@ -40,6 +40,16 @@ def test_what_pip_installs_before_the_lock_is_pinned_in_the_versions_of_the_lock
     assert pinned(BOOTSTRAP)[f"uv=={versions['uv']}"] > 5, "files for each platform"
 
 
+def test_the_containerfile_starts_from_a_digest() -> None:
+    text = (pages.ROOT / "Containerfile").read_text()
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
+    assert re.fullmatch(r"docker\.io/library/debian:13-slim@sha256:[0-9a-f]{64}", base)
+    assert {line.split()[1] for line in text.splitlines() if line.startswith("FROM ")} == {
+        "${BASE}",
+        "scratch",
+    }
+
+
 def test_every_installation_of_this_tree_is_by_hash() -> None:
     files = [pages.ROOT / "Makefile", pages.ROOT / "Containerfile", *(pages.ROOT / ".ci").iterdir()]
     lines = [
