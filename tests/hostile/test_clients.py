@@ -7,11 +7,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from nodewise.agents.gpu import limits
+from nodewise.agents.gpu.demand import ContainerDemand
 from tests.cluster import gpu, objects, sandbox
 from tests.cluster.api import Object
 from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandbox import Sandbox, wait
 from tests.cluster.served import Papers, Served
 
 EVIL = "system:node:evil"
@@ -104,3 +106,46 @@ def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(
         assert (bound.status_code, bound.json()) == (200, {"Error": ""})
         assert call(running, papers.client, "GET", "/decisions").status_code == 200
     assert (node_of(corner, plain), node_of(corner, cards)) == ("", "g1")
+
+
+def _fill_ledger(corner: Sandbox, size: int) -> None:
+    """The ledger of `g1` has so many bytes, with an entry that no version of nodewise reads."""
+    text = '{"other":{"newer":""}}'
+    text = text.replace('""', f'"{"x" * (size - len(text))}"')
+    metadata = {"labels": {"nodewise.io/ledger": "gpu"}, "annotations": {"nodewise.io/holdings": text}}
+    path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+    if corner.api.find(f"{path}/gpu-g1"):
+        corner.api.patch(f"{path}/gpu-g1", {"metadata": metadata})
+        return
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    corner.api.create(lease | {"metadata": metadata | {"name": "gpu-g1", "namespace": "default"}})
+
+
+def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_that_passes(
+    plane: ControlPlane, corner: Sandbox, papers: Papers, tmp_path: Path
+) -> None:
+    """Nine pods with thousands of empty containers filled a ledger, and every bind to a node that passed failed."""
+    evil = gpu.pod("evil", 1)
+    evil["spec"]["containers"] += [{"name": f"empty-{number}", "image": "none"} for number in range(64)]
+    evil, first, second = (
+        waiting(corner, evil),
+        waiting(corner, gpu.pod("a", 1)),
+        waiting(corner, gpu.pod("b", 1)),
+    )
+    demand = [ContainerDemand("main", 1, {"gpu.intel.com/i915": 1})]
+    room = limits.room_for(demand, "gpu.intel.com/tiles")
+    _fill_ledger(corner, room)
+    with serving(plane, tmp_path, papers) as running:
+
+        def reason(pod: Object) -> str:
+            body = {"Pod": pod, "NodeNames": ["g1"]}
+            answer = call(running, papers.client, "POST", "/scheduler/filter", body).json()
+            return str((answer["FailedNodes"] or {}).get("g1", ""))
+
+        assert "the pod has 65 containers; at most 64" in reason(evil)
+        assert bind(running, papers.client, evil).status_code == 404
+        assert reason(first) == ""
+        assert bind(running, papers.client, first).json() == {"Error": ""}
+        wait("the ledger is full", lambda: "at most 258048 bytes" in reason(second) or None)
+        assert bind(running, papers.client, second).json() == {"Error": "will not fit"}
+    assert [node_of(corner, pod) for pod in (evil, first, second)] == ["", "g1", ""]

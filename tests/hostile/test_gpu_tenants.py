@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.agents.gpu import demand, rations
+from nodewise.agents.gpu import limits, rations
 from nodewise.kube.resources import LEASES, NODES, PODS
 from tests.hostile import gpu_world, shapes
 from tests.hostile.gpu_world import GOOD, PREFIX, Stage, amounts, container, modest, node, pod
@@ -174,14 +174,15 @@ def _many(count: int, **each: Any) -> list[dict[str, Any]]:
 
 ASKED: dict[str, tuple[Any, str]] = {
     # a pod, and what is said of it; empty where it fits
-    "200 containers": (pod("p", *_many(200, i915=1)), ""),
+    "64 containers": (pod("p", *_many(64, i915=1)), ""),
+    "65 containers": (pod("p", *_many(65, i915=1)), "bad args"),
     "5,000 containers": (pod("p", *_many(5000, i915=1)), "bad args"),
-    "200 names that share a card": (
-        pod("p", *_many(200, i915=1, millicores=1), gas_same_gpu=",".join(f"c{at}" for at in range(200))),
+    "64 names that share a card": (
+        pod("p", *_many(64, i915=1, millicores=1), gas_same_gpu=",".join(f"c{at}" for at in range(64))),
         "",
     ),
-    "100,000 names that share a card": (
-        pod("p", *_many(2, i915=1), gas_same_gpu="c0,c1," * 50_000),
+    "80,000 names that share a card": (
+        pod("p", *_many(2, i915=1), gas_same_gpu="c0,c1," * 40_000),
         "malformed",
     ),
     "as many cards as nobody has": (pod("p", *_many(1, i915=10**18)), "will not fit"),
@@ -357,7 +358,7 @@ def test_thousands_of_victims(stage: Stage) -> None:
 
 def test_a_pod_of_many_cards_fits_where_the_entry_is_still_small(stage: Stage) -> None:
     """What the largest pod writes into the ledger leaves room for others."""
-    made = stage.put(PODS, pod("large", *_many(demand.MOST_CARDS, i915=1, millicores=1)))
+    made = stage.put(PODS, pod("large", *_many(limits.MOST_CONTAINERS, i915=1, millicores=1)))
     assert json.loads(stage.bind(made, "good1").body)["Error"] == ""
     text = stage.server.call(
         lambda api: api.objects(LEASES)[gpu_world.OWN, "gpu-good1"]["metadata"]["annotations"]

@@ -16,6 +16,7 @@ class Usage:
 
     amounts: Mapping[str, Mapping[str, int]]
     tiles: Mapping[str, frozenset[int]]
+    ledger_bytes: int = 0
 
 
 @dataclass

@@ -11,6 +11,7 @@
 | `pods.py` | the fields of a pod that are read |
 | `demand.py` | what a pod wants of cards |
 | `ledger.py` | the entries of a node's Lease |
+| `limits.py` | limits of pods and ledgers, the same for filter and bind |
 | `books.py` | who holds what |
 | `processors.py` | the CPU of nodes that no pod requests |
 | `layout.py`, `rations.py` | the cards of all nodes as arrays, and how many resources these hold at most |

@@ -5,6 +5,7 @@ without those of the victims.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -138,7 +139,7 @@ class GpuAgent:
             entry = self._planned(pod, demand, fitted, there)
         seen = ledgers.newer(entry.seen, pod.metadata.resourceVersion)
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
-        return self._plan(pod, entry, there, now)
+        return self._plan(pod, entry, [bool(one.count) for one in demand.containers], there, now)
 
     def show(self, slot: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The books (`agent.Showing`)."""
@@ -164,12 +165,13 @@ class GpuAgent:
         taken = self._taken(demand, cards, fitted)
         numbers = tiles.assign(there.cards, there.books, self._profile.tiles, taken)
         tiled = [self._profile.tiles in one.per_card for one in demand.containers]
-        charged = tuple(dict(one.per_card) if one.count else {} for one in demand.containers)
+        with_cards = [bool(one.count) for one in demand.containers]
+        named = list(compress(_only(cards, tiled), with_cards))
         return Entry(
             pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
-            cards=ledgers.cards_text(cards),
-            tiles=ledgers.tiles_text(_only(cards, tiled), _only(numbers, tiled)),
-            charged=charged,
+            cards=ledgers.cards_text(list(compress(cards, with_cards))),
+            tiles=ledgers.tiles_text(named, list(compress(_only(numbers, tiled), with_cards))),
+            charged=tuple(dict(one.per_card) for one in demand.containers if one.count),
         )
 
     def _taken(self, demand: Demand, cards: Cards, fitted: Fitted) -> list[list[Taken]]:
@@ -181,7 +183,10 @@ class GpuAgent:
             for names, amount, ends in zip(cards, wanted, linked, strict=True)
         ]
 
-    def _plan(self, pod: BookedPod, entry: Entry, there: NodeSlot | None, now: float) -> BindPlan:
+    def _plan(
+        self, pod: BookedPod, written: Entry, with_cards: Sequence[bool], there: NodeSlot | None, now: float
+    ) -> BindPlan:
+        entry = ledgers.positional(written, with_cards)
         names = [container.name for container in pod.spec.containers or ()]
         cards = dict(zip(names, ledgers.read_cards(entry.cards), strict=False))
         annotations = {STAMP: str(int(now * 1e9)), accounts.CARDS: entry.cards}
@@ -189,7 +194,7 @@ class GpuAgent:
             annotations[accounts.TILES] = entry.tiles
         annotations |= {TOLD + name: _numbers(held) for name, held in cards.items() if held}
         stale = there.books.stale if there is not None else frozenset[str]()
-        return BindPlan(ledgers.wire(entry), annotations, stale, _told(cards, entry))
+        return BindPlan(ledgers.wire(written), annotations, stale, _told(cards, entry))
 
 
 def _only(parts: Sequence[_T], where: Sequence[bool]) -> list[_T | tuple[()]]:
@@ -235,7 +240,10 @@ def _without(
     if there is None:
         return NodeCards(), accounts.EMPTY
     capacity = {name: row for name, row in there.cards.capacity.items() if name in resources}
-    return there.cards._replace(capacity=capacity), accounts.without(there.books, uids)
+    books = accounts.without(there.books, uids)
+    if books is not there.books:
+        books = books._replace(ledger_bytes=books.ledger_bytes - ledgers.bytes_of(there.holdings, uids))
+    return there.cards._replace(capacity=capacity), books
 
 
 def _numbers(cards: Sequence[str]) -> str:

@@ -62,6 +62,8 @@ class NodeBooks(NamedTuple):
     undecided: bool
     """Whether a newer version of the pods alone may end an entry."""
     problems: tuple[str, ...]
+    ledger_bytes: int = 0
+    """Size of the node's ledger."""
 
 
 class Pods(NamedTuple):
@@ -111,7 +113,9 @@ def has_ended(pod: BookedPod) -> bool:
 
 
 def of_node(node: str, ledger: Ledger, bound: Iterable[BookedPod], pods: Pods, profile: Profile) -> NodeBooks:
-    """The books of a node; `bound` are the pods that `spec.nodeName` says are there, in any order."""
+    """The books of a node; `bound` are the pods that `spec.nodeName` says are there, in any order. The size of the
+    ledger is the caller's to add.
+    """
     problems: list[str] = _unreadable(ledger)
     fates = {uid: fate(uid, entry, node, pods) for uid, entry in ledger.entries.items()}
     held = {
@@ -159,6 +163,8 @@ def _by_entry(uid: str, entry: Entry, pods: Pods, profile: Profile, problems: li
     pod = pods.by_key.get(entry.key)
     known = pod is not None and pod.metadata.uid == uid
     requests = demand.whole(pod, profile) if pod is not None and known else ()
+    if len(requests) != len(cards):  # an entry lists containers with cards only; older ones list all
+        requests = tuple(asked for asked in requests if any(asked.get(one, 0) > 0 for one in profile.counts))
     charged = _shares(requests, cards) if len(requests) == len(cards) else entry.charged
     if len(charged) != len(cards):
         problems.append(

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nodewise.agents.gpu import amounts
+from nodewise.agents.gpu import amounts, limits
 from nodewise.agents.gpu import cards as decks
 from nodewise.agents.gpu.amounts import Amounts
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
@@ -31,8 +31,7 @@ _MOST_NAMES: Final = 1024
 """Names in one annotation."""
 _LONGEST: Final = 63
 """Characters of a name: of a container, a card or a model."""
-MOST_CARDS: Final = 256
-"""That the containers of a pod take together. Each is looked for on all nodes, and stands in the node's ledger."""
+MOST_CARDS: Final = limits.MOST_CARDS
 MOST_RESOURCES: Final = decks.MOST_RESOURCES
 """Different resources of cards in one pod. A node has no more, and each is looked at on all nodes."""
 
@@ -102,6 +101,7 @@ def read(pod: GpuPod, profile: Profile, options: GpuOptions) -> Demand:
             _check_shares(containers, asked, profile)
             return NOTHING
         _check_size(wanted)
+        _check_annotations(pod.metadata.annotations or {}, wanted, profile)
         demand = _annotated(pod.metadata.annotations or {}, options)._replace(containers=wanted)
         group = _same_card(pod, containers, profile)
         _check_pairs(demand)
@@ -194,11 +194,31 @@ def _check_shares(
             )
 
 
-def _check_size(wanted: Iterable[ContainerDemand]) -> None:
+def _check_annotations(
+    annotations: Mapping[str, str], wanted: Sequence[ContainerDemand], profile: Profile
+) -> None:
+    """The Binding adds annotations, and the API server would refuse it."""
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+    most = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(wanted, profile.tiles)
+    if size > most:
+        raise _refused(
+            Kind.BAD_ARGS,
+            f"the pod's annotations have {size} bytes; at most {most}, so that its cards can be added",
+            "take annotations away",
+        )
+
+
+def _check_size(wanted: Sequence[ContainerDemand]) -> None:
     """Any tenant's pod is answered for thousands of nodes, while others wait.
 
     More cards for one container than a node can have fit nowhere and cost nothing, so they are no reason by themselves.
     """
+    if len(wanted) > limits.MOST_CONTAINERS:
+        raise _refused(
+            Kind.BAD_ARGS,
+            f"the pod has {len(wanted)} containers; at most {limits.MOST_CONTAINERS} where one asks for cards",
+            "split the pod",
+        )
     total = sum(min(one.count, decks.MOST_CARDS) for one in wanted)
     if total > MOST_CARDS:
         raise _refused(

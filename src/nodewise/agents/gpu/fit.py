@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import Reason
-from nodewise.agents.gpu import choosing, links, reasons
+from nodewise.agents.gpu import choosing, limits, links, reasons
 from nodewise.agents.gpu.choosing import Balanced, Choice, FirstFit, Group, Order
 from nodewise.agents.gpu.demand import ContainerDemand, Demand
 from nodewise.agents.gpu.layout import BROKEN, GROUPED, MAX_AMOUNT, Layout, Mask
@@ -107,6 +107,8 @@ def _fit(working: Working, demand: Demand, order: Order) -> Fitted:
     if problem is not None:
         found.reject(everywhere, problem)
         return _answer(found, [choosing.nothing(0, len(working))] * len(demand.containers))
+    room = limits.room_for(demand.containers, working.layout.tiles)
+    found.reject(working.layout.ledger_bytes[0, working.columns] > room, reasons.LedgerFull())
     if demand.single_numa:
         found.reject(working.group_states() == BROKEN, reasons.BrokenMap())
     search = _Search(working, demand, order, found)

@@ -52,6 +52,11 @@ class Usage(Protocol):
         """Named tiles in use, by card."""
         ...
 
+    @property
+    def ledger_bytes(self) -> int:
+        """Size of the node's ledger."""
+        ...
+
 
 class Layout(NamedTuple):
     """All cards. C: most cards of a node, N: nodes with cards, G: most NUMA groups, L: most links."""
@@ -82,6 +87,8 @@ class Layout(NamedTuple):
     """(L, N+1): `pack`ed links in the order in which they are tried, -1 for none."""
     free_tiles: Bits
     """(C, N+1): tiles that may take part in a link: neither in use nor off. Without named tiles all of them."""
+    ledger_bytes: Amounts
+    """(1, N+1): size of the node's ledger."""
     tiles: str
     """The resource that counts tiles."""
 
@@ -121,6 +128,7 @@ class Column(NamedTuple):
     group_state: int
     links: Sequence[int]
     free_tiles: Sequence[int]
+    ledger_bytes: int
 
 
 def pack(left: int, left_tile: int, right: int, right_tile: int) -> int:
@@ -211,6 +219,7 @@ def column(cards: NodeCards, usage: Usage, tiles: str) -> Column:
         group_state=BROKEN if cards.numa_problem else GROUPED if cards.numa else ONE_GROUP,
         links=_links(cards, at),
         free_tiles=[_tile_bits(count, taken) for count, taken in zip(counts, named, strict=True)],
+        ledger_bytes=usage.ledger_bytes,
     )
 
 
@@ -278,6 +287,7 @@ _FILL: Final[Mapping[str, int]] = {
     "group_states": ONE_GROUP,
     "links": -1,
     "free_tiles": 0,
+    "ledger_bytes": 0,
 }
 """What stands where a node has fewer cards, groups or links than others."""
 
@@ -290,12 +300,13 @@ _TYPES: Final[Mapping[str, Any]] = {
     "group_states": np.int8,
     "links": np.int32,
     "free_tiles": np.uint64,
+    "ledger_bytes": np.int64,
 }
 
 
 def _heights(cards: int, groups: int, links: int) -> Mapping[str, int]:
     by_card = dict.fromkeys(("name_codes", "usable", "model_codes", "free_tiles"), cards)
-    return by_card | {"preferred": 1, "group_states": 1, "groups": groups, "links": links}
+    return by_card | {"preferred": 1, "group_states": 1, "ledger_bytes": 1, "groups": groups, "links": links}
 
 
 class _Size:
@@ -338,6 +349,7 @@ def _plain(one: Column, codes: _Codes) -> dict[str, Sequence[int]]:
         "group_states": (one.group_state,),
         "links": one.links,
         "free_tiles": one.free_tiles,
+        "ledger_bytes": (one.ledger_bytes,),
     }
 
 

@@ -1,14 +1,17 @@
 """A node's ledger as text: the annotation of its Lease, a JSON object of entries by pod uid.
 
-    {"<pod uid>": {"pod": "web/train-0", "cards": "card0,card1|", "tiles": "card0:gt0,card1:gt0|", "at": 1795219200,
-                   "seen": "4711", "charged": [{"gpu.intel.com/i915": 1, "gpu.intel.com/tiles": 1}, {}]}}
+    {"<pod uid>": {"pod": "web/train-0", "cards": "card0,card1", "tiles": "card0:gt0,card1:gt0", "at": 1795219200,
+                   "seen": "4711", "charged": [{"gpu.intel.com/i915": 1, "gpu.intel.com/tiles": 1}]}}
+
+Containers without cards have no part in an entry, or a tenant could fill the ledger with them; `positional` adds them
+for the pod's annotations. Entries of older versions have a part for each.
 
 Whoever writes a ledger keeps the entries that it cannot read as they are, byte for byte: they may be a newer
 version's. Cards and tiles are written as in the pod's annotations (`cards_text`, `tiles_text`); their grammar is that
 of GPU Aware Scheduling 0.5.6, `pkg/gpuscheduler/scheduler.go`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -38,7 +41,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     seen: str = ""
     """The pod's resourceVersion when it was read for this entry, which its Binding is bound to."""
     charged: tuple[dict[str, int], ...] = ()
-    """By container: what each of its cards is charged, by full resource name. Counts where the pod is not known."""
+    """By container of `cards`: what each of its cards is charged, by full resource name. Counts where the pod is not
+    known.
+    """
 
     @property
     def key(self) -> tuple[str, str]:
@@ -63,6 +68,35 @@ EMPTY: Final = Ledger({}, {})
 _raws: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _entries: Final = msgspec.json.Decoder(dict[str, Entry]).decode
 _entry: Final = msgspec.json.Decoder(Entry).decode
+
+
+def bytes_of(text: str, uids: Collection[str]) -> int:
+    """So many bytes of a ledger are entries of these pods; 0 where it cannot be read."""
+    try:
+        raws = _raws(text) if text and uids else {}
+    except UNREADABLE:
+        return 0
+    return sum(len(uid) + len(raw) for uid, raw in raws.items() if uid in uids)
+
+
+def positional(entry: Entry, with_cards: Sequence[bool]) -> Entry:
+    """The entry with a part for every container of the pod, as annotations have it; `with_cards` says by container
+    which have cards. An entry of an older version, which has them already, stays as it is.
+    """
+    parts = entry.cards.split("|")
+    if len(parts) == len(with_cards) or len(parts) != sum(with_cards):
+        return entry
+    tiles = entry.tiles.split("|") if entry.tiles else [""] * len(parts)
+    return msgspec.structs.replace(
+        entry,
+        cards=_spread(parts, with_cards),
+        tiles=_spread(tiles, with_cards) if len(tiles) == len(parts) else "",
+    )
+
+
+def _spread(parts: Sequence[str], with_cards: Sequence[bool]) -> str:
+    left = iter(parts)
+    return "|".join(next(left) if has_cards else "" for has_cards in with_cards)
 
 
 def read(lease: LedgerLease | None) -> Ledger:

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from nodewise.agents.gpu import amounts
+from nodewise.agents.gpu import amounts, limits
 
 _PREFIX: Final = "Not enough GPU-resources for deployment: "
 _UNKNOWN: Final = "Couldn't retrieve node's information"
@@ -149,6 +149,23 @@ class NotInOneGroup(msgspec.Struct, frozen=True):
 
     def remedy(self) -> str:
         return "NUMA nodes are named by the node's label gpu.intel.com/numa-gpu-map"
+
+
+class LedgerFull(msgspec.Struct, frozen=True):
+    """The node's ledger has no room for the pod's entry."""
+
+    kind: ClassVar[Kind] = Kind.WILL_NOT_FIT
+    is_failure: ClassVar[bool] = True
+
+    def text(self) -> str:
+        return _told(
+            self.kind,
+            f"no room in the node's ledger: at most {limits.LEDGER_BYTES} bytes,"
+            f" and {limits.LONGEST_NODE} characters of the node's name",
+        )
+
+    def remedy(self) -> str:
+        return "wait until pods with cards have ended on the node, or spread them over more nodes"
 
 
 class BrokenMap(msgspec.Struct, frozen=True):

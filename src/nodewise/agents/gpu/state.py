@@ -15,7 +15,7 @@ from nodewise.agent import Inputs, NodeIndex, ObjectKey, Want, World
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import cards as decks
 from nodewise.agents.gpu import census as censuses
-from nodewise.agents.gpu import fragmentation, processors
+from nodewise.agents.gpu import fragmentation, limits, processors
 from nodewise.agents.gpu import layout as layouts
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu import typical as typicals
@@ -262,6 +262,7 @@ class GpuState:
         pods: Pods,
     ) -> NodeSlot:
         books = accounts.of_node(node, ledger[1], bound, pods, self._profile)
+        books = books._replace(ledger_bytes=limits.ledger_bytes(node, ledger[0]))
         problems = (*cards.problems, *books.problems, *accounts.conflicts(books, cards))
         return NodeSlot(cards, books, ledger[0], bound, problems, processors.held(books, bound, pods))
 

@@ -133,8 +133,28 @@ class TestBind:
         }
         assert found.told == "c0: card0, card1; c2: card0"
         written = msgspec.convert(found.entry, Entry)
-        assert (written.cards, written.seen, written.at) == ("card0,card1||card0", "40", NOW)
-        assert written.charged[0] == {"gpu.intel.com/i915": 1, "gpu.intel.com/millicores": 300}
+        assert (written.cards, written.seen, written.at) == ("card0,card1|card0", "40", NOW)
+        assert written.charged == (
+            {"gpu.intel.com/i915": 1, "gpu.intel.com/millicores": 300},
+            {"gpu.intel.com/i915": 1},
+        )
+
+    def test_an_entry_does_not_grow_with_containers_that_request_nothing(self) -> None:
+        alone, among = new("p", "i915=1 t=1"), new("p", *[""] * 31, "i915=1 t=1", *[""] * 32)
+        entries = [plan(asked, view()).entry for asked in (alone, among)]
+        assert entries[0] == entries[1]
+        annotations = plan(among, view()).annotations
+        assert annotations["gas-container-cards"] == "|" * 31 + "card0" + "|" * 32
+        assert annotations["gas-container-tiles"] == "|" * 31 + "card0:gt0" + "|" * 32
+
+    @pytest.mark.parametrize(
+        "cards", ["card1", "|card1"], ids=["as it is now", "with a part for each container"]
+    )
+    def test_an_entry_is_told_again_by_container(self, cards: str) -> None:
+        asked = new("p", "", "i915=1")
+        ledger = lease("n1", uid_p=entry("p", cards, charged=["i915=1"] * len(cards.split("|"))))
+        found = plan(asked, view([asked], [ledger]))
+        assert found.annotations["gas-container-cards"] == "|card1"
 
     def test_tiles_are_named(self) -> None:
         found = plan(new("p", "i915=1 t=2", "i915=1"), view())

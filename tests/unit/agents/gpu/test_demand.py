@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agents.gpu import demand
+from nodewise.agents.gpu import demand, limits
 from nodewise.agents.gpu.demand import NOTHING, Demand
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import BookedPod, GpuPod
@@ -295,11 +295,30 @@ def test_a_pod_in_the_books_is_read_like_one_to_be_placed() -> None:
     assert read(found) == read(pod("i915=1"))
 
 
+def test_a_pod_has_so_many_containers() -> None:
+    most = limits.MOST_CONTAINERS
+    assert len(wanted(read(pod("i915=1", *[""] * (most - 1))))) == most == 64
+    kind, words = refused(pod("i915=1", *[""] * most))
+    assert (kind, words) == (Kind.BAD_ARGS, "the pod has 65 containers; at most 64 where one asks for cards")
+    assert read(pod(*[""] * (most + 1), "i915=0")) == NOTHING
+
+
+def test_annotations_leave_room_for_those_of_the_cards() -> None:
+    asked = pod("i915=1")
+    room = limits.MOST_ANNOTATION_BYTES - limits.annotation_bytes(read(asked).containers, INTEL.tiles)
+    for size, fits in ((room, True), (room + 1, False)):
+        metadata = msgspec.structs.replace(asked.metadata, annotations={"ü": "x" * (size - 2)})
+        given = msgspec.structs.replace(asked, metadata=metadata)
+        assert (read(given).problem is None) == fits
+        if not fits:
+            assert f"have {size} bytes; at most {room}" in refused(given)[1]
+
+
 def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     """One pod may not keep all nodes' cards busy for seconds, nor fill the memory with arrays of its resources."""
     most, names = demand.MOST_CARDS, demand.MOST_RESOURCES
-    assert len(wanted(read(pod(*["i915=1"] * most)))) == most
-    kind, words = refused(pod(*["i915=1"] * (most + 1)))
+    assert len(wanted(read(pod(*["i915=4"] * (most // 4))))) == most // 4
+    kind, words = refused(pod("i915=5", *["i915=4"] * (most // 4 - 1)))
     assert (kind, words) == (Kind.BAD_ARGS, f"the containers ask for more than {most} cards altogether")
     assert read(pod(f"i915={10**18}", "i915=1")).problem is None
     assert refused(pod(*[f"i915={10**18}"] * 5)) == (kind, words)
