@@ -26,6 +26,7 @@ CLUSTER_RULES: Final = (
     _rule("", "nodes", "get list watch patch"),
     _rule("", "nodes/status", "patch"),
     _rule("", "pods", "list watch"),
+    _rule("", "namespaces", "list watch"),
     _rule("events.k8s.io", "events", "create patch"),
     _rule("telemetry.intel.com", "taspolicies", "list watch"),
     _rule("telemetry.intel.com", "taspolicies/status", "patch"),

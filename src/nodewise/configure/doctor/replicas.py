@@ -105,6 +105,8 @@ def _is_without(one: Extender, right: Right) -> bool:
         return True  # they follow from the policies
     if right.group == "telemetry.intel.com":
         return "telemetry" not in one.agents
+    if right.resource == "namespaces":
+        return "telemetry" not in one.agents or one.says("trust_all_namespaces")
     if right.resource == "nodes/status":
         return "advertise_resource" not in one.settings
     return False
