@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -437,3 +437,59 @@ def test_the_demo_tells_its_story_in_40_lines() -> None:
 def test_help_has_an_example_everywhere() -> None:
     for command in (["extender"], ["decide"], ["explain"], ["demo"], ["policy", "lint"], ["agents", "show"]):
         assert re.search("^  Examples?:$", run(*command, "--help").stdout, re.MULTILINE), command
+
+
+class TestTrust:
+    """Which namespaces are trusted is said by Namespace objects in the files, or by the flag."""
+
+    RULE: ClassVar = {"metricname": "health_metric", "query": "up", "operator": "Equals", "target": 2}
+    POLICY: ClassVar = {
+        "apiVersion": "telemetry.intel.com/v1alpha1",
+        "kind": "TASPolicy",
+        "metadata": {"name": "demo-policy", "namespace": "health-metric-demo"},
+        "spec": {"strategies": {"dontschedule": {"rules": [RULE]}}},
+    }
+
+    def decided(self, trusted: str | None, *flags: str) -> dict[str, Any]:
+        """The first decision of the example with a raw query; `trusted` is the value of the namespace's label."""
+        listed = [self.POLICY]
+        if trusted is not None:
+            metadata = {"name": "health-metric-demo", "labels": {"nodewise.io/trusted": trusted}}
+            listed += [{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}]
+        files = [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "pods", "metrics")]
+        given = json.dumps({"apiVersion": "v1", "kind": "List", "items": listed})
+        done = run("decide", *files, "-", "-o", "json", *flags, stdin=given)
+        found: dict[str, Any] = json.loads(done.stdout)["decisions"][0]
+        return found
+
+    @pytest.mark.parametrize("trusted", [None, "false"])
+    def test_a_query_without_trust_rejects_every_node(self, trusted: str | None) -> None:
+        found = self.decided(trusted)
+        assert found["feasible"] == []
+        assert (
+            "namespace health-metric-demo is not trusted: rules with a query cannot be used" in found["error"]
+        )
+        assert "kubectl label namespace health-metric-demo nodewise.io/trusted=true" in found["error"]
+
+    @pytest.mark.parametrize(("trusted", "flags"), [("true", ()), (None, ("--trust-all-namespaces",))])
+    def test_with_trust_it_counts(self, trusted: str | None, flags: tuple[str, ...]) -> None:
+        assert self.decided(trusted, *flags)["feasible"] == ["rack1-a", "rack2-a"]
+
+    def test_allowed_metrics_restrict_who_is_not_trusted(self) -> None:
+        done = run("decide", EXAMPLE, "-o", "json", "--allowed-metrics", "cpu_usage")
+        assert len(json.loads(done.stdout)["decisions"][0]["feasible"]) == 2, "the example is trusted"
+        plain = {**self.POLICY, "spec": {"strategies": {"dontschedule": {"rules": [self.PLAIN]}}}}
+        files = [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "pods", "metrics")]
+        done = run("decide", *files, "-", "-o", "json", "--allowed-metrics", "cpu", stdin=json.dumps(plain))
+        assert (
+            "health_metric is not one of --allowed-metrics"
+            in json.loads(done.stdout)["decisions"][0]["error"]
+        )
+
+    PLAIN: ClassVar = {"metricname": "health_metric", "operator": "Equals", "target": 2}
+
+    def test_an_expression_that_is_none_is_named(self) -> None:
+        done = run("decide", EXAMPLE, "--allowed-metrics", "node_(")
+        assert done.returncode == 2
+        assert "--allowed-metrics" in done.stderr
+        assert "a regular expression" in done.stderr
