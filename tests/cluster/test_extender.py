@@ -117,9 +117,9 @@ def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
 def test_one_metric_that_hangs_or_lies_delays_no_other(
     plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served
 ) -> None:
-    corner.nodes(*objects.nodes("a b"))
-    metrics.set("heat", {"a": 90, "b": 10, "ghost": 1})
-    metrics.set("dust", {"a": "NaN", "b": "12 apples"})
+    corner.nodes(*objects.nodes("a b c"))
+    metrics.set("heat", {"a": 90, "b": 10, "c": 90, "ghost": 1})
+    metrics.set("dust", {"a": "NaN", "b": "12 apples", "c": 0})
     metrics.set("noise", {"a": 1})
     metrics.hang("noise")
     policy(

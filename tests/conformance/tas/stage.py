@@ -1,6 +1,7 @@
 """What all stories share: the API server, metrics behind it, one process with trouble between, and a watch."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from tests.cluster import access, custom_metrics, label_watch, loopback, objects, processes, sandbox, served
-from tests.cluster.api import JSON_PATCH, Object
+from tests.cluster.api import JSON_PATCH, ApiError, Object, path_of
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.label_watch import LabelWatch
@@ -173,10 +174,51 @@ def _told(labels: dict[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
+def _older_definition(plane: ControlPlane) -> Iterator[None]:
+    """The API server takes unknown strategies, as under the older definition, until the block is left."""
+    (ours,) = served.manifest("crds/taspolicies.yaml")
+    path = path_of(ours)
+    older = json.loads(json.dumps(ours))
+    spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    del spec["properties"]["strategies"]["x-kubernetes-validations"]
+    _define(plane, path, older, takes=True)
+    try:
+        yield
+    finally:
+        _define(plane, path, ours, takes=False)
+
+
+def _define(plane: ControlPlane, path: str, definition: Object, *, takes: bool) -> None:
+    """Replaces the definition, and waits until the API server goes by it."""
+    metadata = plane.api.get(path)["metadata"]
+    body = definition | {
+        "metadata": definition["metadata"] | {"resourceVersion": metadata["resourceVersion"]}
+    }
+    plane.api.request("PUT", path, json=body)
+    spec = {"strategies": {"unknown": {"rules": []}}}
+    probe = {"apiVersion": "telemetry.intel.com/v1alpha1", "kind": "TASPolicy", "spec": spec}
+    probe["metadata"] = {"name": "probe", "namespace": "default"}
+
+    def is_taken() -> bool:
+        folder = POLICIES.replace("taspolicies", "namespaces/default/taspolicies")
+        try:
+            plane.api.request("POST", folder, json=probe, params={"dryRun": "All"})
+        except ApiError:
+            return False
+        return True
+
+    sandbox.wait("the definition counts", lambda: is_taken() == takes or None)
+
+
+@contextlib.contextmanager
 def opened(plane: ControlPlane, folder: Path) -> Iterator[Stage]:
     """A stage with the beacon lit, and nothing left of it afterwards."""
     served.define(plane.api)
-    with sandbox.sandbox(plane) as corner, custom_metrics.behind(corner, folder) as metrics:
+    with (
+        _older_definition(plane),
+        sandbox.sandbox(plane) as corner,
+        custom_metrics.behind(corner, folder) as metrics,
+    ):
         made = Stage(plane, corner, metrics, folder)
         try:
             made.light()
