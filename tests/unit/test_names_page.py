@@ -36,6 +36,7 @@ NONE_OF_THESE = {
     "kubernetes.io/": "what no prefix may end with",
     "kubernetes.io/kube-apiserver-client": "a signer",
     "kubernetes.io/metadata.name": "every namespace has it, from the API server",
+    "kubernetes.io/service-name": "the API server's label of EndpointSlices",
     "kubernetes.io/tls": "a type of Secrets",
     "node.kubernetes.io/unschedulable": "a taint, in the simulation",
     "nodewise.io/extender": "who records Events",

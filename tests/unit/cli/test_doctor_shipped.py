@@ -24,7 +24,12 @@ SERVER, OWN = AUTHORITY.server([HOST], "nodewise"), AUTHORITY.client(CLIENT)
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RENDERED = sorted(path.parent.name for path in (DEPLOY / "kustomize").glob("*/nodewise.yaml"))
 PAPERS = {"nodewise-tls": (SERVER, AUTHORITY), "nodewise-scheduler-client": (OWN, AUTHORITY)}
-COLLECTIONS = {"Deployment": "apps/v1/deployments", "DaemonSet": "apps/v1/daemonsets"}
+COLLECTIONS = {
+    "Deployment": "apps/v1/deployments",
+    "DaemonSet": "apps/v1/daemonsets",
+    "ValidatingAdmissionPolicy": "admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+}
 OBJECTS = {"ConfigMap": "configmaps", "Service": "services"}
 
 
@@ -42,8 +47,8 @@ def cluster(text: str) -> dict[str, Any]:
     for one in filter(None, yaml.safe_load_all(text)):
         kind, metadata = one["kind"], one["metadata"]
         if kind in COLLECTIONS:
-            replicas = one["spec"].get("replicas", 1)
-            one["status"] = {"readyReplicas": replicas, "numberReady": 0}
+            if kind in ("Deployment", "DaemonSet"):
+                one["status"] = {"readyReplicas": one["spec"].get("replicas", 1), "numberReady": 0}
             found.setdefault(f"/apis/{COLLECTIONS[kind]}", []).append(one)
         elif kind in OBJECTS:
             found[f"/api/v1/namespaces/{metadata['namespace']}/{OBJECTS[kind]}/{metadata['name']}"] = one
