@@ -10,6 +10,7 @@ from nodewise.clock import Clock
 from nodewise.extender.app import Extender
 from nodewise.extender.remembering import InConfigMap, InFile, Memory
 from nodewise.kube.client import HttpApi
+from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe.meters import Meters
 from nodewise.serve.admin import admin_routes, admin_server, called_locally
@@ -29,7 +30,13 @@ class Given(NamedTuple):
 
 
 def placed(given: Given, namespace: str) -> Given:
-    """With the namespace that nodewise is in, in the options of agents that have a field for it."""
+    """With the namespace that nodewise is in, in the options of agents that have a field for it.
+
+    `default` counts only where --namespace names it: it is also what a connection falls back to, and its policies
+    would be trusted for no reason.
+    """
+    named: str = given.settings[KubeOptions].namespace
+    namespace = named or ("" if namespace == "default" else namespace)
     options = {
         name: msgspec.structs.replace(one, own_namespace=one.own_namespace or namespace)
         if "own_namespace" in one.__struct_fields__

@@ -111,7 +111,7 @@ def _amid(given: Given, tools: Tools) -> Running:
             "settings", [Problem("--annotate", "--objects-from beside it", "a cluster to write to")]
         )
     api = None if own.objects_from else connect(given.settings[KubeOptions], tools.meters)
-    given = running.placed(given, api.namespace if api else given.settings[KubeOptions].namespace)
+    given = running.placed(given, api.namespace if api else "")
     feed = _feed(given, api, tools)
     sources = feeds.sources(own.metrics, own.objects_from, _ground(given, api, feed, tools))
     refresher = Refresher(sources, refresh, *tools)

@@ -22,7 +22,8 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     namespaces with: kubectl label namespace NAME nodewise.io/trusted=true."""
 
     own_namespace: str = ""
-    """The namespace of nodewise, which is trusted without a label. The extender takes it from --namespace."""
+    """The namespace of nodewise, which is trusted without a label. The extender knows it: --namespace, the service
+    account's or the context's, but `default` only if --namespace names it."""
 
     label_policies_from: tuple[str, ...] = ()
     """Deprecated: label the namespaces with nodewise.io/trusted=true instead. Namespaces that are trusted as if they

@@ -1,0 +1,27 @@
+"""Which namespace the extender takes for its own, whose policies are trusted without a label."""
+
+import pytest
+
+from nodewise import agents
+from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.cli import running
+from nodewise.cli.running import Given
+from nodewise.kube.options import KubeOptions
+
+KINDS = [agents.load("telemetry"), agents.load("gpu")]
+
+
+@pytest.mark.parametrize(
+    ("flag", "connected", "own"),
+    [
+        ("", "nodewise", "nodewise"),
+        ("", "default", ""),
+        ("default", "default", "default"),
+        ("nodewise", "default", "nodewise"),
+        ("", "", ""),
+    ],
+)
+def test_the_fallback_namespace_is_not_trusted(flag: str, connected: str, own: str) -> None:
+    options = {kind.name: kind.options() for kind in KINDS}
+    placed = running.placed(Given({KubeOptions: KubeOptions(namespace=flag)}, KINDS, options), connected)
+    assert placed.agent_options == options | {"telemetry": TelemetryOptions(own_namespace=own)}
