@@ -23,6 +23,7 @@ LABEL: Final = "nodewise.io/trusted"
 VALUE: Final = "true"
 CLUSTER_WIDE: Final = ("deschedule", "labeling")
 """Strategies that write node labels."""
+_MOST_REASONS: Final = 2
 
 
 class NamespaceLabels(msgspec.Struct, frozen=True, rename={"trusted": LABEL}):
@@ -122,6 +123,8 @@ def _no_effect(strategies: list[str]) -> Iterator[str]:
 
 
 def _refusals(strategies: Mapping[str, Strategy]) -> list[str]:
-    """Why rules cannot be used, each reason once."""
+    """Why rules cannot be used, each reason once, and only so many that the remedy fits into a condition as well."""
     every = (rule.refusal for strategy in strategies.values() for rule in strategy.rules)
-    return list(dict.fromkeys(filter(None, every)))
+    different = list(dict.fromkeys(filter(None, every)))
+    more = len(different) - _MOST_REASONS
+    return [*different[:_MOST_REASONS], *([f"{more} more rules cannot be used"] if more > 0 else [])]

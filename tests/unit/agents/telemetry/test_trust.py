@@ -108,6 +108,14 @@ def test_metrics_that_are_not_allowed() -> None:
     assert condition(trusted) is None
 
 
+def test_the_remedy_fits_into_a_condition_however_many_rules_are_refused() -> None:
+    rules = [rule(f"{'m' * 250}{number}") for number in range(100)]
+    found = condition(decided(policy(dontschedule=rules), TelemetryOptions(allowed_metrics="k")))
+    assert found is not None
+    assert "98 more rules cannot be used" in found.message
+    assert found.message.endswith(REMEDY)
+
+
 def test_an_expression_that_is_none_is_named_at_the_start() -> None:
     with pytest.raises(BadSettings, match="--allowed-metrics"):
         TelemetryState(TelemetryOptions(allowed_metrics="node_("), 60.0)
