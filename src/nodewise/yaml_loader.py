@@ -23,23 +23,21 @@ _STAIRS: Final = re.compile(rb"(?:[-?][ \t]+){500}|\n {2000}")
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
-def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+def _children(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from (key, value)
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 def check(root: yaml.Node) -> None:
     """Refuse a composed document, in which an alias is the very node that it refers to, before anything expands it.
 
-    YAMLError names the line. Nodes are visited once, in an order in which children come before their parents.
+    YAMLError names the line. Lists and mappings are visited once, in an order in which inner ones come first.
     """
-    order: list[yaml.Node] = []
+    order: list[tuple[yaml.Node, list[yaml.Node]]] = []
     sizes: dict[int, int] = {}
-    path: dict[int, None] = {}
-    stack: list[tuple[yaml.Node, Iterator[yaml.Node]]] = []
+    path: set[int] = set()
+    stack: list[tuple[yaml.Node, list[yaml.Node], Iterator[yaml.Node]]] = []
 
     def enter(node: yaml.Node) -> None:
         if id(node) in path:
@@ -48,26 +46,30 @@ def check(root: yaml.Node) -> None:
             raise _error(f"values nested deeper than {DEEPEST} levels", node)
         if isinstance(node, yaml.MappingNode):
             _check_keys(node)
-        path[id(node)] = None
-        stack.append((node, _children(node)))
+        path.add(id(node))
+        children = _children(node)
+        stack.append(
+            (node, children, iter([one for one in children if not isinstance(one, yaml.ScalarNode)]))
+        )
 
     enter(root)
     while stack:
-        node, rest = stack[-1]
+        node, children, rest = stack[-1]
         child = next((one for one in rest if id(one) not in sizes), None)
         if child is not None:
             enter(child)
             continue
         stack.pop()
-        del path[id(node)]
+        path.remove(id(node))
         sizes[id(node)] = 0
-        order.append(node)
-    limit = len(order) + MOST_FROM_ALIASES
-    for node in order:
-        size = sizes[id(node)] = 1 + sum(sizes[id(child)] for child in _children(node))
+        order.append((node, children))
+    written = 1 + len({id(child) for _, children in order for child in children})
+    limit = written + MOST_FROM_ALIASES
+    for node, children in order:
+        size = sizes[id(node)] = 1 + sum(sizes.get(id(child), 1) for child in children)
         if size > limit:
             raise _error(
-                f"aliases expand {len(order)} values to more than {limit}, expected at most {MOST_FROM_ALIASES} more",
+                f"aliases expand {written} values to more than {limit}, expected at most {MOST_FROM_ALIASES} more",
                 node,
             )
 
