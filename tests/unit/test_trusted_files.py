@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodewise import trusted_files
+from nodewise.cpu import state
 from nodewise.cpu.agent import doorway
 from nodewise.cpu.confine import confinement, containers
 from nodewise.cpu.install import installing
@@ -194,3 +195,16 @@ def test_a_version_of_the_program_in_which_others_may_write_is_not_taken_for_who
     (tree / "a/b/file").chmod(0o666)
     with pytest.raises(Untrusted):
         trusted_files.check_tree(tree / "a")
+
+
+def test_what_is_created_is_trusted_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        book = DirectoryBook(tmp_path / "state")
+        book.create(state.from_lists({"shared": {0: ("1",)}}))
+        confinement.remember(tmp_path / "run/cpusets.json", {})
+    finally:
+        os.umask(before)
+    assert book.read()
+    assert confinement.recall(tmp_path / "run/cpusets.json") == {}
+    trusted_files.check_tree(tmp_path)

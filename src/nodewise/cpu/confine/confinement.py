@@ -81,8 +81,9 @@ def remember(file: Path, before: Mapping[str, Confinement]) -> None:
     new = file.with_suffix(".new")
     try:
         trusted_files.check_folder(file.parent)
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         new.write_text(json.dumps(told), encoding="utf-8")
+        new.chmod(0o644)
         new.replace(file)
     except OSError as error:
         raise Unavailable(

@@ -60,7 +60,7 @@ def install(folder: Path, into: Path, mount: Path, proc: Path | None) -> Install
     loader = _loader(folder)
     version = _VERSION + _digest(folder, str(mount))
     try:
-        into.mkdir(parents=True, exist_ok=True)
+        into.mkdir(mode=0o755, parents=True, exist_ok=True)
         with _alone(into):
             for path in into.glob(f"{_VERSION}*{_UNFINISHED}"):
                 _remove(path)

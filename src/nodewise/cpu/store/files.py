@@ -44,7 +44,7 @@ class DirectoryBook:
 
     def create(self, first: State) -> None:
         with suppress(OSError):  # the lock says why, in words
-            self._path.mkdir(parents=True, exist_ok=True)
+            self._path.mkdir(mode=0o755, parents=True, exist_ok=True)
         with self._folder.locked(self._timeout_s):
             now = self._folder.read()
             if _is_state(now):

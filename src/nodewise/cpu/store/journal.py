@@ -145,7 +145,7 @@ class Folder:
                 continue
             touched.add((self.root / path).parent)
             if text is None:
-                (self.root / path).mkdir(exist_ok=True)
+                (self.root / path).mkdir(mode=0o755, exist_ok=True)
             elif path != SERIAL:
                 self._put(path, text)
         for path in sorted(found.keys() - wanted.keys(), reverse=True):
