@@ -99,9 +99,9 @@ def odd_policies(cluster: Cluster) -> Iterator[None]:
     rule = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
     labels = [f"{ESCAPES}={ESCAPES}", LONG]
     made = [
-        sound.policy("many", dontschedule=1000 * [rule]),
+        sound.policy("many", dontschedule=100 * [rule], deschedule=100 * [rule]),
         sound.policy("labels", labeling=[rule | {"labels": labels}]),
-        sound.policy("other", **{"x" * 200: [rule]}),
+        sound.policy("other", dontschedule=[rule | {ESCAPES: LONG, "x" * 200: ESCAPES}]),
     ]
     with planting.created(*made)(cluster):
         yield
