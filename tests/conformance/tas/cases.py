@@ -87,13 +87,16 @@ def _forms(ask: Ask | None) -> tuple[Form, ...]:
 
 def _operator_rows(row: OperatorRow) -> Iterator[Row]:
     """A row for each rule, each a policy that filters one node."""
+    values = {"n1": row.value}
+    if row.value is None:
+        values["n2"] = "1"  # a metric that has a value on no node counts as never fetched
     for rule in (*row.breaks, *row.keeps):
         whole = f"m {rule}" if isinstance(rule, str) else {"metricname": "m", **rule}
         broken = {"n1": f"telemetry policy d/rule: {whole}"} if rule in row.breaks else {}
         yield Row(
             number=row.number,
             name=f"{row.name}: {row.value} {rule}",
-            world=World(metrics={"m": {"n1": row.value}}, policies={"rule": {"dontschedule": [whole]}}),
+            world=World(metrics={"m": values}, policies={"rule": {"dontschedule": [whole]}}),
             ask=Ask(policy="rule", nodes=("n1",)),
             expect=Expect(kept=() if broken else ("n1",), failed=broken, logged=row.logged),
             differs=row.differs,
