@@ -178,6 +178,27 @@ def test_all_containers_of_a_pod_that_wants_to_be_mutated(plain: Running) -> Non
     assert mounts == [2, 2]
 
 
+@pytest.mark.parametrize("level", ["baseline", "restricted"])
+def test_a_namespace_that_enforces_pod_security_rejects_what_the_webhook_adds(
+    plain: Running, level: str
+) -> None:
+    space, api = f"/api/v1/namespaces/{plain.corner.namespace}", plain.corner.api
+    label = "pod-security.kubernetes.io/enforce"
+    api.patch(space, {"metadata": {"labels": {label: level}}})
+    try:
+        said = wait("pods with cores are rejected", lambda: refusal(plain))
+        assert f'violates PodSecurity "{level}:' in said
+        assert 'volumes "cmk-install-dir", "nodewise-cpu-agent"' in said
+        api.patch(space, {"metadata": {"labels": {label: "privileged"}}})
+        expect_ready_for_cores(wait("pods with cores are admitted", lambda: admitted(plain)))
+    finally:
+        api.patch(space, {"metadata": {"labels": {label: None}}})
+
+
+def admitted(webhook: Running) -> Object | None:
+    return None if refusal(webhook) else mutated(webhook)
+
+
 def test_a_container_that_runs_first_is_seen(plain: Running) -> None:
     asked = pod()
     first = {"name": "i1", "image": "none", "resources": {"limits": {names.EXCLUSIVE_CORES: "1"}}}
