@@ -101,7 +101,6 @@ def odd_policies(cluster: Cluster) -> Iterator[None]:
     made = [
         sound.policy("many", dontschedule=100 * [rule], deschedule=100 * [rule]),
         sound.policy("labels", labeling=[rule | {"labels": labels}]),
-        sound.policy("other", dontschedule=[rule | {ESCAPES: LONG, "x" * 200: ESCAPES}]),
     ]
     with planting.created(*made)(cluster):
         yield
