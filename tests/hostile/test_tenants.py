@@ -1,6 +1,7 @@
 """Two tenants against each other on a real API server: nothing of the other tenant changes.
 
-See `tenants.py` for the stage. A test creates what a tenant may create, calls `stage.settle()` and compares.
+See `tenants.py` for the stage. A test creates what a tenant may create, calls `stage.settle()` and compares. Attacks
+that need another stage are in files of their own; `docs/security.md` lists all of them.
 """
 
 from collections.abc import Iterator
