@@ -218,14 +218,19 @@ class TelemetryState:
     def _unfetched(self, rule: Rule, world: World) -> str | None:
         """Why the rule's metric counts as never fetched; None if it does not.
 
-        A metric that gives no node a value counts as never fetched, unless the rule had values and is suspended.
+        A metric that gives no node a fresh value counts as never fetched, unless the rule had values and is suspended.
+        A rule that loses the last of its fresh values is suspended, so values that are all stale were never fresh.
         """
         key = rule.want().key
         laid_out = self._columns.get(key)
         if laid_out is None:
             return world.metrics.causes.get(key, "")
         memory = self._memories.get(rule)
-        return laid_out.cause if laid_out.cause and not (memory and memory.suspended) else None
+        if memory is not None and memory.suspended:
+            return None
+        if not laid_out.cause and memory is not None and len(world.nodes) and not memory.has_fresh:
+            return "every value is older than max_age"
+        return laid_out.cause or None
 
     def _lay_out(self, want: Want, world: World) -> Generator[None, None, None]:
         """Have the metric's column, the one of before where neither its values nor the nodes are others."""

@@ -24,6 +24,11 @@ class Memory(NamedTuple):
     """What that value said."""
     suspended: bool = False
 
+    @property
+    def has_fresh(self) -> bool:
+        """Whether a node had a fresh value at the last look."""
+        return bool((self.fresh_at == self.looked_at).any())
+
 
 def remember(
     memory: Memory | None, measured: Measured, nodes: NodeIndex, now: float, max_age_s: float

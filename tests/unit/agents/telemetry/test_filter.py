@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nodewise.agents.telemetry.options import TelemetryOptions
+from nodewise.metrics.series import Sample, Series
 from tests.unit.agents.telemetry.worlds import pod, policy, rejected, rule, series, snapshot, view, world
 
 TWO = (series("memory", n1=10), series("cpu", n1=200))
@@ -108,7 +109,7 @@ class TestValuesThatAreNotThere:
         assert rejected(view(given, TelemetryOptions(when_missing="reject")), "n2") == {}
 
     def test_a_value_that_is_too_old_counts_as_missing(self) -> None:
-        old = series("m", at=900.0, n1=5)
+        old = Series("m", "test", 1000.0, {"n1": Sample(5 * 10**9, 900.0), "n2": Sample(0, 1000.0)})
         given = world([policy(dontschedule=[rule("m", target=1)])], snapshot(old))
         assert rejected(view(given, max_age_s=99), "n1") == {}
         assert rejected(view(given, max_age_s=100), "n1") != {}

@@ -79,8 +79,18 @@ def test_one_node_with_a_value_is_enough() -> None:
     assert fetched(only(given)).status == "True"
 
 
-def test_a_stale_value_is_a_value() -> None:
-    given = world([HOT], snapshot(series("m", at=NOW - 600, n1=81)))
+def test_values_that_are_all_stale_at_the_first_look_count_as_never_fetched() -> None:
+    given = world([HOT], snapshot(series("m", at=NOW - 600, n1=81, n2=5)))
+    assert rejected(view(given)) == UNFETCHED
+    condition = fetched(only(given))
+    assert condition.status == "False"
+    assert "never fetched: m (every value is older than max_age);" in condition.message
+
+
+def test_one_fresh_value_is_enough() -> None:
+    answer = Series("m", "test", NOW, {"n1": Sample(81 * 10**9, NOW - 600), "n2": Sample(5 * 10**9, NOW)})
+    given = world([HOT], snapshot(answer))
+    assert rejected(view(given)) == {}
     assert fetched(only(given)).status == "True"
 
 
