@@ -96,6 +96,16 @@ def test_a_metric_name_is_neither_promql_nor_a_path(stage: Stage, name: str) -> 
         stage.attacker.policy("named", dontschedule=[HOT | {"metricname": name}])
 
 
+def test_a_policy_of_a_tenant_does_not_lengthen_the_requests_for_a_metric(stage: Stage) -> None:
+    """A metric is requested once for all policies, with the longest age of their rules."""
+    for name, age in (("short", "15m"), ("long", "8784h")):
+        stage.attacker.policy(name, dontschedule=[HOT | {"metricname": "shared", "max_age": age}])
+    wait("the metric is requested", lambda: '{__name__="shared"}[900s]' in stage.prometheus.asked or None)
+    stage.settle()
+    assert {query for query in stage.prometheus.asked if "shared" in query} == {'{__name__="shared"}[900s]'}
+    assert "max_age above 15m" in stage.attacker.condition("NotTrusted", "long")["message"]
+
+
 def test_trust_is_granted_and_taken_away(stage: Stage) -> None:
     """While the namespace is trusted the policy labels nodes; without trust its labels go, and the policy says so."""
     tenant = stage.attacker

@@ -59,7 +59,7 @@ class TelemetryState:
     def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
         self._reject_missing = options.when_missing == "reject"
         self._max_age_s = max_age_s
-        self._trust = Trust(options)
+        self._trust = Trust(options, max_age_s)
         self._read: dict[ObjectKey, tuple[PolicyObject, bool, Policy]] = {}
         """By key: the object, whether its namespace is trusted, and the policy that follows from both."""
         self._columns: dict[str, _LaidOut] = {}

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from nodewise import clock
 from nodewise.agent import ObjectKey
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import Policy, Rule, Strategy
@@ -23,6 +24,9 @@ LABEL: Final = "nodewise.io/trusted"
 VALUE: Final = "true"
 CLUSTER_WIDE: Final = ("deschedule", "labeling")
 """Strategies that write node labels."""
+_LONGEST_AGE_S: Final = 900.0
+"""A metric is requested once for all rules, with the longest of their ages. An age of a year would make the response of
+Prometheus too large, and policies of other namespaces would get no values of that metric."""
 _MOST_REASONS: Final = 2
 
 
@@ -46,7 +50,8 @@ class NamespaceObject(msgspec.Struct, frozen=True):
 class Trust:
     """The one place that decides about trust. `BadSettings` if `--allowed-metrics` is not a regular expression."""
 
-    def __init__(self, options: TelemetryOptions) -> None:
+    def __init__(self, options: TelemetryOptions, max_age_s: float) -> None:
+        self._longest_age_s = max(_LONGEST_AGE_S, max_age_s)
         self._all = options.trust_all_namespaces
         self._named = frozenset(filter(None, (options.own_namespace, *options.label_policies_from)))
         self._allowed = _pattern(options.allowed_metrics)
@@ -94,6 +99,8 @@ class Trust:
             return "rules with a query cannot be used"
         if self._allowed is not None and not self._allowed.fullmatch(rule.metric):
             return f"metric {rule.metric} is not one of --allowed-metrics"
+        if rule.max_age_s is not None and rule.max_age_s > self._longest_age_s:
+            return f"rules with a max_age above {clock.format_duration(self._longest_age_s)} cannot be used"
         return ""
 
 

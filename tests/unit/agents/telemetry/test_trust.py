@@ -108,6 +108,23 @@ def test_metrics_that_are_not_allowed() -> None:
     assert condition(trusted) is None
 
 
+def test_a_policy_without_trust_does_not_lengthen_the_requests_for_a_metric() -> None:
+    """A metric is requested with the longest age of all rules, those of other namespaces too."""
+    given = policy(
+        dontschedule=[HOT | {"max_age": "8784h"}], scheduleonmetric=[rule("k") | {"max_age": "15m"}]
+    )
+    state = TelemetryState(TelemetryOptions(), 60.0)
+    wants = state.wants(world([given], VALUES, trusted=()).objects)
+    assert {want.metric: want.max_age_s for want in wants} == {"k": 900.0}
+    text = (rejected(view(given)) or {})["n1"]
+    assert "namespace d is not trusted: rules with a max_age above 15m cannot be used" in text
+    assert REMEDY in text
+    trusted = state.wants(world([given], VALUES, trusted=("d",)).objects)
+    assert {want.metric for want in trusted} == {"k", "m"}
+    patient = TelemetryState(TelemetryOptions(), 366 * 86400.0)
+    assert {want.metric for want in patient.wants(world([given], VALUES, trusted=()).objects)} == {"k", "m"}
+
+
 def test_the_remedy_fits_into_a_condition_however_many_rules_are_refused() -> None:
     rules = [rule(f"{'m' * 250}{number}") for number in range(100)]
     found = condition(decided(policy(dontschedule=rules), TelemetryOptions(allowed_metrics="k")))
