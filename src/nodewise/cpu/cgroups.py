@@ -14,6 +14,7 @@ _POD: Final = re.compile(rf"(?:^|[/-])pod(?P<uid>{_UID})(?:\.slice)?(?=[/:]|\Z)"
 _CONTAINER: Final = re.compile(
     r"[/:](?!crio-conmon-)(?:[a-z][a-z-]*[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?(?=[/ ]|\Z)"
 )
+_USERS: Final = re.compile(r"/(?:\.\./)*user\.slice(?=[/ ]|\Z)")
 
 
 class Place(NamedTuple):
@@ -28,13 +29,14 @@ def parse_cgroup(text: str) -> Place:
 
     Paths are those of kubelets with the cgroup driver cgroupfs or systemd, under any root, and of containerd, CRI-O
     and Docker; for a reader in a cgroup namespace of its own they may begin with `/..`. The outermost pod of all lines
-    counts, because cgroups below a container can be created and named by the container.
+    counts, because cgroups below a container can be created and named by the container. Cgroups of `user.slice` are in
+    no pod: systemd delegates them to users without privileges, who name those below.
     """
     pods = []
     for line in split_lines(text):
         _, colon, rest = line.partition(":")
         controllers, second_colon, path = rest.partition(":")
-        pod = _POD.search(path)
+        pod = None if _USERS.match(path) else _POD.search(path)
         if colon and second_colon and pod:
             depth = sum(segment not in ("", "..") for segment in path[: pod.end()].split("/"))
             # version 1 has a line for each controller; between pods of one depth the line of CPUs decides, because a

@@ -75,6 +75,23 @@ CASES = {
     "only one controller is the pod's": (f"0::/\n3:pids:/kubepods/pod{POD}/{ID}", Place(POD, ID)),
     "the host": ("0::/system.slice/ssh.service", Place()),
     "a user's session": (f"0::/user.slice/user-0.slice/session-{ID}.scope", Place()),
+    "a user's own cgroup, named like a pod's": (
+        f"0::/user.slice/user-1000.slice/user@1000.service/kubepods/pod{POD}/{ID}",
+        Place(),
+    ),
+    "a user's own cgroup, read in a cgroup namespace": (
+        f"0::/../../../user.slice/user-1000.slice/user@1000.service/pod{POD}/{ID}",
+        Place(),
+    ),
+    "a user's own cgroup in one hierarchy of version 1": (
+        f"3:cpuset:/\n1:name=systemd:/user.slice/user-1000.slice/user@1000.service/pod{POD}/{ID}",
+        Place(),
+    ),
+    "a pod's process with a user's cgroup in another hierarchy": (
+        f"3:cpuset:/kubepods/pod{POD}/{ID}\n1:name=systemd:/user.slice/pod{OTHER}/{ID}",
+        Place(POD, ID),
+    ),
+    "a slice that is not that of users": (f"0::/user.slicer/pod{POD}/{ID}", Place(POD, ID)),
     "a name that only looks like a pod": (f"0::/mypod{POD}/{ID}", Place()),
     "nothing": ("", Place()),
     "garbage": ("\x00\xff::\n::::", Place()),
