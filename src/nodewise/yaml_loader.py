@@ -1,12 +1,13 @@
 """Reads YAML of any origin. No other module calls the functions of PyYAML that read (`tests/unit/test_yaml_loader.py`).
 
-Three kinds of text are refused that PyYAML accepts or that end the process: aliases that expand to many times what is
+Four kinds of text are refused that PyYAML accepts or that end the process: aliases that expand to many times what is
 written ("billion laughs", in which a few lines keep whoever walks through the value busy for hours), values nested so
-deeply that a recursion ends, and a key given twice, of which PyYAML keeps the last one without a word.
+deeply that a recursion ends, numbers of very many digits, and a key given twice, of which PyYAML keeps the last one
+without a word.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import yaml
@@ -17,6 +18,8 @@ MOST_FROM_ALIASES: Final = 100_000
 """Values that aliases may add to the values that are written."""
 DEEPEST: Final = 200
 """Levels of nesting."""
+LONGEST_NUMBER: Final = 4300
+"""Characters of a number, as for Python's `int`: for one in base 60 (`1:59:59`) PyYAML takes the square of the time."""
 _SAFE: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MANY: Final = 5000
 _STAIRS: Final = re.compile(rb"(?:[-?][ \t]+){500}|\n {2000}")
@@ -95,6 +98,21 @@ class Loader(_SAFE):  # type: ignore[misc]  # the base is chosen when the progra
         return super().construct_document(node)
 
 
+def _bounded(construct: Callable[[Any, yaml.Node], Any]) -> Callable[[Any, yaml.Node], Any]:
+    def constructed(loader: Any, node: yaml.Node) -> Any:
+        length = len(loader.construct_scalar(node))
+        if length > LONGEST_NUMBER:
+            raise _error(f"a number of {length} characters, expected at most {LONGEST_NUMBER}", node)
+        return construct(loader, node)
+
+    return constructed
+
+
+for _kind in ("int", "float"):
+    _tag = f"tag:yaml.org,2002:{_kind}"
+    Loader.add_constructor(_tag, _bounded(Loader.yaml_constructors[_tag]))
+
+
 def load(text: bytes | str, source: str) -> Any:
     """The value of a text with one document, None for an empty one. BadInput names `source` and the place in it."""
     values = list(load_all(text, source))
@@ -113,8 +131,8 @@ def load_all(text: bytes | str, source: str, loader: Any = Loader) -> Iterator[A
     except yaml.YAMLError as error:
         seen = " ".join(str(error).split())
         raise BadInput(source, [Problem(f"document {number}", seen, "YAML")]) from error
-    except (ValueError, TypeError, RecursionError, AttributeError) as error:
-        # a date that there is not, a key that is no text, a number of too many digits
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
+        # a date that there is not, a key that is no text, a number that is empty, too long or too large
         problem = Problem(f"document {number}", shown(str(error)), "YAML")
         raise BadInput(source, [problem]) from error
 

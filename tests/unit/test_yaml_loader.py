@@ -107,6 +107,26 @@ def test_every_reader_refuses_deep_and_repeated_values(reader: str, text: str, t
         READERS[reader](text, tmp_path)
 
 
+@pytest.mark.parametrize("text", ["!!int ''", "!!float ''", f"!!float '1{':59' * 200}.5'"])
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_refuses_values_that_are_not_of_their_tag(
+    reader: str, text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(NodewiseError):
+        READERS[reader](f"a: {text}\n", tmp_path)
+
+
+@pytest.mark.parametrize("number", [f"1{':59' * 1500}", f"1{':59' * 1500}.5", f"0x{'f' * 5000}"])
+def test_a_long_number_is_refused_before_it_is_computed(number: str) -> None:
+    with pytest.raises(BadInput, match=f"a number of {len(number)} characters, expected at most 4300"):
+        load(f"a: {number}\n", "file.yaml")
+
+
+def test_a_value_that_is_none_of_its_tag_is_refused() -> None:
+    with pytest.raises(BadInput, match="document 1"):
+        load("a: !!bool maybe\n", "file.yaml")
+
+
 def test_the_doctor_reads_on_without_what_is_refused() -> None:
     assert str(MOST_FROM_ALIASES) in str(configurations.parse(BOMB.encode()).problems)
     assert str(MOST_FROM_ALIASES) in str(deschedulers.parse("here", BOMB.encode()).plugins)
