@@ -92,7 +92,7 @@ def _operator_rows(row: OperatorRow) -> Iterator[Row]:
         values["n2"] = "1"  # a metric that has a value on no node counts as never fetched
     for rule in (*row.breaks, *row.keeps):
         whole = f"m {rule}" if isinstance(rule, str) else {"metricname": "m", **rule}
-        broken = {"n1": f"telemetry policy d/rule: {whole}"} if rule in row.breaks else {}
+        broken = {"n1": f"telemetry policy d/rule: {row.reason or whole}"} if rule in row.breaks else {}
         yield Row(
             number=row.number,
             name=f"{row.name}: {row.value} {rule}",

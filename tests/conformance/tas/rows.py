@@ -119,13 +119,14 @@ class Row(_Strict, kw_only=True):
 
 
 class OperatorRow(_Strict, kw_only=True):
-    """One value, and rules without their metric that it breaks or keeps."""
+    """One value, and rules without their metric that it breaks or keeps; `reason` if it is not the broken rule."""
 
     number: str
     name: str
     value: Any
     breaks: tuple[str | dict[str, Any], ...] = ()
     keeps: tuple[str | dict[str, Any], ...] = ()
+    reason: str = ""
     logged: Logged | None = None
     differs: str = ""
 

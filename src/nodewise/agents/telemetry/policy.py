@@ -214,6 +214,7 @@ class _Reader:
             broken = True
         broken = broken or not metric
         operator = self._operator(f"{path}.operator", rule.get("operator"), strategy)
+        broken = broken or (operator not in OPERATORS and strategy != "scheduleonmetric")
         target = self._optional(f"{path}.target", rule.get("target"), _target, 0)
         max_age_s = self._optional(f"{path}.max_age", rule.get("max_age"), _duration, None)
         when_missing = self._optional(f"{path}.when_missing", rule.get("when_missing"), _when_missing, "")

@@ -42,7 +42,7 @@ OPERATORS = {
     "a tie is not greater": ("1", "GreaterThan", 1, False),
     "equal": ("1", "Equals", 1, True),
     "not equal": ("1", "Equals", 100, False),
-    "an operator that does not exist": ("100", "ABCDE", 1, False),
+    "an operator that does not exist": ("100", "ABCDE", 1, True),
     "milli is exact": ("41020m", "Equals", 41, False),
     "milli is greater": ("41020m", "GreaterThan", 41, True),
     "negative": ("-10", "GreaterThan", -12, True),
