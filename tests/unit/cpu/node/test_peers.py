@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodewise.cpu import procfs
-from nodewise.cpu.cgroups import Place, parse_cgroup
+from nodewise.cpu.cgroups import USERS, Place, parse_cgroup
 from nodewise.cpu.node import peers
 from nodewise.errors import Unavailable
 from tests.cluster import availability
@@ -77,15 +77,15 @@ CASES = {
     "a user's session": (f"0::/user.slice/user-0.slice/session-{ID}.scope", Place()),
     "a user's own cgroup, named like a pod's": (
         f"0::/user.slice/user-1000.slice/user@1000.service/kubepods/pod{POD}/{ID}",
-        Place(),
+        Place(USERS),
     ),
     "a user's own cgroup, read in a cgroup namespace": (
         f"0::/../../../user.slice/user-1000.slice/user@1000.service/pod{POD}/{ID}",
-        Place(),
+        Place(USERS),
     ),
     "a user's own cgroup in one hierarchy of version 1": (
         f"3:cpuset:/\n1:name=systemd:/user.slice/user-1000.slice/user@1000.service/pod{POD}/{ID}",
-        Place(),
+        Place(USERS),
     ),
     "a pod's process with a user's cgroup in another hierarchy": (
         f"3:cpuset:/kubepods/pod{POD}/{ID}\n1:name=systemd:/user.slice/pod{OTHER}/{ID}",
