@@ -144,24 +144,24 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
     shipped.metrics.set("heat", {"a": 90, "b": 10, "late": 90})
     corner.put(policy("pol", "heat", "dontschedule", "deschedule"))
     lease(corner.api, there=right.verb == "update")
-    with (
-        sandbox.sandbox(shipped.plane, trusted=False) as other,
-        shipped.missing(right),
-        shipped.started(tmp_path) as running,
-    ):
+    with sandbox.sandbox(shipped.plane, trusted=False) as other, shipped.missing(right):
+        # before the start: without the watch of policies only the first list has it
         other.put(policy("granted", "heat", "deschedule"))
-        if "ready" not in lost:
-            running.process.wait_ready(running.is_ready)
-        scene = Scene(shipped, corner, running, other)
-        scene.enter()
-        wait(
-            "the rest works",
-            lambda: scene.seen() >= FEATURES - lost or None,
-            30,
-            lambda: FEATURES - lost - scene.seen(),
-        )
-        wait("it is named", lambda: words(right) in str(running.events(said)) or None, show=running.events)
-        assert scene.seen() == FEATURES - lost
+        with shipped.started(tmp_path) as running:
+            if "ready" not in lost:
+                running.process.wait_ready(running.is_ready)
+            scene = Scene(shipped, corner, running, other)
+            scene.enter()
+            wait(
+                "the rest works",
+                lambda: scene.seen() >= FEATURES - lost or None,
+                30,
+                lambda: FEATURES - lost - scene.seen(),
+            )
+            wait(
+                "it is named", lambda: words(right) in str(running.events(said)) or None, show=running.events
+            )
+            assert scene.seen() == FEATURES - lost
 
 
 def test_a_right_that_is_taken_and_given_back_needs_no_restart(
