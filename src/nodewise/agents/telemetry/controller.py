@@ -26,7 +26,8 @@ from nodewise.kube.resources import NODES
 from nodewise.observe import logs
 
 _STEP_S: Final = 2.0
-"""Labels are written for so long with one View: with thousands of them the last would be minutes old otherwise."""
+"""Labels are written for so long with one View, and then status: with thousands of them the last would be minutes old
+otherwise, and policies of one namespace that change all the time would hold up the node labels of all."""
 _COUNTS_S: Final = 30.0
 """A status of which only counts changed is written no more often than this."""
 _CONFLICT_S: Final = 60.0
@@ -237,12 +238,21 @@ class StatusWriter:
         self._written, self._refused = {}, {}
 
     async def step(self, slot: Slot, clashes: dict[ObjectKey, str]) -> None:
-        """Write what differs. A policy that was deleted meanwhile, or may not be written, stops no other."""
+        """Write what differs, for a while: first what was written longest ago, the rest with the next View.
+
+        A policy that was deleted meanwhile, or may not be written, stops no other.
+        """
         self._written = {key: written for key, written in self._written.items() if key in slot}
         self._refused = {key: until_s for key, until_s in self._refused.items() if key in slot}
         suspended = sum(len(found.suspended) for found in slot.values())
         self._hands.meters.set("rules_suspended", suspended)
-        await every(self._one(key, found, clashes.get(key, "")) for key, found in slot.items())
+        oldest_first = sorted(slot, key=self._written_s)
+        until_s = self._hands.clock.monotonic() + _STEP_S
+        due = takewhile(lambda _: self._hands.clock.monotonic() < until_s, oldest_first)
+        await every(self._one(key, slot[key], clashes.get(key, "")) for key in due)
+
+    def _written_s(self, key: ObjectKey) -> float:
+        return self._written[key][1] if key in self._written else float("-inf")
 
     async def _one(self, key: ObjectKey, decided: PolicySlot, clash: str) -> None:
         given: PolicyObject | None = self._hands.objects[POLICIES].get(*key)

@@ -189,3 +189,31 @@ async def test_a_status_that_could_not_be_written_is_written_later(
     await writer.step(slot, {})
     [written] = ground.api.objects(TASPOLICIES).values()
     assert {one["type"] for one in written["status"]["conditions"]} == {"Valid", "MetricsFetched"}
+
+
+async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_status_of_others() -> None:
+    """Labels are written before status, in the same step."""
+    ground = Ground()
+    writer = StatusWriter(TASPOLICIES, ground.hands)
+    ground.api.takes_s = 0.1
+    names = [f"busy-{number:03}" for number in range(100)] + ["quiet"]
+    for generation in range(1, 8):
+        objects = [policy_object(ground, name, generation if name != "quiet" else 1) for name in names]
+        ground.policies.replace(objects)
+        slot = {
+            ("ns", one.metadata.name): PolicySlot(policies.read(one), None, (), None, None) for one in objects
+        }
+        began_s = ground.clock.monotonic()
+        await writer.step(slot, {})
+        assert ground.clock.monotonic() - began_s < 4.0
+    assert all(one["status"] for one in ground.api.objects(TASPOLICIES).values())
+
+
+def policy_object(ground: Ground, name: str, generation: int) -> PolicyObject:
+    """A policy in the API server, as a watch tells of it."""
+    known = ground.api.objects(TASPOLICIES).get(("ns", name), {})
+    metadata = {"name": name, "namespace": "ns", "uid": name, "generation": generation}
+    stored = ground.api.put(
+        TASPOLICIES, {"status": {}, **known, "metadata": metadata, "spec": {"strategies": {}}}
+    )
+    return msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
