@@ -90,12 +90,18 @@ def is_complete(node: msgspec.Raw) -> bool:
 
 
 def recased(raw: bytes, shape: Shape) -> bytes:
-    """An object, or each of a list, with its keys as `shape` spells them, and so on inside; anything else as it is."""
+    """An object, or each of a list, with its keys as `shape` spells them, and so on inside; anything else as it is.
+
+    A list in a list too: nothing is read there, and each level would be a copy.
+    """
     if not shape:
         return raw
     try:
         if raw[:1] == b"[":
-            return _encode([msgspec.Raw(recased(bytes(item), shape)) for item in _items(raw)])
+            items = map(bytes, _items(raw))
+            return _encode(
+                [msgspec.Raw(item if item[:1] == b"[" else recased(item, shape)) for item in items]
+            )
         fields = _fields(raw)
     except UNREADABLE:
         return raw

@@ -2,6 +2,7 @@
 """Requests and answers, byte for byte where kube-scheduler looks."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -309,6 +310,18 @@ class TestSecondReading:
         }
         with pytest.raises(BadInput, match="Pod: null or absent"):
             read(json.dumps(given).encode())
+
+    def test_lists_in_lists_are_not_copied_level_by_level(self) -> None:
+        levels = 300
+        nested = b"[" * levels + b'"' + b"x" * 2**16 + b'"' + b"]" * levels
+        given = b'{"pod":{"metadata":{"name":"p"},"spec":{"containers":' + nested + b"}}}"
+        tracemalloc.start()
+        try:
+            leniency.second_reading(given)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak_bytes < 20 * len(given)
 
     def test_many_values_and_trailing_bytes_are_looked_at_as_without_these(self) -> None:
         given = _filled(b'"x":[', b"0,", 2**21, b'0],"NodeNames":["a"]}') + b" trailing"
