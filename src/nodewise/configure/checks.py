@@ -6,11 +6,13 @@ from typing import Final, NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from nodewise.configure.certificate_facts import is_ca, public_der
-from nodewise.errors import Problem
+from nodewise.errors import Problem, shown
+from nodewise.serve.gate import client_of
+from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
 
 _SOON: Final = dt.timedelta(days=30)
 
@@ -85,6 +87,15 @@ def _wrong_leaf(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterabl
 def _doubtful_leaf(leaf: x509.Certificate, now: dt.datetime) -> Iterable[str]:
     if now <= leaf.not_valid_after_utc < now + _SOON:
         yield f"-cert is over on {leaf.not_valid_after_utc:%Y-%m-%d}"
+    client = client_of(leaf.public_bytes(Encoding.DER))
+    if not client.for_client:
+        yield (
+            "-cert lacks the extended key usage clientAuth: nodewise answers it with 403, or with --any-client only "
+            "to filter, prioritize and preempt"
+        )
+    elif {SCHEDULER, ISSUED_CLIENT}.isdisjoint(client.names):
+        named = f"--client-name {shown(client.names[0])}" if client.names else "a certificate with a name"
+        yield f"-cert has neither the name {SCHEDULER} nor {ISSUED_CLIENT}: nodewise needs {named}"
 
 
 def _owners(leaf: x509.Certificate, key: bytes, files: Mapping[str, bytes]) -> list[str]:

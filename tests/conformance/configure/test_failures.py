@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.conformance.configure import pods
 from tests.conformance.configure.hosts import AUTHORITY, CLIENT, PROGRAM, Host, issue
@@ -204,7 +205,7 @@ OTHER = issue("etcd-ca", is_ca=True)
             *issue(
                 "x",
                 by=AUTHORITY,
-                usage=pytest.importorskip("cryptography.x509.oid").ExtendedKeyUsageOID.SERVER_AUTH,
+                usage=ExtendedKeyUsageOID.SERVER_AUTH,
             ),
             "not for client use",
         ),
@@ -220,6 +221,28 @@ def test_certificates_that_cannot_be_used(host, cert, key, says):
     assert "PRIVATE" not in said
     if "the key of a CA" in said:
         assert host.run("--allow-ca-key").code == 0
+
+
+@pytest.mark.parametrize(
+    ("papers", "says"),
+    [
+        (CLIENT, ""),
+        (issue("system:kube-scheduler", by=AUTHORITY), ""),
+        (issue("my-scheduler", by=AUTHORITY), "nodewise needs --client-name 'my-scheduler'"),
+        (
+            issue("system:kube-scheduler", by=AUTHORITY, usage=ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE),
+            "lacks the extended key usage clientAuth",
+        ),
+    ],
+    ids=["issued", "kubeadm", "another name", "any usage"],
+)
+def test_a_certificate_that_nodewise_would_not_answer_is_told(host, papers, says):
+    host.papers("scheduler-client.crt", papers.cert)
+    host.papers("scheduler-client.key", papers.key)
+    ran = host.run("-dry-run")
+    assert ran.code == 0
+    assert says in ran.out + ran.err
+    assert ("-cert has" in ran.out + ran.err or "-cert lacks" in ran.out + ran.err) == bool(says)
 
 
 def test_the_old_defaults_are_the_keys_of_a_ca(host):
