@@ -31,7 +31,6 @@ _MOST_NAMES: Final = 1024
 """Names in one annotation."""
 _LONGEST: Final = 63
 """Characters of a name: of a container, a card or a model."""
-MOST_CARDS: Final = limits.MOST_CARDS
 MOST_RESOURCES: Final = decks.MOST_RESOURCES
 """Different resources of cards in one pod. A node has no more, and each is looked at on all nodes."""
 
@@ -220,10 +219,10 @@ def _check_size(wanted: Sequence[ContainerDemand]) -> None:
             "split the pod",
         )
     total = sum(min(one.count, decks.MOST_CARDS) for one in wanted)
-    if total > MOST_CARDS:
+    if total > limits.MOST_CARDS:
         raise _refused(
             Kind.BAD_ARGS,
-            f"the containers ask for more than {MOST_CARDS} cards altogether",
+            f"the containers ask for more than {limits.MOST_CARDS} cards altogether",
             "split the pod",
         )
     resources = len({resource for one in wanted for resource in one.per_card})

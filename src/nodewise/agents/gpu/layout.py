@@ -177,7 +177,7 @@ def with_row(layout: Layout, row: int, cards: NodeCards, usage: Usage) -> Layout
     grown = _grown(layout, one)
     codes = _Codes(grown)
     plain: dict[str, Any] = {
-        name: _put(getattr(grown, name), row, cells, _FILL[name])
+        name: _put(getattr(grown, name), row, cells, _ARRAYS[name][0])
         for name, cells in _plain(one, codes).items()
     }
     return grown._replace(
@@ -278,30 +278,18 @@ class _Codes:
         return self.models.setdefault(model, len(self.models))
 
 
-_FILL: Final[Mapping[str, int]] = {
-    "name_codes": -1,
-    "usable": 0,
-    "model_codes": 0,
-    "preferred": -1,
-    "groups": 0,
-    "group_states": ONE_GROUP,
-    "links": -1,
-    "free_tiles": 0,
-    "ledger_bytes": 0,
+_ARRAYS: Final[Mapping[str, tuple[int, Any]]] = {
+    "name_codes": (-1, np.int32),
+    "usable": (0, np.bool_),
+    "model_codes": (0, np.int32),
+    "preferred": (-1, np.int16),
+    "groups": (0, np.uint64),
+    "group_states": (ONE_GROUP, np.int8),
+    "links": (-1, np.int32),
+    "free_tiles": (0, np.uint64),
+    "ledger_bytes": (0, np.int64),
 }
-"""What stands where a node has fewer cards, groups or links than others."""
-
-_TYPES: Final[Mapping[str, Any]] = {
-    "name_codes": np.int32,
-    "usable": np.bool_,
-    "model_codes": np.int32,
-    "preferred": np.int16,
-    "groups": np.uint64,
-    "group_states": np.int8,
-    "links": np.int32,
-    "free_tiles": np.uint64,
-    "ledger_bytes": np.int64,
-}
+"""What stands where a node has fewer cards, groups or links than others, and the type."""
 
 
 def _heights(cards: int, groups: int, links: int) -> Mapping[str, int]:
@@ -329,7 +317,7 @@ def _empty(width: int, size: _Size, rows: NDArray[np.intp], tiles: str) -> Gener
     plain = {}
     for name, height in _heights(size.cards, size.groups, size.links).items():
         yield
-        plain[name] = np.full((height, width), _FILL[name], _TYPES[name])
+        plain[name] = np.full((height, width), *_ARRAYS[name])
     capacity, free = {}, {}
     for name in size.resources:
         yield
@@ -356,8 +344,8 @@ def _plain(one: Column, codes: _Codes) -> dict[str, Sequence[int]]:
 def _fill(layout: Layout, start: int, columns: Sequence[Column], codes: _Codes) -> None:
     """Write some nodes into arrays that nobody else has yet."""
     plain = [_plain(one, codes) for one in columns]
-    for name in _FILL:
-        _write(getattr(layout, name), start, [one[name] for one in plain], _FILL[name])
+    for name, (fill, _) in _ARRAYS.items():
+        _write(getattr(layout, name), start, [one[name] for one in plain], fill)
     for name, capacity in layout.capacity.items():
         _write(capacity, start, [one.capacity.get(name, ()) for one in columns], 0)
         _write(layout.free[name], start, [one.free.get(name, ()) for one in columns], ABSENT)
@@ -389,7 +377,7 @@ def _grown(layout: Layout, one: Column) -> Layout:
         cards, max(len(layout.groups), len(one.groups)), max(len(layout.links), len(one.links))
     )
     arrays: dict[str, Any] = {
-        name: _taller(getattr(layout, name), height, _FILL[name]) for name, height in heights.items()
+        name: _taller(getattr(layout, name), height, _ARRAYS[name][0]) for name, height in heights.items()
     }
     resources = [*layout.capacity, *(name for name in one.capacity if name not in layout.capacity)]
     nothing = np.zeros((0, layout.size + 1), np.int64)

@@ -316,7 +316,7 @@ def test_annotations_leave_room_for_those_of_the_cards() -> None:
 
 def test_many_containers_and_resources_are_looked_at_up_to_a_bound() -> None:
     """One pod may not keep all nodes' cards busy for seconds, nor fill the memory with arrays of its resources."""
-    most, names = demand.MOST_CARDS, demand.MOST_RESOURCES
+    most, names = limits.MOST_CARDS, demand.MOST_RESOURCES
     assert len(wanted(read(pod(*["i915=4"] * (most // 4))))) == most // 4
     kind, words = refused(pod("i915=5", *["i915=4"] * (most // 4 - 1)))
     assert (kind, words) == (Kind.BAD_ARGS, f"the containers ask for more than {most} cards altogether")
