@@ -88,13 +88,11 @@ class Eligibility:
 
     def refusal(self, pod: Any) -> RequestsNothing | None:
         """None for a pod that may be bound."""
-        spec = pod.spec
-        for container in (*(spec.containers or ()), *(spec.initContainers or ())):
-            for amounts in (
-                (container.resources.requests, container.resources.limits) if container.resources else ()
-            ):
-                if amounts and not self._resources.isdisjoint(amounts):
-                    return None
+        containers = (*(pod.spec.containers or ()), *(pod.spec.initContainers or ()))
+        resources = (container.resources for container in containers if container.resources)
+        amounts = (listed for entry in resources for listed in (entry.requests, entry.limits) if listed)
+        if any(not self._resources.isdisjoint(listed) for listed in amounts):
+            return None
         return RequestsNothing(tuple(sorted(self._resources)))
 
 
@@ -107,9 +105,9 @@ class Bindings:
         pods: Store[Any],
         pod_type: type[Any],
         deadline_s: float,
-        eligibility: Eligibility | None = None,
+        eligibility: Eligibility | None,
     ) -> None:
-        """Without `eligibility` every pod is bound; its pods have containers."""
+        """None for `eligibility` binds every pod that the agent plans, for pods whose type has no containers."""
         self._on = ground
         self._eligibility = eligibility
         self._pods = pods
@@ -141,8 +139,9 @@ class Bindings:
         desk = self._desk(node)
         releases = (desk.release(uid, {seen}) for uid, seen in entries.items())
         outcomes = await asyncio.gather(*releases, return_exceptions=True)
-        for error in filter(None, outcomes):
-            raise error
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if errors:
+            raise errors[0]
 
     async def close(self) -> None:
         """Wait for what is under way, no longer than a bind takes."""
@@ -216,7 +215,7 @@ class _Bind:
         """Whether an entry may stand in the ledger for a pod that we do not know to be on the node."""
         return bool(self._seen)
 
-    async def run(self, pod: Any | None, eligibility: Eligibility | None = None) -> Outcome:
+    async def run(self, pod: Any | None, eligibility: Eligibility | None) -> Outcome:
         """`pod` is what we hold of it; it may be old, and None is nothing."""
         last: NodewiseError | None = None
         if pod is not None and pod.metadata.uid != self._asked.pod_uid:
@@ -226,14 +225,12 @@ class _Bind:
             if self._left_s() <= 0.0:
                 break
             try:
-                found = pod or await self._get(min(CALL_S, self._left_s()))
-                if (
-                    eligibility
-                    and found.metadata.uid == self._asked.pod_uid
-                    and (no := eligibility.refusal(found))
-                ):
-                    return Outcome("refused", no.text(), reason=no)
-                return await self._attempt(found)
+                current = pod or await self._get(min(CALL_S, self._left_s()))
+                is_same = current.metadata.uid == self._asked.pod_uid
+                refusal = eligibility.refusal(current) if eligibility and is_same else None
+                if refusal:
+                    return Outcome("refused", refusal.text(), reason=refusal)
+                return await self._attempt(current)
             except (Conflict, Unavailable) as error:
                 last, pod = error, None
             except TimeoutError:

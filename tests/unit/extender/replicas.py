@@ -173,7 +173,7 @@ async def replica(api: Api, agent: Any = None) -> AsyncIterator[Replica]:
     for one in reflectors.values():
         one.store.subscribe(lambda _: keeper.touch())
     ground = Ground(api, OURS, objects["ledgers"], keeper, agent, agent, clock, meters)
-    bindings = Bindings(ground, objects["pods"], POD, DEADLINE_S_OF_A_BIND)
+    bindings = Bindings(ground, objects["pods"], POD, DEADLINE_S_OF_A_BIND, None)
     before = asyncio.all_tasks()
     tasks = [asyncio.create_task(one.run()) for one in reflectors.values()]
     tasks.append(asyncio.create_task(keeper.run()))
