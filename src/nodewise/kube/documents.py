@@ -29,6 +29,8 @@ _TYPES: Final = (
 """Plain texts that are more than text, by what they look like and may begin with (yaml v2, resolve.go)."""
 
 _SPACE: Final = re.compile(r"\s*")
+_INDEX: Final = re.compile(r"\[(\d+)\]")
+"""An item of a list, in a path of fields."""
 _JSON_START: Final = (b"{", b"[")
 
 
@@ -113,32 +115,25 @@ def _from_yaml(text: bytes, source: str) -> Iterator[tuple[int, bytes]]:
 
 def line(node: Any, path: str) -> int:
     """The line of a field such as `spec.rules[0].target` below a node, or of the closest one around it; from 1."""
+    number = node.start_mark.line
     while path:
-        step, inner = _step(node, path)
-        if not step:
+        step = _step(node, path)
+        if step is None:
             break
-        node, path = inner, path[len(step) :].lstrip(".")
-    return int(node.start_mark.line) + 1
+        consumed, mark, node = step
+        number, path = mark.line, path[consumed:].lstrip(".")
+    return int(number) + 1
 
 
-def _step(node: Any, path: str) -> tuple[str, Any]:
-    """The first step of a path and the node that it leads to; an empty step if there is no such node."""
+def _step(node: Any, path: str) -> tuple[int, Any, Any] | None:
+    """The length of the first step of a path, where its key or item is, and the node there; None if it is absent."""
     if isinstance(node, yaml.SequenceNode):
         match = _INDEX.match(path)
         if match and int(match[1]) < len(node.value):
-            return match[0], node.value[int(match[1])]
+            item = node.value[int(match[1])]
+            return len(match[0]), item.start_mark, item
     elif isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if path == key.value or path.startswith((f"{key.value}.", f"{key.value}[")):
-                # a scalar has its key's line; a list or an object begins on the next one
-                return key.value, _at(value, key)
-    return "", None
-
-
-def _at(value: Any, key: Any) -> Any:
-    """The value as if it began where its key does."""
-    value.start_mark = key.start_mark
-    return value
-
-
-_INDEX: Final = re.compile(r"\[(\d+)\]")
+                return len(key.value), key.start_mark, value
+    return None
