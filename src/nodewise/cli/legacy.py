@@ -66,7 +66,7 @@ GAS: Final[Mapping[str, Flag]] = {
 
 EXTENDER: Final[Mapping[str, Flag]] = {**TAS, **GAS}
 
-_OLDER_ONLY: Final = EXTENDER.keys() - KLOG.keys() - {"port", "cert", "key"}
+OLDER_ONLY: Final = EXTENDER.keys() - KLOG.keys() - {"port", "cert", "key"}
 """Flags that TAS and GAS have and nodewise has not. klog's say nothing about who configured the rest."""
 
 CONFIGURATOR: Final[Mapping[str, Flag]] = {
@@ -100,7 +100,7 @@ def translate(arguments: Sequence[str], table: Mapping[str, Flag]) -> list[str]:
 def implies_any_client(arguments: Sequence[str]) -> str:
     """The first flag that only TAS or GAS has; empty without one. Both programs accept any certificate of their CA."""
     flags = (argument.lstrip("-").partition("=")[0] for argument in arguments if argument.startswith("-"))
-    return next((flag for flag in flags if flag in _OLDER_ONLY), "")
+    return next((flag for flag in flags if flag in OLDER_ONLY), "")
 
 
 def _translated(left: list[str], table: Mapping[str, Flag]) -> Iterator[str]:

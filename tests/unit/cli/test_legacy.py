@@ -13,6 +13,7 @@ import structlog
 from click.testing import CliRunner
 
 from nodewise.cli import extender, legacy, settings
+from nodewise.configure.doctor import trust
 from nodewise.errors import BadSettings
 from nodewise.observe import logs
 
@@ -181,6 +182,10 @@ CMK = {
     "isolate": (["isolate", "--poo=x", "python", "--version"], ["isolate", "--poo=x", "python", "--version"]),
     "nothing": ([], []),
 }  # fmt: skip
+
+
+def test_doctor_knows_the_flags_that_imply_any_client() -> None:
+    assert trust.OLDER_FLAGS == legacy.OLDER_ONLY
 
 
 @pytest.mark.parametrize(("given", "ours"), CMK.values(), ids=CMK)

@@ -35,14 +35,11 @@ _IDS: Final = (
     "unknown-ca",
     "any-client",
 )
-_OLDER_FLAGS: Final = frozenset(
-    {"cacert", "kubeConfig", "syncPeriod", "enableAllowlist", "enableDenylist"}
-) | {
-    "balancedResource",
-    "qps",
-    "burst",
-}
-"""Flags that only TAS or GAS has, as `cli.legacy` knows them: they imply --any-client."""
+OLDER_FLAGS: Final = frozenset(
+    {"cacert", "kubeConfig", "syncPeriod", "enableAllowlist", "enableDenylist", "balancedResource"}
+    | {"qps", "burst"}
+)
+"""Flags that only TAS or GAS has; they imply --any-client. A test compares them with those of `cli.legacy`."""
 _NOT_LET_IN: Final = ("client_name", "ca_client")
 """Reasons of nodewise's for refusing a connection that are the client certificate's fault."""
 
@@ -159,7 +156,7 @@ def _pinned_names(extender: Extender) -> list[str]:
 
 def _any_client(extender: Extender) -> bool:
     """Whether it is started with --any-client, or with flags of TAS or GAS, which imply it."""
-    implied = not _OLDER_FLAGS.isdisjoint(extender.settings) and "client_name" not in extender.settings
+    implied = not OLDER_FLAGS.isdisjoint(extender.settings) and "client_name" not in extender.settings
     return extender.says("any_client") or implied
 
 
