@@ -78,9 +78,10 @@ def metrics_of(found: Sequence[Read] | Unread) -> list[str]:
     )
 
 
-def _wants(found: Sequence[Read]) -> list[Want]:
+def _wants(policies_: Sequence[Read]) -> list[Want]:
     """The same with the aggregations of the rules."""
-    wants = (rule.want() for one in found for rule in _rules(one.policy) if rule.metric and not rule.query)
+    rules = (rule for read in policies_ for rule in _rules(read.policy))
+    wants = (rule.want() for rule in rules if rule.metric and not rule.query)
     return sorted({Want(want.metric, aggregate=want.aggregate) for want in wants})
 
 
@@ -263,11 +264,14 @@ class _Verdicts:
         return broken | lacking
 
 
-def _unfetched(status: Any) -> str:
-    """What the condition MetricsFetched says where it is False."""
-    conditions = items(status, "conditions")
-    condition = next((one for one in conditions if text(one, "type") == "MetricsFetched"), None)
-    return short(text(condition, "message")) if text(condition, "status") == "False" else ""
+def _condition(status: Any, kind: str, bad: str) -> str:
+    """The message of a condition whose status is the `bad` one; empty otherwise."""
+    messages = (
+        text(condition, "message") or kind
+        for condition in items(status, "conditions")
+        if text(condition, "type") == kind and text(condition, "status") == bad
+    )
+    return next(messages, "")
 
 
 def _policy(one: Read, verdicts: _Verdicts) -> Policy:
@@ -284,15 +288,8 @@ def _policy(one: Read, verdicts: _Verdicts) -> Policy:
         tuple(dict.fromkeys(rule.metric for rule in rules.get("dontschedule", ()) if rule.metric)),
         tuple(short(str(problem)) for problem in policy.problems),
         tuple(short(name, 100) for name in texts(status, "missingMetrics")),
-        _unfetched(status),
+        short(_condition(status, "MetricsFetched", "False")),
         counted if counted is not None else said,
         "by its metrics" if counted is not None else "by its status",
-        next(
-            (
-                short(text(condition, "message") or "its namespace is not trusted", 500)
-                for condition in items(status, "conditions")
-                if text(condition, "type") == "NotTrusted" and text(condition, "status") == "True"
-            ),
-            "",
-        ),
+        short(_condition(status, "NotTrusted", "True"), 500),
     )
