@@ -105,22 +105,22 @@ def _check(path: str, status: os.stat_result, *, is_sticky_enough: bool = False)
     """Untrusted unless root or the effective user owns it and nobody else may write to it."""
     user = os.geteuid()
     mode = stat.S_IMODE(status.st_mode)
-    has_modes = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(
-        status.st_mode
-    )  # of a socket they say who may connect
-    writers = mode & stat.S_IWOTH
-    if not (user != _ROOT and status.st_gid == os.getegid()):
-        writers |= mode & stat.S_IWGRP
-    is_sticky = stat.S_ISDIR(status.st_mode) and bool(mode & stat.S_ISVTX) and is_sticky_enough
-    if status.st_uid in (_ROOT, user) and (not writers or not has_modes or is_sticky):
+    is_folder = stat.S_ISDIR(status.st_mode)
+    is_own_group = user != _ROOT and status.st_gid == os.getegid()
+    writers = mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
+    is_closed = (
+        not writers
+        or not (is_folder or stat.S_ISREG(status.st_mode))  # the mode of a socket says who may connect
+        or (is_folder and is_sticky_enough and bool(mode & stat.S_ISVTX))
+    )
+    if status.st_uid in (_ROOT, user) and is_closed:
         return
     owners = "root" if user == _ROOT else f"root or user {user}"
+    problem = Problem(
+        path, f"owner {status.st_uid}, mode {mode:04o}", f"owner {owners}, writable by no one else"
+    )
     raise Untrusted(
         "cannot trust a path",
-        [
-            Problem(
-                path, f"owner {status.st_uid}, mode {mode:04o}", f"owner {owners}, writable by no one else"
-            )
-        ],
+        [problem],
         remedy=f"chown root {path} && chmod go-w {path} after a look at what is there, or use another path",
     )

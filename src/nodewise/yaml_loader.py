@@ -52,13 +52,13 @@ def check(root: yaml.Node) -> None:
         path.add(id(node))
         children = _children(node)
         stack.append(
-            (node, children, iter([one for one in children if not isinstance(one, yaml.ScalarNode)]))
+            (node, children, iter([child for child in children if not isinstance(child, yaml.ScalarNode)]))
         )
 
     enter(root)
     while stack:
         node, children, rest = stack[-1]
-        child = next((one for one in rest if id(one) not in sizes), None)
+        child = next((inner for inner in rest if id(inner) not in sizes), None)
         if child is not None:
             enter(child)
             continue

@@ -69,12 +69,12 @@ def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:
         raise BadInput("policy lint", [Problem(" ".join(paths), "no TASPolicy", "at least one")])
     sources = _Sources(stdin)
     entries = objects.entries(TASPOLICIES.group, TASPOLICIES.kind)
-    checked = [_checked(one, entry, sources) for one, entry in zip(policies, entries, strict=True)]
+    checked = [_checked(policy, entry, sources) for policy, entry in zip(policies, entries, strict=True)]
     if output == "json":
-        click.echo(msgspec.json.encode({"policies": [_document(one) for one in checked]}))
+        click.echo(msgspec.json.encode({"policies": [_document(entry) for entry in checked]}))
     else:
         _print(checked)
-    ctx.exit(NO if any(one.problems for one in checked) else DONE)
+    ctx.exit(NO if any(entry.problems for entry in checked) else DONE)
 
 
 class _Sources:
@@ -105,24 +105,25 @@ def _checked(policy: PolicyObject, entry: files.Entry, sources: _Sources) -> Che
 
     place = _PLACE.fullmatch(entry.where)
     assert place, "files.py writes where an object is"
-    found = [(sources.line(place, one.field), one) for one in schema.lint(entry.data)]
+    problems = [(sources.line(place, problem.field), problem) for problem in schema.lint(entry.data)]
     name = f"{policy.metadata.namespace}/{policy.metadata.name}"
-    return Checked(name, place["source"], sorted(found, key=lambda one: one[0]))
+    return Checked(name, place["source"], sorted(problems, key=lambda numbered: numbered[0]))
 
 
-def _document(one: Checked) -> dict[str, Any]:
+def _document(checked: Checked) -> dict[str, Any]:
     problems = [
-        problem._asdict() | {"file": one.source, "line": line or None} for line, problem in one.problems
+        problem._asdict() | {"file": checked.source, "line": line or None}
+        for line, problem in checked.problems
     ]
-    return {"policy": one.policy, "problems": problems}
+    return {"policy": checked.policy, "problems": problems}
 
 
 def _print(checked: Sequence[Checked]) -> None:
-    for one in checked:
-        for line, problem in one.problems:
-            at = f"{one.source}:{line}" if line else one.source
+    for entry in checked:
+        for line, problem in entry.problems:
+            at = f"{entry.source}:{line}" if line else entry.source
             wanted = f", expected {problem.wanted}" if problem.wanted else ""
-            lines.say(f"{at}: {one.policy}: {problem.field}: found {problem.seen}{wanted}")
-    bad = sum(bool(one.problems) for one in checked)
+            lines.say(f"{at}: {entry.policy}: {problem.field}: found {problem.seen}{wanted}")
+    bad = sum(bool(entry.problems) for entry in checked)
     counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"
     click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")

@@ -85,8 +85,8 @@ def is_complete(node: msgspec.Raw) -> bool:
         keys = _node_keys(node)
     except UNREADABLE:
         return False
-    found = (*msgspec.structs.astuple(keys.metadata), *msgspec.structs.astuple(keys.status))
-    return msgspec.UNSET not in found
+    values = (*msgspec.structs.astuple(keys.metadata), *msgspec.structs.astuple(keys.status))
+    return msgspec.UNSET not in values
 
 
 def recased(raw: bytes, shape: Shape) -> bytes:
@@ -108,9 +108,9 @@ def recased(raw: bytes, shape: Shape) -> bytes:
     if len(fields) > MOST_KEYS:
         return raw
     known = {key.lower(): key for key in shape}
-    found: dict[str, msgspec.Raw] = {}
+    respelt: dict[str, msgspec.Raw] = {}
     for key, value in fields.items():
         name = known.get(key.lower(), key)
         inner = shape.get(name)
-        found[name] = msgspec.Raw(recased(bytes(value), inner)) if inner else value
-    return _encode(found)
+        respelt[name] = msgspec.Raw(recased(bytes(value), inner)) if inner else value
+    return _encode(respelt)

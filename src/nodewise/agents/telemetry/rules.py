@@ -55,9 +55,7 @@ def measure(rule: Rule, column: Column, now: float, max_age_s: float, *, reject_
     broken = fresh & operators.holds(rule.operator, column.values, rule.target)
     rejects = reject_missing if not rule.when_missing else rule.when_missing == "reject"
     is_old = now - column.answered_at > max_age_s
-    if (
-        rule.empty_means == "healthy" and not is_old
-    ):  # an old answer says nothing about the nodes that it lacks
+    if rule.empty_means and not is_old:  # an old answer says nothing about the nodes that it lacks
         known = fresh | (states == State.MISSING)
     lacking = ~known if rejects else np.zeros(len(fresh), bool)
     rejects = rejects and not rule.empty_means

@@ -31,7 +31,9 @@ _LONGEST_LABEL: Final = 63
 _LARGEST: Final = 2**63
 _MOST_EXACT: Final = 2**53
 """Whole numbers that arrive as floating point, such as 1e3, are integers to the API server up to here."""
-_TYPES: Final[Mapping[str, tuple[type, ...]]] = {"object": (dict,), "array": (list,), "string": (str,)}
+_TYPES: Final[Mapping[str, type]] = {"object": dict, "array": list, "string": str}
+_ARTICLES: Final = {"object": "an object", "array": "a list", "string": "a string"}
+_WHOLE: Final = "an integer of 64 bits, or a string"
 
 
 @cache
@@ -39,17 +41,17 @@ def spec() -> Mapping[str, Any]:
     """The schema of `spec` in the shipped definition."""
     text = resources.files(__package__).joinpath("taspolicies.yaml").read_bytes()
     [version] = yaml_loader.load(text, "taspolicies.yaml")["spec"]["versions"]
-    found: Mapping[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return found
+    schema: Mapping[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return schema
 
 
 def lint(policy: bytes) -> list[Problem]:
     """Every problem of a policy in JSON, in the order of its fields."""
     whole = msgspec.json.decode(policy)
     refused = problems(whole)
-    known = {one.field for one in refused}
+    known = {problem.field for problem in refused}
     read = policies.read(msgspec.json.decode(policy, type=PolicyObject)).problems
-    others = [one for one in (*read, *_without_effect(whole)) if one.field not in known]
+    others = [problem for problem in (*read, *_without_effect(whole)) if problem.field not in known]
     return [*refused, *others]
 
 
@@ -68,20 +70,20 @@ def _without_effect(policy: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _rules(policy: Mapping[str, Any], strategy: str) -> list[Mapping[str, Any]]:
     """The rules of a strategy, as far as they are objects."""
-    found: Any = policy
+    value: Any = policy
     for key in ("spec", "strategies", strategy, "rules"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return [rule for rule in value if isinstance(rule, Mapping)] if isinstance(value, list) else []
 
 
 def problems(policy: Mapping[str, Any]) -> list[Problem]:
     """Everything in the API version, the metadata and the spec of a policy that the API server refuses."""
-    found = list(_metadata(policy.get("metadata")))
+    refused = list(_metadata(policy.get("metadata")))
     if policy.get("apiVersion") != API_VERSION:
-        found.append(Problem("apiVersion", shown(policy.get("apiVersion")), API_VERSION))
+        refused.append(Problem("apiVersion", shown(policy.get("apiVersion")), API_VERSION))
     if policy.get("spec") is not None:
-        found += _value("spec", policy["spec"], spec())
-    return found
+        refused += _value("spec", policy["spec"], spec())
+    return refused
 
 
 def _metadata(metadata: Any) -> Iterator[Problem]:
@@ -99,14 +101,14 @@ def _metadata(metadata: Any) -> Iterator[Problem]:
         yield from _keys(f"metadata.{field}", metadata.get(field), are_labels=field == "labels")
 
 
-def _keys(path: str, found: Any, *, are_labels: bool) -> Iterator[Problem]:
+def _keys(path: str, pairs: Any, *, are_labels: bool) -> Iterator[Problem]:
     """Labels or annotations that no object may have."""
-    if found is None:
+    if pairs is None:
         return
-    if not isinstance(found, Mapping):
-        yield Problem(path, shown(found), "an object")
+    if not isinstance(pairs, Mapping):
+        yield Problem(path, shown(pairs), "an object")
         return
-    for key, value in found.items():
+    for key, value in pairs.items():
         prefix, slash, name = key.rpartition("/")
         if not is_label_part(name) or (slash and not _is_subdomain(prefix)):
             yield Problem(f"{path}.{key[:80]}", shown(key), "a key such as example.com/name")
@@ -129,7 +131,7 @@ def _value(path: str, value: Any, schema: Mapping[str, Any]) -> Iterator[Problem
             yield Problem(path, shown(value), f"{_WHOLE}{_quoted(value)}")
             return
     elif not isinstance(value, _TYPES[schema["type"]]):
-        yield Problem(path, shown(value), f"{_ARTICLES[schema['type']]}")
+        yield Problem(path, shown(value), _ARTICLES[schema["type"]])
         return
     if isinstance(value, str):
         yield from _text(path, value, schema)
@@ -137,10 +139,6 @@ def _value(path: str, value: Any, schema: Mapping[str, Any]) -> Iterator[Problem
         yield from _list(path, value, schema)
     elif isinstance(value, dict):
         yield from _object(path, value, schema)
-
-
-_WHOLE: Final = "an integer of 64 bits, or a string"
-_ARTICLES: Final = {"object": "an object", "array": "a list", "string": "a string"}
 
 
 def _quoted(value: Any) -> str:

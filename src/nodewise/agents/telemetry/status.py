@@ -81,7 +81,7 @@ def _conditions(decided: PolicySlot, clash: str) -> Iterator[Condition]:
     yield _of("Suspended", bool(held), "LostNodes", text if held else "", "no rule is suspended")
     yield _of("LabelConflict", bool(clash), "OwnedElsewhere", clash, "nobody else claims the labels")
     not_trusted = decided.policy.not_trusted
-    text = "no strategy and no rule lacks trust"
+    text = "the policy needs no trust that its namespace lacks"
     yield _of("NotTrusted", bool(not_trusted), "NamespaceNotTrusted", not_trusted, text)
 
 

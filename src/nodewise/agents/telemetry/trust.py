@@ -58,9 +58,8 @@ class Trust:
 
     def namespaces(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[str]:
         """The namespaces that are trusted by their label or by a flag."""
-        found: Mapping[ObjectKey, NamespaceObject] = objects.get(NAMESPACES, {})
-        labelled = (name for (_, name), one in found.items() if _has_label(one))
-        return self._named.union(labelled)
+        namespaces: Mapping[ObjectKey, NamespaceObject] = objects.get(NAMESPACES, {})
+        return self._named.union(name for (_, name), item in namespaces.items() if _has_label(item))
 
     def is_trusted(self, namespace: str, namespaces: frozenset[str]) -> bool:
         """Whether policies of a namespace may affect the whole cluster; `namespaces` is the result of `namespaces`."""
@@ -74,8 +73,10 @@ class Trust:
         """
         withheld = [name for name in CLUSTER_WIDE if name in policy.strategies]
         kept = {
-            name: Strategy(tuple(self._restricted(rule, policy.namespace) for rule in one.rules), one.all_of)
-            for name, one in policy.strategies.items()
+            name: Strategy(
+                tuple(self._restricted(rule, policy.namespace) for rule in strategy.rules), strategy.all_of
+            )
+            for name, strategy in policy.strategies.items()
             if name not in withheld
         }
         reasons = [*_no_effect(withheld), *_refusals(kept)]

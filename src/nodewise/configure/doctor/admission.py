@@ -15,22 +15,23 @@ _TRUSTED: Final = "nodewise.io/trusted"
 def read(policies: Iterable[Any], bindings: Iterable[Any]) -> tuple[AdmissionPolicy, ...]:
     """The policies that fail closed and have a binding that denies everywhere; others enforce nothing."""
     denying = {
-        text(one, "spec", "policyName")
-        for one in bindings
-        if "Deny" in texts(one, "spec", "validationActions") and at(one, "spec", "matchResources") is None
+        text(binding, "spec", "policyName")
+        for binding in bindings
+        if "Deny" in texts(binding, "spec", "validationActions")
+        and at(binding, "spec", "matchResources") is None
     }
     return tuple(
-        _policy(one)
-        for one in policies
-        if text(one, "metadata", "name") in denying and text(one, "spec", "failurePolicy") != "Ignore"
+        _policy(policy)
+        for policy in policies
+        if text(policy, "metadata", "name") in denying and text(policy, "spec", "failurePolicy") != "Ignore"
     )
 
 
-def _policy(found: Any) -> AdmissionPolicy:
-    rules = items(found, "spec", "matchConstraints", "resourceRules")
-    conditions = items(found, "spec", "matchConditions")
+def _policy(policy: Any) -> AdmissionPolicy:
+    rules = items(policy, "spec", "matchConstraints", "resourceRules")
+    conditions = items(policy, "spec", "matchConditions")
     return AdmissionPolicy(
-        text(found, "metadata", "name"),
+        text(policy, "metadata", "name"),
         frozenset(resource for rule in rules for resource in texts(rule, "resources")),
         tuple(text(condition, "expression") for condition in conditions),
     )
@@ -44,7 +45,7 @@ def check(facts: Facts) -> Iterator[Answer]:
     if isinstance(facts.admission, Unread):
         yield from unlooked(facts.admission, _ID)
         return
-    extenders = [one for one in facts.extenders if _writes_as_itself(one)]
+    extenders = [extender for extender in facts.extenders if _writes_as_itself(extender)]
     for extender in extenders:
         yield from _accounts(extender, facts.admission)
     if extenders and not any(_is_about(policy, "namespaces", _TRUSTED) for policy in facts.admission):
@@ -56,24 +57,24 @@ def check(facts: Facts) -> Iterator[Answer]:
         )
 
 
-def _writes_as_itself(one: Extender) -> bool:
+def _writes_as_itself(extender: Extender) -> bool:
     """Whether it writes to a cluster with an account that it does not share with kube-scheduler."""
-    is_shared = any(workloads.runs(container, "kube-scheduler") for container in one.pod.containers)
-    return not (is_shared or one.says("no_cluster") or one.settings.get("objects_from"))
+    is_shared = any(workloads.runs(container, "kube-scheduler") for container in extender.pod.containers)
+    return not (is_shared or extender.says("no_cluster") or extender.settings.get("objects_from"))
 
 
-def _accounts(one: Extender, policies: tuple[AdmissionPolicy, ...]) -> Iterator[Answer]:
-    user = f"'system:serviceaccount:{one.pod.namespace}:{one.pod.account}'"
-    files = {"nodes": "deploy/rbac.yaml"} | ({"pods": "deploy/gpu.yaml"} if "gpu" in one.agents else {})
+def _accounts(extender: Extender, policies: tuple[AdmissionPolicy, ...]) -> Iterator[Answer]:
+    user = f"'system:serviceaccount:{extender.pod.namespace}:{extender.pod.account}'"
+    files = {"nodes": "deploy/rbac.yaml"} | ({"pods": "deploy/gpu.yaml"} if "gpu" in extender.agents else {})
     for resource, file in files.items():
         if not any(_is_about(policy, resource, user) for policy in policies):
             yield found(
                 _ID,
-                f"ServiceAccount/{one.pod.namespace}/{one.pod.account}",
+                f"ServiceAccount/{extender.pod.namespace}/{extender.pod.account}",
                 f"no policy limits what it writes to {resource}",
                 f"the policy of {file} for this account, with a binding that denies",
             )
 
 
 def _is_about(policy: AdmissionPolicy, resource: str, words: str) -> bool:
-    return resource in policy.resources and any(words in one for one in policy.conditions)
+    return resource in policy.resources and any(words in condition for condition in policy.conditions)
