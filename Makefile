@@ -41,9 +41,10 @@ test: $(VENV)/.dev ## every tier; REQUIRE=all: what cannot run here is a failure
 laws: $(VENV)/.dev ## look for new cases that break a law, for some minutes
 	@HYPOTHESIS_PROFILE=search $(BIN)/pytest tests/laws -n 2
 
-check: $(VENV)/.dev ## format, lint, types, import contracts, docs
+check: $(VENV)/.dev ## format, lint, types, complexity, import contracts, docs
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python tools/complexity.py
 	@$(BIN)/lint-imports --no-logo > $(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/pytest tests/unit/test_docs.py
