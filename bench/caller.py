@@ -40,10 +40,10 @@ def ask(connection: ssl.SSLSocket, request: bytes, buffer: bytearray) -> Answer:
     """Send a request, read the answer into the buffer. ValueError if it has no length."""
     began = time.perf_counter()
     connection.sendall(request)
-    view = memoryview(buffer)
+    snapshot = memoryview(buffer)
     size, start, wanted = 0, 0, len(buffer)
     while size < wanted:
-        received = connection.recv_into(view[size:])
+        received = connection.recv_into(snapshot[size:])
         if not received:
             raise ConnectionError("the server closed the connection")
         size += received
@@ -51,7 +51,7 @@ def ask(connection: ssl.SSLSocket, request: bytes, buffer: bytearray) -> Answer:
             start = end + 4
             wanted = start + _length(bytes(buffer[:end]))
     micros = (time.perf_counter() - began) * 1e6
-    return Answer(int(buffer[9:12]), bytes(view[start:wanted]), micros)
+    return Answer(int(buffer[9:12]), bytes(snapshot[start:wanted]), micros)
 
 
 def _length(head: bytes) -> int:

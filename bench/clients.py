@@ -45,15 +45,15 @@ class Client(NamedTuple):
     ca: Path
     pair: Pair
 
-    def ask(self, question: Question) -> Taken:
+    def ask(self, equivalence_key: Question) -> Taken:
         """One connection, one request in flight. RuntimeError if the client fails, reconnects or lacks TLS 1.3."""
         given = {
-            "url": question.url,
-            "bodies": question.bodies,
-            "warmup": question.warmup,
-            "requests": question.requests,
-            "seconds": question.seconds,
-            "save": question.save or "",
+            "url": equivalence_key.url,
+            "bodies": equivalence_key.bodies,
+            "warmup": equivalence_key.warmup,
+            "requests": equivalence_key.requests,
+            "seconds": equivalence_key.seconds,
+            "save": equivalence_key.save or "",
             "ca": self.ca,
             "cert": self.pair.cert,
             "key": self.pair.key,

@@ -74,10 +74,10 @@ def _filter(ground: stage.Ground, times: int, requests: int) -> tuple[Rounds, st
     ]
     with stage.serving(stage.PROGRAM, arguments, ground.folder / "gpu.log") as extender:
         saved = ground.folder / "gpu-answer.json"
-        question = Question(extender.url + PATH, bodies, warmup=requests // 5, requests=requests)
-        taken = ground.client.ask(question._replace(save=saved, requests=1, warmup=0))
+        equivalence_key = Question(extender.url + PATH, bodies, warmup=requests // 5, requests=requests)
+        taken = ground.client.ask(equivalence_key._replace(save=saved, requests=1, warmup=0))
         _check(json.loads(saved.read_bytes()))
-        asks = {GPU_FILTER: partial(ground.client.ask, question)}
+        asks = {GPU_FILTER: partial(ground.client.ask, equivalence_key)}
         return rounds.alternate(times, asks, told), taken.client
 
 

@@ -54,9 +54,9 @@ def _at(ground: stage.Ground, count: int, requests: int, periods: int) -> Row:
     ):
         refresh_cpu_s = _refresh_cpu_s(extender, periods)
         rss_mib = extender.rss_mib()  # before the decisions that it keeps, which have a limit of their own
-        question = Question("", bodies, requests // 5, requests)
+        equivalence_key = Question("", bodies, requests // 5, requests)
         asks = {
-            verb: partial(ground.client.ask, question._replace(url=extender.url + PATHS[verb]))
+            verb: partial(ground.client.ask, equivalence_key._replace(url=extender.url + PATHS[verb]))
             for verb in (FILTER, PRIORITIZE)
         }
         found = rounds.alternate(TIMES, asks, told)

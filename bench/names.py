@@ -26,7 +26,7 @@ class Bench(NamedTuple):
     papers: stage.Papers
     client: Client
     kubeconfig: Path
-    question: Question
+    equivalence_key: Question
     """Without an address."""
     times: int
 
@@ -36,7 +36,7 @@ class Bench(NamedTuple):
 
     def series(self, url: str, nothing: str, verb: str, seconds: float = 0.0) -> dict[str, rounds.Ask]:
         """A verb of the extender, and the same asked of the do-nothing server; by their prefixes."""
-        asked = self.question._replace(seconds=seconds)
+        asked = self.equivalence_key._replace(seconds=seconds)
         return {
             prefix: partial(self.client.ask, asked._replace(url=at + PATHS[verb]))
             for prefix, at in ((NOTHING, nothing), ("", url))
@@ -45,7 +45,7 @@ class Bench(NamedTuple):
     def answers(self, url: str) -> str:
         """Keep an answer of each verb, after a look whether it is right; which client asked."""
         for verb, path in PATHS.items():
-            asked = self.question._replace(url=url + path, save=self.saved(verb), requests=1, warmup=0)
+            asked = self.equivalence_key._replace(url=url + path, save=self.saved(verb), requests=1, warmup=0)
             taken = self.client.ask(asked)
             told(f"{verb} answers {taken.answer_bytes} bytes")
         _check(json.loads(self.saved(FILTER).read_bytes()), json.loads(self.saved(PRIORITIZE).read_bytes()))
@@ -75,9 +75,9 @@ def measure(ground: stage.Ground, times: int, requests: int, seconds: float) -> 
     """`times` rounds of so many requests, and rounds of so many seconds while metrics refresh."""
     folder = ground.folder / "names"
     bodies = write(folder, fleet.requests(fleet.names(NODES), PODS))
-    question = Question("", bodies, warmup=requests // 5, requests=requests)
+    equivalence_key = Question("", bodies, warmup=requests // 5, requests=requests)
     with stage.apiserver(ground.folder, ground.papers, NODES) as kubeconfig:
-        bench = Bench(ground.folder, ground.papers, ground.client, kubeconfig, question, times)
+        bench = Bench(ground.folder, ground.papers, ground.client, kubeconfig, equivalence_key, times)
         told("starting the extender, its metrics at rest")
         with stage.extender(bench.folder, bench.papers, bench.kubeconfig, "1h") as extender:
             client = bench.answers(extender.url)

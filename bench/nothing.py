@@ -11,7 +11,7 @@ from pathlib import Path
 import uvloop
 
 from bench import child
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, Handler, Response, Route
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.server import Server
@@ -23,7 +23,7 @@ def _giving(body: bytes) -> Handler:
 
 
 async def _serve(options: ServeOptions, routes: list[Route]) -> None:
-    meters = Meters()
+    meters = MetricsRegistry()
     server = Server(Application(routes, meters, max_body_bytes=options.max_body_bytes), options, meters)
     await server.start()
     child.announce(server.port)

@@ -64,17 +64,17 @@ def measure(ground: stage.Ground, times: int, requests: int) -> Measured:
         asks, client = {}, ""
         for agent in SCORING_AGENTS:
             url = f"{extender.url}/agents/{agent}/prioritize"
-            question = Question(url, bodies, warmup=requests // 5, requests=requests)
-            client = _checked(agent, ground, question)
-            asks[SCORED + agent] = partial(ground.client.ask, question)
+            equivalence_key = Question(url, bodies, warmup=requests // 5, requests=requests)
+            client = _checked(agent, ground, equivalence_key)
+            asks[SCORED + agent] = partial(ground.client.ask, equivalence_key)
         measured = rounds.alternate(times, asks, told)
     return Measured(results.figures_of_scoring(measured), measured, client)
 
 
-def _checked(agent: str, ground: stage.Ground, question: Question) -> str:
+def _checked(agent: str, ground: stage.Ground, equivalence_key: Question) -> str:
     """Ask once, and return which client asked. RuntimeError if the scores are not those of this world."""
     saved: Path = ground.folder / f"score-{agent}.json"
-    taken = ground.client.ask(question._replace(save=saved, requests=1, warmup=0))
+    taken = ground.client.ask(equivalence_key._replace(save=saved, requests=1, warmup=0))
     scores = {one["Score"] for one in json.loads(saved.read_bytes())}
     told(f"{agent} gives scores {sorted(scores)}")
     if len(scores) < _LEAST_SCORES[agent]:

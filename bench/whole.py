@@ -14,12 +14,12 @@ def measure(ground: stage.Ground, times: int, requests: int) -> Measured:
     """`times` rounds of so many requests each."""
     told(f"making {BODIES} requests with {NODES} whole nodes")
     bodies = names.write(ground.folder / "whole", fleet.whole_requests(fleet.names(NODES), BODIES))
-    question = Question("", bodies, warmup=WARMUP, requests=requests)
+    equivalence_key = Question("", bodies, warmup=WARMUP, requests=requests)
     with (
         stage.apiserver(ground.folder, ground.papers, NODES) as kubeconfig,
         stage.extender(ground.folder, ground.papers, kubeconfig, "1h") as extender,
     ):
-        bench = Bench(ground.folder, ground.papers, ground.client, kubeconfig, question, times)
+        bench = Bench(ground.folder, ground.papers, ground.client, kubeconfig, equivalence_key, times)
         client = bench.answers(extender.url)
         saved = {PATHS[verb]: bench.saved(verb) for verb in PATHS}
         with stage.nothing(bench.folder, bench.papers, saved) as nothing:

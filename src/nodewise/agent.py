@@ -1,7 +1,7 @@
 """The contract of an agent: somebody who judges nodes for a pod. Packages outside this one import this file.
 
 An agent says which node and pod fields it reads and which other objects it needs; its `State` turns objects and
-samples into its slot of the `View`, the same way online and offline; its `Agent` answers requests from that slot
+samples into its slot of the `Snapshot`, the same way online and offline; its `Agent` answers requests from that slot
 by look-up. Neither does I/O nor asks what time it is. Shapes: everything per node is an array by node number
 (`NodeIndex`), everything in a verdict is by candidate, in the order of the request; `candidates.numbers` leads from
 one to the other. What a slot is made from is in `state.py`, and what an agent has besides that keeps books of who
@@ -24,25 +24,25 @@ from nodewise.metrics.column import States, Values
 from nodewise.metrics.index import Names, NodeIndex
 from nodewise.metrics.series import State as ValueState
 from nodewise.metrics.source import Want
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.state import (
-    AgentState,
+    ClusterState,
     Counting,
     Forgetting,
     Inputs,
     ObjectKey,
     Remembering,
-    View,
+    Snapshot,
+    StateBuilder,
     Watched,
-    World,
 )
 
 __all__ = [
     "COMPARISONS",
     "Agent",
     "AgentKind",
-    "AgentState",
     "Anew",
+    "ClusterState",
     "Concerned",
     "Controller",
     "Counting",
@@ -50,7 +50,7 @@ __all__ = [
     "Evidence",
     "Following",
     "Forgetting",
-    "Hands",
+    "Handle",
     "Inputs",
     "Joined",
     "Judge",
@@ -67,14 +67,14 @@ __all__ = [
     "Resource",
     "Scores",
     "Showing",
+    "Snapshot",
+    "StateBuilder",
     "Tally",
     "ValueState",
     "Verdict",
     "Victims",
-    "View",
     "Want",
     "Watched",
-    "World",
 ]
 
 MAX_SCORE = 10
@@ -187,24 +187,24 @@ class Agent(Protocol):
 
     name: str
 
-    def question(self, pod: Any) -> Hashable:
-        """What the answers depend on besides the View: pods with equal questions get equal answers."""
+    def equivalence_key(self, pod: Any) -> Hashable:
+        """What the answers depend on besides the snapshot: pods with equal questions get equal answers."""
         ...
 
-    def filter(self, pod: Any, candidates: Names, view: View) -> Verdict | None:
+    def filter(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Which candidates the pod may not go to. Without a slot, a pod that needs the agent is rejected."""
         ...
 
-    def score(self, pod: Any, candidates: Names, view: View) -> Scores | None: ...
+    def score(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Scores | None: ...
 
-    def preempt(self, pod: Any, candidates: Names, view: View, victims: Victims) -> Verdict | None:
+    def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
         """Which candidates the agent would reject even with the victims gone."""
         ...
 
 
-Judge = Callable[[Any, Names, View], Verdict | None]
+Judge = Callable[[Any, Names, Snapshot], Verdict | None]
 """As `Agent.filter`."""
-Rank = Callable[[Any, Names, View], Scores | None]
+Rank = Callable[[Any, Names, Snapshot], Scores | None]
 """As `Agent.score`."""
 
 
@@ -227,7 +227,7 @@ class Showing(Protocol):
 
     name: str
 
-    def show(self, slot: Any, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+    def show(self, agent_state: Any, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The slot as JSON, made in parts; `query` are the parameters of the request."""
         ...
 
@@ -263,11 +263,11 @@ class Anew(Protocol):
         ...
 
     def begin(self) -> None:
-        """Fill all stores from new lists, soon, and compute the next View from nothing."""
+        """Fill all stores from new lists, soon, and compute the next snapshot from nothing."""
         ...
 
 
-class Hands(NamedTuple):
+class Handle(NamedTuple):
     """What a controller may use of the world."""
 
     api: Api
@@ -276,12 +276,12 @@ class Hands(NamedTuple):
     nodes: Store[Any]
     recorder: Recorder
     clock: Clock
-    meters: Meters
+    meters: MetricsRegistry
     node_writes: Tally
     """Writes to nodes that kube-scheduler takes for an event."""
     namespace: str
     """Our own."""
-    view: Callable[[], View]
+    snapshot: Callable[[], Snapshot]
     """The newest."""
     anew: Anew
     ledgers: Ledgers | None
@@ -289,14 +289,14 @@ class Hands(NamedTuple):
 
 
 class Controller(Protocol):
-    """An agent's hand on the API server: makes what the View says true there."""
+    """An agent's hand on the API server: makes what the snapshot says true there."""
 
     def begin(self) -> None:
         """We lead from now on. What was known before may have been changed by another leader."""
         ...
 
-    async def step(self, view: View) -> None:
-        """Write what differs from the View. Called after each new View, in the leader, one at a time.
+    async def step(self, snapshot: Snapshot) -> None:
+        """Write what differs from the snapshot. Called after each new snapshot, in the leader, one at a time.
 
         Errors are kinds of `NodewiseError`; the next step tries again.
         """
@@ -345,11 +345,11 @@ class AgentKind(Protocol):
         """The objects that it needs besides nodes."""
         ...
 
-    def state(self, options: Any, sync_period_s: float) -> AgentState: ...
+    def state(self, options: Any, sync_period_s: float) -> StateBuilder: ...
 
     def agent(self, options: Any) -> Agent: ...
 
-    def controller(self, options: Any, hands: Hands) -> Controller | None:
+    def controller(self, options: Any, hands: Handle) -> Controller | None:
         """What acts on the API server; None for an agent that only answers.
 
         One that has a method `run` besides (`Following`) has work for every replica.

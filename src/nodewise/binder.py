@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from nodewise.agent import Reason, View
+from nodewise.agent import Reason, Snapshot
 
 HOLDINGS: Final = "nodewise.io/holdings"
 """The annotation of a ledger Lease: a JSON object, by pod uid, of what the pod holds on the node."""
@@ -32,9 +32,9 @@ class LedgerLease(msgspec.Struct, frozen=True):
 
 
 class Amending(Protocol):
-    """What the `AgentState` of a `Binder` has besides."""
+    """What the `StateBuilder` of a `Binder` has besides."""
 
-    def amended(self, slot: Any, node: str, ledger: LedgerLease | None) -> Any:
+    def amended(self, agent_state: Any, node: str, ledger: LedgerLease | None) -> Any:
         """The slot with another ledger of one node, at once; None: it has none. The slot given stays as it was.
 
         The ledger may hold entries that are about to be written. The same ledger as before gives the same slot.
@@ -93,6 +93,6 @@ class Binder(Protocol):
         """How kube-scheduler is told that a pod is not bound: by status 404, or by status 200 and words."""
         ...
 
-    def bind(self, pod: Any, node: str, view: View, now: float) -> BindPlan | Refusal | None:
+    def bind(self, pod: Any, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         """What the pod would hold there. None: nothing, it needs no entry. A pod that has one keeps what it holds."""
         ...

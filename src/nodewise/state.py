@@ -1,4 +1,4 @@
-"""What an agent's slot of the View is made from, and what makes it: the half of an agent that works while nobody waits.
+"""What an agent computes its state from, and the builder that computes it while no request waits.
 
 Objects and samples in, a slot out, the same way online and offline. Nothing here does I/O or asks what time it is.
 """
@@ -10,31 +10,31 @@ import msgspec
 
 from nodewise.kube.resources import Resource
 from nodewise.metrics.index import NodeIndex
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import Want
 
 ObjectKey = tuple[str, str]
 """Namespace and name; the namespace is empty for objects that have none."""
 
 
-class View(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True):
     """The world as one request sees it, from beginning to end."""
 
     nodes: NodeIndex
-    slots: Mapping[str, Any]
+    agent_states: Mapping[str, Any]
     """By agent name: what its `State` computed. An agent whose stores are not synced yet has no slot."""
     at: float
     """Seconds since 1970 when it was computed."""
     generation: int = 0
 
 
-class World(msgspec.Struct, frozen=True):
+class ClusterState(msgspec.Struct, frozen=True):
     """What an agent's slot is computed from."""
 
     nodes: NodeIndex
     objects: Mapping[str, Mapping[ObjectKey, Any]]
     """By the name in `Watched`: the objects, decoded as the agent declared."""
-    metrics: Snapshot
+    metrics: MetricsSnapshot
     now: float
     node_objects: Mapping[ObjectKey, Any] = {}
     """The nodes of the index, with the fields that agents declared; empty where no agent's state reads them."""
@@ -72,8 +72,8 @@ class Inputs(NamedTuple):
     metrics: bool = True
 
 
-class AgentState(Protocol):
-    """Objects and samples in, a slot of the View out."""
+class StateBuilder(Protocol):
+    """Objects and samples in, a slot of the snapshot out."""
 
     inputs: Inputs
 
@@ -85,14 +85,14 @@ class AgentState(Protocol):
         """What is wrong with these objects, in words, by the object's name; only those with problems."""
         ...
 
-    def slot(self, world: World) -> Generator[None, None, Any]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Any]:
         """Compute the slot; yields between its parts, so that the event loop can go on."""
         ...
 
 
 @runtime_checkable
 class Counting(Protocol):
-    """What an `AgentState` has besides whose answers rest on the pods that were asked about before.
+    """What an `StateBuilder` has besides whose answers rest on the pods that were asked about before.
 
     Its slots refer to what it counts, so that the next answer knows it.
     """
@@ -104,7 +104,7 @@ class Counting(Protocol):
 
 @runtime_checkable
 class Remembering(Protocol):
-    """What an `AgentState` has besides whose slots rest on what must outlive the process."""
+    """What an `StateBuilder` has besides whose slots rest on what must outlive the process."""
 
     each_replica_learns: bool
     """Whether every replica has news of its own to keep; else all see the same, and the leader keeps it."""
@@ -126,7 +126,7 @@ class Remembering(Protocol):
 
 @runtime_checkable
 class Forgetting(Protocol):
-    """What an `AgentState` has besides that computes only what changed."""
+    """What an `StateBuilder` has besides that computes only what changed."""
 
     def forget(self) -> None:
         """Compute the next slot from nothing."""

@@ -30,7 +30,7 @@ from nodewise.kube.intake import Intake
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import NODES
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 class NodeMeta(msgspec.Struct, frozen=True, gc=False):
@@ -96,10 +96,10 @@ def resident_bytes() -> int:
 
 
 async def found(kubeconfig: str) -> Found:
-    api = connect(KubeOptions(kubeconfig=kubeconfig), Meters())
+    api = connect(KubeOptions(kubeconfig=kubeconfig), MetricsRegistry())
     await api.get("/version")
     target = Target(NODES, fields.merge("Node", NodeFields))
-    reflector = Reflector(api, target, SystemClock(), Meters(), random.random)
+    reflector = Reflector(api, target, SystemClock(), MetricsRegistry(), random.random)
     gc.collect()
     before = resident_bytes()
     steps = Steps(api)

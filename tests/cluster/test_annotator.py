@@ -17,7 +17,7 @@ from nodewise.annotator.writing import Written
 from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resources import NODES, PODS
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate import api_server
 from nodewise.simulate.api import FakeApi
 from tests.cluster import (
@@ -202,7 +202,7 @@ async def test_a_write_insists_on_the_uid_and_makes_no_ghost(plane: ControlPlane
     """Of a real API server; so does the one in memory."""
     corner.nodes(objects.node("anew"), objects.node("there"))
     uid = plane.api.get("/api/v1/nodes/there")["metadata"]["uid"]
-    api = connect(KubeOptions(kubeconfig=str(plane.admin.kubeconfig)), Meters())
+    api = connect(KubeOptions(kubeconfig=str(plane.admin.kubeconfig)), MetricsRegistry())
     plans = [
         NodePlan("anew", "0-not-its-uid", {}, {}, {"mean-free-cpu": "1"}),
         NodePlan("gone", "0-no-uid", {}, {}, {"mean-free-cpu": "1"}),

@@ -25,7 +25,7 @@ from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import EVENTS, NODES, Resource
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import CONFIGMAPS
 from tests.cluster import access, processes
 from tests.cluster.access import Server, rule
@@ -66,7 +66,7 @@ async def api(plane: ControlPlane) -> AsyncIterator[HttpApi]:
 
 
 def opened_with(kubeconfig: Path) -> HttpApi:
-    return connect(KubeOptions(kubeconfig=str(kubeconfig), **FAST), Meters())
+    return connect(KubeOptions(kubeconfig=str(kubeconfig), **FAST), MetricsRegistry())
 
 
 async def answer_of(kubeconfig: Path, path: str = "/api/v1/nodes") -> bytes:
@@ -142,7 +142,7 @@ async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, cor
     corner.create(definition_of(things))
     await until_served(api, things)
     await api.create(things.path("default"), item("a") | {"apiVersion": things.api_version, "kind": "Thing"})
-    reflector = Reflector(api, Target(things, CONFIGMAP), SystemClock(), Meters(), random.random)
+    reflector = Reflector(api, Target(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random)
     reflector._state = watching.Watching("1")
     async with running(reflector.run()):
         await reflector.until_synced()
@@ -174,7 +174,7 @@ async def until_served(api: HttpApi, resource: Resource) -> None:
 
 async def test_a_kind_that_is_installed_later_is_found(api: HttpApi, corner: Sandbox) -> None:
     things = Resource(f"later.{corner.namespace}.example.com", "v1", "things", "Thing")
-    reflector = Reflector(api, Target(things, CONFIGMAP), SystemClock(), Meters(), random.random)
+    reflector = Reflector(api, Target(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random)
     async with running(reflector.run()):
         await eventually(lambda: "404" in reflector.trouble)
         corner.create(definition_of(things))
@@ -237,7 +237,7 @@ async def test_what_happened_in_an_outage_is_caught_up_with(
     async with gated(plane, tmp_path) as (gate, kubeconfig):
         through = opened_with(kubeconfig)
         target = Target(CONFIGMAPS, CONFIGMAP, space)
-        reflector = Reflector(through, target, SystemClock(), Meters(), random.random)
+        reflector = Reflector(through, target, SystemClock(), MetricsRegistry(), random.random)
         async with running(reflector.run()):
             await reflector.until_synced()
             await gate.shut()
@@ -384,7 +384,7 @@ def many_nodes(plane: ControlPlane) -> Iterator[int]:
 
 async def with_nodes(plane: ControlPlane, count: int) -> None:
     kubeconfig = str(plane.admin.kubeconfig)
-    api = connect(KubeOptions(kubeconfig=kubeconfig, kube_qps=1e6, kube_burst=count), Meters())
+    api = connect(KubeOptions(kubeconfig=kubeconfig, kube_qps=1e6, kube_burst=count), MetricsRegistry())
     lanes = asyncio.Semaphore(16)
 
     async def make(number: int) -> None:

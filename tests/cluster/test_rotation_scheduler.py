@@ -16,7 +16,7 @@ from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resources import NODES
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import access, objects, processes, served
 from tests.cluster.access import RBAC, User
 from tests.cluster.api import Object
@@ -214,7 +214,7 @@ def test_calls_and_watches_come_with_the_certificate_that_is_in_the_file_now(
     second = Renewed(plane, robot.name)
 
     async def walk() -> None:
-        api = connect(KubeOptions(kubeconfig=str(robot.kubeconfig)), Meters())
+        api = connect(KubeOptions(kubeconfig=str(robot.kubeconfig)), MetricsRegistry())
         assert await who_we_are(api) == robot.name
         version = msgspec.json.decode(await api.get(NODES.path()))["metadata"]["resourceVersion"]
         async with aclosing(api.watch(NODES.path(), {"resourceVersion": version})) as lines:
@@ -243,7 +243,7 @@ def test_a_plugin_that_gives_another_certificate_makes_us_somebody_else(
     kubeconfig = plugin_user(robot, tmp_path)
 
     async def walk() -> None:
-        api = connect(KubeOptions(kubeconfig=str(kubeconfig)), Meters())
+        api = connect(KubeOptions(kubeconfig=str(kubeconfig)), MetricsRegistry())
         assert await who_we_are(api) == robot.name
         second.take_over(robot)
         await until_known_as(api, second.name)
@@ -291,7 +291,7 @@ def test_the_api_server_is_verified_against_the_authority_that_is_in_the_file_no
     other = Authority(tmp_path, "other-ca")
 
     async def walk() -> None:
-        api = connect(KubeOptions(kubeconfig=str(kubeconfig)), Meters())
+        api = connect(KubeOptions(kubeconfig=str(kubeconfig)), MetricsRegistry())
         await api.get(NODES.path())
         bundle.write_bytes(other.ca_pem)
         with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):

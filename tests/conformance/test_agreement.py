@@ -71,7 +71,7 @@ DRAWS = st.builds(
 )
 
 
-class World:
+class ClusterState:
     """A draw with names of its own, so that many can be in one cluster, and as files."""
 
     def __init__(self, draw: Draw, folder: Path) -> None:
@@ -147,7 +147,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def extender(folder: Path) -> Iterator[Child]:
-    first = World(Draw(1, [], "anyOf", None, {}, True, 1), folder)
+    first = ClusterState(Draw(1, [], "anyOf", None, {}, True, 1), folder)
     first.write()
     with child.extender([f"--objects-from={folder}", "--sync-period=100ms"]) as running:
         running.wait_ready()
@@ -168,11 +168,15 @@ def decided(files: list[str], *more: str) -> dict[str, Json]:
     return by_pod
 
 
-def until_read(extender: Child, worlds: list[World]) -> None:
-    """Until the extender's View holds all of these worlds: their policies, and every metric there is."""
-    wanted = {metric for world in worlds for metric in world.named & world.metrics.keys()}
+def until_read(extender: Child, worlds: list[ClusterState]) -> None:
+    """Until the extender's snapshot holds all of these worlds: their policies, and every metric there is."""
+    wanted = {
+        metric for cluster_state in worlds for metric in cluster_state.named & cluster_state.metrics.keys()
+    }
     end = time.monotonic() + 60
-    while not all(_knows_policy(extender, world) for world in worlds if world.draw.exists):
+    while not all(
+        _knows_policy(extender, cluster_state) for cluster_state in worlds if cluster_state.draw.exists
+    ):
         assert time.monotonic() < end, "policies are not read"
         time.sleep(0.02)
     while not wanted <= set(re.findall(r'nodewise_metric_nodes\{metric="(\w+)"', _metrics(extender))):
@@ -192,9 +196,9 @@ def _generation(extender: Child) -> float:
     return float(re.findall(r"^nodewise_view_generation (\S+)", _metrics(extender), re.MULTILINE)[0])
 
 
-def _knows_policy(extender: Child, world: World) -> bool:
-    probe = world.pods[0] | {"metadata": world.pods[0]["metadata"] | {"name": "probe"}}
-    body = {"Pod": probe, "NodeNames": world.nodes}
+def _knows_policy(extender: Child, cluster_state: ClusterState) -> bool:
+    probe = cluster_state.pods[0] | {"metadata": cluster_state.pods[0]["metadata"] | {"name": "probe"}}
+    body = {"Pod": probe, "NodeNames": cluster_state.nodes}
     answer = _http.post(f"{extender.url}/scheduler/filter", json=body).json()
     return "does not exist" not in str(answer["FailedNodes"])
 
@@ -207,18 +211,18 @@ def _knows_policy(extender: Child, world: World) -> bool:
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink a failing case would take minutes
 )
 def test_what_is_told_is_what_the_scheduler_did(folder: Path, extender: Child, draws: list[Draw]) -> None:
-    worlds = [World(draw, folder) for draw in draws]
-    files = [world.write() for world in worlds]
+    worlds = [ClusterState(draw, folder) for draw in draws]
+    files = [cluster_state.write() for cluster_state in worlds]
     try:
         until_read(extender, worlds)
-        for world, given_files in zip(worlds, files, strict=True):
-            agree(world, given_files, extender)
+        for cluster_state, given_files in zip(worlds, files, strict=True):
+            agree(cluster_state, given_files, extender)
     finally:
-        for world in worlds:
-            world.remove()
+        for cluster_state in worlds:
+            cluster_state.remove()
 
 
-def agree(world: World, files: list[str], extender: Child) -> None:
+def agree(cluster_state: ClusterState, files: list[str], extender: Child) -> None:
     entry = {
         "urlPrefix": f"{extender.url}/scheduler",
         "filterVerb": "filter",
@@ -229,9 +233,9 @@ def agree(world: World, files: list[str], extender: Child) -> None:
         "managedResources": [{"name": "telemetry/scheduling", "ignoredByScheduler": True}],
     }
     told = decided(files)
-    with Cluster(world.cluster, [entry]) as cluster:
-        for pod in world.pods:
-            name = f"{world.namespace}/{pod['metadata']['name']}"
+    with Cluster(cluster_state.cluster, [entry]) as cluster:
+        for pod in cluster_state.pods:
+            name = f"{cluster_state.namespace}/{pod['metadata']['name']}"
             node = cluster.submit(pod).node
             code, explained = said("explain", name, "--server", extender.health_url)
             assert code == 0
@@ -239,7 +243,7 @@ def agree(world: World, files: list[str], extender: Child) -> None:
             same(explained["attempt"], told[name])
             if node is None:
                 counted(cluster.event(name), explained["attempt"])
-    changed(world, files, explained["attempt"])
+    changed(cluster_state, files, explained["attempt"])
 
 
 def placed(node: str | None, told: Json) -> None:
@@ -275,15 +279,15 @@ def counted(event: str, attempt: Json) -> None:
     assert sum(groups.values()) == attempt["asked"]
 
 
-def changed(world: World, files: list[str], attempt: Json) -> None:
+def changed(cluster_state: ClusterState, files: list[str], attempt: Json) -> None:
     """With the policy changed as it is told, so many more nodes pass as it is told."""
-    name = f"{world.namespace}/{world.pods[-1]['metadata']['name']}"
+    name = f"{cluster_state.namespace}/{cluster_state.pods[-1]['metadata']['name']}"
     file = Path(files[0]).with_suffix(".tried")
     for change in attempt["changes"]:
         steps = [({"target": str(step["target"])}, step["nodes"]) for step in change["more"][:1]]
         steps += [({"when_missing": "pass"}, change["missing"])] if change["missing"] else []
         for fields, more in steps:
-            file.write_text(json.dumps(world.policy(change["rule"], **fields)))
+            file.write_text(json.dumps(cluster_state.policy(change["rule"], **fields)))
             again = decided(files, "--policy", str(file))[name]
             assert len(again["feasible"]) == attempt["passing"] + more
     file.unlink(missing_ok=True)

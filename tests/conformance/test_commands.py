@@ -142,11 +142,11 @@ class TestDecide:
         )
         named = {"metadata": {"labels": {"telemetry-policy": "absent"}}}
         for pod, agents, code in ((plain, [], 0), (carded, ["gpu"], 3), (named, ["telemetry"], 3)):
-            done = run("decide", "-", "-o", "json", stdin=json.dumps(world(pod)))
+            done = run("decide", "-", "-o", "json", stdin=json.dumps(cluster_state(pod)))
             (one,) = json.loads(done.stdout)["decisions"]
             assert (one["agents"], done.returncode) == (agents, code)
         with_cards = {"metadata": {"labels": {"gpu.intel.com/gpu-numbers": "0"}}}
-        done = run("decide", "-", "-o", "json", stdin=json.dumps(world(named, node=with_cards)))
+        done = run("decide", "-", "-o", "json", stdin=json.dumps(cluster_state(named, node=with_cards)))
         assert json.loads(done.stdout)["decisions"][0]["agents"] == ["telemetry", "gpu"]
 
     def test_cards_are_told_of_the_best_node_and_of_the_one_that_lacks_least(self) -> None:
@@ -171,7 +171,7 @@ class TestDecide:
 ONE_CARD = {"gpu.intel.com/i915": "1"}
 
 
-def world(pod: dict[str, Any], node: dict[str, Any] | None = None) -> dict[str, Any]:
+def cluster_state(pod: dict[str, Any], node: dict[str, Any] | None = None) -> dict[str, Any]:
     """One node and one pod that waits."""
     items = [("Node", "n", node or {}), ("Pod", "p", pod)]
     listed = [
@@ -209,13 +209,13 @@ def on(node: str, name: str, policy: str = "demo-policy", phase: str = "Running"
 class TestDecideRunning:
     """`--running`: who sits where a policy rejects it, and where it would go."""
 
-    def world(self, *pods: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    def cluster_state(self, *pods: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(pods)})
         names = [f"{EXAMPLE}/{name}.yaml" for name in ("nodes", "policy", "metrics")]
         return run("decide", *names, "-", "--running", "-o", "json", stdin=listed)
 
     def test_who_sits_on_a_rejected_node_may_not_stay(self) -> None:
-        done = self.world(on("rack1-b", "bad"), on("rack1-a", "good"))
+        done = self.cluster_state(on("rack1-b", "bad"), on("rack1-a", "good"))
         assert done.returncode == 3
         found = {one["pod"].rpartition("/")[2]: one for one in json.loads(done.stdout)["decisions"]}
         assert list(found["bad"])[-2:] == ["node", "stays"]
@@ -224,14 +224,16 @@ class TestDecideRunning:
         assert (found["good"]["node"], found["good"]["stays"]) == ("rack1-a", True)
 
     def test_all_may_stay(self) -> None:
-        assert self.world(on("rack1-a", "good")).returncode == 0
+        assert self.cluster_state(on("rack1-a", "good")).returncode == 0
 
     def test_who_is_finished_leaving_or_of_no_policy_is_no_answer(self) -> None:
         leaving = on("rack1-b", "leaving")
         leaving["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
         plain = on("rack1-b", "plain")
         del plain["metadata"]["labels"]
-        done = self.world(on("rack1-b", "done", phase="Succeeded"), leaving, plain, on("gone", "ghost"))
+        done = self.cluster_state(
+            on("rack1-b", "done", phase="Succeeded"), leaving, plain, on("gone", "ghost")
+        )
         assert done.returncode == 0
         assert [one["pod"] for one in json.loads(done.stdout)["decisions"]] == ["health-metric-demo/ghost"]
 

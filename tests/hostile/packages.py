@@ -7,7 +7,7 @@ from nodewise.cli import scaffold
 
 FILTER = "# Your own arithmetic, such as `rejected = ~(values <= limit)`, which rejects missing values too."
 SCORE = "# Your own arithmetic, such as `points = np.clip(10 - values, 0, 10)`, and what a missing value is worth."
-SLOT = "values = np.full(len(world.nodes) + 1, np.nan)"
+SLOT = "values = np.full(len(cluster_state.nodes) + 1, np.nan)"
 KIND = "KIND: Final = "
 EVERY_POD = ').get(self._label, "")'
 ONLY_WITH_LABEL = ").get(self._label)"

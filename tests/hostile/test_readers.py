@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agent import World
+from nodewise.agent import ClusterState
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import TelemetryState
@@ -19,7 +19,7 @@ from nodewise.metrics.custom import chosen_version
 from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.prometheus import answers, queries
 from nodewise.metrics.series import Sample, Series, newer
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import Want
 from nodewise.turns import result
 from tests.hostile import shapes
@@ -73,11 +73,11 @@ def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     listed = {(one.metadata.namespace, one.metadata.name): one for one in objects}
     wants = state.wants({"taspolicies": listed})
     entries = [("a", values.Sample(values_[0] * 10**9, None)), ("b", values.Sample(values_[1] * 10**9, None))]
-    known = Snapshot({want.key: values.collect(Want(want.key), "s", 0.0, entries) for want in wants})
+    known = MetricsSnapshot({want.key: values.collect(Want(want.key), "s", 0.0, entries) for want in wants})
     assert all(queries.of(want, want.max_age_s) for want in wants)
-    world = World(NODES, {"taspolicies": listed}, known, 0.0)
+    world = ClusterState(NODES, {"taspolicies": listed}, known, 0.0)
     assert all(state.problems(world.objects).values())
-    return result(state.slot(world))
+    return result(state.build(world))
 
 
 @given(specs)
@@ -86,9 +86,9 @@ def test_any_spec_is_read_and_decided_and_no_other_policy_notices(spec: Any) -> 
         b'{"strategies":{"dontschedule":{"rules":[{"metricname":"t","operator":"GreaterThan","target":50}]}}}',
         "good",
     )
-    slot = decided(made(encoded(spec)), good)
-    assert slot["d", "good"].judged.codes.tolist()[:2] == [0, 1]
-    found = slot["d", "pol"]
+    agent_state = decided(made(encoded(spec)), good)
+    assert agent_state["d", "good"].judged.codes.tolist()[:2] == [0, 1]
+    found = agent_state["d", "pol"]
     for one in found.judged.reasons if found.judged else ():
         assert len(one.text()) < 1200
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 from nodewise import turns
-from nodewise.agent import NodeIndex, World
+from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.ledger import Entry
 from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
 from nodewise.kube.store import Writer
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.agents.gpu.facts import lease, node, pod
 
 NODES = ("n1", "n2")
@@ -161,11 +161,11 @@ class Replica:
         if held is not None:
             self.stores[LEDGERS].learn(_lease(on, held), str(held.version))
 
-    def slot(self) -> Slot:
+    def build(self) -> Slot:
         objects = {kind: writer.store.snapshot() for kind, writer in self.stores.items()}
         versions = {kind: writer.store.resource_version for kind, writer in self.stores.items()}
-        world = World(INDEX, objects, Snapshot(), 0.0, NODE_OBJECTS, versions)
-        found: Slot = turns.result(self.state.slot(world))
+        cluster_state = ClusterState(INDEX, objects, MetricsSnapshot(), 0.0, NODE_OBJECTS, versions)
+        found: Slot = turns.result(self.state.build(cluster_state))
         return found
 
     def ledger(self, on: str) -> tuple[int | None, dict[str, Entry]]:
@@ -177,7 +177,7 @@ class Replica:
 
     def plan(self, seen: Stored, on: str) -> str | None:
         """The card that the pod would get; the one that it has, if it has one."""
-        books = self.slot().nodes[on].books
+        books = self.build().nodes[on].books
         if seen.uid in books.held:
             return books.held[seen.uid].cards[0][0]
         for card in ("card0",):
@@ -209,7 +209,7 @@ class Replica:
             if card is None:
                 return None
             version, entries = self.ledger(on)
-            for uid in self.slot().nodes[on].books.stale:
+            for uid in self.build().nodes[on].books.stale:
                 entries.pop(uid, None)
             before = entries[seen.uid].seen if seen.uid in entries else ""
             version_seen = ledgers.newer(before, str(seen.version))
@@ -258,7 +258,7 @@ class Replica:
     def sweep(self) -> list[tuple[str, str, str]]:
         """Entries of pods that are bound nowhere, as far as it knows: node, pod, uid."""
         found = []
-        for on, one in self.slot().nodes.items():
+        for on, one in self.build().nodes.items():
             for uid, held in one.books.held.items():
                 key = tuple(held.pod.split("/"))
                 known = self.stores[PODS].store.get(key[0], key[1])

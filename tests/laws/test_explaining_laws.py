@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nodewise import quantity, turns
-from nodewise.agent import View
+from nodewise.agent import Snapshot
 from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryState
@@ -16,7 +16,7 @@ from nodewise.extender import arrays, explaining, ledger, redeciding, thresholds
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.extender.explaining import Attempt
-from tests.unit.agents.telemetry.worlds import policy, series, snapshot, view, world
+from tests.unit.agents.telemetry.worlds import cluster_state, metrics_snapshot, policy, series, snapshot
 
 NODES = [f"n{i}" for i in range(12)]
 NUMBERS = st.integers(-20, 20) | st.fractions(-5, 5, max_denominator=8).map(float) | st.just(10**25)
@@ -38,14 +38,14 @@ POD: Any = SimpleNamespace(
 )
 
 
-class World(SimpleNamespace):
+class ClusterState(SimpleNamespace):
     """Rules with values, decided by the real agent as often as somebody asks."""
 
     def filter(self, rules: Any = None) -> Decision:
         strategy = {"rules": rules or self.rules, "logicalOperator": self.logical}
-        metrics = snapshot(series("a", **self.a), series("b", **self.b))
-        given_world = world([policy(dontschedule=strategy)], metrics, " ".join(NODES))
-        return turns.result(Chain([TelemetryAgent()]).filter(POD, NODES, view(given_world), 1000.0))
+        metrics = metrics_snapshot(series("a", **self.a), series("b", **self.b))
+        given_world = cluster_state([policy(dontschedule=strategy)], metrics, " ".join(NODES))
+        return turns.result(Chain([TelemetryAgent()]).filter(POD, NODES, snapshot(given_world), 1000.0))
 
     def with_rule(self, number: int, **fields: Any) -> Decision:
         changed = list(self.rules)
@@ -53,7 +53,7 @@ class World(SimpleNamespace):
         return self.filter(changed)
 
 
-WORLDS = st.builds(World, rules=RULES, logical=st.sampled_from(["anyOf", "allOf"]), a=VALUES, b=VALUES)
+WORLDS = st.builds(ClusterState, rules=RULES, logical=st.sampled_from(["anyOf", "allOf"]), a=VALUES, b=VALUES)
 
 
 def passing(decision: Decision) -> set[str]:
@@ -61,7 +61,7 @@ def passing(decision: Decision) -> set[str]:
 
 
 @given(WORLDS)
-def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: World) -> None:
+def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: ClusterState) -> None:
     before = of.filter()
     for change in redeciding.changes(before):
         for step in change.relaxed:
@@ -71,7 +71,7 @@ def test_so_many_more_nodes_pass_with_the_other_target_as_it_says(of: World) -> 
 
 
 @given(WORLDS)
-def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: World) -> None:
+def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: ClusterState) -> None:
     before = of.filter()
     by_number = {change.number: change.unmeasured for change in redeciding.changes(before)}
     for number in range(len(of.rules)):
@@ -80,7 +80,7 @@ def test_so_many_more_nodes_pass_where_missing_values_pass_as_it_says(of: World)
 
 
 @given(WORLDS)
-def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: World) -> None:
+def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: ClusterState) -> None:
     for change in redeciding.changes(of.filter()):
         counts = [step.more for step in change.relaxed]
         assert counts == sorted(set(counts))
@@ -88,7 +88,7 @@ def test_the_last_target_is_the_one_beyond_which_nothing_is_gained(of: World) ->
 
 
 @given(WORLDS)
-def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: World) -> None:
+def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: ClusterState) -> None:
     # a metric without a value on any node counts as never fetched
     values = (getattr(of, rule["metricname"]).values() for rule in of.rules)
     assume(all(any(value is not None for value in of_nodes) for of_nodes in values))
@@ -97,7 +97,7 @@ def test_every_verdict_of_a_rule_that_is_not_held_follows_from_its_evidence(of: 
 
 
 @given(WORLDS)
-def test_every_node_is_told_once_those_that_pass_first(of: World) -> None:
+def test_every_node_is_told_once_those_that_pass_first(of: ClusterState) -> None:
     decision = of.filter()
     findings = explaining.explain(Attempt(decision)).findings
     assert sorted(one.node for one in findings) == sorted(NODES)
@@ -107,7 +107,7 @@ def test_every_node_is_told_once_those_that_pass_first(of: World) -> None:
 
 
 @given(WORLDS)
-def test_another_process_reads_what_was_decided(of: World) -> None:
+def test_another_process_reads_what_was_decided(of: ClusterState) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
     _, (found,) = ledger.read(turns.result(ledger.page(ring, {"form": "arrays"})))
@@ -128,11 +128,13 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
     state = TelemetryState(TelemetryOptions(), 60.0)
 
     def filter_at(now: float, values: dict[str, int]) -> Decision:
-        given_world = world([policy(dontschedule=[hot])], snapshot(series("a", **values)), " ".join(NODES))
-        slot = turns.result(state.slot(msgspec.structs.replace(given_world, now=now)))
+        given_world = cluster_state(
+            [policy(dontschedule=[hot])], metrics_snapshot(series("a", **values)), " ".join(NODES)
+        )
+        agent_state = turns.result(state.build(msgspec.structs.replace(given_world, now=now)))
         return turns.result(
             Chain([TelemetryAgent()]).filter(
-                POD, NODES, View(given_world.nodes, {"telemetry": slot}, now), now
+                POD, NODES, Snapshot(given_world.nodes, {"telemetry": agent_state}, now), now
             )
         )
 

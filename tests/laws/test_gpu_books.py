@@ -6,13 +6,23 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise.agent import NodeIndex, World
+from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import amounts, processors
 from nodewise.agents.gpu.pods import cpu_milli
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
 from nodewise.kube.store import Writer
-from tests.unit.agents.gpu.facts import cpu_free, entry, laid_out, lease, lease_of, node, pod, slot, world
+from tests.unit.agents.gpu.facts import (
+    agent_state,
+    cluster_state,
+    cpu_free,
+    entry,
+    laid_out,
+    lease,
+    lease_of,
+    node,
+    pod,
+)
 
 NODES = ("n1", "n2")
 PODS_NAMED = ("a", "b")
@@ -88,12 +98,12 @@ class Scene:
         self.index = NodeIndex()
         self.at = "7"
 
-    def world(self) -> World:
+    def cluster_state(self) -> ClusterState:
         objects = {PODS: self.pods.store.snapshot(), LEDGERS: self.ledgers.store.snapshot()}
         names = tuple(name for _, name in self.nodes)
         if names != self.index.known:
             self.index = NodeIndex(names)
-        plain = world({}, version=self.at, index=self.index)
+        plain = cluster_state({}, version=self.at, index=self.index)
         return msgspec.structs.replace(plain, objects=objects, node_objects=dict(self.nodes))
 
     def pod(self, given: Any) -> None:
@@ -124,13 +134,13 @@ class Scene:
         self.at = version
 
     def compute(self) -> Slot:
-        given_world = self.world()
-        found = slot(given_world, self.state)
-        assert shown(found) == shown(slot(given_world))
+        given_world = self.cluster_state()
+        found = agent_state(given_world, self.state)
+        assert shown(found) == shown(agent_state(given_world))
         return found
 
     def give_up(self, steps: int) -> None:
-        half = self.state.slot(self.world())
+        half = self.state.build(self.cluster_state())
         for _, _ in zip(range(steps), half, strict=False):
             pass
         half.close()
@@ -138,9 +148,9 @@ class Scene:
     def amend(self, given: Any) -> None:
         name = given.metadata.name.removeprefix("gpu-")
         amended = self.state.amended(self.compute(), name, given)
-        before = self.world()
+        before = self.cluster_state()
         with_it = {**before.objects[LEDGERS], ("nw", given.metadata.name): given}
-        computed = slot(msgspec.structs.replace(before, objects={**before.objects, LEDGERS: with_it}))
+        computed = agent_state(msgspec.structs.replace(before, objects={**before.objects, LEDGERS: with_it}))
         if name in amended.nodes:
             assert shown(amended) == shown(computed)
 

@@ -13,7 +13,7 @@ from nodewise.agents.gpu.checking import Told
 from nodewise.agents.gpu.pods import BookedLabels, BookedPod
 from nodewise.agents.gpu.state import Slot
 from tests.laws.test_gpu_books import NODES, SOME_LEDGERS, SOME_PODS, VERSIONS
-from tests.unit.agents.gpu.facts import lease, node, slot, world
+from tests.unit.agents.gpu.facts import agent_state, cluster_state, lease, node
 
 HOT = "telemetry.aware.scheduling.hot/gas-"
 MARKS = st.dictionaries(
@@ -48,7 +48,7 @@ LEDGERS = st.lists(SOME_LEDGERS, max_size=2).map(
 @given(MARKED, PODS, LEDGERS)
 def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, leases: Any) -> None:
     def changes(of: list[BookedPod]) -> list[descheduling.Change]:
-        return turns.result(descheduling.changes(slot(world(nodes, of, leases))))
+        return turns.result(descheduling.changes(agent_state(cluster_state(nodes, of, leases))))
 
     wanted = {one.pod.metadata.uid: one.is_wanted for one in changes(pods)}
     after = [
@@ -67,12 +67,12 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
     pods: Any, leases: Any, version: str
 ) -> None:
     nodes = {name: node() for name in NODES}
-    given_world = world(nodes, pods, leases, version)
-    found = slot(given_world)
+    given_world = cluster_state(nodes, pods, leases, version)
+    found = agent_state(given_world)
     loose = turns.result(sweeping.loose(found, given_world.objects["ledgers"]))
     gone = {(one.node, one.uid) for one in loose}
     left = [_without(one, gone) for one in leases]
-    after = slot(world(nodes, pods, left, version))
+    after = agent_state(cluster_state(nodes, pods, left, version))
     on_node = {(pod.spec.nodeName, pod.metadata.uid) for pod in pods}
     for name in NODES:
         before = _held(found, name)
@@ -81,14 +81,14 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
         }
         assert kept.items() <= _held(after, name).items()
         assert not (after.nodes[name].books.stale if name in after.nodes else ())
-    left_world = world(nodes, pods, left, version)
+    left_world = cluster_state(nodes, pods, left, version)
     assert turns.result(sweeping.loose(after, left_world.objects["ledgers"])) == []
 
 
 @given(MARKED, PODS, LEDGERS, VERSIONS)
 def test_a_fresh_list_of_the_same_differs_nowhere(nodes: Any, pods: Any, leases: Any, version: str) -> None:
-    ours = slot(world(nodes, pods, leases, version))
-    fresh = slot(world(nodes, reversed(pods), leases, version))
+    ours = agent_state(cluster_state(nodes, pods, leases, version))
+    fresh = agent_state(cluster_state(nodes, reversed(pods), leases, version))
     texts = {name: one.holdings for name, one in ours.nodes.items()}
     assert turns.result(checking.differences(ours, fresh, Told(set(), set()), lambda name: texts[name])) == []
 

@@ -151,7 +151,7 @@ class Cluster:
     def held(self) -> dict[tuple[str, str], list[str]]:
         """By node and card: the pods that hold it, as the books of a replica say."""
         found: dict[tuple[str, str], list[str]] = {}
-        for on, one in self.replicas[0].slot().nodes.items():
+        for on, one in self.replicas[0].build().nodes.items():
             for pod in one.books.held.values():
                 found.setdefault((on, pod.cards[0][0]), []).append(pod.pod.removeprefix("d/"))
         return found

@@ -13,12 +13,12 @@ from nodewise.errors import Unavailable
 from nodewise.kube.api import DEADLINE_S, NONE, Params
 from nodewise.kube.elector import Elector
 from nodewise.kube.lease import Seat
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 from tests.unit.kube import virtual
 from tests.unit.kube.virtual import VirtualClock
 
-METERS = Meters()
+METERS = MetricsRegistry()
 
 
 @pytest.fixture(autouse=True)

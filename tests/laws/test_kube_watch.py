@@ -19,7 +19,7 @@ from nodewise.kube.lines import Cutter
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.store import Change, Key
 from nodewise.kube.watching import Watching
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import CONFIGMAPS, FakeApi
 
 
@@ -31,7 +31,7 @@ CONFIGMAP = fields.merge("ConfigMap", Data)
 
 NAMES = st.sampled_from("abcdef")
 VALUES = st.text(max_size=4)
-METERS = Meters()
+METERS = MetricsRegistry()
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:

@@ -7,13 +7,13 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.agent import NodeIndex, World
+from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import POLICIES
 from nodewise.extender import deltas
 from nodewise.extender.tape import Exchange, Record
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.agents.telemetry.worlds import policy, rule
 from tests.unit.extender.recordings import Recorded, body, played, records
 
@@ -72,18 +72,20 @@ class Scene:
 
     def __init__(self, options: TelemetryOptions) -> None:
         self.recorded = Recorded(options)
-        self.worlds: list[World] = []
+        self.worlds: list[ClusterState] = []
         self._nodes = NodeIndex(NODES)
         self._policies: dict[tuple[str, str], Any] = {}
-        self._metrics = Snapshot()
+        self._metrics = MetricsSnapshot()
 
     def take(self, step: tuple[Any, ...]) -> None:
         kind, *given = step
         getattr(self, kind)(*given)
         if kind not in {"ask", "garble"}:
-            world = World(self._nodes, {POLICIES: self._policies}, self._metrics, self.recorded.clock.now())
-            self.worlds.append(world)
-            self.recorded.see(world)
+            cluster_state = ClusterState(
+                self._nodes, {POLICIES: self._policies}, self._metrics, self.recorded.clock.now()
+            )
+            self.worlds.append(cluster_state)
+            self.recorded.see(cluster_state)
 
     def nodes(self, order: list[str], count: int) -> None:
         self._nodes = NodeIndex(order[:count])
@@ -183,27 +185,37 @@ def test_a_recording_that_was_cut_anywhere_replays_up_to_there(
 def test_worlds_come_back_as_they_were(history: list[Any]) -> None:
     scene = recorded(history, TelemetryOptions())
     rebuilding = deltas.Rebuilding({POLICIES: type(policy())})
-    back = [world for world in map(rebuilding.take, records(scene.recorded.ended())) if world is not None]
+    back = [
+        cluster_state
+        for cluster_state in map(rebuilding.take, records(scene.recorded.ended()))
+        if cluster_state is not None
+    ]
     assert list(map(shown, back)) == list(map(shown, scene.worlds))
     for (one, two), (again, twice) in zip(pairs(scene.worlds), pairs(back), strict=True):
         assert same_parts(one, two) == same_parts(again, twice)
 
 
-def pairs(worlds: list[World]) -> list[tuple[World, World]]:
+def pairs(worlds: list[ClusterState]) -> list[tuple[ClusterState, ClusterState]]:
     return list(pairwise(worlds))
 
 
-def shown(world: World) -> Any:
+def shown(cluster_state: ClusterState) -> Any:
     """All of a world, and every order in it."""
     series = [
         (m, list(s.samples.items()), msgspec.structs.replace(s, samples={}))
-        for m, s in world.metrics.series.items()
+        for m, s in cluster_state.metrics.series.items()
     ]
-    objects = {name: list(found.items()) for name, found in world.objects.items()}
-    return world.nodes.known, objects, series, list(world.metrics.failures.items()), world.now
+    objects = {name: list(found.items()) for name, found in cluster_state.objects.items()}
+    return (
+        cluster_state.nodes.known,
+        objects,
+        series,
+        list(cluster_state.metrics.failures.items()),
+        cluster_state.now,
+    )
 
 
-def same_parts(one: World, two: World) -> Any:
+def same_parts(one: ClusterState, two: ClusterState) -> Any:
     """Which parts of two worlds are the same objects: what a state looks at to see what changed."""
     series = {m for m in one.metrics.series if one.metrics.series[m] is two.metrics.series.get(m)}
     policies = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.statistics import queries
 from nodewise.statistics.queries import StatisticsOptions
 from tests.unit.agents.safe.nodes import GIB, KEYS, NOW, Asked, loaded, node, pod
@@ -138,8 +138,8 @@ def test_metrics_and_annotations_that_say_the_same_get_the_same_answer(cpu, cpu_
         Series(want.key, "prometheus", NOW, {"n1": Sample(value, None)})
         for want, value in zip(wants, values, strict=True)
     )
-    snapshot = Snapshot({one.metric: one for one in series})
+    snapshot = MetricsSnapshot({one.metric: one for one in series})
     wanted = pod(cpu="250m", memory="1Gi")
-    measured = Asked(node(), snapshot=snapshot, statistics="metrics")
+    measured = Asked(node(), metrics_snapshot=snapshot, statistics="metrics")
     assert measured.all(wanted) == Asked(annotated).all(wanted)
     assert repr(measured.numbers(wanted)) == repr(Asked(annotated).numbers(wanted))

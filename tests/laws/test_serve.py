@@ -6,7 +6,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import answers, hello
 from nodewise.serve.application import Application, Response, Route
 from nodewise.serve.server import Server
@@ -45,7 +45,7 @@ def _exchange(*clients: list[bytes], last: list[bytes]) -> bytes:
     """What the last client gets back up to the echo of LAST; the bytes of each go out in parts."""
 
     async def run() -> bytes:
-        meters = Meters()
+        meters = MetricsRegistry()
         route = Route("POST", "/echo", lambda request: Response(200, request.body))
         app = Application([route], meters, max_body_bytes=1000)
         server = Server(app, PLAIN, meters)

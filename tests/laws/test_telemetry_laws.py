@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
-from tests.unit.agents.telemetry.worlds import policy, rejected, rule, scores, series, snapshot, view, world
+from tests.unit.agents.telemetry.worlds import (
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rejected,
+    rule,
+    scores,
+    series,
+    snapshot,
+)
 
 NODES = [f"n{i}" for i in range(14)]
 NAMES = " ".join(NODES)
@@ -22,10 +31,10 @@ RULES = st.lists(
 
 def judged(rules: list[Any], logical: str, a: dict[str, int], b: dict[str, int]) -> set[str]:
     strategy = {"rules": rules, "logicalOperator": logical}
-    given_world = world(
-        [policy(dontschedule=strategy)], snapshot(series("a", **a), series("b", **b)), " ".join(NODES)
+    given_world = cluster_state(
+        [policy(dontschedule=strategy)], metrics_snapshot(series("a", **a), series("b", **b)), " ".join(NODES)
     )
-    return set(rejected(view(given_world), NAMES) or ())
+    return set(rejected(snapshot(given_world), NAMES) or ())
 
 
 def breaks(one: dict[str, Any], value: int | None) -> bool:
@@ -63,11 +72,11 @@ def test_raising_a_greater_than_target_rejects_no_more_nodes(
 def test_rejecting_the_unmeasured_rejects_no_fewer_nodes(
     rules: list[Any], a: dict[str, int], b: dict[str, int]
 ) -> None:
-    given_world = world(
-        [policy(dontschedule=rules)], snapshot(series("a", **a), series("b", **b)), " ".join(NODES)
+    given_world = cluster_state(
+        [policy(dontschedule=rules)], metrics_snapshot(series("a", **a), series("b", **b)), " ".join(NODES)
     )
-    lax = rejected(view(given_world), NAMES) or {}
-    strict = rejected(view(given_world, TelemetryOptions(when_missing="reject")), NAMES) or {}
+    lax = rejected(snapshot(given_world), NAMES) or {}
+    strict = rejected(snapshot(given_world, TelemetryOptions(when_missing="reject")), NAMES) or {}
     assert lax.keys() <= strict.keys()
 
 
@@ -75,10 +84,10 @@ def test_rejecting_the_unmeasured_rejects_no_fewer_nodes(
 def test_scores_lie_in_0_to_10_and_keep_the_order_of_the_values(
     a: dict[str, int], operator: str, asked: list[str]
 ) -> None:
-    given_world = world(
-        [policy(scheduleonmetric=[rule("a", operator)])], snapshot(series("a", **a)), " ".join(NODES)
+    given_world = cluster_state(
+        [policy(scheduleonmetric=[rule("a", operator)])], metrics_snapshot(series("a", **a)), " ".join(NODES)
     )
-    found = scores(view(given_world), " ".join(asked)) or {}
+    found = scores(snapshot(given_world), " ".join(asked)) or {}
     measured = [node for node in asked if node in a]
     assert all(0 <= score <= 10 for score in found.values())
     assert all(found[node] == 0 for node in asked if node not in a)
@@ -111,6 +120,6 @@ def test_any_spec_is_read_and_judged_without_an_error(spec: Any) -> None:
     given_policy = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
     read = policies.read(given_policy)
     assert all(rule.unusable or rule.metric for one in read.strategies.values() for rule in one.rules)
-    given_view = view(world([given_policy], snapshot(series("m", n1=1))))
-    rejected(given_view)
-    scores(given_view)
+    given_snapshot = snapshot(cluster_state([given_policy], metrics_snapshot(series("m", n1=1))))
+    rejected(given_snapshot)
+    scores(given_snapshot)

@@ -12,8 +12,8 @@ from tools import chart
 import nodewise
 from nodewise import agents
 from nodewise.cli import configfile, extender
-from nodewise.observe.meters import PREFIX
 from nodewise.observe.metrics import METRICS
+from nodewise.observe.metrics_registry import PREFIX
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / chart.CHART

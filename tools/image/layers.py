@@ -36,11 +36,11 @@ class _Counted(io.RawIOBase):
         return True
 
     def write(self, data: object) -> int:
-        view = bytes(data)  # type: ignore[call-overload]
-        self.found.update(view)
-        self.size_bytes += len(view)
-        self.out.write(view)
-        return len(view)
+        snapshot = bytes(data)  # type: ignore[call-overload]
+        self.found.update(snapshot)
+        self.size_bytes += len(snapshot)
+        self.out.write(snapshot)
+        return len(snapshot)
 
     @property
     def digest(self) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from nodewise.agent import Hands, View, Watched
+from nodewise.agent import Handle, Snapshot, Watched
 from nodewise.annotator import fields, measuring, options, patches
 from nodewise.annotator.fields import AnnotatedNode
 from nodewise.annotator.loop import Annotator
@@ -34,7 +34,7 @@ class AnnotatorController:
     """Writes statistics of nodes in a task of its own, so that a burst holds up nobody else's step."""
 
     def __init__(
-        self, given: AnnotatorOptions, window: WindowOptions, sources: Sequence[Source], hands: Hands
+        self, given: AnnotatorOptions, window: WindowOptions, sources: Sequence[Source], hands: Handle
     ) -> None:
         """`hands.api` is one without a slow limit on writes (`writing.QPS`). TypeError for options that are off.
 
@@ -54,7 +54,7 @@ class AnnotatorController:
     def begin(self) -> None:
         """We lead from now on; what another leader wrote stands in the nodes."""
 
-    async def step(self, view: View) -> None:  # noqa: ARG002 - nodes, pods and metrics are all it needs
+    async def step(self, snapshot: Snapshot) -> None:  # noqa: ARG002 - nodes, pods and metrics are all it needs
         """Begin to measure and write, unless it is still at it. A defect of it is raised in the next step."""
         if self._work is not None:
             if not self._work.done():

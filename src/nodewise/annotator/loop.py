@@ -15,7 +15,7 @@ from nodewise.annotator.writing import Written
 from nodewise.clock import Clock
 from nodewise.kube.api import Api
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.statistics import capacity
 
 _MOST_NAMED: Final = 5
@@ -33,7 +33,7 @@ class Annotator:
     """Measures, plans and writes."""
 
     def __init__(
-        self, task: Task, rules: Rules, measure: Measure | None, clock: Clock, meters: Meters
+        self, task: Task, rules: Rules, measure: Measure | None, clock: Clock, meters: MetricsRegistry
     ) -> None:
         """`measure` is None where only allocation is written."""
         self.task = task

@@ -9,7 +9,7 @@ from nodewise.extender import lone
 from nodewise.extender.answering import Answering
 from nodewise.extender.app import Extender
 from nodewise.extender.decision import DecisionRing
-from nodewise.extender.lone import LoneViews
+from nodewise.extender.lone import LoneSnapshots
 from nodewise.extender.weights import ChainOptions
 from nodewise.observe import lag
 
@@ -31,8 +31,8 @@ def wired(given: Given, tools: Tools) -> Running:
     lone.check_metrics(states)
     answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
     ring = DecisionRing(own.decisions_bytes)
-    views = LoneViews(given.agents, states)
-    extender = Extender(answering, views.view, ring, *tools)
+    snapshots = LoneSnapshots(given.agents, states)
+    extender = Extender(answering, snapshots.snapshot, ring, *tools)
 
     async def watch_loop() -> None:
         await lag.watch(*tools)

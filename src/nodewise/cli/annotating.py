@@ -31,7 +31,7 @@ from nodewise.metrics.nodes import NodeBook, NodeFields
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.admin import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
@@ -91,7 +91,7 @@ class _Tools(NamedTuple):
 
     api: HttpApi
     clock: SystemClock
-    meters: Meters
+    meters: MetricsRegistry
 
 
 class _Wired(NamedTuple):
@@ -158,7 +158,7 @@ async def serve(built: Settings, kube: KubeOptions) -> None:
 
 
 def _tools(kube: KubeOptions, stack: AsyncExitStack) -> _Tools:
-    clock, meters = SystemClock(), Meters()
+    clock, meters = SystemClock(), MetricsRegistry()
     api = connect(kube, meters)
     stack.push_async_callback(api.close)
     return _Tools(api, clock, meters)

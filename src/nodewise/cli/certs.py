@@ -26,7 +26,7 @@ from nodewise.errors import BadInput, BadSettings, Conflict, Problem, Unavailabl
 from nodewise.kube.api import Api
 from nodewise.kube.connect import connect
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import issuing
 
 Given = dict[str, Any]
@@ -160,7 +160,7 @@ def _on_host(given: Given, wish: Wish) -> None:
 
 
 async def _in_cluster(given: Given, wish: Wish) -> None:
-    api = connect(cluster.chosen(given), Meters())
+    api = connect(cluster.chosen(given), MetricsRegistry())
     place, now = _place(given), datetime.now(UTC)
     try:
         if given["check"]:
@@ -199,7 +199,7 @@ async def _applied(api: Api, given: Given, wish: Wish, now: datetime) -> tuple[O
 
 async def _sign(given: Given, wish: Wish) -> None:
     """kube-scheduler's certificate by a signer of the cluster; printed, or written with whom nodewise has to trust."""
-    api = connect(cluster.chosen(given), Meters())
+    api = connect(cluster.chosen(given), MetricsRegistry())
     place, signer = _place(given), given["signer_name"]
     try:
         authorities = _signer_ca(given["signer_ca"]) or await stored.authority_of(api, signer)

@@ -7,14 +7,14 @@ from typing import Any, Final, NamedTuple
 import click
 
 from nodewise import clock
-from nodewise.agent import AgentState, Counting, NodeIndex, View, World
+from nodewise.agent import ClusterState, Counting, NodeIndex, Snapshot, StateBuilder
 from nodewise.cli import cluster, decided, exits, forms, kinds, reading, settings
 from nodewise.cli.decided import Outcome
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.reading import Measuring, Read, Wish
 from nodewise.cli.sections import Sectioned
 from nodewise.errors import BadInput, BadSettings, Problem
-from nodewise.extender import slots
+from nodewise.extender import agent_states
 from nodewise.extender.chain import Chain, weighed
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.api import Api
@@ -22,9 +22,9 @@ from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.options import AdminOptions, ServeOptions
 
 GROUPS: Final = (RefreshOptions, PrometheusOptions, ChainOptions)
@@ -34,11 +34,11 @@ _ALL: Final = (*GROUPS, *_OTHERS)
 
 
 class Situation(NamedTuple):
-    """What was read, and the View that follows from it."""
+    """What was read, and the snapshot that follows from it."""
 
     found: Read
-    states: Mapping[str, AgentState]
-    view: View
+    states: Mapping[str, StateBuilder]
+    snapshot: Snapshot
 
 
 def run(**given: Any) -> None:
@@ -84,14 +84,14 @@ def run(**given: Any) -> None:
     _complete(wish, situation.found, pods, live=given["cluster"])
     chain = _chain(situation, wish, settings.build(ChainOptions, given))
     names = situation.found.node_names
-    told = (decided.decide(chain, pod, names, situation.view) for pod in pods)
+    told = (decided.decide(chain, pod, names, situation.snapshot) for pod in pods)
     outcome = Outcome(told, wish.running)
     if not decided.FORMS[given["output"]](outcome):
         click.get_current_context().exit(exits.NO)
 
 
 async def _situation(wish: Wish, given: dict[str, Any]) -> Situation:
-    api = connect(cluster.chosen(given), Meters()) if given["cluster"] else None
+    api = connect(cluster.chosen(given), MetricsRegistry()) if given["cluster"] else None
     try:
         return await _seen(wish, given, api)
     finally:
@@ -105,17 +105,21 @@ async def _seen(wish: Wish, given: dict[str, Any], api: Api | None) -> Situation
     states = {kind.name: kind.state(wish.options[kind.name], refresh.sync_period_s) for kind in found.kinds}
     wants = (want for state in states.values() for want in state.wants(found.objects))
     how = Measuring(wish.metrics, refresh, settings.build(PrometheusOptions, given))
-    snapshot = await reading.measured(found, wants, how, api)
+    metrics_snapshot = await reading.measured(found, wants, how, api)
     at = _now(given["now"], found.snapshot if api is None else None)
-    return Situation(found, states, _view(states, found, snapshot, at))
+    return Situation(found, states, _view(states, found, metrics_snapshot, at))
 
 
-def _view(states: dict[str, AgentState], found: Read, snapshot: Snapshot, at: float) -> View:
-    world = World(NodeIndex(found.node_names), found.objects, snapshot, at, found.nodes)
-    return View(world.nodes, slots.computed(states, world), at, 1)
+def _view(
+    states: dict[str, StateBuilder], found: Read, metrics_snapshot: MetricsSnapshot, at: float
+) -> Snapshot:
+    cluster_state = ClusterState(
+        NodeIndex(found.node_names), found.objects, metrics_snapshot, at, found.nodes
+    )
+    return Snapshot(cluster_state.nodes, agent_states.computed(states, cluster_state), at, 1)
 
 
-def _now(text: str, given: Snapshot | None) -> float:
+def _now(text: str, given: MetricsSnapshot | None) -> float:
     """The moment of the decision: as told, else the newest timestamp of files, else now."""
     if text:
         try:

@@ -11,7 +11,7 @@ import yaml
 from msgspec.structs import replace
 
 from nodewise import turns
-from nodewise.agent import View
+from nodewise.agent import Snapshot
 from nodewise.cli import figures, tables
 from nodewise.cli.progress import Progress
 from nodewise.extender import report
@@ -66,16 +66,16 @@ class Outcome(NamedTuple):
     running: bool
 
 
-def decide(chain: Chain, pod: Any, names: list[str], view: View) -> Decided:
+def decide(chain: Chain, pod: Any, names: list[str], snapshot: Snapshot) -> Decided:
     """As kube-scheduler asks: filter, then score what is left. What a running pod holds does not stand in its way."""
     node: str = pod.spec.nodeName
-    filtered = turns.result(chain.filter(pod, names, view, view.at))
-    if node in view.nodes:
+    filtered = turns.result(chain.filter(pod, names, snapshot, snapshot.at))
+    if node in snapshot.nodes:
         evicted = {node: frozenset({pod.metadata.uid})}
-        alone = turns.result(chain.preempt(pod, evicted, view, view.at))
+        alone = turns.result(chain.preempt(pod, evicted, snapshot, snapshot.at))
         filtered = _staying(filtered, node, alone)
     left = filtered.names[filtered.kept()].tolist()
-    scored = turns.result(chain.prioritize(pod, left, view, view.at))
+    scored = turns.result(chain.prioritize(pod, left, snapshot, snapshot.at))
     return Decided(filtered, scored, [agent.name for agent in chain.agents], node)
 
 

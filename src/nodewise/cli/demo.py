@@ -26,7 +26,7 @@ from nodewise.cli.stage import LABEL, NAMESPACE, Stage, example, pod_like, stage
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.cluster import Cluster
 
 _SCALE: Final = 5000
@@ -202,18 +202,18 @@ def killed(stage: Stage, served: Child) -> None:
 
 def at_scale(folder: Path) -> None:
     """One line of latency with many nodes."""
-    world = folder / "many"
-    world.mkdir()
+    many = folder / "many"
+    many.mkdir()
     names = [f"ip-10-{n // 250}-{n % 250}-7.compute.internal" for n in range(_SCALE)]
     shapes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names]
     whole = {"apiVersion": "v1", "kind": "List", "items": shapes}
-    (world / "nodes.json").write_bytes(msgspec.json.encode(whole))
-    (world / "policy.yaml").write_text((example() / "policy.yaml").read_text())
-    (world / "metrics.csv").write_text(
+    (many / "nodes.json").write_bytes(msgspec.json.encode(whole))
+    (many / "policy.yaml").write_text((example() / "policy.yaml").read_text())
+    (many / "metrics.csv").write_text(
         "".join(f"{name},health_metric,{n % 2}\n" for n, name in enumerate(names))
     )
     body = json.dumps({"Pod": pod_like("probe"), "NodeNames": names}).encode()
-    with child.extender([f"--objects-from={world}"]) as served:
+    with child.extender([f"--objects-from={many}"]) as served:
         served.wait_ready()
         filter_ms, prioritize_ms = (_median_ms(f"{served.url}/scheduler/{verb}", body) for verb in _VERBS)
     say(
@@ -245,7 +245,7 @@ def next_command() -> str:
 
 
 async def _cluster_answers() -> None:
-    api = connect(KubeOptions(), Meters())
+    api = connect(KubeOptions(), MetricsRegistry())
     try:
         await api.get("/version", timeout_s=2.0)
     finally:

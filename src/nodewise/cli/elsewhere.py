@@ -18,7 +18,7 @@ from nodewise.configure.versions import Version
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
 from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 HOST: Final = "host"
 SECOND: Final = "second-scheduler"
@@ -97,7 +97,7 @@ def _version(text: str) -> tuple[Version, str]:
 
 
 async def _asked() -> str:
-    api = connect(KubeOptions(), Meters())
+    api = connect(KubeOptions(), MetricsRegistry())
     try:
         answer = msgspec.json.decode(await api.get("/version", timeout_s=5.0))
         return str(answer["gitVersion"])

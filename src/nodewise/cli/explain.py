@@ -19,7 +19,7 @@ from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 class Asked(NamedTuple):
@@ -94,7 +94,7 @@ async def _story(asked: Asked) -> Story:
 def _api(asked: Asked) -> HttpApi | None:
     """The API server; None where nobody names one and the servers are given."""
     try:
-        return connect(asked.kube, Meters())
+        return connect(asked.kube, MetricsRegistry())
     except BadSettings as error:
         if asked.servers and not asked.kube.kubeconfig and not asked.kube.context:
             return None

@@ -19,7 +19,7 @@ from nodewise.kube.options import KubeOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs, supervision
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.statistics.queries import WindowOptions
 
@@ -96,7 +96,7 @@ command = _ExtenderCommand(
 
 
 async def _serve(given: Given) -> None:
-    running = wiring.wired(given, Tools(SystemClock(), Meters()))
+    running = wiring.wired(given, Tools(SystemClock(), MetricsRegistry()))
     signals = _signals()
     tasks = [asyncio.create_task(supervision.keep_running(task)) for task in running.tasks]
     try:

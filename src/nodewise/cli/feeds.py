@@ -10,8 +10,8 @@ import msgspec
 from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
+from nodewise.extender.snapshot_cache import Learner, Stores
 from nodewise.extender.waking import WaitingFields
-from nodewise.extender.world import Learner, Stores
 from nodewise.kube import files, listing
 from nodewise.kube.api import Api
 from nodewise.kube.fields import merge
@@ -28,7 +28,7 @@ from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
 from nodewise.metrics.resource import ResourceMetrics
 from nodewise.metrics.source import Source
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Feed(NamedTuple):
 
     @property
     def stores(self) -> Stores:
-        """What the View is made from."""
+        """What the snapshot is made from."""
         return Stores(self.nodes, self.objects, self.learners)
 
 
@@ -82,7 +82,7 @@ class Anew:
         self._api = api
         self._targets = targets
         self._reflectors = tuple(reflectors)
-        self._meters = Meters()
+        self._meters = MetricsRegistry()
         """Of its own, as what is counted of these lists would hide what the stores hold."""
 
     async def read(self, name: str) -> Store[Any]:
@@ -95,7 +95,7 @@ class Anew:
             reflector.renew()
 
 
-def from_cluster(api: Api, needs: Needs, clock: Clock, meters: Meters, namespace: str) -> Feed:
+def from_cluster(api: Api, needs: Needs, clock: Clock, meters: MetricsRegistry, namespace: str) -> Feed:
     """Reflect nodes and what the agents watch; `namespace` is our own."""
 
     def reflector(target: Target[Any]) -> Reflector[Any]:
@@ -121,7 +121,9 @@ def _target(one: Watched, namespace: str) -> Target[Any]:
     return Target(one.resource, one.type, inside, one.selectors, one.keep)
 
 
-def waiting_pods(api: Api, kinds: Iterable[AgentKind], clock: Clock, meters: Meters) -> Reflector[Any]:
+def waiting_pods(
+    api: Api, kinds: Iterable[AgentKind], clock: Clock, meters: MetricsRegistry
+) -> Reflector[Any]:
     """The pods that are on no node yet, with what agents read of a pod."""
     pod_type = merge("Pod", WaitingFields, *(kind.pod_fields for kind in kinds))
     unbound = {"fieldSelector": "spec.nodeName="}
@@ -188,7 +190,7 @@ class Ground(NamedTuple):
     max_age_s: float
     """How far back Prometheus is asked where a rule does not say."""
     timeout_s: float
-    meters: Meters
+    meters: MetricsRegistry
 
 
 _MAKERS: Final[dict[str, Callable[[Ground], list[Source]]]] = {

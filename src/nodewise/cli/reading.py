@@ -30,9 +30,9 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Series
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import NotThere, Source
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 _LASTING: Final = "status.phase!=Succeeded,status.phase!=Failed"
 _WAITING: Final = f"spec.nodeName=,{_LASTING}"
@@ -88,7 +88,7 @@ class Read(NamedTuple):
     pods: Keyed
     objects: Mapping[str, Keyed]
     """By the name in `Watched`."""
-    snapshot: Snapshot
+    snapshot: MetricsSnapshot
 
     @property
     def node_names(self) -> list[str]:
@@ -193,7 +193,7 @@ async def _one(api: Api, one: _Sought, told: Callable[[int], None]) -> Keyed | N
     selectors = dict(watched.selectors) | ({"fieldSelector": one.fields} if one.fields else {})
     target = Target[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
     try:
-        store = await listing.read(api, target, Meters(), told)
+        store = await listing.read(api, target, MetricsRegistry(), told)
     except NotFound:
         return None
     return store.snapshot()
@@ -209,7 +209,7 @@ class Held:
 
     name = metric_files.SOURCE
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: MetricsSnapshot) -> None:
         self._snapshot = snapshot
 
     def takes(self, want: Want) -> bool:
@@ -231,9 +231,9 @@ class Measuring(NamedTuple):
     prometheus: PrometheusOptions
 
 
-async def measured(found: Read, wants: Iterable[Want], how: Measuring, api: Api | None) -> Snapshot:
+async def measured(found: Read, wants: Iterable[Want], how: Measuring, api: Api | None) -> MetricsSnapshot:
     """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
-    nodes, meters = turns.result(node_facts.read(found.nodes.values())), Meters()
+    nodes, meters = turns.result(node_facts.read(found.nodes.values())), MetricsRegistry()
 
     async def lookup() -> Nodes:
         return nodes

@@ -97,7 +97,7 @@ def _text(given: Replayed) -> None:
 
 def _lines(one: Difference) -> Iterator[str]:
     """A difference in words; nodes that changed in the same way share a line."""
-    yield f"{clock.format_rfc3339(one.at)} {one.path} {one.pod or 'an unreadable pod'}, view {one.view}"
+    yield f"{clock.format_rfc3339(one.at)} {one.path} {one.pod or 'an unreadable pod'}, view {one.snapshot}"
     if one.text:
         yield f"  {one.text}"
     alike: dict[tuple[Told, Told], list[str]] = {}

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from nodewise.agent import AgentKind, AgentState, Remembering
+from nodewise.agent import AgentKind, Remembering, StateBuilder
 from nodewise.clock import Clock
 from nodewise.extender.app import Extender
 from nodewise.extender.remembering import InConfigMap, InFile, Memory
 from nodewise.kube.client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.admin import admin_routes, admin_server, called_locally
 from nodewise.serve.application import Application, Route
 from nodewise.serve.options import AdminOptions, ServeOptions
@@ -67,7 +67,7 @@ class Running(NamedTuple):
 class Readiness:
     """What /readyz says: what is missing at the start, and at the end that we are going."""
 
-    def __init__(self, waiting_for: Callable[[], Sequence[str]], meters: Meters) -> None:
+    def __init__(self, waiting_for: Callable[[], Sequence[str]], meters: MetricsRegistry) -> None:
         self._waiting_for = waiting_for
         self._meters = meters
         self._leaving = False
@@ -86,16 +86,20 @@ class Tools(NamedTuple):
     """What everybody needs."""
 
     clock: Clock
-    meters: Meters
+    meters: MetricsRegistry
 
 
-def states(given: Given) -> dict[str, AgentState]:
+def states(given: Given) -> dict[str, StateBuilder]:
     period_s = given.settings[RefreshOptions].sync_period_s
     return {kind.name: kind.state(given.agent_options[kind.name], period_s) for kind in given.agents}
 
 
 def memory(
-    path: str, api: HttpApi | None, states: Mapping[str, AgentState], leads: Callable[[], bool], tools: Tools
+    path: str,
+    api: HttpApi | None,
+    states: Mapping[str, StateBuilder],
+    leads: Callable[[], bool],
+    tools: Tools,
 ) -> list[Memory]:
     """What keeps what agents learn; nothing where none learns, or where there is no place to keep it."""
     learning = {name: one for name, one in states.items() if isinstance(one, Remembering)}

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from nodewise.agent import (
-    AgentState,
     Following,
     Forgetting,
-    Hands,
+    Handle,
     Requested,
+    StateBuilder,
     Tally,
 )
 from nodewise.annotator import controller as annotator
@@ -35,10 +35,10 @@ from nodewise.extender.decision import DecisionRing
 from nodewise.extender.events import PodEvents
 from nodewise.extender.leading import Leading
 from nodewise.extender.recording import Recording
+from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.extender.waking import Waker
 from nodewise.extender.warden import Limits
 from nodewise.extender.weights import ChainOptions
-from nodewise.extender.world import WorldKeeper
 from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
 from nodewise.kube.contact import Contact
@@ -58,15 +58,15 @@ from nodewise.statistics.queries import WindowOptions
 LEASE: Final = "nodewise-extender"
 """The Lease by which the replicas agree who leads."""
 _PATIENCE_S: Final = 0.5
-"""For so long a new View waits for the slot of an agent of another package."""
+"""For so long a new snapshot waits for the slot of an agent of another package."""
 
 
 class Heart(NamedTuple):
     """What answers, and what it answers from."""
 
     feed: Feed
-    states: Mapping[str, AgentState]
-    keeper: WorldKeeper
+    states: Mapping[str, StateBuilder]
+    keeper: SnapshotCache
     extender: Extender
 
 
@@ -96,7 +96,7 @@ class Binding(NamedTuple):
 
 
 def wired(given: Given, tools: Tools) -> Running:
-    """Everything that serves: from a cluster or from files, with one View in the middle; or from requests alone."""
+    """Everything that serves: from a cluster or from files, with one snapshot in the middle; or from requests alone."""
     own: ExtenderOptions = given.settings[ExtenderOptions]
     limits = Limits(own.agent_deadline_s, patience_s=own.agent_deadline_s if own.no_cluster else _PATIENCE_S)
     containing.serve(given.agents, limits, *tools)
@@ -118,7 +118,7 @@ def _amid(given: Given, tools: Tools) -> Running:
     states = running.states(given)
     keeper = _keeper(given, feed, states, refresher, tools)
     recorder = _recorder(given, tools)
-    keeper.subscribe(recorder.world)
+    keeper.subscribe(recorder.cluster_state)
     heart = Heart(feed, states, keeper, _extender(given, states, keeper, recorder, tools))
     binding = _binding(given, api, heart, tools)
 
@@ -172,10 +172,10 @@ def _ground(given: Given, api: HttpApi | None, feed: Feed, tools: Tools) -> Grou
 
 
 def _keeper(
-    given: Given, feed: Feed, states: Mapping[str, AgentState], refresher: Refresher, tools: Tools
-) -> WorldKeeper:
+    given: Given, feed: Feed, states: Mapping[str, StateBuilder], refresher: Refresher, tools: Tools
+) -> SnapshotCache:
     period_s = given.settings[RefreshOptions].sync_period_s
-    keeper = WorldKeeper(states, feed.stores, refresher, *tools, period_s)
+    keeper = SnapshotCache(states, feed.stores, refresher, *tools, period_s)
     refresher.subscribe(keeper.touch)
     for store in (feed.nodes, *feed.objects.values()):
         store.subscribe(lambda _: keeper.touch())
@@ -236,8 +236,8 @@ def _leader(
     contact = Contact(clock, meters)
     lane = api.lane(5.0, 10, contact.heard)
     elector = Elector(lane, Seat(api.namespace, LEASE, identity), clock, meters, random.random)
-    own = (api.namespace, lambda: keeper.view, Anew(heart), binding.bindings if binding else None)
-    hands = Hands(api, feed.objects, feed.nodes, recorder, clock, meters, Tally(), *own)
+    own = (api.namespace, lambda: keeper.snapshot, Anew(heart), binding.bindings if binding else None)
+    hands = Handle(api, feed.objects, feed.nodes, recorder, clock, meters, Tally(), *own)
     period_s = given.settings[RefreshOptions].sync_period_s
     pods = feeds.waiting_pods(api, given.agents, clock, meters)
     chain = Chain([kind.agent(given.agent_options[kind.name]) for kind in given.agents])
@@ -246,7 +246,7 @@ def _leader(
     if given.settings[AnnotatorOptions].annotate != "off":
         made.append(_annotator(given, sources, hands))
     controllers = [*(one for one in made if one), Waker(chain, pods.store, hands, period_s)]
-    leading = Leading(controllers, lambda: keeper.view, lambda: elector.leading, clock)
+    leading = Leading(controllers, lambda: keeper.snapshot, lambda: elector.leading, clock)
 
     async def lead() -> None:
         await leading.run(period_s)
@@ -255,7 +255,7 @@ def _leader(
     return elector, tasks, [elector.stop, recorder.flush, api.close]
 
 
-def _annotator(given: Given, sources: Sequence[Source], hands: Hands) -> AnnotatorController:
+def _annotator(given: Given, sources: Sequence[Source], hands: Handle) -> AnnotatorController:
     """What writes statistics of nodes. A lane of its own: thousands of patches must not hold up labels."""
     window: WindowOptions = given.settings[WindowOptions]
     lane = cast("HttpApi", hands.api).lane(writing.QPS, writing.BURST)
@@ -274,11 +274,11 @@ def _recorder(given: Given, tools: Tools) -> recording.Recorder:
 
 def _extender(
     given: Given,
-    states: Mapping[str, AgentState],
-    keeper: WorldKeeper,
+    states: Mapping[str, StateBuilder],
+    keeper: SnapshotCache,
     recorder: recording.Recorder,
     tools: Tools,
 ) -> Extender:
     answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
     ring = DecisionRing(given.settings[ExtenderOptions].decisions_bytes)
-    return Extender(answering, lambda *_: keeper.view, ring, tools.clock, tools.meters, recorder)
+    return Extender(answering, lambda *_: keeper.snapshot, ring, tools.clock, tools.meters, recorder)

@@ -1,13 +1,13 @@
 """One request answered: bytes in, a decision and bytes out; the same behind a socket and in a replay.
 
 `app` serves these answers and `simulate.replay` asks for them again, so neither can differ from the other. Nothing
-here asks what time it is or which View is the newest, and nothing is kept.
+here asks what time it is or which snapshot is the newest, and nothing is kept.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.agent import AgentKind, AgentState, Counting, Named, Showing, View
+from nodewise.agent import AgentKind, Counting, Named, Showing, Snapshot, StateBuilder
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import wire
 from nodewise.extender.chain import Chain, Judging, Ranking, weighed
@@ -40,7 +40,7 @@ class Answering:
         self,
         kinds: Sequence[AgentKind],
         options: Mapping[str, Any],
-        states: Mapping[str, AgentState] | None = None,
+        states: Mapping[str, StateBuilder] | None = None,
         chain_options: ChainOptions = ChainOptions(),  # noqa: B008 - frozen
     ) -> None:
         """`BadSettings` for weights that do not fit the agents. Without `states` nothing is counted."""
@@ -68,12 +68,12 @@ class Answering:
         """What is asked, by path."""
         return {path: verb for path, (verb, _) in self._asked.items()}
 
-    def answer(self, path: str, body: bytes, view: View, now: float) -> Generator[None, None, Answer]:
+    def answer(self, path: str, body: bytes, snapshot: Snapshot, now: float) -> Generator[None, None, Answer]:
         """The answer to one request, in parts. `BadInput` names the field that cannot be read; KeyError for no path of
         ours.
         """
         verb, chain = self._asked[path]
-        return _VERBS[verb](self._reader, chain, body, view, now)
+        return _VERBS[verb](self._reader, chain, body, snapshot, now)
 
 
 def _named(agent: Named, chain: Chain) -> dict[str, tuple[Verb, Chain]]:
@@ -93,31 +93,31 @@ def is_named(path: str) -> bool:
 
 
 def _filter(
-    reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float
+    reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
 ) -> Generator[None, None, Answer]:
-    candidacy = yield from reader.candidacy(body, view.nodes)
+    candidacy = yield from reader.candidacy(body, snapshot.nodes)
     yield
-    decision = yield from chain.filter(candidacy.pod, candidacy.names, view, now)
+    decision = yield from chain.filter(candidacy.pod, candidacy.names, snapshot, now)
     return Answer(decision, lambda: wire.filter_answer(candidacy, decision))
 
 
 def _prioritize(
-    reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float
+    reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
 ) -> Generator[None, None, Answer]:
-    candidacy = yield from reader.candidacy(body, view.nodes)
+    candidacy = yield from reader.candidacy(body, snapshot.nodes)
     yield
-    decision = yield from chain.prioritize(candidacy.pod, candidacy.names, view, now)
+    decision = yield from chain.prioritize(candidacy.pod, candidacy.names, snapshot, now)
     return Answer(decision, lambda: [wire.prioritize_answer(decision)])
 
 
 def _preempt(
-    reader: wire.Reader[Any], chain: Chain, body: bytes, view: View, now: float
+    reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
 ) -> Generator[None, None, Answer]:
     preemption = reader.preemption(body)
     yield
-    decision = yield from chain.preempt(preemption.pod, preemption.uids(), view, now)
+    decision = yield from chain.preempt(preemption.pod, preemption.uids(), snapshot, now)
     return Answer(decision, lambda: [wire.preempt_answer(preemption, decision)])
 
 
-_Ask = Callable[[wire.Reader[Any], Chain, bytes, View, float], Generator[None, None, Answer]]
+_Ask = Callable[[wire.Reader[Any], Chain, bytes, Snapshot, float], Generator[None, None, Answer]]
 _VERBS: Final[Mapping[Verb, _Ask]] = {"filter": _filter, "prioritize": _prioritize, "preempt": _preempt}

@@ -13,7 +13,7 @@ import numpy as np
 
 import nodewise
 from nodewise import turns
-from nodewise.agent import Showing, Verdict, View
+from nodewise.agent import Showing, Snapshot, Verdict
 from nodewise.binder import Binder
 from nodewise.clock import Clock
 from nodewise.errors import Unavailable
@@ -23,7 +23,7 @@ from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.recording import Recorder, Silent
 from nodewise.extender.tape import Exchange
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Handler, Lane, Request, Response, Route
 
 WHOLE_NODES_AT_ONCE: Final = 2
@@ -36,24 +36,24 @@ on a slow machine.
 """
 
 
-Sight = Callable[[bytes | None, float], View]
-"""The View by which a request with this body is answered at that time, in seconds since 1970; of None, the newest."""
+Sight = Callable[[bytes | None, float], Snapshot]
+"""The snapshot that answers a request with this body at that time (seconds since 1970); for None, the newest."""
 
 
 class Extender:
-    """Answers kube-scheduler from the newest View and keeps each decision."""
+    """Answers kube-scheduler from the newest snapshot and keeps each decision."""
 
     def __init__(
         self,
         answering: Answering,
-        view: Sight,
+        snapshot: Sight,
         ring: DecisionRing,
         clock: Clock,
-        meters: Meters,
+        meters: MetricsRegistry,
         recorder: Recorder = Silent(),  # noqa: B008 - it has no state
     ) -> None:
         self._answering = answering
-        self._view = view
+        self._view = snapshot
         self._ring = ring
         self._clock = clock
         self._meters = meters
@@ -88,8 +88,8 @@ class Extender:
         ]
         return [Route("GET", "/decisions", self._decisions, pinned_only=True), *shows]
 
-    def moment(self, body: bytes | None = None) -> tuple[View, float]:
-        """The View by which this body is answered, or the newest, and what time it is."""
+    def moment(self, body: bytes | None = None) -> tuple[Snapshot, float]:
+        """The snapshot by which this body is answered, or the newest, and what time it is."""
         now = self._clock.now()
         return self._view(body, now), now
 
@@ -99,10 +99,10 @@ class Extender:
         return turns.result(answering) if at_once else turns.stepwise(answering)
 
     def _answered(self, path: str, body: bytes) -> Generator[None, None, Response]:
-        view, now = self.moment(body)
-        exchange = Exchange(path=path, at=now, generation=view.generation)
+        snapshot, now = self.moment(body)
+        exchange = Exchange(path=path, at=now, generation=snapshot.generation)
         with self._failure_recorded(exchange, body):
-            answer = yield from self._answering.answer(path, body, view, now)
+            answer = yield from self._answering.answer(path, body, snapshot, now)
             self.keep(answer.decision)
             yield
             parts = answer.encode()
@@ -123,10 +123,10 @@ class Extender:
 
     def _state(self, agent: Showing) -> Handler:
         async def answer(request: Request) -> Response:
-            slot = self.moment()[0].slots.get(agent.name)
-            if slot is None:
+            agent_state = self.moment()[0].agent_states.get(agent.name)
+            if agent_state is None:
                 raise Unavailable(f"agent {agent.name} has seen no whole list yet", retry_after_s=1.0)
-            return Response(200, await turns.paced_result(agent.show(slot, request.query)))
+            return Response(200, await turns.paced_result(agent.show(agent_state, request.query)))
 
         return answer
 
@@ -188,10 +188,10 @@ class BindRoutes:
         return Response(404 if is_refused else 200, wire.bind_answer(outcome.error))
 
     def _decision(self, asked: wire.BindingArgs, outcome: Outcome) -> Decision:
-        view, at = self._extender.moment()
+        snapshot, at = self._extender.moment()
         pod = PodRef(asked.pod_namespace, asked.pod_name, asked.pod_uid)
-        names = view.nodes.named([asked.node])
-        made = Decision("bind", pod, at, view.generation, names, told=outcome.told or outcome.error)
+        names = snapshot.nodes.named([asked.node])
+        made = Decision("bind", pod, at, snapshot.generation, names, told=outcome.told or outcome.error)
         if not outcome.error:
             return made
         verdict = Verdict(np.ones(1, np.int16), (outcome.reason or NotBound(outcome.error),))

@@ -106,7 +106,7 @@ class _Decision(msgspec.Struct, frozen=True):
     namespace: str
     pod: str
     uid: str
-    view: int
+    snapshot: int
     nodes: msgspec.Raw
     verdicts: list[_Verdict]
     scores: list[_Scores]
@@ -186,7 +186,7 @@ def read(raw: bytes | msgspec.Raw) -> Decision:
     verdicts = tuple((one.agent, _verdict(one, len(names))) for one in given.verdicts)
     scores = tuple((one.agent, _scores(one, len(names))) for one in given.scores)
     ref = PodRef(given.namespace, given.pod, given.uid)
-    return Decision(given.verb, ref, given.at, given.view, names, verdicts, scores, given.told)
+    return Decision(given.verb, ref, given.at, given.snapshot, names, verdicts, scores, given.told)
 
 
 def _verdict(given: _Verdict, size: int) -> Verdict:

@@ -1,4 +1,4 @@
-"""The chain: asks each agent in turn about one pod, with one frozen View of the world.
+"""The chain: asks each agent in turn about one pod, with one frozen snapshot of the world.
 
 An answer about 5,000 nodes takes an agent up to a millisecond or two, so a decision is made in parts, an agent each;
 whoever need not wait in between takes the `turns.result`.
@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from nodewise.agent import Agent, Counting, Judge, Named, Names, Rank, Scores, Verdict, Victims, View
+from nodewise.agent import Agent, Counting, Judge, Named, Names, Rank, Scores, Snapshot, Verdict, Victims
 from nodewise.extender import weights
 from nodewise.extender.deadlines import Failed
 from nodewise.extender.decision import Decision, PodRef, Verb
@@ -86,44 +86,50 @@ class Chain:
         return alone
 
     def filter(
-        self, pod: Any, names: Sequence[str] | Names, view: View, now: float
+        self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float
     ) -> Generator[None, None, Decision]:
         """Which of the named nodes the pod may go to."""
-        candidates = view.nodes.named(names)
-        verdicts = yield from self._verdicts(candidates, lambda one: one.ask(pod, candidates, view))
-        return _decision("filter", pod, candidates, view, now, verdicts)
+        candidates = snapshot.nodes.named(names)
+        verdicts = yield from self._verdicts(candidates, lambda one: one.ask(pod, candidates, snapshot))
+        return _decision("filter", pod, candidates, snapshot, now, verdicts)
 
-    def preempt(self, pod: Any, victims: Victims, view: View, now: float) -> Generator[None, None, Decision]:
+    def preempt(
+        self, pod: Any, victims: Victims, snapshot: Snapshot, now: float
+    ) -> Generator[None, None, Decision]:
         """On which of the nodes that have victims the pod could run once these are gone."""
-        candidates = view.nodes.named(list(victims))
+        candidates = snapshot.nodes.named(list(victims))
         verdicts = yield from self._verdicts(
-            candidates, lambda one: one.agent.preempt(pod, candidates, view, victims)
+            candidates, lambda one: one.agent.preempt(pod, candidates, snapshot, victims)
         )
-        return _decision("preempt", pod, candidates, view, now, verdicts)
+        return _decision("preempt", pod, candidates, snapshot, now, verdicts)
 
-    def kept(self, pod: Any, candidates: Names, view: View) -> Generator[None, None, NDArray[np.bool_]]:
+    def kept(
+        self, pod: Any, candidates: Names, snapshot: Snapshot
+    ) -> Generator[None, None, NDArray[np.bool_]]:
         """Which candidates no agent rejects; nothing is kept of the decision."""
         kept = np.ones(len(candidates), bool)
-        for _, verdict in (yield from self._verdicts(candidates, lambda one: one.ask(pod, candidates, view))):
+        for _, verdict in (
+            yield from self._verdicts(candidates, lambda one: one.ask(pod, candidates, snapshot))
+        ):
             kept &= verdict.codes == 0
         return kept
 
-    def question(self, pod: Any) -> Hashable:
-        """What `kept` depends on besides the View; equal for pods that get equal answers."""
+    def equivalence_key(self, pod: Any) -> Hashable:
+        """What `kept` depends on besides the snapshot; equal for pods that get equal answers."""
         try:
-            return tuple(agent.question(pod) for agent in self.agents)
+            return tuple(agent.equivalence_key(pod) for agent in self.agents)
         except Exception as error:  # noqa: BLE001 - then it is like no other
             logs.emit("agent_failed", agent=", ".join(agent.name for agent in self.agents), exc_info=error)
             return object()
 
     def prioritize(
-        self, pod: Any, names: Sequence[str] | Names, view: View, now: float
+        self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float
     ) -> Generator[None, None, Decision]:
         """How much the named nodes are liked. A node that is named twice counts once."""
-        candidates = _distinct(view.nodes.named(names))
-        scores, lacking = yield from self._scores(lambda one: one.ask(pod, candidates, view))
+        candidates = _distinct(snapshot.nodes.named(names))
+        scores, lacking = yield from self._scores(lambda one: one.ask(pod, candidates, snapshot))
         self._count(pod)
-        made = _decision("prioritize", pod, candidates, view, now, scores=scores)
+        made = _decision("prioritize", pod, candidates, snapshot, now, scores=scores)
         return msgspec.structs.replace(made, told="; ".join(lacking)) if lacking else made
 
     def _verdicts(
@@ -192,11 +198,11 @@ def _decision(
     verb: Verb,
     pod: Any,
     candidates: Names,
-    view: View,
+    snapshot: Snapshot,
     now: float,
     verdicts: tuple[tuple[str, Verdict], ...] = (),
     scores: tuple[tuple[str, Scores], ...] = (),
 ) -> Decision:
     metadata = pod.metadata
     ref = PodRef(metadata.namespace, metadata.name, metadata.uid)
-    return Decision(verb, ref, now, view.generation, candidates, verdicts, scores)
+    return Decision(verb, ref, now, snapshot.generation, candidates, verdicts, scores)

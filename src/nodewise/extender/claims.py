@@ -3,7 +3,7 @@
 A ledger is a Lease that every replica writes by compare-and-swap. Each node has a desk of its own. Claims that come
 while one write is under way wait together, each planned upon those before it, and go in the next write together: any
 number of binds to one node is a few writes, and no node waits for another. From its planning on, a claim shows in the
-View, so that no filter call gives its cards to somebody else.
+snapshot, so that no filter call gives its cards to somebody else.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from nodewise.agent import View
+from nodewise.agent import Snapshot
 from nodewise.binder import HOLDINGS, LEDGER, Amending, Binder, BindPlan, LedgerLease, LedgerMetadata, Refusal
 from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
-from nodewise.extender.world import Shown
+from nodewise.extender.snapshot_cache import Shown
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import LEASES
 from nodewise.kube.store import Store
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 CALL_S: Final = 2.0
 """Deadline of one call about a ledger: two fit before kube-scheduler gives up."""
@@ -38,9 +38,9 @@ _read: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Views(Protocol):
-    """Who keeps the View (`world.WorldKeeper`)."""
+    """Who keeps the snapshot (`world.WorldKeeper`)."""
 
-    view: View
+    snapshot: Snapshot
 
     def learn(self, name: str, answer: bytes) -> Any: ...
 
@@ -57,11 +57,11 @@ class Ground(NamedTuple):
     """Where ledgers are: our own."""
     ledgers: Store[Any]
     """Of `LedgerLease`."""
-    views: Views
+    snapshots: Views
     binder: Binder
     state: Amending
     clock: Clock
-    meters: Meters
+    meters: MetricsRegistry
 
 
 class _Claim:
@@ -141,17 +141,20 @@ class Desk:
         if not self._plans():
             self._planned_on = self._ledger()
         self._show()
-        return self._on.binder.bind(pod, self._node, self._on.views.view, self._on.clock.now())
+        return self._on.binder.bind(pod, self._node, self._on.snapshots.snapshot, self._on.clock.now())
 
     def _show(self) -> None:
-        """Have the View show the ledger with what waits."""
+        """Have the snapshot show the ledger with what waits."""
         ledger, on = self._expected(), self._on
         shown = Shown(on.binder.ledgers, (on.namespace, self._name), ledger)
-        on.views.stand(
-            self._path, on.binder.name, lambda slot: on.state.amended(slot, self._node, ledger), shown
+        on.snapshots.stand(
+            self._path,
+            on.binder.name,
+            lambda agent_state: on.state.amended(agent_state, self._node, ledger),
+            shown,
         )
         if not self._plans():
-            on.views.stand(self._path, on.binder.name, None)
+            on.snapshots.stand(self._path, on.binder.name, None)
 
     def _plans(self) -> Mapping[str, BindPlan]:
         """What is not in the ledger and may come there."""
@@ -300,7 +303,7 @@ class Desk:
             self._gone = known
 
     def _learn(self, answer: bytes) -> LedgerLease | None:
-        found: LedgerLease | None = self._on.views.learn(self._on.binder.ledgers, answer)
+        found: LedgerLease | None = self._on.snapshots.learn(self._on.binder.ledgers, answer)
         return found
 
 

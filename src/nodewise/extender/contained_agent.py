@@ -9,12 +9,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from nodewise.agent import Names, Scores, Verdict, Victims, View
+from nodewise.agent import Names, Scores, Snapshot, Verdict, Victims
 from nodewise.extender import shapes
 from nodewise.extender.deadlines import Failed
 from nodewise.extender.warden import NoSlot, Warden
 
-Ask = Callable[[Any, Names, View], Any]
+Ask = Callable[[Any, Names, Snapshot], Any]
 
 _NOT_YET = NoSlot("it has not seen the nodes yet")
 
@@ -44,26 +44,28 @@ class ContainedAgent:
         self._inner = inner
         self._warden = warden
 
-    def question(self, pod: Any) -> Hashable:
+    def equivalence_key(self, pod: Any) -> Hashable:
         """As the agent says; a pod about which it cannot say is like no other."""
         try:
-            return self._warden.asked("question", lambda: shapes.hashable(self._inner.question(pod)))
+            return self._warden.asked(
+                "equivalence_key", lambda: shapes.hashable(self._inner.equivalence_key(pod))
+            )
         except Failed:
             return object()
 
-    def filter(self, pod: Any, candidates: Names, view: View) -> Verdict | None:
-        return self.judged(self._inner.filter, pod, candidates, view)
+    def filter(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Verdict | None:
+        return self.judged(self._inner.filter, pod, candidates, snapshot)
 
-    def preempt(self, pod: Any, candidates: Names, view: View, victims: Victims) -> Verdict | None:
-        def ask(pod: Any, candidates: Names, view: View) -> Any:
-            return self._inner.preempt(pod, candidates, view, victims)
+    def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
+        def ask(pod: Any, candidates: Names, snapshot: Snapshot) -> Any:
+            return self._inner.preempt(pod, candidates, snapshot, victims)
 
-        return self.judged(ask, pod, candidates, view)
+        return self.judged(ask, pod, candidates, snapshot)
 
-    def score(self, pod: Any, candidates: Names, view: View) -> Scores | None:
-        return self.scored(self._inner.score, pod, candidates, view)
+    def score(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Scores | None:
+        return self.scored(self._inner.score, pod, candidates, snapshot)
 
-    def judged(self, ask: Ask, pod: Any, candidates: Names, view: View) -> Verdict | None:
+    def judged(self, ask: Ask, pod: Any, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Its verdict. Where it fails, every candidate is rejected for a pod that concerns it."""
         size = len(candidates)
 
@@ -72,13 +74,13 @@ class ContainedAgent:
             return found and replace(found, details=self._details(given.details, size))
 
         try:
-            found: Verdict | None = self._call("filter", pod).answer(ask, candidates, view, checked)
+            found: Verdict | None = self._call("filter", pod).answer(ask, candidates, snapshot, checked)
         except Failed as failed:
             reason = OutsideFailed(self.name, self._warden.origin.package, failed.why)
             return Verdict(np.ones(size, np.int16), (reason,))
         return found
 
-    def scored(self, ask: Ask, pod: Any, candidates: Names, view: View) -> Scores | None:
+    def scored(self, ask: Ask, pod: Any, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """Its scores. `Failed`, which is told already, where there are none: the pod is placed without them."""
         size = len(candidates)
 
@@ -86,7 +88,7 @@ class ContainedAgent:
             found = shapes.scores(given, size)
             return found and replace(found, details=self._details(given.details, size))
 
-        found: Scores | None = self._call("score", pod).answer(ask, candidates, view, checked)
+        found: Scores | None = self._call("score", pod).answer(ask, candidates, snapshot, checked)
         return found
 
     def _call(self, what: str, pod: Any) -> "_Call":
@@ -119,21 +121,21 @@ class _Call:
         self._steps: list[str] = []
         """How far it came: `question`, and `answer` once the agent said whether the pod concerns it."""
 
-    def answer(self, ask: Ask, candidates: Names, view: View, checked: Callable[[Any], Any]) -> Any:
+    def answer(self, ask: Ask, candidates: Names, snapshot: Snapshot, checked: Callable[[Any], Any]) -> Any:
         """What the agent says, checked; None where the pod is none of its business. `Failed` is told already."""
         name = self._warden.origin.agent
-        slot = view.slots.get(name, _NOT_YET)
-        own = View(view.nodes, {name: slot}, view.at, view.generation)
+        agent_state = snapshot.agent_states.get(name, _NOT_YET)
+        own = Snapshot(snapshot.nodes, {name: agent_state}, snapshot.at, snapshot.generation)
 
         def work() -> Any:
             self._warden.steps = self._steps
-            self._steps.append("question")
-            asked = self._inner.question(self._pod)
+            self._steps.append("equivalence_key")
+            asked = self._inner.equivalence_key(self._pod)
             self._steps.append("answer")
             if asked is None:
                 return None
-            if isinstance(slot, NoSlot):
-                raise Failed("slot", slot.why)
+            if isinstance(agent_state, NoSlot):
+                raise Failed("slot", agent_state.why)
             return checked(ask(self._pod, candidates, own))
 
         try:
@@ -147,12 +149,12 @@ class _Call:
 
     def _is_concerned(self) -> bool:
         """Whether the pod is the agent's business, after its answer failed; so it is where nobody can tell."""
-        hangs_itself = not self._steps and self._warden.steps[-1:] == ["question"]
+        hangs_itself = not self._steps and self._warden.steps[-1:] == ["equivalence_key"]
         if self._steps or hangs_itself:
             return True
         try:
             found = self._warden.questions.do(
-                lambda: self._inner.question(self._pod) is not None, self._warden.limits.answer_s
+                lambda: self._inner.equivalence_key(self._pod) is not None, self._warden.limits.answer_s
             )
         except Failed:
             return True

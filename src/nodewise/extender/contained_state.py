@@ -1,4 +1,4 @@
-"""The state of an agent of another package: a thread computes its slots, and no View waits long for them."""
+"""The state of an agent of another package: a thread computes its slots, and no snapshot waits long for them."""
 
 import contextlib
 from collections.abc import Generator, Mapping
@@ -11,7 +11,7 @@ from nodewise.extender import shapes
 from nodewise.extender.deadlines import Failed, Outcome
 from nodewise.extender.warden import NoSlot, Warden
 from nodewise.metrics.source import Want
-from nodewise.state import Inputs, World
+from nodewise.state import ClusterState, Inputs
 from nodewise.turns import Wait
 
 
@@ -19,19 +19,19 @@ class _UnderWay(NamedTuple):
     """A slot that is being computed."""
 
     outcome: Future[Outcome]
-    world: World
+    cluster_state: ClusterState
     since: float
 
 
 class _Kept(NamedTuple):
     """The newest slot that came, and of what."""
 
-    world: World
-    slot: Any
+    cluster_state: ClusterState
+    agent_state: Any
 
 
 class ContainedState:
-    """Its slots are computed in a thread; a View does not wait for one that takes its time (`agent.AgentState`)."""
+    """Its slots are computed in a thread; a snapshot does not wait for one that takes its time (`agent.AgentState`)."""
 
     def __init__(self, inner: Any, warden: Warden) -> None:
         self.inputs: Inputs = inner.inputs
@@ -55,32 +55,32 @@ class ContainedState:
         except Failed:
             return {}
 
-    def slot(self, world: World) -> Generator[Wait | None, None, Any]:
+    def build(self, cluster_state: ClusterState) -> Generator[Wait | None, None, Any]:
         """The slot of this world, or of the same nodes a little before; else a `NoSlot`."""
         self._collect()
-        if self._under_way is None and (begun := self._begin(world)):
+        if self._under_way is None and (begun := self._begin(cluster_state)):
             yield Wait(begun, self._warden.limits.patience_s)
             self._collect()
-        return self._shown(world)
+        return self._shown(cluster_state)
 
-    def _begin(self, world: World) -> Future[Outcome] | None:
+    def _begin(self, cluster_state: ClusterState) -> Future[Outcome] | None:
         try:
-            begun = self._warden.slots.begin(lambda: turns.result(self._inner.slot(world)))
+            begun = self._warden.agent_states.begin(lambda: turns.result(self._inner.build(cluster_state)))
         except Failed as failed:
             self._failed = failed
             return None
-        self._failed, self._under_way = None, _UnderWay(begun, world, self._warden.clock.monotonic())
+        self._failed, self._under_way = None, _UnderWay(begun, cluster_state, self._warden.clock.monotonic())
         return begun
 
     def _collect(self) -> None:
         """Take what came."""
         if self._under_way is None:
             return
-        done, world, since = self._under_way
+        done, cluster_state, since = self._under_way
         if done.done():
             self._under_way = None
             try:
-                self._kept, self._failed = _Kept(world, done.result().got()), None
+                self._kept, self._failed = _Kept(cluster_state, done.result().got()), None
             except Failed as failed:
                 self._kept, self._failed = None, failed
                 self._warden.tell(failed, "slot")
@@ -88,11 +88,11 @@ class ContainedState:
             self._kept, self._failed = None, Failed("deadline", f"no slot within {most_s:g} s")
             self._warden.tell(self._failed, "slot")
 
-    def _shown(self, world: World) -> Any:
+    def _shown(self, cluster_state: ClusterState) -> Any:
         if self._failed is not None:
             return NoSlot(self._failed.why)
-        if self._kept is not None and self._kept.world.nodes is world.nodes:
-            return self._kept.slot
+        if self._kept is not None and self._kept.cluster_state.nodes is cluster_state.nodes:
+            return self._kept.agent_state
         return NoSlot("its slot is not computed yet")
 
 

@@ -20,7 +20,7 @@ from nodewise.extender.contained_agent import ContainedAgent, NamedAgent
 from nodewise.extender.contained_state import ContainedState, CountingState, RememberingState
 from nodewise.extender.deadlines import Failed
 from nodewise.extender.warden import Limits, Origin, Warden
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.state import Counting, Remembering
 
 
@@ -86,7 +86,7 @@ def contained(kind: Any, origin: Origin) -> ContainedKind:
     return _Concerned(kind, origin) if isinstance(kind, Concerned) else ContainedKind(kind, origin)
 
 
-def serve(kinds: Iterable[Any], limits: Limits, clock: Clock, meters: Meters) -> None:
+def serve(kinds: Iterable[Any], limits: Limits, clock: Clock, meters: MetricsRegistry) -> None:
     """Hold those of these that are of other packages to the limits, and count their failures."""
     for kind in kinds:
         if isinstance(kind, ContainedKind):

@@ -32,7 +32,7 @@ class Decision(msgspec.Struct, frozen=True, eq=False, gc=False):
     at: float
     """Seconds since 1970."""
     generation: int
-    """Of the View that it was made from."""
+    """Of the snapshot that it was made from."""
     names: Names
     """The candidates' names."""
     verdicts: tuple[tuple[str, Verdict], ...] = ()

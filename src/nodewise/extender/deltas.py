@@ -11,19 +11,19 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from nodewise.agent import NodeIndex, ObjectKey, World
+from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.errors import BadInput, Problem, shown
 from nodewise.extender import tape
 from nodewise.extender.tape import Cells, Record
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 NODES: Final = "nodes"
 """Node objects stand among the others under this name."""
-EMPTY: Final = World(NodeIndex(), {}, Snapshot(), 0.0)
+EMPTY: Final = ClusterState(NodeIndex(), {}, MetricsSnapshot(), 0.0)
 """Before the first world."""
 _ABSENT: Final = object()
 _NONE: Final[Mapping[ObjectKey, Any]] = {}
@@ -32,7 +32,7 @@ _STRIDE: Final = 2048
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def entries(old: World, new: World, generation: int) -> Iterator[Record | None]:
+def entries(old: ClusterState, new: ClusterState, generation: int) -> Iterator[Record | None]:
     """What makes the new world of the old one; None now and then, where whoever writes may pause."""
     if new.nodes is not old.nodes:
         yield from _nodes(old.nodes, new.nodes)
@@ -98,7 +98,7 @@ def _objects(
         yield tape.record(tape.Objects(of=name, gone=moves.gone, order=moves.order))
 
 
-def _metrics(old: Snapshot, new: Snapshot) -> Iterator[Record | None]:
+def _metrics(old: MetricsSnapshot, new: MetricsSnapshot) -> Iterator[Record | None]:
     moves = yield from _moves(old.series, new.series)
     for metric in moves.changed:
         yield from _series(metric, old.series.get(metric), new.series[metric])
@@ -151,9 +151,9 @@ class Rebuilding:
         self._objects: dict[str, dict[ObjectKey, Any]] = {name: {} for name in watched}
         self._given: dict[str, Mapping[ObjectKey, Any]] = {name: {} for name in watched}
         self._series: dict[str, Series] = {}
-        self._metrics = Snapshot()
+        self._metrics = MetricsSnapshot()
 
-    def take(self, given: Record) -> World | None:
+    def take(self, given: Record) -> ClusterState | None:
         """The next entry; the world, where the entry completes one. `BadInput` if it does not follow the others."""
         try:
             return self._taken(*given)
@@ -163,7 +163,7 @@ class Rebuilding:
                 "recording", [Problem("entry", seen, "one that follows those before it")]
             ) from error
 
-    def _taken(self, entry: tape.AnyEntry, blobs: Sequence[bytes]) -> World | None:
+    def _taken(self, entry: tape.AnyEntry, blobs: Sequence[bytes]) -> ClusterState | None:
         match entry:
             case tape.Nodes():
                 names = dict.fromkeys(self._nodes.known) | dict.fromkeys(entry.added)
@@ -176,13 +176,13 @@ class Rebuilding:
                 self._series[entry.metric] = _fetched(self._series.get(entry.metric), entry, blobs[0])
             case tape.Metrics():
                 self._series = _moved(self._series, entry)
-                rest = msgspec.json.decode(blobs[0], type=Snapshot) if blobs else self._metrics
+                rest = msgspec.json.decode(blobs[0], type=MetricsSnapshot) if blobs else self._metrics
                 self._metrics = msgspec.structs.replace(rest, series=dict(self._series))
             case tape.Moment():
                 self._given.update(self._objects)
                 given = dict(self._given)
                 nodes = given.pop(NODES, _NONE)
-                return World(self._nodes, given, self._metrics, entry.now, nodes, entry.versions)
+                return ClusterState(self._nodes, given, self._metrics, entry.now, nodes, entry.versions)
         return None
 
     def _changing(self, name: str) -> dict[ObjectKey, Any]:

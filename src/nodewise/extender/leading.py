@@ -1,10 +1,10 @@
-"""The leader's loop: after each new View, the agents' controllers make it true in the API server."""
+"""The leader's loop: after each new snapshot, the agents' controllers make it true in the API server."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nodewise.agent import Controller, View
+from nodewise.agent import Controller, Snapshot
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError
 from nodewise.observe import logs
@@ -20,29 +20,29 @@ class Leading:
     def __init__(
         self,
         controllers: Sequence[Controller],
-        view: Callable[[], View],
+        snapshot: Callable[[], Snapshot],
         is_leading: Callable[[], bool],
         clock: Clock,
     ) -> None:
-        self._view = view
+        self._view = snapshot
         self._is_leading = is_leading
         self._clock = clock
         self._steps = [_Steps(controller, clock) for controller in controllers]
 
     async def run(self, period_s: float) -> None:
-        """A step of each controller after each new View, looked for ten times a period.
+        """A step of each controller after each new snapshot, looked for ten times a period.
 
         When this is cancelled, or ends by a defect, the steps are cancelled with it.
         """
         led = False
         try:
             while True:
-                view, leads = self._view(), self._is_leading()
+                snapshot, leads = self._view(), self._is_leading()
                 if leads:
                     for steps in self._steps:
                         if not led:
                             steps.lead()
-                        steps.start_if_due(view, period_s)
+                        steps.start_if_due(snapshot, period_s)
                 led = leads
                 await self._clock.sleep(period_s / 10)
         finally:
@@ -59,7 +59,7 @@ class _Steps:
         self._task: asyncio.Task[bool] | None = None
         self._began_s = self._not_before_s = 0.0
         self._done = -1
-        """The generation of the View that the last step has made true, or tries to."""
+        """The generation of the snapshot that the last step has made true, or tries to."""
         self._is_new_leader = False
         self._is_slow = False
         self._error = ""
@@ -68,8 +68,8 @@ class _Steps:
         """The replica leads from now on."""
         self._is_new_leader = True
 
-    def start_if_due(self, view: View, period_s: float) -> None:
-        """Start a step for a View that is new to the controller, or whose last step failed a period ago."""
+    def start_if_due(self, snapshot: Snapshot, period_s: float) -> None:
+        """Start a step for a snapshot that is new to the controller, or whose last step failed a period ago."""
         now_s = self._clock.monotonic()
         if self._task is not None:
             if not self._task.done():
@@ -80,9 +80,9 @@ class _Steps:
             self._task = None
         if self._is_new_leader:
             self._done, self._not_before_s = -1, now_s
-        if view.generation not in {0, self._done} and now_s >= self._not_before_s:
-            self._done, self._began_s, self._is_slow = view.generation, now_s, False
-            self._task = asyncio.create_task(self._step(view))
+        if snapshot.generation not in {0, self._done} and now_s >= self._not_before_s:
+            self._done, self._began_s, self._is_slow = snapshot.generation, now_s, False
+            self._task = asyncio.create_task(self._step(snapshot))
 
     async def cancel(self) -> None:
         """Cancel the step that is under way, and wait a moment for its end. One that goes on blocks later steps."""
@@ -90,13 +90,13 @@ class _Steps:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_CANCEL_S)
 
-    async def _step(self, view: View) -> bool:
+    async def _step(self, snapshot: Snapshot) -> bool:
         """Whether the step succeeded; a failure is logged."""
         try:
             if self._is_new_leader:  # not while an earlier step still writes what `begin` forgets
                 self._controller.begin()
                 self._is_new_leader = False
-            await self._controller.step(view)
+            await self._controller.step(snapshot)
         except NodewiseError as error:
             if self._error != str(error):
                 logs.emit("controller_failed", controller=self._name, error=str(error))

@@ -1,17 +1,18 @@
-"""Views without a cluster: a request brings its nodes whole, and a View is made of them for that request alone.
+"""Snapshots without a cluster: each request brings its nodes, and a snapshot is made of them for that request only.
 
-The slots come from the same `AgentState`s as in a cluster, so an agent cannot tell the difference; what it counts from
-request to request it keeps. Agents that need other objects than nodes cannot be served like this.
+Agent states come from the same `StateBuilder`s as in a cluster. What a builder counts is kept
+from request to request.
+Agents that need other objects than nodes cannot be served like this.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nodewise.agent import AgentKind, AgentState, NodeIndex, ObjectKey, View, World
+from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import slots, wire
+from nodewise.extender import agent_states, wire
 from nodewise.kube.fields import merge
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.observe import logs
 
 
@@ -26,7 +27,7 @@ def check(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
         raise BadSettings("settings", problems)
 
 
-def check_metrics(states: Mapping[str, AgentState]) -> None:
+def check_metrics(states: Mapping[str, StateBuilder]) -> None:
     """`BadSettings` names the agents that go by metrics: a request brings none, so all would be missing for ever."""
     problems = []
     for name, state in states.items():
@@ -41,14 +42,14 @@ _REMEMBERED: Final = 5000
 """Nodes of earlier requests, the newest."""
 
 
-class LoneViews:
-    """Makes a View of each request's own nodes.
+class LoneSnapshots:
+    """Makes a snapshot of each request's own nodes.
 
     kube-scheduler's preempt requests bring none, so they go by those of earlier ones: else pods would be evicted from
     a node that is rejected afterwards, again and again.
     """
 
-    def __init__(self, kinds: Sequence[AgentKind], states: Mapping[str, AgentState]) -> None:
+    def __init__(self, kinds: Sequence[AgentKind], states: Mapping[str, StateBuilder]) -> None:
         self._states = states
         self._reader = wire.NodeReader(merge("Node", *(kind.node_fields for kind in kinds)))
         self._number = 0
@@ -56,13 +57,13 @@ class LoneViews:
         self._seen: dict[ObjectKey, Any] = {}
         """By key, the nodes of earlier requests."""
 
-    def view(self, body: bytes | None, now: float) -> View:
+    def snapshot(self, body: bytes | None, now: float) -> Snapshot:
         """`BadInput` names the node that cannot be read. Of names alone nothing is known: statistics are missing.
 
         Without a body there are neither nodes nor slots.
         """
         if body is None:
-            return View(NodeIndex(), {}, now)
+            return Snapshot(NodeIndex(), {}, now)
         read = self._reader.nodes(body)
         nodes = {("", node.metadata.name): node for node in read or ()}
         if read is None and not self._warned:
@@ -72,9 +73,11 @@ class LoneViews:
             self._remember(nodes)
         elif read is not None:
             nodes = dict(self._seen)
-        world = World(NodeIndex(name for _, name in nodes), {}, Snapshot(), now, nodes)
+        cluster_state = ClusterState(NodeIndex(name for _, name in nodes), {}, MetricsSnapshot(), now, nodes)
         self._number += 1
-        return View(world.nodes, slots.computed(self._states, world), now, self._number)
+        return Snapshot(
+            cluster_state.nodes, agent_states.computed(self._states, cluster_state), now, self._number
+        )
 
     def _remember(self, nodes: Mapping[ObjectKey, Any]) -> None:
         for key, node in nodes.items():

@@ -18,14 +18,14 @@ import msgspec
 
 import nodewise
 from nodewise import turns
-from nodewise.agent import AgentKind, World
+from nodewise.agent import AgentKind, ClusterState
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import deltas, tape
 from nodewise.extender.tape import AgentHeader, Exchange, Gap, Header, Recalled, Record
 from nodewise.extender.weights import ChainOptions
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 _QUEUE_BYTES: Final = 64 * 2**20
 """What waits to be written; a thing more is taken while it is less, however large."""
@@ -42,8 +42,8 @@ _SAMPLE_BYTES: Final = 256
 class Recorder(Protocol):
     """Whom to tell what happens. Called on the hot path: it takes note and returns."""
 
-    def world(self, world: World, generation: int) -> None:
-        """A world, before slots are computed of it for the View of this number."""
+    def cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
+        """A world, before slots are computed of it for the snapshot of this number."""
         ...
 
     def recalled(self, agent: str, kept: bytes) -> None:
@@ -58,7 +58,7 @@ class Recorder(Protocol):
 class Silent:
     """Records nothing."""
 
-    def world(self, world: World, generation: int) -> None: ...
+    def cluster_state(self, cluster_state: ClusterState, generation: int) -> None: ...
 
     def recalled(self, agent: str, kept: bytes) -> None: ...
 
@@ -68,7 +68,7 @@ class Silent:
 class _Turn(NamedTuple):
     """A world that waits to be told against the one before."""
 
-    world: World
+    cluster_state: ClusterState
     generation: int
 
 
@@ -106,7 +106,9 @@ class _Backlog:
 class Recording:
     """The recorder that writes. What `Recorder` has is the server's, everything else is the writing thread's."""
 
-    def __init__(self, file: BinaryIO, header: Header, max_bytes: int, clock: Clock, meters: Meters) -> None:
+    def __init__(
+        self, file: BinaryIO, header: Header, max_bytes: int, clock: Clock, meters: MetricsRegistry
+    ) -> None:
         self._backlog = _Backlog()
         self._told = deltas.EMPTY
         self._lost = Gap()
@@ -120,11 +122,11 @@ class Recording:
         self._tape.write(Record(header))
         self._flush()
 
-    def world(self, world: World, generation: int) -> None:
-        size_bytes = _ITEM_BYTES + _SAMPLE_BYTES * _new_samples(self._told, world)
-        self._told = world
+    def cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
+        size_bytes = _ITEM_BYTES + _SAMPLE_BYTES * _new_samples(self._told, cluster_state)
+        self._told = cluster_state
         if self._admits():
-            self._backlog.put(_Turn(world, generation), size_bytes)
+            self._backlog.put(_Turn(cluster_state, generation), size_bytes)
         elif not self._ended:
             self._lost = Gap(requests=self._lost.requests, worlds=self._lost.worlds + 1)
             self._meters.count("recording_lost_total", what="world")
@@ -195,12 +197,12 @@ class Recording:
         if isinstance(item, Record):
             self._tape.write(item)
             return
-        for one in turns.slices(deltas.entries(self._written, item.world, item.generation)):
+        for one in turns.slices(deltas.entries(self._written, item.cluster_state, item.generation)):
             if one is None:
                 time.sleep(_PAUSE_S)
             else:
                 self._tape.write(one)
-        self._written = item.world
+        self._written = item.cluster_state
 
     def _flush(self) -> None:
         self._tape.flush()
@@ -220,11 +222,13 @@ class Recording:
             logs.emit("recording_stopped", why=error or f"it has {self._tape.size_bytes} bytes")
 
 
-def _new_samples(before: World, world: World) -> int:
-    if world.metrics is before.metrics:
+def _new_samples(before: ClusterState, cluster_state: ClusterState) -> int:
+    if cluster_state.metrics is before.metrics:
         return 0
     known = before.metrics.series
-    return sum(len(one.samples) for name, one in world.metrics.series.items() if known.get(name) is not one)
+    return sum(
+        len(one.samples) for name, one in cluster_state.metrics.series.items() if known.get(name) is not one
+    )
 
 
 class Settings(NamedTuple):

@@ -159,8 +159,8 @@ def resources(given: Any) -> Mapping[str, bool]:
 
 
 def state(given: Any) -> Any:
-    """An `AgentState`."""
-    _has(given, "state", {"inputs": Inputs}, ("wants", "problems", "slot"))
+    """An `StateBuilder`."""
+    _has(given, "state", {"inputs": Inputs}, ("wants", "problems", "build"))
     _of_type(given.inputs.objects, frozenset, "inputs.objects")
     for name in given.inputs.objects:
         _of_type(name, str, "a name in inputs.objects")
@@ -169,7 +169,7 @@ def state(given: Any) -> Any:
 
 def agent(given: Any, name: str) -> Any:
     """An `Agent` of that name."""
-    _has(given, "agent", {"name": str}, ("question", "filter", "score", "preempt"))
+    _has(given, "agent", {"name": str}, ("equivalence_key", "filter", "score", "preempt"))
     if given.name != name:
         raise Failed("shape", f"an agent named {given.name!r}; wanted {name!r}")
     for attribute in ("predicates", "priorities"):

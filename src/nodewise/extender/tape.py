@@ -106,10 +106,10 @@ class Metrics(Entry, frozen=True, tag="metrics"):
 
 
 class Moment(Entry, frozen=True, tag="world"):
-    """All changes since the last entry of this kind are made: this is a World, of which a View was computed."""
+    """All changes since the last entry of this kind are made: this is a World, of which a snapshot was computed."""
 
     generation: int
-    """The View's number."""
+    """The snapshot's number."""
     now: float
     versions: dict[str, str] = {}
     """`World.versions`."""
@@ -127,7 +127,7 @@ class Exchange(Entry, frozen=True, tag="request"):
     path: str
     at: float
     generation: int
-    """Of the View that was asked."""
+    """Of the snapshot that was asked."""
     error: str = ""
     """The kind of error that the request was answered with; empty for a regular answer."""
 

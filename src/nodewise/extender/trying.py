@@ -10,7 +10,7 @@ from nodewise import turns
 from nodewise.extender import shapes
 from nodewise.extender.answering import Answering
 from nodewise.extender.containing import contained
-from nodewise.extender.lone import LoneViews
+from nodewise.extender.lone import LoneSnapshots
 from nodewise.extender.warden import Origin
 
 
@@ -22,7 +22,7 @@ class Trial:
         held: Any = contained(shapes.kind(kind, kind.name, ()), Origin(kind.name, "under test", ""))
         given = {held.name: held.options() if options is None else options}
         states = {held.name: held.state(given[held.name], 5.0)}
-        self._views = LoneViews([held], states)
+        self._snapshots = LoneSnapshots([held], states)
         self._answering = Answering([held], given, states)
 
     def ask(
@@ -31,5 +31,5 @@ class Trial:
         """The answer of a path such as `/scheduler/filter`, as JSON was read; pods and nodes are as YAML has them."""
         named = {"apiVersion": "v1", "kind": "Pod", **pod}
         body = msgspec.json.encode({"Pod": named, "Nodes": {"items": list(nodes)}})
-        answer = turns.result(self._answering.answer(path, body, self._views.view(body, now), now))
+        answer = turns.result(self._answering.answer(path, body, self._snapshots.snapshot(body, now), now))
         return json.loads(answer.body)

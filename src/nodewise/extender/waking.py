@@ -1,5 +1,5 @@
 """Wake on heal: a pod that an extender rejected is tried again at any cluster event, else after five minutes, and a
-metric that heals is no event. So the leader decides waiting pods again after each new View, and makes one small event
+metric that heals is no event. So the leader decides waiting pods again after each new snapshot, and makes one event
 when one of them fits that did not. Nobody waits: nothing is written.
 """
 
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from nodewise import turns
-from nodewise.agent import Agent, Hands, View
+from nodewise.agent import Agent, Handle, Snapshot
 from nodewise.clock import format_rfc3339
 from nodewise.extender.chain import Chain
 from nodewise.kube.api import NotFound
@@ -60,7 +60,7 @@ class _Hope(msgspec.Struct, gc=False):
 class Waker:
     """A controller that writes one Node annotation when a waiting pod fits that did not."""
 
-    def __init__(self, chain: Chain, pods: Store[Any], hands: Hands, period_s: float) -> None:
+    def __init__(self, chain: Chain, pods: Store[Any], hands: Handle, period_s: float) -> None:
         self._chain = chain
         self._pods = pods
         self._hands = hands
@@ -73,16 +73,16 @@ class Waker:
     def begin(self) -> None:
         self._hopes = {}
 
-    async def step(self, view: View) -> None:
+    async def step(self, snapshot: Snapshot) -> None:
         """Decide every waiting pod again; wake them if one of them can go somewhere now."""
         now_s = self._hands.clock.monotonic()
         self._writes = self._hands.node_writes.count
-        wake = await turns.paced_result(self._decided(view, now_s))
+        wake = await turns.paced_result(self._decided(snapshot, now_s))
         self._hands.meters.set("pods_waiting", len(self._hopes))
         if wake is not None:
             await self._wake(wake, len(self._hopes))
 
-    def _decided(self, view: View, now_s: float) -> Generator[None, None, str | None]:
+    def _decided(self, snapshot: Snapshot, now_s: float) -> Generator[None, None, str | None]:
         """A node for one of the pods that are to be woken; None where none is."""
         hopes: dict[str, _Hope] = {}
         wake: str | None = None
@@ -91,10 +91,10 @@ class Waker:
             yield
             if pod.spec.nodeName or _rejection(pod) is None:
                 continue
-            question = self._chain.question(pod)
-            if question not in answers:
-                answers[question] = yield from self._fits_on(pod, view)
-            node = answers[question]
+            equivalence_key = self._chain.equivalence_key(pod)
+            if equivalence_key not in answers:
+                answers[equivalence_key] = yield from self._fits_on(pod, snapshot)
+            node = answers[equivalence_key]
             hope = self._hoped(pod, fits=node is not None, now_s=now_s)
             hopes[pod.metadata.uid] = hope
             if node is not None and hope.due_s <= now_s:
@@ -106,10 +106,10 @@ class Waker:
         self._hopes = hopes
         return wake
 
-    def _fits_on(self, pod: Any, view: View) -> Generator[None, None, str | None]:
+    def _fits_on(self, pod: Any, snapshot: Snapshot) -> Generator[None, None, str | None]:
         """A node that no agent rejects."""
-        candidates = view.nodes.every
-        kept = yield from self._chain.kept(pod, candidates, view)
+        candidates = snapshot.nodes.every
+        kept = yield from self._chain.kept(pod, candidates, snapshot)
         return candidates[int(np.argmax(kept))] if kept.any() else None
 
     def _hoped(self, pod: Any, *, fits: bool, now_s: float) -> _Hope:
@@ -137,7 +137,7 @@ class Waker:
                 NODES.path(name=node), body, "merge", {"fieldManager": "nodewise-wake"}
             )
         except NotFound:
-            self._hopes = {}  # the node is gone; the next View decides anew
+            self._hopes = {}  # the node is gone; the next snapshot decides anew
             return
         self._hands.meters.count("wakes_total")
         logs.emit("woken", node=node, waiting=waiting)

@@ -7,7 +7,7 @@ from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender.deadlines import Failed, Failure, Worker
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 T = TypeVar("T")
 
@@ -31,11 +31,11 @@ class Limits(NamedTuple):
     slot_s: float = 30.0
     """What takes longer has failed."""
     patience_s: float = 30.0
-    """For so long a new View waits for the slot; then it has the one before, of the same nodes."""
+    """For so long a new snapshot waits for the slot; then it has the one before, of the same nodes."""
 
 
 class NoSlot(NamedTuple):
-    """What stands in the View in the place of a slot that could not be computed."""
+    """What stands in the snapshot in the place of a slot that could not be computed."""
 
     why: str
 
@@ -49,14 +49,14 @@ class Warden:
         self.clock: Clock = SystemClock()
         self.steps: list[str] = []
         """How far the newest call for an answer came."""
-        self._meters: Meters | None = None
+        self._meters: MetricsRegistry | None = None
         self._logged: dict[Failure, float] = {}
         self._unlogged: dict[Failure, int] = {}
-        self.answers, self.slots, self.questions = (
+        self.answers, self.agent_states, self.questions = (
             Worker(f"{origin.agent}-{what}") for what in ("answers", "slots", "questions")
         )
 
-    def serve(self, limits: Limits, clock: Clock, meters: Meters) -> None:
+    def serve(self, limits: Limits, clock: Clock, meters: MetricsRegistry) -> None:
         """Somebody waits from now on."""
         self.limits, self.clock, self._meters = limits, clock, meters
 
@@ -84,7 +84,7 @@ class Warden:
     def told(self, what: str, work: Callable[[], T]) -> T:
         """The same of the state, in the thread of its slots; while that computes one, `Failed` is no failure."""
         try:
-            return self.slots.do(work, self.limits.answer_s)
+            return self.agent_states.do(work, self.limits.answer_s)
         except Failed as failed:
             if failed.failure != "busy":
                 self.tell(failed, what)
@@ -93,7 +93,7 @@ class Warden:
     def begun(self, what: str, work: Callable[[], T]) -> T:
         """What comes of something done at the start. `BadSettings` names the agent, and why it cannot be used."""
         try:
-            return self.slots.do(work, START_S)
+            return self.agent_states.do(work, START_S)
         except Failed as failed:
             seen = f"{self.origin.agent!r}, {what}: {failed.why}"
             package = f"{self.origin.package} {self.origin.version}"

@@ -16,7 +16,7 @@ from nodewise.kube.answers import Call
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.lines import Cutter
 from nodewise.kube.pace import Bucket
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.turns import Pace
 
 TRANSLATED: Final[Mapping[type[Exception], type[NodewiseError]]] = {
@@ -64,7 +64,7 @@ class HttpApi:
         account: Account,
         bucket: Bucket,
         clock: Clock,
-        meters: Meters,
+        meters: MetricsRegistry,
         heard: Callable[[], None] = lambda: None,
     ) -> None:
         self._http = http

@@ -19,7 +19,7 @@ from nodewise.kube.kubeconfig import Chosen
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.pace import Bucket
 from nodewise.kube.renewing import Renewing
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 KEPT_S: Final = 60.0
 """Idle connections are closed before the API server's 90 s do it, so that no call meets a closing one."""
@@ -43,7 +43,7 @@ _HEADERS: Final = {
 }
 
 
-def connect(options: KubeOptions, meters: Meters, clock: Clock | None = None) -> HttpApi:
+def connect(options: KubeOptions, meters: MetricsRegistry, clock: Clock | None = None) -> HttpApi:
     """The API server that the settings name. `BadSettings` says what of them cannot be used."""
     clock = clock or SystemClock()
     chosen = kubeconfig.find(options.kubeconfig, options.context, os.environ)

@@ -8,7 +8,7 @@ from typing import Final
 
 from nodewise.clock import Clock
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 SILENT_S: Final = 10.0
 """Without an answer for so long the API server counts as away: two looks at the Lease, one after another, failed."""
@@ -18,7 +18,7 @@ _LOOK_S: Final = 1.0
 class Contact:
     """Run it as a task, and have `heard` called with each answer."""
 
-    def __init__(self, clock: Clock, meters: Meters) -> None:
+    def __init__(self, clock: Clock, meters: MetricsRegistry) -> None:
         self._clock = clock
         self._meters = meters
         self._heard_s = self._looked_s = clock.monotonic()

@@ -12,7 +12,7 @@ from nodewise.kube.api import Api, NotFound
 from nodewise.kube.lease import Seat, Seen, Spec
 from nodewise.kube.resources import LEASES
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 NEVER: Final = float("-inf")
 
@@ -33,7 +33,7 @@ class Elector:
         api: Api,
         seat: Seat,
         clock: Clock,
-        meters: Meters,
+        meters: MetricsRegistry,
         random: Callable[[], float],
         on_change: Callable[[bool], None] = lambda _: None,
     ) -> None:

@@ -16,7 +16,7 @@ from nodewise.kube.api import Api, NotFound
 from nodewise.kube.pace import Bucket
 from nodewise.kube.resources import EVENTS, Resource
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 Type = Literal["Normal", "Warning"]
 
@@ -79,7 +79,7 @@ class _Series:
 class Recorder:
     """Give it to whoever has something to tell, and run it as a task."""
 
-    def __init__(self, api: Api, reporter: Reporter, clock: Clock, meters: Meters) -> None:
+    def __init__(self, api: Api, reporter: Reporter, clock: Clock, meters: MetricsRegistry) -> None:
         self._api = api
         self._reporter = reporter
         self._clock = clock

@@ -13,7 +13,7 @@ from nodewise.errors import UNREADABLE
 from nodewise.kube import watching
 from nodewise.kube.store import Key, Named, Store, Writer
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 T = TypeVar("T", bound=Named)
 
@@ -25,7 +25,7 @@ class Intake(Generic[T]):
     """Holds the writer of a store of `kind`; an object of which `keep` leaves nothing is as good as absent."""
 
     def __init__(
-        self, kind: str, type_: type[T], meters: Meters, keep: Callable[[T], T | None] | None = None
+        self, kind: str, type_: type[T], meters: MetricsRegistry, keep: Callable[[T], T | None] | None = None
     ) -> None:
         self._kind = kind
         self._keep = keep

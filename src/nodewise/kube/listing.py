@@ -10,7 +10,7 @@ from nodewise.kube.intake import Intake
 from nodewise.kube.reflector import PAGE_S, Target
 from nodewise.kube.store import Named, Store
 from nodewise.kube.watching import Listing, State
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 T = TypeVar("T", bound=Named)
 
@@ -18,7 +18,7 @@ _AGAIN = 3
 """A list whose pages went stale under way is begun anew, so often."""
 
 
-async def read(api: Api, target: Target[T], meters: Meters, told: Callable[[int], None]) -> Store[T]:
+async def read(api: Api, target: Target[T], meters: MetricsRegistry, told: Callable[[int], None]) -> Store[T]:
     """The objects as a reflector would hold them: one that cannot be decoded counts as absent, and is logged.
 
     `told` gets the count so far after each page. Errors are those of `Api.get`.

@@ -16,7 +16,7 @@ from nodewise.kube.resources import Resource
 from nodewise.kube.store import Named, Store
 from nodewise.kube.watching import Checking, Listing, State, Watching
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 T = TypeVar("T", bound=Named)
 
@@ -54,7 +54,7 @@ class Reflector(Generic[T]):
         api: Api,
         target: Target[T],
         clock: Clock,
-        meters: Meters,
+        meters: MetricsRegistry,
         random: Callable[[], float],
         backoff: Backoff = BACKOFF,
     ) -> None:

@@ -12,7 +12,7 @@ from cryptography import x509
 from nodewise.clock import Clock, format_rfc3339
 from nodewise.errors import BadSettings, Problem
 from nodewise.kube.kubeconfig import Chosen
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem
 from nodewise.serve.certificates import Kept, Watched
 
@@ -41,7 +41,7 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes, what: str) -> 
 class Papers:
     """What verifies the server and identifies us, its files read again when they change. Inline data stay."""
 
-    def __init__(self, chosen: Chosen, meters: Meters, clock: Clock) -> None:
+    def __init__(self, chosen: Chosen, meters: MetricsRegistry, clock: Clock) -> None:
         """BadSettings where a file cannot be used."""
         self._chosen = chosen
         self._shown: tuple[bytes, bytes] | None = None

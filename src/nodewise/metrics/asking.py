@@ -15,7 +15,7 @@ from nodewise.errors import NodewiseError, shown
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import NotThere, NoValues, Source, Want
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 LOOK_S: Final = 60.0
 """How often the sources before the one that has a metric are asked whether they have it by now."""
@@ -58,7 +58,9 @@ class _Known(NamedTuple):
 class Asker:
     """Asks sources, each call with its own deadline and not too many at once."""
 
-    def __init__(self, sources: Sequence[Source], limits: Limits, clock: Clock, meters: Meters) -> None:
+    def __init__(
+        self, sources: Sequence[Source], limits: Limits, clock: Clock, meters: MetricsRegistry
+    ) -> None:
         self._sources = sources
         self._limits = limits
         self._clock = clock

@@ -23,7 +23,7 @@ from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.nodes import Lookup, NodeFields, Nodes
 from nodewise.metrics.resource import NodeMetrics
 from nodewise.metrics.series import Series
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import NotThere, Want
 from nodewise.metrics.values import Entry, Item
 
@@ -46,7 +46,7 @@ class FileMetrics:
         self._nodes = nodes
         self._seen: object = None
         self._known = node_facts.NONE
-        self._snapshot = Snapshot()
+        self._snapshot = MetricsSnapshot()
 
     def takes(self, want: Want) -> bool:
         """Any metric by its name. A rule's query is not asked: what the file has under the name is its answer.
@@ -69,13 +69,15 @@ class FileMetrics:
         return msgspec.structs.replace(series, fetched_at=now)
 
 
-def select(snapshot: Snapshot, want: Want) -> Series | None:
+def select(snapshot: MetricsSnapshot, want: Want) -> Series | None:
     """The series of a metric by its name, whatever the want's query is; None if it is not there."""
     name = Want(want.metric, aggregate=want.aggregate).key
     return snapshot.series.get(name) or snapshot.series.get(want.metric)
 
 
-def snapshot(objects: Objects, tables: Iterable[Path] = (), known: Nodes = node_facts.NONE) -> Snapshot:
+def snapshot(
+    objects: Objects, tables: Iterable[Path] = (), known: Nodes = node_facts.NONE
+) -> MetricsSnapshot:
     """All metrics of these objects and CSV files. `BadInput` names each line that cannot be read.
 
     Usage of nodes (NodeMetrics) is divided by the allocatable of the Nodes among the objects; if there are none,
@@ -86,7 +88,7 @@ def snapshot(objects: Objects, tables: Iterable[Path] = (), known: Nodes = node_
         found.setdefault(item.metric_name, []).extend(values.entries([item]))
     for metric, usage in _used(objects, known).items():
         found.setdefault(metric, []).extend(usage)
-    return Snapshot(
+    return MetricsSnapshot(
         {
             want.key: values.collect(want, SOURCE, 0.0, entries)
             for metric, entries in found.items()

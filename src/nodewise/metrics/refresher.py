@@ -11,10 +11,10 @@ from nodewise import turns
 from nodewise.clock import Clock
 from nodewise.metrics.asking import Asker, Failure, Limits
 from nodewise.metrics.series import Series, newer
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import Source, Want, merged
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 class RefreshOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +38,9 @@ class Refresher:
         sources: Sequence[Source],
         options: RefreshOptions,
         clock: Clock,
-        meters: Meters,
+        meters: MetricsRegistry,
     ) -> None:
-        self.snapshot = Snapshot()
+        self.snapshot = MetricsSnapshot()
         limits = Limits(options.metrics_timeout_s, options.metrics_concurrency)
         self._asker = Asker(sources, limits, clock, meters)
         self._options = options

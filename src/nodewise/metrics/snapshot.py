@@ -7,7 +7,7 @@ import msgspec
 from nodewise.metrics.series import Series
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class MetricsSnapshot(msgspec.Struct, frozen=True):
     """The newest series of each metric, and what came of asking."""
 
     series: Mapping[str, Series] = {}
@@ -22,19 +22,19 @@ class Snapshot(msgspec.Struct, frozen=True):
         """Whether a source answered about the metric at all, be it with an error."""
         return metric in self.series or metric in self.failures
 
-    def with_series(self, series: Series) -> "Snapshot":
+    def with_series(self, series: Series) -> "MetricsSnapshot":
         failures, causes = _without(self.failures, series.metric), _without(self.causes, series.metric)
-        return Snapshot({**self.series, series.metric: series}, failures, causes)
+        return MetricsSnapshot({**self.series, series.metric: series}, failures, causes)
 
-    def with_failure(self, metric: str, why: str, cause: str = "") -> "Snapshot":
+    def with_failure(self, metric: str, why: str, cause: str = "") -> "MetricsSnapshot":
         causes = {**self.causes, metric: cause} if cause else _without(self.causes, metric)
-        return Snapshot(self.series, {**self.failures, metric: why}, causes)
+        return MetricsSnapshot(self.series, {**self.failures, metric: why}, causes)
 
-    def only(self, metrics: frozenset[str]) -> "Snapshot":
+    def only(self, metrics: frozenset[str]) -> "MetricsSnapshot":
         """Without the metrics that nobody names any more."""
         if metrics >= self.series.keys() | self.failures.keys():
             return self
-        return Snapshot(
+        return MetricsSnapshot(
             {name: series for name, series in self.series.items() if name in metrics},
             {name: why for name, why in self.failures.items() if name in metrics},
             {name: cause for name, cause in self.causes.items() if name in metrics},

@@ -3,13 +3,13 @@
 from typing import Final
 
 from nodewise.clock import Clock
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 _LOOK_S: Final = 0.02
 _PERIOD_S: Final = 5.0
 
 
-async def watch(clock: Clock, meters: Meters) -> None:
+async def watch(clock: Clock, meters: MetricsRegistry) -> None:
     """Set the gauge `loop_lag_seconds` to the longest wait of each period, until cancelled."""
     while True:
         ends_s = clock.monotonic() + _PERIOD_S

@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from nodewise.errors import Refused
-from nodewise.observe.meters import CONTENT_TYPE, Meters
+from nodewise.observe.metrics_registry import CONTENT_TYPE, MetricsRegistry
 from nodewise.serve.answers import Asgi
 from nodewise.serve.application import Request, Response, Route
 from nodewise.serve.options import AdminOptions, ServeOptions, is_loopback
 from nodewise.serve.server import Server
 
 
-def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: Meters) -> list[Route]:
+def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: MetricsRegistry) -> list[Route]:
     """/healthz, /readyz and /metrics. `waiting_for` names what is missing for readiness; empty means
     ready.
     """
@@ -50,7 +50,7 @@ def called_locally(route: Route) -> Route:
     return route._replace(handler=handler)
 
 
-def admin_server(app: Asgi, options: AdminOptions, meters: Meters) -> Server:
+def admin_server(app: Asgi, options: AdminOptions, meters: MetricsRegistry) -> Server:
     """A server of its own for these routes. Whoever names an address beyond loopback has chosen it: a
     kubelet's probes come from outside the pod, and they are shown no more than counts.
     """

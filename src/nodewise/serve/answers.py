@@ -93,9 +93,9 @@ def wire(response: Response) -> bytes:
 
 
 def _cut(part: bytes) -> Iterator[bytes]:
-    view = memoryview(part)  # a part may be a `msgspec.Raw`, which cannot be cut
+    snapshot = memoryview(part)  # a part may be a `msgspec.Raw`, which cannot be cut
     for start in range(0, len(part), PIECE_BYTES):
-        yield bytes(view[start : start + PIECE_BYTES])
+        yield bytes(snapshot[start : start + PIECE_BYTES])
 
 
 def _pieces(parts: Sequence[bytes]) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable, shown
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import answers
 from nodewise.serve.answers import (
     PINNED_ONLY_REFUSAL,
@@ -163,7 +163,7 @@ class Application:
     exception; each with a JSON body, and the connection goes on. ValueError for two routes of one path and method.
     """
 
-    def __init__(self, routes: Sequence[Route], meters: Meters, *, max_body_bytes: int) -> None:
+    def __init__(self, routes: Sequence[Route], meters: MetricsRegistry, *, max_body_bytes: int) -> None:
         self._meters = meters
         self._max_body_bytes = max_body_bytes
         self._routes: dict[str, dict[str, Route]] = {}

@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 from nodewise.clock import Clock, format_rfc3339
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem
 from nodewise.serve.pem import Bundle, Contents, Pair, Paths
 
@@ -27,7 +27,12 @@ class Kept(Generic[T]):
     """What was last read from some files and could be used. Between two calls of `look` nothing changes."""
 
     def __init__(
-        self, name: str, paths: Paths, read: Callable[[Paths, Contents], T], meters: Meters, now_s: float
+        self,
+        name: str,
+        paths: Paths,
+        read: Callable[[Paths, Contents], T],
+        meters: MetricsRegistry,
+        now_s: float,
     ) -> None:
         """`name` is the metrics' label. BadSettings names every problem of the files.
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from nodewise.clock import Clock
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 REASONS: Final[dict[str, str]] = {
     # between accept and the end of the handshake
@@ -82,7 +82,7 @@ def reason_of(error: OSError) -> str:
 class Endings:
     """Counts each ending; logs the first of a reason at once, then one line a reason in `LOG_EVERY_S`."""
 
-    def __init__(self, meters: Meters, clock: Clock, reasons: Mapping[str, str] = REASONS) -> None:
+    def __init__(self, meters: MetricsRegistry, clock: Clock, reasons: Mapping[str, str] = REASONS) -> None:
         self._meters = meters
         self._clock = clock
         self._reasons = reasons

@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from nodewise.errors import Problem, shown
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import answers
 from nodewise.serve.answers import Response
 from nodewise.serve.endings import Endings
@@ -85,7 +85,7 @@ class Gate:
     kube-scheduler logs the status of an answer and curl shows its text; a closed connection shows neither.
     """
 
-    def __init__(self, options: ServeOptions, tls: Tls, endings: Endings, meters: Meters) -> None:
+    def __init__(self, options: ServeOptions, tls: Tls, endings: Endings, meters: MetricsRegistry) -> None:
         self._options = options
         self._tls = tls
         self._endings = endings

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import listener
 from nodewise.serve.answers import Asgi
 from nodewise.serve.endings import Endings
@@ -47,7 +47,7 @@ class Server:
         self,
         app: Asgi,
         options: ServeOptions,
-        meters: Meters,
+        meters: MetricsRegistry,
         clock: Clock = _SYSTEM,
         *,
         verify_clients: bool = True,

@@ -19,7 +19,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem
 from nodewise.serve.certificates import Kept
 from nodewise.serve.hello import PROTOCOL, ServerContext
@@ -114,7 +114,12 @@ class Tls:
     """The certificates in use. `poll` is called every second or so; between two calls nothing changes."""
 
     def __init__(
-        self, options: ServeOptions, meters: Meters, clock: Clock = _SYSTEM, *, verify_clients: bool = True
+        self,
+        options: ServeOptions,
+        meters: MetricsRegistry,
+        clock: Clock = _SYSTEM,
+        *,
+        verify_clients: bool = True,
     ) -> None:
         """BadSettings that names every problem of the three files; no client certificate is requested without
         `verify_clients`.

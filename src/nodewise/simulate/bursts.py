@@ -1,9 +1,9 @@
 """A cluster whose pods lie about what they need, placed with the help of agents: how long nodes are overloaded.
 
-    stand-in scheduler -> the extender's chain and agents -> pods on nodes -> what these use -> annotations -> Views
+    stand-in scheduler -> the extender's chain and agents -> pods on nodes -> what these use -> annotations -> snapshots
 
 Time goes by in minutes. In each one pods come at their second and are placed one after another, by the scheduler's own
-rules and by what the extender answers from the newest View; then their use is added up by node, pods of overloaded
+rules and by what the extender answers from the newest snapshot; then their use is added up by node, pods of overloaded
 nodes fail now and then and are started again, and the nodes are annotated anew.
 """
 
@@ -131,7 +131,7 @@ class _Run:
         self._waiting: dict[str, BurstyPod] = {}
         self._placed: dict[str, Placed] = {}
         self._news: dict[ObjectKey, Object | None] = {}
-        """Of pods, since the newest View."""
+        """Of pods, since the newest snapshot."""
         self._minute = 0
         self.pods = self.restarts = 0
         self.measured = _Measured()

@@ -1,6 +1,6 @@
 """The extender's own chain, answering the stand-in scheduler within the process: real bytes, no socket.
 
-Views are made in the steps of `extender.world`, as those of a replay are.
+snapshots are made in the steps of `extender.snapshot_cache`, as those of a replay are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,15 @@ import httpx2
 import msgspec
 
 from nodewise import turns
-from nodewise.agent import AgentKind, AgentState, NodeIndex, ObjectKey, View, Watched, World
+from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
+from nodewise.extender.agent_states import AgentStates
 from nodewise.extender.answering import Answering
-from nodewise.extender.slots import Slots
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge
 from nodewise.kube.resources import PODS
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 
 URL = "http://127.0.0.1:9001"
 """Where the scheduler believes it to be."""
@@ -40,13 +40,13 @@ class Asked(NamedTuple):
 
 
 class InProcess(httpx2.BaseTransport):
-    """Answers each call from the newest View. `BadSettings` for agents that read what is not simulated."""
+    """Answers each call from the newest snapshot. `BadSettings` for agents that read what is not simulated."""
 
     def __init__(self, asked: Asked, nodes: Sequence[str], clock: Clock, period_s: float) -> None:
         self._clock = clock
         self._states = {kind.name: kind.state(asked.options[kind.name], period_s) for kind in asked.kinds}
         _check(self._states)
-        self._slots = Slots(self._states, period_s)
+        self._slots = AgentStates(self._states, period_s)
         self._answering = Answering(asked.kinds, asked.options, self._states, asked.chain)
         self._index = NodeIndex(nodes)
         self._node_type = merge("Node", *(kind.node_fields for kind in asked.kinds))
@@ -54,28 +54,30 @@ class InProcess(httpx2.BaseTransport):
         self._nodes: Mapping[ObjectKey, Any] = {}
         self._objects: dict[str, Mapping[ObjectKey, Any]] = {one.name: {} for one in self._watched}
         self._generation = 0
-        self.view = View(self._index, {}, clock.now())
+        self.snapshot = Snapshot(self._index, {}, clock.now())
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """The transport's contract."""
-        asked = self._answering.answer(request.url.path, request.read(), self.view, self._clock.now())
+        asked = self._answering.answer(request.url.path, request.read(), self.snapshot, self._clock.now())
         return httpx2.Response(200, content=turns.result(asked).body)
 
     def publish(self, nodes: Mapping[str, Object], pods: Mapping[ObjectKey, Object | None]) -> None:
-        """A new View: of nodes that changed, by name, and pods that changed or went (None)."""
+        """A new snapshot: of nodes that changed, by name, and pods that changed or went (None)."""
         if nodes:
             changed = {("", name): _decoded(obj, self._node_type) for name, obj in nodes.items()}
             self._nodes = {**self._nodes, **changed}
         if pods:
             self._objects = {one.name: _followed(one, self._objects[one.name], pods) for one in self._watched}
-        world = World(self._index, self._objects, Snapshot(), self._clock.now(), self._nodes)
-        for name in self._slots.due(world):
-            self._slots.put(name, world, turns.result(self._states[name].slot(world)))
+        cluster_state = ClusterState(
+            self._index, self._objects, MetricsSnapshot(), self._clock.now(), self._nodes
+        )
+        for name in self._slots.due(cluster_state):
+            self._slots.put(name, cluster_state, turns.result(self._states[name].build(cluster_state)))
         self._generation += 1
-        self.view = View(self._index, self._slots.newest(), world.now, self._generation)
+        self.snapshot = Snapshot(self._index, self._slots.newest(), cluster_state.now, self._generation)
 
 
-def _check(states: Mapping[str, AgentState]) -> None:
+def _check(states: Mapping[str, StateBuilder]) -> None:
     metered = [name for name, state in states.items() if state.inputs.metrics]
     if metered:
         seen = f"{', '.join(metered)} from metrics"

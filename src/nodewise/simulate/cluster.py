@@ -24,7 +24,7 @@ from nodewise.simulate.inventory import Inventory
 from nodewise.simulate.objects import Object, Pod
 from nodewise.simulate.plugins import Event
 from nodewise.simulate.queue import Entry, Queue
-from nodewise.simulate.scheduling import Decision, Rules, World
+from nodewise.simulate.scheduling import ClusterState, Decision, Rules
 
 
 class Outcome(NamedTuple):
@@ -172,9 +172,9 @@ class Cluster:
         return made
 
     def _try(self, pod: Pod) -> None:
-        world = World(self._inventory.nodes, self._inventory.nominated, self._first)
-        decision = scheduling.decide(pod, world, self._rules)
-        self._first = (self._first + decision.looked_at) % max(len(world.nodes), 1)
+        cluster_state = ClusterState(self._inventory.nodes, self._inventory.nominated, self._first)
+        decision = scheduling.decide(pod, cluster_state, self._rules)
+        self._first = (self._first + decision.looked_at) % max(len(cluster_state.nodes), 1)
         if decision.node is None:
             self._reject(pod, decision)
         else:

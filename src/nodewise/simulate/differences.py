@@ -42,8 +42,8 @@ class Difference(msgspec.Struct, frozen=True):
     path: str
     pod: str
     """`namespace/name`; empty where neither answer could read it."""
-    view: int
-    """The number of the View that was asked."""
+    snapshot: int
+    """The number of the snapshot that was asked."""
     nodes: tuple[NodeChange, ...]
     text: str
     """Where the answers part, in words, if no node tells them apart."""

@@ -1,7 +1,8 @@
 """A recording answered once more: the same worlds, the same requests, at the same times, by the real agents.
 
 An agent's state may carry memory from world to world, so each world is given to it, in order and once, as
-`extender.world` did; a request meets the View that it met then. Nothing here opens anything or looks at a clock.
+`extender.snapshot_cache` did; a request meets the snapshot that it met then.
+Nothing here opens a file or reads the clock.
 """
 
 import contextlib
@@ -11,12 +12,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import turns
-from nodewise.agent import AgentKind, NodeIndex, ObjectKey, Remembering, View, World
+from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Remembering, Snapshot
 from nodewise.errors import BadInput
 from nodewise.extender import deltas, tape
+from nodewise.extender.agent_states import AgentStates
 from nodewise.extender.answering import Answering
 from nodewise.extender.deltas import Rebuilding
-from nodewise.extender.slots import Slots
 from nodewise.extender.tape import Exchange, Record
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge
@@ -24,7 +25,7 @@ from nodewise.simulate import differences
 from nodewise.simulate.differences import KEPT, Difference, Outcome
 
 _VIEWS: Final = 8
-"""Views that are kept. A request is answered within one step, so it asks the newest, or the one before."""
+"""snapshots that are kept. A request is answered within one step, so it asks the newest, or the one before."""
 
 
 class Cast(NamedTuple):
@@ -65,9 +66,9 @@ class Tally(msgspec.Struct):
     same: int = 0
     different: int = 0
     unanswered: int = 0
-    """Requests whose View the recording does not have, or whose path no agent of ours serves."""
+    """Requests whose snapshot the recording does not have, or whose path no agent of ours serves."""
     failed: list[str] = []
-    """Defects of agents, for which there was no slot or no View, each once."""
+    """Defects of agents, for which there was no slot or no snapshot, each once."""
     lost: tape.Gap = tape.Gap()
     """What the recorder could not write as fast as it came."""
     end: str = "cut off"
@@ -87,9 +88,9 @@ class _Altering:
         self._others = others
         self._known: dict[str, tuple[Mapping[ObjectKey, Any], Mapping[ObjectKey, Any]]] = {}
 
-    def altered(self, world: World) -> World:
-        objects = {name: self._one(name, found) for name, found in world.objects.items()}
-        return msgspec.structs.replace(world, objects=objects)
+    def altered(self, cluster_state: ClusterState) -> ClusterState:
+        objects = {name: self._one(name, found) for name, found in cluster_state.objects.items()}
+        return msgspec.structs.replace(cluster_state, objects=objects)
 
     def _one(self, name: str, found: Mapping[ObjectKey, Any]) -> Mapping[ObjectKey, Any]:
         if not self._others.get(name):
@@ -110,12 +111,12 @@ class Player:
         self._states = {
             kind.name: kind.state(cast.options[kind.name], cast.sync_period_s) for kind in cast.kinds
         }
-        self._slots = Slots(self._states, cast.sync_period_s)
+        self._slots = AgentStates(self._states, cast.sync_period_s)
         self._altering = _Altering(cast.objects)
         self._answering = Answering(cast.kinds, cast.options, self._states, cast.chain)
         node_type = merge("Node", *(kind.node_fields for kind in cast.kinds))
         self._worlds = Rebuilding({**watched, deltas.NODES: node_type})
-        self._views = {0: View(NodeIndex(), {}, 0.0)}
+        self._snapshots = {0: Snapshot(NodeIndex(), {}, 0.0)}
         self._wanted: set[str] = set()
         self._asked: set[str] = set()
 
@@ -138,9 +139,9 @@ class Player:
             case tape.End():
                 self.tally.end = entry.why
             case _:
-                world = self._worlds.take(record)
-                if world is not None and isinstance(entry, tape.Moment):
-                    self._see(world, entry.generation)
+                cluster_state = self._worlds.take(record)
+                if cluster_state is not None and isinstance(entry, tape.Moment):
+                    self._see(cluster_state, entry.generation)
         return None
 
     def unrecorded(self) -> list[str]:
@@ -153,44 +154,46 @@ class Player:
             with contextlib.suppress(BadInput):  # then as now: it begins anew
                 state.recall(kept)
 
-    def _see(self, recorded: World, generation: int) -> None:
-        """Make the View of a world, in the steps of `WorldKeeper.publish`."""
+    def _see(self, recorded: ClusterState, generation: int) -> None:
+        """Make the snapshot of a world, in the steps of `WorldKeeper.publish`."""
         self.tally.worlds += 1
         try:
-            view = self._view(self._altering.altered(recorded), generation)
-        except Exception as error:  # noqa: BLE001 - then as now: such a world gets no View, and the old one stays
+            snapshot = self._view(self._altering.altered(recorded), generation)
+        except Exception as error:  # noqa: BLE001 - then as now: such a world gets no snapshot, and the old one stays
             self._note(error)
             return
-        self._views[generation] = view
-        while len(self._views) > _VIEWS:
-            del self._views[min(self._views)]
+        self._snapshots[generation] = snapshot
+        while len(self._snapshots) > _VIEWS:
+            del self._snapshots[min(self._snapshots)]
 
     def _note(self, error: Exception) -> None:
         told = f"{type(error).__name__}: {error}"
         self.tally.failed += [told] if told not in self.tally.failed else []
 
-    def _view(self, world: World, generation: int) -> View:
+    def _view(self, cluster_state: ClusterState, generation: int) -> Snapshot:
         for state in self._states.values():
-            self._wanted |= {want.key for want in state.wants(world.objects)}
-        self._asked |= {metric for metric in self._wanted - self._asked if world.metrics.was_asked(metric)}
-        for name in self._slots.due(world):
+            self._wanted |= {want.key for want in state.wants(cluster_state.objects)}
+        self._asked |= {
+            metric for metric in self._wanted - self._asked if cluster_state.metrics.was_asked(metric)
+        }
+        for name in self._slots.due(cluster_state):
             try:
-                slot = turns.result(self._states[name].slot(world))
-                self._states[name].problems(world.objects)
+                agent_state = turns.result(self._states[name].build(cluster_state))
+                self._states[name].problems(cluster_state.objects)
             except Exception as error:  # noqa: BLE001 - then as now: the agent has no slot, the others have
                 self._note(error)
-                self._slots.lose(name, world)
+                self._slots.lose(name, cluster_state)
             else:
-                self._slots.put(name, world, slot)
-        return View(world.nodes, self._slots.newest(), world.now, generation)
+                self._slots.put(name, cluster_state, agent_state)
+        return Snapshot(cluster_state.nodes, self._slots.newest(), cluster_state.now, generation)
 
     def _exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> Difference | None:
-        view = self._views.get(exchange.generation)
+        snapshot = self._snapshots.get(exchange.generation)
         verb = self._answering.verbs.get(exchange.path)
-        if view is None or verb is None:
+        if snapshot is None or verb is None:
             self.tally.unanswered += 1
             return None
-        pod, replayed = self._answered(exchange, body, view)
+        pod, replayed = self._answered(exchange, body, snapshot)
         recorded = Outcome(answer, exchange.error)
         if replayed == recorded:
             self.tally.same += 1
@@ -202,10 +205,10 @@ class Player:
         self.tally.pods.setdefault(pod, PodChange()).add(found)
         return found
 
-    def _answered(self, exchange: Exchange, body: bytes, view: View) -> tuple[str, Outcome]:
+    def _answered(self, exchange: Exchange, body: bytes, snapshot: Snapshot) -> tuple[str, Outcome]:
         """The pod, and its answer; a defect is an answer as well, and recorded as one."""
         try:
-            answer = turns.result(self._answering.answer(exchange.path, body, view, exchange.at))
+            answer = turns.result(self._answering.answer(exchange.path, body, snapshot, exchange.at))
         except Exception as error:  # noqa: BLE001
             return "", Outcome(str(error).encode(), type(error).__name__)
         pod = answer.decision.pod

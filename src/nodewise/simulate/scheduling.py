@@ -36,7 +36,7 @@ class Rules(NamedTuple):
     percent: int = 0
 
 
-class World(NamedTuple):
+class ClusterState(NamedTuple):
     """The cluster as an attempt sees it.
 
     `nominated` are the pods that wait for room which others make for them; `first` is the number of the node
@@ -77,18 +77,18 @@ class _Found(NamedTuple):
         return frozenset(by_plugins | ({plugins.EXTENDER} if self.extenders_rejected else set()))
 
 
-def decide(pod: Pod, world: World, rules: Rules) -> Decision:
+def decide(pod: Pod, cluster_state: ClusterState, rules: Rules) -> Decision:
     """Where a pod goes, or why nowhere. Nothing is bound or evicted here."""
-    if not world.nodes:
+    if not cluster_state.nodes:
         return Decision(None, UNSCHEDULABLE, diagnosis.NO_NODES)
-    if (alone := _nominated_node(pod, world, rules)) is not None:
+    if (alone := _nominated_node(pod, cluster_state, rules)) is not None:
         return Decision(alone)
-    found = _find(pod, world, rules)
+    found = _find(pod, cluster_state, rules)
     if found.error:
         return Decision(None, SCHEDULER_ERROR, found.error, looked_at=found.looked_at)
     if found.feasible:
         return Decision(_best(pod, found.feasible, rules), looked_at=found.looked_at)
-    return _nowhere(pod, world, rules, found)
+    return _nowhere(pod, cluster_state, rules, found)
 
 
 def sample_size(nodes: int, percent: int = 0) -> int:
@@ -99,37 +99,37 @@ def sample_size(nodes: int, percent: int = 0) -> int:
     return max(nodes * share // 100, _LEAST_SAMPLE)
 
 
-def _nowhere(pod: Pod, world: World, rules: Rules, found: _Found) -> Decision:
+def _nowhere(pod: Pod, cluster_state: ClusterState, rules: Rules, found: _Found) -> Decision:
     def judge(info: NodeInfo) -> Rejection | None:
-        return plugins.judge(rules.plugins, pod, _with_nominated(pod, info, world))
+        return plugins.judge(rules.plugins, pod, _with_nominated(pod, info, cluster_state))
 
-    seen = preemption.Situation(world.nodes, found.rejections, judge)
+    seen = preemption.Situation(cluster_state.nodes, found.rejections, judge)
     tried = preemption.attempt(pod, seen, rules.extenders, rules.random)
-    said = diagnosis.text(len(world.nodes), found.rejections.values(), preemption=tried.message)
+    said = diagnosis.text(len(cluster_state.nodes), found.rejections.values(), preemption=tried.message)
     return Decision(
         None, UNSCHEDULABLE, said, found.rejectors, tried.nominated, tried.victims, found.looked_at
     )
 
 
-def _nominated_node(pod: Pod, world: World, rules: Rules) -> str | None:
+def _nominated_node(pod: Pod, cluster_state: ClusterState, rules: Rules) -> str | None:
     """The node that others left for this pod, if everybody passes it; it is tried before all others."""
-    waited_for = world.nodes.get(pod.nominated)
+    waited_for = cluster_state.nodes.get(pod.nominated)
     if waited_for is None:
         return None
     try:
-        feasible = _pass_plugins(pod, [waited_for], world, rules, {})
+        feasible = _pass_plugins(pod, [waited_for], cluster_state, rules, {})
         left = _pass_extenders(pod, feasible, rules.extenders, {})
     except Unavailable:
         return None
     return left[0].name if left else None
 
 
-def _find(pod: Pod, world: World, rules: Rules) -> _Found:
+def _find(pod: Pod, cluster_state: ClusterState, rules: Rules) -> _Found:
     """The nodes that everybody passes."""
-    infos = list(world.nodes.values())
-    turned = (*infos[world.first :], *infos[: world.first])
+    infos = list(cluster_state.nodes.values())
+    turned = (*infos[cluster_state.first :], *infos[: cluster_state.first])
     rejections: dict[str, Rejection] = {}
-    feasible = _pass_plugins(pod, turned, world, rules, rejections)
+    feasible = _pass_plugins(pod, turned, cluster_state, rules, rejections)
     looked_at = len(feasible) + len(rejections)
     try:
         left = _pass_extenders(pod, feasible, rules.extenders, rejections)
@@ -139,13 +139,17 @@ def _find(pod: Pod, world: World, rules: Rules) -> _Found:
 
 
 def _pass_plugins(
-    pod: Pod, infos: Sequence[NodeInfo], world: World, rules: Rules, rejections: dict[str, Rejection]
+    pod: Pod,
+    infos: Sequence[NodeInfo],
+    cluster_state: ClusterState,
+    rules: Rules,
+    rejections: dict[str, Rejection],
 ) -> list[NodeInfo]:
     """Looks until the sample is full; adds to the rejections."""
     enough = sample_size(len(infos), rules.percent)
     feasible: list[NodeInfo] = []
     for info in infos:
-        if rejection := plugins.judge(rules.plugins, pod, _with_nominated(pod, info, world)):
+        if rejection := plugins.judge(rules.plugins, pod, _with_nominated(pod, info, cluster_state)):
             rejections[info.name] = rejection
         else:
             feasible.append(info)
@@ -154,11 +158,11 @@ def _pass_plugins(
     return feasible
 
 
-def _with_nominated(pod: Pod, info: NodeInfo, world: World) -> NodeInfo:
+def _with_nominated(pod: Pod, info: NodeInfo, cluster_state: ClusterState) -> NodeInfo:
     """Pods of at least this priority that wait for the node count as if they were there."""
     coming = [
         one
-        for one in world.nominated
+        for one in cluster_state.nominated
         if one.nominated == info.name and one.priority >= pod.priority and one.key != pod.key
     ]
     return info.adding(*coming) if coming else info

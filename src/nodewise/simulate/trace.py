@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from nodewise import clock, turns
-from nodewise.agent import Names, NodeIndex, View, World
+from nodewise.agent import ClusterState, Names, NodeIndex, Snapshot
 from nodewise.agents.gpu import fragmentation, typical
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.cards import CARDS, GpuNode
@@ -29,7 +29,7 @@ from nodewise.agents.gpu.profile import GENERIC
 from nodewise.agents.gpu.state import GpuState, Slot
 from nodewise.agents.gpu.working import Working
 from nodewise.binder import HOLDINGS, BindPlan, LedgerLease, LedgerMetadata
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.simulate.trace_files import CARD_MILLI, TraceNode, TracePod
 
 COUNT: Final = "nvidia.com/gpu"
@@ -122,22 +122,22 @@ class _Cluster:
         self._ledgers: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._cards_milli, self._allocated_milli = trace.cards_milli, 0
         objects = {("", node.name): _node(node) for node in trace.nodes}
-        world = World(self._index, {}, Snapshot(), 0.0, objects)
-        slot: Slot = turns.result(self._state.slot(world))
-        nothing = np.zeros(slot.layout.size + 1, np.int64)
-        self._slot = slot._replace(typical=self._typical(trace), cpu_free=nothing)
+        cluster_state = ClusterState(self._index, {}, MetricsSnapshot(), 0.0, objects)
+        agent_state: Slot = turns.result(self._state.build(cluster_state))
+        nothing = np.zeros(agent_state.layout.size + 1, np.int64)
+        self._slot = agent_state._replace(typical=self._typical(trace), cpu_free=nothing)
         self._follow_cpu(slice(None))
 
     def place(self, pod: TracePod, name: str) -> bool:
         """Whether a pod found a place; it stays there."""
         candidates = np.flatnonzero((self._cpu >= pod.cpu_milli) & (self._memory >= pod.memory_mib))
         booked = _named(self._templates[pod], name)
-        view = View(self._index, {GpuAgent.name: self._slot}, 0.0)
-        node = self._chosen(booked, candidates, view)
+        snapshot = Snapshot(self._index, {GpuAgent.name: self._slot}, 0.0)
+        node = self._chosen(booked, candidates, snapshot)
         if node is None:
             return False
         on = str(self._index.names[node])
-        plan = self._agent.bind(booked, on, view, now=0.0)
+        plan = self._agent.bind(booked, on, snapshot, now=0.0)
         if plan is not None:
             if not isinstance(plan, BindPlan):
                 raise AssertionError(f"{on} passed the filter and is refused: {plan.error}")
@@ -158,14 +158,14 @@ class _Cluster:
         cards = fragmentation.fragmented(known, fragmentation.look(known, working), hosts).sum()
         return round(100 * float(cards) * CARD_MILLI / self._cards_milli, 4)
 
-    def _chosen(self, pod: BookedPod, candidates: Any, view: View) -> int | None:
+    def _chosen(self, pod: BookedPod, candidates: Any, snapshot: Snapshot) -> int | None:
         """The node with the most points, by number; None where the pod fits nowhere."""
-        verdict = self._agent.filter(pod, Names(self._index, candidates), view)
+        verdict = self._agent.filter(pod, Names(self._index, candidates), snapshot)
         if verdict is not None:
             candidates = candidates[verdict.codes == 0]
         if not len(candidates):
             return None
-        scores = self._agent.score(pod, Names(self._index, candidates), view)
+        scores = self._agent.score(pod, Names(self._index, candidates), snapshot)
         if scores is not None:
             candidates = candidates[scores.points == scores.points.max()]
         return int(candidates[self._random.integers(len(candidates))])
@@ -190,7 +190,7 @@ class _Cluster:
         came = Counter(trace.pods)
         often: Counter[typical.PodClass] = Counter()
         for pod, times in came.items():
-            for one in typical.of(self._agent.question(self._templates[pod])):
+            for one in typical.of(self._agent.equivalence_key(self._templates[pod])):
                 often[one] += times
         return fragmentation.tables(often, GENERIC.counts)
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import NodeIndex, Want, World
+from nodewise.agent import ClusterState, NodeIndex, Want
 from nodewise.metrics import column as columns
 from nodewise.metrics.column import Column
 from nodewise.metrics.series import Series, State
@@ -67,20 +67,22 @@ class LoadReader:
         """The metrics that it needs."""
         return frozenset(self._wants or ())
 
-    def read(self, world: World) -> Generator[None, None, Load]:
+    def read(self, cluster_state: ClusterState) -> Generator[None, None, Load]:
         """The load as the world has it now; yields between parts of the work."""
-        rows = yield from self._nodes.read(world)
+        rows = yield from self._nodes.read(cluster_state)
         columns_ = np.ascontiguousarray(rows.T)
         yield
         if self._wants is None:
-            return _annotated(columns_, world.now, self._max_age_s)
-        return (yield from self._measured(columns_[_CAPACITY], self._wants, world))
+            return _annotated(columns_, cluster_state.now, self._max_age_s)
+        return (yield from self._measured(columns_[_CAPACITY], self._wants, cluster_state))
 
-    def _measured(self, capacity_: Table, asked: UsageWants, world: World) -> Generator[None, None, Load]:
-        cpu = yield from self._metric(asked.cpu_mean, world, _NANO_PER_MILLI)
-        cpu_deviation = yield from self._metric(asked.cpu_deviation, world, _NANO_PER_MILLI)
-        memory = yield from self._metric(asked.memory_mean, world, NANO)
-        memory_deviation = yield from self._metric(asked.memory_deviation, world, NANO)
+    def _measured(
+        self, capacity_: Table, asked: UsageWants, cluster_state: ClusterState
+    ) -> Generator[None, None, Load]:
+        cpu = yield from self._metric(asked.cpu_mean, cluster_state, _NANO_PER_MILLI)
+        cpu_deviation = yield from self._metric(asked.cpu_deviation, cluster_state, _NANO_PER_MILLI)
+        memory = yield from self._metric(asked.memory_mean, cluster_state, NANO)
+        memory_deviation = yield from self._metric(asked.memory_deviation, cluster_state, NANO)
         used = np.stack([cpu.values, memory.values])
         ages_s = np.stack([cpu.ages_s, memory.ages_s])
         missing = _missing(used, capacity_, ages_s > self._max_age_s)
@@ -93,16 +95,18 @@ class LoadReader:
             np.fmax(*ages_s),
         )
 
-    def _metric(self, want: Want, world: World, divisor: int) -> Generator[None, None, "_Measured"]:
+    def _metric(
+        self, want: Want, cluster_state: ClusterState, divisor: int
+    ) -> Generator[None, None, "_Measured"]:
         """A metric by node number; `divisor` is how many nano-units are one of what is wanted."""
-        series = world.metrics.series.get(want.key)
+        series = cluster_state.metrics.series.get(want.key)
         if series is None:
             self._columns.pop(want.key, None)
-            nothing = np.full(len(world.nodes) + 1, np.nan)
+            nothing = np.full(len(cluster_state.nodes) + 1, np.nan)
             return _Measured(nothing, nothing)
         known = self._columns.get(want.key)
-        if known is None or known[0] is not series or known[1] is not world.nodes:
-            known = series, world.nodes, (yield from columns.lay_out(series, world.nodes))
+        if known is None or known[0] is not series or known[1] is not cluster_state.nodes:
+            known = series, cluster_state.nodes, (yield from columns.lay_out(series, cluster_state.nodes))
             self._columns[want.key] = known
         yield
         column = known[2]
@@ -110,7 +114,7 @@ class LoadReader:
         values[column.given != State.FRESH] = np.nan
         # of an expression nobody knows how old its samples are; but that it was answered then
         times = np.where(np.isnan(column.times), series.fetched_at or np.nan, column.times)
-        ages_s = np.where(np.isfinite(times), np.maximum(world.now - times, 0.0), np.nan)
+        ages_s = np.where(np.isfinite(times), np.maximum(cluster_state.now - times, 0.0), np.nan)
         return _Measured(values, ages_s)
 
 
@@ -148,15 +152,15 @@ class _NodeRows:
         self._seen: list[Any] = [None]
         self._rows = np.array([_NOTHING])
 
-    def read(self, world: World) -> Generator[None, None, Table]:
+    def read(self, cluster_state: ClusterState) -> Generator[None, None, Table]:
         """By node number and what the slices above name. To be copied: the next reading changes it."""
-        if world.nodes is not self._index:
-            self._move(world.nodes)
+        if cluster_state.nodes is not self._index:
+            self._move(cluster_state.nodes)
             yield
-        numbers = world.nodes.numbers([name for _, name in world.node_objects]).tolist()
+        numbers = cluster_state.nodes.numbers([name for _, name in cluster_state.node_objects]).tolist()
         changed = (
             (number, node)
-            for number, node in zip(numbers, world.node_objects.values(), strict=True)
+            for number, node in zip(numbers, cluster_state.node_objects.values(), strict=True)
             if self._seen[number] is not node
         )
         for count, (number, node) in enumerate(changed):

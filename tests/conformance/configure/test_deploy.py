@@ -14,7 +14,16 @@ from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import TelemetryState
 from tests.conformance.configure.rows import row
-from tests.unit.agents.telemetry.worlds import policy, rejected, rule, scores, series, snapshot, view, world
+from tests.unit.agents.telemetry.worlds import (
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rejected,
+    rule,
+    scores,
+    series,
+    snapshot,
+)
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -150,9 +159,9 @@ LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str
 
 
 def labelled(one: PolicyObject) -> dict[str, set[str]]:
-    given = world([one], snapshot(*METRICS), NODES)
-    slot = turns.result(TelemetryState(TelemetryOptions(trust_all_namespaces=True), 60.0).slot(given))
-    columns = labels.united(column for decided in slot.values() for column in decided.labels)
+    given = cluster_state([one], metrics_snapshot(*METRICS), NODES)
+    agent_state = turns.result(TelemetryState(TelemetryOptions(trust_all_namespaces=True), 60.0).build(given))
+    columns = labels.united(column for decided in agent_state.values() for column in decided.labels)
     return {
         node: {f"{key.rpartition('/')[2]}={value}" for key, value in found.items()}
         for node, found in labels.desired(columns, given.nodes, {}).items()
@@ -172,7 +181,7 @@ def test_what_the_end_to_end_tests_looked_at() -> None:
 
 def test_where_the_end_to_end_tests_pods_go() -> None:
     def seen(**strategies: Any) -> Any:
-        return view(world([policy(**strategies)], snapshot(*METRICS), NODES))
+        return snapshot(cluster_state([policy(**strategies)], metrics_snapshot(*METRICS), NODES))
 
     first = seen(dontschedule=[rule("filter1_metric", "LessThan", 20)])
     assert set(rejected(first, NODES) or {}) == {"worker", "worker3"}

@@ -11,6 +11,7 @@ from tests.conformance.tas import rows
 from tests.conformance.tas.rows import (
     Ask,
     Call,
+    ClusterState,
     Expect,
     Form,
     OperatorRow,
@@ -19,7 +20,6 @@ from tests.conformance.tas.rows import (
     Table,
     ViolationRow,
     ViolationTable,
-    World,
 )
 
 
@@ -96,7 +96,7 @@ def _operator_rows(row: OperatorRow) -> Iterator[Row]:
         yield Row(
             number=row.number,
             name=f"{row.name}: {row.value} {rule}",
-            world=World(metrics={"m": values}, policies={"rule": {"dontschedule": [whole]}}),
+            cluster_state=ClusterState(metrics={"m": values}, policies={"rule": {"dontschedule": [whole]}}),
             ask=Ask(policy="rule", nodes=("n1",)),
             expect=Expect(kept=() if broken else ("n1",), failed=broken, logged=row.logged),
             differs=row.differs,
@@ -119,7 +119,7 @@ def _violation_rows(row: ViolationRow) -> Iterator[Row]:
         yield Row(
             number=row.number,
             name=f"{row.name}: {how}",
-            world=World(
+            cluster_state=ClusterState(
                 metrics={"memory": {"node-1": "10"}, "cpu": {"node-1": "200"}},
                 policies={"pol": {"dontschedule": {**given, "rules": list(row.rules)}}},
                 nodes=("node-2",),

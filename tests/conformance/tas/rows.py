@@ -16,7 +16,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A misspelt key in a table is an error."""
 
 
-class World(_Strict, kw_only=True):
+class ClusterState(_Strict, kw_only=True):
     """What there is before the request. All but the policies of `d` is shared by name with no other case."""
 
     metrics: dict[str, dict[str, Any]] = {}
@@ -109,7 +109,7 @@ class Row(_Strict, kw_only=True):
 
     number: str
     name: str
-    world: World = World()
+    cluster_state: ClusterState = ClusterState()
     ask: Ask | None = None
     call: Call | None = None
     connect: Connect = Connect()

@@ -20,7 +20,7 @@ from nodewise.kube.intake import Intake
 from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import Want
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.conformance.tas import rows, worlds
 from tests.conformance.tas.between import METRICS
 from tests.conformance.tas.singles import Answered, AnswerRow, AnswerTable, ObjectRow, ObjectTable
@@ -125,7 +125,7 @@ def test_answers(row: AnswerRow) -> None:
     "row", rows.read("controller", ObjectTable).objects, ids=lambda row: f"{row.number} {row.name}"
 )
 def test_objects(row: ObjectRow, capsys: pytest.CaptureFixture[str]) -> None:
-    intake: Intake[PolicyObject] = Intake("TASPolicy", PolicyObject, Meters())
+    intake: Intake[PolicyObject] = Intake("TASPolicy", PolicyObject, MetricsRegistry())
     intake.restart()
     for item in row.items:
         intake.add(msgspec.Raw(item.encode()))

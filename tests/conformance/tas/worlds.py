@@ -7,23 +7,23 @@ from typing import Any
 import msgspec
 
 from tests.conformance.tas.cases import Case
-from tests.conformance.tas.rows import World
+from tests.conformance.tas.rows import ClusterState
 
 
 def lay(cases: Iterable[Case], folder: Path) -> None:
     """Write the objects of every case's world."""
-    worlds = {case.tag: case.row.world for case in cases}
-    nodes = {name for world in worlds.values() for name in _known(world)}
+    worlds = {case.tag: case.row.cluster_state for case in cases}
+    nodes = {name for cluster_state in worlds.values() for name in _known(cluster_state)}
     items = [_node(name) for name in sorted(nodes)]
-    for tag, world in worlds.items():
-        items += _objects(tag, world)
+    for tag, cluster_state in worlds.items():
+        items += _objects(tag, cluster_state)
     document = {"apiVersion": "v1", "kind": "List", "items": items}
     (folder / "worlds.json").write_bytes(msgspec.json.encode(document))
 
 
-def _known(world: World) -> Iterator[str]:
-    yield from world.nodes
-    for values in world.metrics.values():
+def _known(cluster_state: ClusterState) -> Iterator[str]:
+    yield from cluster_state.nodes
+    for values in cluster_state.metrics.values():
         yield from values
 
 
@@ -31,11 +31,11 @@ def _node(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
 
 
-def _objects(tag: str, world: World) -> Iterator[dict[str, Any]]:
-    for metric, values in world.metrics.items():
+def _objects(tag: str, cluster_state: ClusterState) -> Iterator[dict[str, Any]]:
+    for metric, values in cluster_state.metrics.items():
         items = [value(f"{tag}_{metric}", node, given) for node, given in values.items()]
         yield {"apiVersion": "custom.metrics.k8s.io/v1beta2", "kind": "MetricValueList", "items": items}
-    for name, spec in world.policies.items():
+    for name, spec in cluster_state.policies.items():
         yield {
             "apiVersion": "telemetry.intel.com/v1alpha1",
             "kind": "TASPolicy",

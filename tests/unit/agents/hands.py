@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from nodewise.agent import Hands, Ledgers, NodeIndex, Tally, View
+from nodewise.agent import Handle, Ledgers, NodeIndex, Snapshot, Tally
 from nodewise.clock import Clock
 from nodewise.kube.api import Api
 from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.store import Store, Writer
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 class Lists:
@@ -29,14 +29,14 @@ def hands(
     objects: dict[str, Store[Any]],
     nodes: Store[Any],
     clock: Clock,
-    meters: Meters | None = None,
+    meters: MetricsRegistry | None = None,
     *,
-    view: View | None = None,
+    snapshot: Snapshot | None = None,
     lists: Lists | None = None,
     ledgers: Ledgers | None = None,
-) -> Hands:
-    meters = meters or Meters()
+) -> Handle:
+    meters = meters or MetricsRegistry()
     recorder = Recorder(api, Reporter("test", "test"), clock, meters)
-    seen = view or View(NodeIndex(), {}, 0.0)
+    seen = snapshot or Snapshot(NodeIndex(), {}, 0.0)
     more = ("nodewise", lambda: seen, lists or Lists(), ledgers)
-    return Hands(api, objects, nodes, recorder, clock, meters, Tally(), *more)
+    return Handle(api, objects, nodes, recorder, clock, meters, Tally(), *more)

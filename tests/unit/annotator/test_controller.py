@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agent import NodeIndex, View
+from nodewise.agent import NodeIndex, Snapshot
 from nodewise.annotator import controller, sampling
 from nodewise.annotator.controller import BOUND, AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
@@ -20,7 +20,7 @@ from tests.unit.annotator.objects import node, pod, read_node, read_pods
 from tests.unit.annotator.test_loop import GIB, START, Meter
 
 pytestmark = pytest.mark.anyio
-VIEW = View(NodeIndex(), {}, START)
+VIEW = Snapshot(NodeIndex(), {}, START)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ class Leader:
         self.controller = AnnotatorController(options, WindowOptions(), [self.meter], self.hands)
 
     async def step(self) -> int:
-        """A new View; how many writes there were since the start."""
+        """A new snapshot; how many writes there were since the start."""
         await self.controller.step(VIEW)
         await self.controller.settle()
         return len([verb for verb, _ in self.api.calls if verb == "patch"])

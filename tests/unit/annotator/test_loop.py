@@ -15,7 +15,7 @@ from nodewise.kube.resources import NODES
 from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import Want
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 from nodewise.statistics.annotations import ANNOTATED_AT
 from nodewise.statistics.queries import WindowOptions
@@ -85,7 +85,7 @@ class Cluster:
         self.clock = ManualClock(START)
         self.api = RefusingApi()
         self.meter = Meter(self.clock)
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self.pods: list[Object] = []
         for one in nodes or (node("a"), node("b")):
             self.api.put(NODES, one)

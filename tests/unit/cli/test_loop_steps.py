@@ -26,12 +26,12 @@ from nodewise.extender.app import Extender
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.leading import Leading
+from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.extender.waking import Waker
-from nodewise.extender.world import WorldKeeper
 from nodewise.kube.resources import NAMESPACES, NODES, PODS, Resource
 from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
 from nodewise.simulate.api import FakeApi
 from tests.unit.agents.hands import hands
@@ -131,13 +131,13 @@ class Ground:
     """An extender with everything that runs in it, put together as `cli.wiring` does, without sockets."""
 
     def __init__(self, api: FakeApi) -> None:
-        clock, self.meters = SystemClock(), Meters()
+        clock, self.meters = SystemClock(), MetricsRegistry()
         self.feed = feeds.from_cluster(api, feeds.needs([KIND], OPTIONS), clock, self.meters, "nodewise")
         self.refresher = Refresher(
             [CustomMetrics(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.meters
         )
         states = {"telemetry": KIND.state(OPTIONS["telemetry"], 60.0)}
-        self.keeper = WorldKeeper(states, self.feed.stores, self.refresher, clock, self.meters, PERIOD_S)
+        self.keeper = SnapshotCache(states, self.feed.stores, self.refresher, clock, self.meters, PERIOD_S)
         self.refresher.subscribe(self.keeper.touch)
         for store in (self.feed.nodes, *self.feed.objects.values()):
             store.subscribe(lambda _: self.keeper.touch())
@@ -146,10 +146,10 @@ class Ground:
         waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, hand, PERIOD_S)
         controller = KIND.controller(OPTIONS["telemetry"], hand)
         assert controller is not None
-        self.leading = Leading([controller, waker], lambda: self.keeper.view, lambda: True, clock)
+        self.leading = Leading([controller, waker], lambda: self.keeper.snapshot, lambda: True, clock)
         ring = DecisionRing()
         self.extender = Extender(
-            Answering([KIND], OPTIONS), lambda *_: self.keeper.view, ring, clock, self.meters
+            Answering([KIND], OPTIONS), lambda *_: self.keeper.snapshot, ring, clock, self.meters
         )
 
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -178,8 +178,8 @@ async def lived(ground: Ground, api: FakeApi) -> None:
     while labelled(api) < COUNT * 0.3:
         await asyncio.sleep(0.05)
     say(api, 1)
-    generation = ground.keeper.view.generation
-    while ground.keeper.view.generation < generation + len(METRICS):
+    generation = ground.keeper.snapshot.generation
+    while ground.keeper.snapshot.generation < generation + len(METRICS):
         await ground.ask()
         await asyncio.sleep(0.05)
     for task in tasks:

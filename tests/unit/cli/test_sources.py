@@ -8,7 +8,7 @@ from nodewise.cli.feeds import Ground, sources
 from nodewise.errors import BadSettings
 from nodewise.metrics.nodes import NONE, Nodes
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 async def nodes() -> Nodes:
@@ -16,7 +16,7 @@ async def nodes() -> Nodes:
 
 
 def ground(api: Any = object(), *urls: str) -> Ground:  # noqa: B008 - nobody calls it
-    return Ground(api, nodes, PrometheusOptions(prometheus_url=urls), 60.0, 5.0, Meters())
+    return Ground(api, nodes, PrometheusOptions(prometheus_url=urls), 60.0, 5.0, MetricsRegistry())
 
 
 URL = "http://prometheus:9090"

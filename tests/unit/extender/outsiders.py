@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from nodewise.agent import Inputs, NodeIndex, Scores, Verdict, View, World
+from nodewise.agent import ClusterState, Inputs, NodeIndex, Scores, Snapshot, Verdict
 from nodewise.clock import ManualClock
 from nodewise.extender import containing
 from nodewise.extender.containing import ContainedKind
 from nodewise.extender.warden import Limits, Origin
-from nodewise.metrics.snapshot import Snapshot
-from nodewise.observe.meters import Meters
+from nodewise.metrics.snapshot import MetricsSnapshot
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 NAMES = ["a", "b", "c"]
 ORIGIN = Origin("odd", "nodewise-odd", "1.2")
@@ -67,18 +67,18 @@ class OddAgent:
         self.predicates = {"odd-filter": self.filter}
         self.priorities = {"odd-score": self.score}
 
-    def question(self, pod: Any) -> Any:
-        self._kind.does("question")
+    def equivalence_key(self, pod: Any) -> Any:
+        self._kind.does("equivalence_key")
         return (pod.metadata.labels or {}).get("odd")
 
-    def filter(self, _pod: Any, candidates: Any, _view: View) -> Any:
+    def filter(self, _pod: Any, candidates: Any, _view: Snapshot) -> Any:
         return self._kind.does("filter", passes(len(candidates)))
 
-    def score(self, _pod: Any, candidates: Any, _view: View) -> Any:
+    def score(self, _pod: Any, candidates: Any, _view: Snapshot) -> Any:
         return self._kind.does("score", Scores(np.full(len(candidates), 3)))
 
-    def preempt(self, pod: Any, candidates: Any, view: View, _victims: Any) -> Any:
-        return self.filter(pod, candidates, view)
+    def preempt(self, pod: Any, candidates: Any, snapshot: Snapshot, _victims: Any) -> Any:
+        return self.filter(pod, candidates, snapshot)
 
 
 class OddState:
@@ -93,9 +93,9 @@ class OddState:
     def problems(self, _objects: Any) -> Any:
         return self._kind.does("problems", {})
 
-    def slot(self, world: World) -> Generator[None, None, Any]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Any]:
         yield
-        return self._kind.does("slot", ("slot of", world.now))
+        return self._kind.does("build", ("slot of", cluster_state.now))
 
 
 class OddKind:
@@ -149,17 +149,17 @@ class Held:
     ) -> None:
         self.odd = OddKind(**instead)
         self.kind: ContainedKind = containing.contained(self.odd, ORIGIN)
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self.clock = ManualClock()
         containing.serve([self.kind], Limits(answer_s, 30.0, patience_s), self.clock, self.meters)
         self.agent: Any = self.kind.agent(Options())
         self.state: Any = self.kind.state(Options(), 5.0)
         self.index = NodeIndex(NAMES)
         self.names = self.index.named(NAMES)
-        self.view = View(self.index, {"odd": "slot", "other": "of another"}, 1.0, 7)
+        self.snapshot = Snapshot(self.index, {"odd": "slot", "other": "of another"}, 1.0, 7)
 
-    def world(self, now: float = 1.0, index: NodeIndex | None = None) -> World:
-        return World(index or self.index, {}, Snapshot(), now)
+    def cluster_state(self, now: float = 1.0, index: NodeIndex | None = None) -> ClusterState:
+        return ClusterState(index or self.index, {}, MetricsSnapshot(), now)
 
     def failures(self) -> dict[str, float]:
         """By kind, how many are counted."""

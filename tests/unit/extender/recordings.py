@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nodewise import agents, turns
-from nodewise.agent import NodeIndex, View, World
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.telemetry import TelemetryKind
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput
 from nodewise.extender import recording, tape
+from nodewise.extender.agent_states import AgentStates
 from nodewise.extender.answering import Answering
 from nodewise.extender.app import Extender
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.recording import Recording
-from nodewise.extender.slots import Slots
 from nodewise.extender.tape import Record
 from nodewise.extender.weights import ChainOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
 from nodewise.simulate.differences import Difference
 from nodewise.simulate.replay import Cast, Player
@@ -48,30 +48,30 @@ class Recorded:
     ) -> None:
         self.options = {"telemetry": options or TelemetryOptions()}
         self.disk = disk or Disk()
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self.clock = ManualClock(1000.0)
         header = recording.header(
             [KIND], self.options, recording.Settings(PERIOD_S, ChainOptions()), self.clock.now()
         )
         self.recording = Recording(self.disk, header, max_bytes, self.clock, self.meters)
-        self.view = View(NodeIndex(), {}, 0.0)
+        self.snapshot = Snapshot(NodeIndex(), {}, 0.0)
         self._state = KIND.state(self.options["telemetry"], PERIOD_S)
-        self._slots = Slots({"telemetry": self._state}, PERIOD_S)
+        self._slots = AgentStates({"telemetry": self._state}, PERIOD_S)
         answering = Answering([KIND], self.options)
         extender = Extender(
-            answering, lambda *_: self.view, DecisionRing(), self.clock, self.meters, self.recording
+            answering, lambda *_: self.snapshot, DecisionRing(), self.clock, self.meters, self.recording
         )
         self._handlers = {route.path: route.handler for route in extender.routes()}
 
-    def see(self, world: World) -> None:
+    def see(self, cluster_state: ClusterState) -> None:
         """What `WorldKeeper.publish` does with a world."""
-        generation = self.view.generation + 1
-        self._state.wants(world.objects)
-        self.recording.world(world, generation)
-        for name in self._slots.due(world):
-            self._slots.put(name, world, turns.result(self._state.slot(world)))
-            self._state.problems(world.objects)
-        self.view = View(world.nodes, self._slots.newest(), world.now, generation)
+        generation = self.snapshot.generation + 1
+        self._state.wants(cluster_state.objects)
+        self.recording.cluster_state(cluster_state, generation)
+        for name in self._slots.due(cluster_state):
+            self._slots.put(name, cluster_state, turns.result(self._state.build(cluster_state)))
+            self._state.problems(cluster_state.objects)
+        self.snapshot = Snapshot(cluster_state.nodes, self._slots.newest(), cluster_state.now, generation)
 
     def ask(self, path: str, body: bytes) -> bytes:
         """The answer; empty for a request that cannot be read."""

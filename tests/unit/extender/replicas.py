@@ -12,19 +12,19 @@ from typing import Any
 
 import msgspec
 
-from nodewise.agent import Inputs, View, Want, Watched, World
+from nodewise.agent import ClusterState, Inputs, Snapshot, Want, Watched
 from nodewise.binder import HOLDINGS, LEDGER, BindingFields, BindPlan, LedgerLease, Refusal
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.claims import Ground
+from nodewise.extender.snapshot_cache import SnapshotCache, Stores
 from nodewise.extender.wire import BindingArgs
-from nodewise.extender.world import Stores, WorldKeeper
 from nodewise.kube.api import DEADLINE_S, NONE, Params
 from nodewise.kube.fields import merge
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import LEASES, NODES, PODS
 from nodewise.metrics.refresher import Refresher, RefreshOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 from tests.unit.kube.virtual import VirtualClock
 
@@ -55,10 +55,10 @@ class OneCardEach:
     def __init__(self, cards: str = "a b c") -> None:
         self._cards = cards.split()
 
-    def bind(self, pod: Any, node: str, view: View, now: float) -> BindPlan | Refusal | None:
+    def bind(self, pod: Any, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         if pod.metadata.name.startswith("plain"):
             return None
-        held = view.slots[self.name].get(node, {})
+        held = snapshot.agent_states[self.name].get(node, {})
         mine = held.get(pod.metadata.uid)
         free = [card for card in self._cards if card not in {one["card"] for one in held.values()}]
         if mine is None and not free:
@@ -75,13 +75,15 @@ class OneCardEach:
     def problems(self, objects: Any) -> Mapping[str, tuple[str, ...]]:
         return {}
 
-    def slot(self, world: World) -> Generator[None, None, Any]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Any]:
         yield
-        return {name.removeprefix("t-"): _held(one) for (_, name), one in world.objects["ledgers"].items()}
+        return {
+            name.removeprefix("t-"): _held(one) for (_, name), one in cluster_state.objects["ledgers"].items()
+        }
 
-    def amended(self, slot: Any, node: str, ledger: LedgerLease | None) -> Any:
+    def amended(self, agent_state: Any, node: str, ledger: LedgerLease | None) -> Any:
         held = _held(ledger) if ledger else {}
-        return slot if slot.get(node, {}) == held else {**slot, node: held}
+        return agent_state if agent_state.get(node, {}) == held else {**agent_state, node: held}
 
 
 def _held(ledger: LedgerLease) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class Api(FakeApi):
 class Replica:
     """A process that binds."""
 
-    def __init__(self, api: Api, keeper: WorldKeeper, bindings: Bindings, meters: Meters) -> None:
+    def __init__(self, api: Api, keeper: SnapshotCache, bindings: Bindings, meters: MetricsRegistry) -> None:
         self.api = api
         self.keeper = keeper
         self.bindings = bindings
@@ -143,7 +145,7 @@ class Replica:
 
     def held(self, node: str = "n1") -> dict[str, str]:
         """Who holds which card, as a filter call would see it."""
-        return {one["card"]: uid for uid, one in self.keeper.view.slots["t"].get(node, {}).items()}
+        return {one["card"]: uid for uid, one in self.keeper.snapshot.agent_states["t"].get(node, {}).items()}
 
 
 def asked(pod: Mapping[str, Any], node: str = "n1") -> BindingArgs:
@@ -155,7 +157,7 @@ def asked(pod: Mapping[str, Any], node: str = "n1") -> BindingArgs:
 async def replica(api: Api, agent: Any = None) -> AsyncIterator[Replica]:
     """A process for as long as the block lasts; at its end it is killed, whatever it does."""
     agent = agent or OneCardEach()
-    clock, meters = VirtualClock(), Meters()
+    clock, meters = VirtualClock(), MetricsRegistry()
     watched = [
         Watched("pods", PODS, POD),
         Watched("ledgers", LEASES, LedgerLease, None, True, {"labelSelector": f"{LEDGER}=t"}),
@@ -169,7 +171,7 @@ async def replica(api: Api, agent: Any = None) -> AsyncIterator[Replica]:
     learners = {name: one.learn for name, one in reflectors.items()}
     stores = Stores(reflectors["nodes"].store, objects, learners)
     refresher = Refresher([], RefreshOptions(), clock, meters)
-    keeper = WorldKeeper({"t": agent}, stores, refresher, clock, meters, 5.0)
+    keeper = SnapshotCache({"t": agent}, stores, refresher, clock, meters, 5.0)
     for one in reflectors.values():
         one.store.subscribe(lambda _: keeper.touch())
     ground = Ground(api, OURS, objects["ledgers"], keeper, agent, agent, clock, meters)

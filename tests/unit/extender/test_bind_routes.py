@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.agent import NodeIndex, View
+from nodewise.agent import NodeIndex, Snapshot
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput
 from nodewise.extender.answering import Answering
@@ -14,7 +14,7 @@ from nodewise.extender.app import BindRoutes, Extender
 from nodewise.extender.binding import Outcome
 from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.extender.wire import BindingArgs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
 from tests.unit.extender.replicas import NoCard
 
@@ -45,8 +45,8 @@ def play(outcome: Outcome, bind_errors: str = "status", body: Any = ASKED) -> tu
     """Status, body, and what is kept."""
     ring = DecisionRing()
     told: list[Decision] = []
-    view = View(NodeIndex(["n1"]), {}, 5.0, 7)
-    extender = Extender(Answering([], {}), lambda *_: view, ring, ManualClock(9.0), Meters())
+    snapshot = Snapshot(NodeIndex(["n1"]), {}, 5.0, 7)
+    extender = Extender(Answering([], {}), lambda *_: snapshot, ring, ManualClock(9.0), MetricsRegistry())
     extender.subscribe(told.append)
     bindings: Any = Bindings(outcome)
     binder: Any = Binder(bind_errors)

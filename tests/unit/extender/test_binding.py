@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodewise import turns
-from nodewise.agent import World
+from nodewise.agent import ClusterState
 from nodewise.binder import HOLDINGS, LEDGER
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
 from nodewise.extender.binding import DROPPED, Outcome
@@ -531,17 +531,17 @@ class TestMany:
     @pytest.mark.parametrize("seed", range(5))
     def test_every_view_is_what_the_world_that_was_told_for_it_gives(self, seed: int) -> None:
         """Claims on their way included, so that a recording is answered as the requests were."""
-        worlds: dict[int, World] = {}
+        worlds: dict[int, ClusterState] = {}
         seen: list[int] = []
 
         def looked(one: Replica) -> None:
-            view = one.keeper.view
-            given = turns.result(OneCardEach().slot(worlds[view.generation]))
-            assert {node: held for node, held in view.slots["t"].items() if held} == given
+            snapshot = one.keeper.snapshot
+            given = turns.result(OneCardEach().build(worlds[snapshot.generation]))
+            assert {node: held for node, held in snapshot.agent_states["t"].items() if held} == given
             seen.append(len(given.get("n1", {})))
 
         async def test(api: Api, one: Replica) -> None:
-            one.keeper.subscribe(lambda world, number: worlds.update({number: world}))
+            one.keeper.subscribe(lambda cluster_state, number: worlds.update({number: cluster_state}))
             one.keeper.touch()
             await asyncio.sleep(0.1)
             api.before = once("create", "/binding", raising(FORBIDDEN))

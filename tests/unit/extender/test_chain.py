@@ -1,4 +1,4 @@
-"""Asking agents, keeping decisions, keeping the View."""
+"""Asking agents, keeping decisions, keeping the snapshot."""
 
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nodewise import turns
-from nodewise.agent import Names, NodeIndex, Scores, Verdict, Victims, View
+from nodewise.agent import Names, NodeIndex, Scores, Snapshot, Verdict, Victims
 from nodewise.errors import BadSettings
 from nodewise.extender import report
 from nodewise.extender.chain import Chain, weighed
@@ -16,7 +16,7 @@ from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.weights import ChainOptions, Priority
 
 POD: Any = SimpleNamespace(metadata=SimpleNamespace(namespace="d", name="p", uid="u"))
-VIEW = View(NodeIndex(["a", "b", "c"]), {}, 0.0, 7)
+VIEW = Snapshot(NodeIndex(["a", "b", "c"]), {}, 0.0, 7)
 
 
 class Because(msgspec.Struct, frozen=True):
@@ -37,27 +37,27 @@ class Rejecting:
         self.name = name
         self.rejects = rejects
 
-    def question(self, _pod: Any) -> str:
+    def equivalence_key(self, _pod: Any) -> str:
         return self.name
 
-    def filter(self, _pod: Any, candidates: Names, _view: View) -> Verdict | None:
+    def filter(self, _pod: Any, candidates: Names, _view: Snapshot) -> Verdict | None:
         if self.rejects is None:
             return None
         codes = np.array([name in self.rejects.split() for name in candidates], np.int16)
         return Verdict(codes, (Because(f"{self.name} says no"),))
 
-    def preempt(self, pod: Any, candidates: Names, view: View, _victims: Victims) -> Verdict | None:
-        return self.filter(pod, candidates, view)
+    def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, _victims: Victims) -> Verdict | None:
+        return self.filter(pod, candidates, snapshot)
 
-    def score(self, _pod: Any, candidates: Names, _view: View) -> Scores | None:
+    def score(self, _pod: Any, candidates: Names, _view: Snapshot) -> Scores | None:
         return None if self.rejects is None else Scores(np.arange(len(candidates)))
 
 
 class Broken(Rejecting):
-    def question(self, _pod: Any) -> str:
+    def equivalence_key(self, _pod: Any) -> str:
         raise ZeroDivisionError
 
-    def filter(self, _pod: Any, candidates: Names, _view: View) -> Verdict | None:
+    def filter(self, _pod: Any, candidates: Names, _view: Snapshot) -> Verdict | None:
         raise ZeroDivisionError
 
     score = filter  # type: ignore[assignment]
@@ -75,9 +75,9 @@ class TestChain:
 
     def test_pods_that_ask_the_same_have_equal_questions(self) -> None:
         chain = Chain([Rejecting("t", "a"), Rejecting("g", "")])
-        assert chain.question(POD) == chain.question(POD) == ("t", "g")
+        assert chain.equivalence_key(POD) == chain.equivalence_key(POD) == ("t", "g")
         broken = Chain([Broken("t", "")])
-        assert broken.question(POD) != broken.question(POD)
+        assert broken.equivalence_key(POD) != broken.equivalence_key(POD)
 
     def test_order_and_repetitions_are_those_of_the_request(self) -> None:
         assert kept(Rejecting("t", "a"), names="c x a c") == ["c", "x", "c"]
@@ -156,10 +156,10 @@ class Two(Rejecting):
         self.predicates = {"two-fits": self.filter}
         self.priorities = {"two-low": self._low, "two-high": self._high}
 
-    def _low(self, pod, candidates, view):
+    def _low(self, pod, candidates, snapshot):
         return Scores(np.full(len(candidates), 2, np.int64))
 
-    def _high(self, pod, candidates, view):
+    def _high(self, pod, candidates, snapshot):
         return Scores(np.full(len(candidates), 10, np.int64))
 
 

@@ -72,8 +72,8 @@ def test_what_cannot_be_kept_is_no_news(tmp_path: Path, kept: Any) -> None:
 def test_it_is_told_what_was_kept_though_a_slot_is_being_computed_then(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b'{"odd":7}')
     hang = Hang()
-    held, own, state = learning(slot=hang)
-    next(state.slot(held.world()))
+    held, own, state = learning(agent_state=hang)
+    next(state.build(held.cluster_state()))
     with capture_logs() as lines:
         memory = steps(tmp_path / "state", 2, odd=state)
     assert (own.recalled, [line["event"] for line in lines]) == ([], [])

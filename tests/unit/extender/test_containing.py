@@ -39,13 +39,15 @@ def gives(answer: Any) -> Callable[[], Any]:
     return lambda: answer
 
 
-def ranked(held: Held, view: Any = None) -> Decision:
-    return turns.result(Chain([held.agent]).prioritize(pod(), outsiders.NAMES, view or held.view, 1.0))
+def ranked(held: Held, snapshot: Any = None) -> Decision:
+    return turns.result(
+        Chain([held.agent]).prioritize(pod(), outsiders.NAMES, snapshot or held.snapshot, 1.0)
+    )
 
 
-def unscored(held: Held, view: Any = None) -> str:
+def unscored(held: Held, snapshot: Any = None) -> str:
     """Why there are no scores; the pod is placed without them."""
-    decision = ranked(held, view)
+    decision = ranked(held, snapshot)
     assert decision.scores == ()
     assert decision.points().tolist() == [0, 0, 0]
     return decision.told.removeprefix("no scores of odd-score: ")
@@ -65,7 +67,7 @@ def why(verdict: Verdict | None) -> str:
 class TestAnswers:
     def test_a_good_agent_is_asked_as_if_it_were_ours(self) -> None:
         held = Held(filter=gives(Verdict(np.array([0, 1, 0], np.int64), (No(),))))
-        decision = turns.result(Chain([held.agent]).filter(pod(), outsiders.NAMES, held.view, 1.0))
+        decision = turns.result(Chain([held.agent]).filter(pod(), outsiders.NAMES, held.snapshot, 1.0))
         assert decision.names[decision.kept()].tolist() == ["a", "c"]
         assert [reason.text() for _, verdict in decision.verdicts for reason in verdict.reasons] == [
             "odd says no"
@@ -84,21 +86,23 @@ class TestAnswers:
     def test_it_sees_its_own_slot_only(self) -> None:
         held = Held()
         seen: list[Any] = []
-        held.agent._inner.filter = lambda _pod, names, view: seen.append(view) or outsiders.passes(len(names))
-        held.agent.filter(pod(), held.names, held.view)
-        assert seen[0].slots == {"odd": "slot"}
+        held.agent._inner.filter = lambda _pod, names, snapshot: (
+            seen.append(snapshot) or outsiders.passes(len(names))
+        )
+        held.agent.filter(pod(), held.names, held.snapshot)
+        assert seen[0].agent_states == {"odd": "slot"}
 
     def test_what_it_keeps_of_its_answer_is_not_ours(self) -> None:
         codes = np.zeros(3, np.int16)
         held = Held(filter=gives(Verdict(codes, (No(),))))
-        verdict = held.agent.filter(pod(), held.names, held.view)
+        verdict = held.agent.filter(pod(), held.names, held.snapshot)
         codes[:] = 1
         assert verdict.codes.tolist() == [0, 0, 0]
 
     def test_a_pod_of_no_question_passes_unasked(self) -> None:
         held = Held(filter=fails(ZeroDivisionError()), score=fails(ZeroDivisionError()))
-        assert held.agent.filter(STRANGER, held.names, held.view) is None
-        assert held.agent.score(STRANGER, held.names, held.view) is None
+        assert held.agent.filter(STRANGER, held.names, held.snapshot) is None
+        assert held.agent.score(STRANGER, held.names, held.snapshot) is None
         assert held.failures() == {}
 
 
@@ -109,27 +113,27 @@ class TestCrashes:
     )
     def test_it_rejects_with_the_kind_of_error(self, error: BaseException) -> None:
         held = Held(filter=fails(error), score=fails(error))
-        assert why(held.agent.filter(pod(), held.names, held.view)) == type(error).__name__
-        assert why(held.agent.preempt(pod(), held.names, held.view, {})) == type(error).__name__
+        assert why(held.agent.filter(pod(), held.names, held.snapshot)) == type(error).__name__
+        assert why(held.agent.preempt(pod(), held.names, held.snapshot, {})) == type(error).__name__
         assert unscored(held) == type(error).__name__
         assert held.failures() == {"exception": 3.0}
 
     def test_a_pod_whose_question_crashes_waits(self) -> None:
-        held = Held(question=fails(ZeroDivisionError()))
-        assert why(held.agent.filter(STRANGER, held.names, held.view)) == "ZeroDivisionError"
-        assert held.agent.question(pod()) != held.agent.question(pod())
+        held = Held(equivalence_key=fails(ZeroDivisionError()))
+        assert why(held.agent.filter(STRANGER, held.names, held.snapshot)) == "ZeroDivisionError"
+        assert held.agent.equivalence_key(pod()) != held.agent.equivalence_key(pod())
 
     def test_deep_recursion_is_a_crash(self) -> None:
         def deeper() -> Any:
             return deeper()
 
         held = Held(filter=deeper)
-        assert why(held.agent.filter(pod(), held.names, held.view)) == "RecursionError"
+        assert why(held.agent.filter(pod(), held.names, held.snapshot)) == "RecursionError"
 
     def test_others_are_asked_all_the_same(self) -> None:
         broken, good = Held(filter=fails(ZeroDivisionError())), Held()
         decision = turns.result(
-            Chain([broken.agent, good.agent]).filter(pod(), outsiders.NAMES, good.view, 1.0)
+            Chain([broken.agent, good.agent]).filter(pod(), outsiders.NAMES, good.snapshot, 1.0)
         )
         assert [verdict.codes.tolist() for _, verdict in decision.verdicts] == [[1, 1, 1], [0, 0, 0]]
 
@@ -138,10 +142,10 @@ class TestDeadline:
     def test_one_hang_costs_one_deadline_and_is_got_over(self) -> None:
         hang = Hang()
         held = Held(SOON_S, filter=hang)
-        assert why(held.agent.filter(pod(), held.names, held.view)) == f"no answer within {SOON_S} s"
+        assert why(held.agent.filter(pod(), held.names, held.snapshot)) == f"no answer within {SOON_S} s"
         for _ in range(20):
             assert (
-                why(held.agent.filter(pod(), held.names, held.view))
+                why(held.agent.filter(pod(), held.names, held.snapshot))
                 == "it has not come back from an earlier call"
             )
             assert unscored(held) == "it has not come back from an earlier call"
@@ -150,37 +154,39 @@ class TestDeadline:
         held.odd.instead.clear()
         self.until(
             lambda: (
-                not turns.result(Chain([held.agent]).prioritize(pod(), outsiders.NAMES, held.view, 1.0)).told
+                not turns.result(
+                    Chain([held.agent]).prioritize(pod(), outsiders.NAMES, held.snapshot, 1.0)
+                ).told
             )
         )
-        assert held.agent.filter(pod(), held.names, held.view).codes.tolist() == [0, 0, 0]
+        assert held.agent.filter(pod(), held.names, held.snapshot).codes.tolist() == [0, 0, 0]
 
     def test_no_call_waits_while_it_hangs(self) -> None:
         """Forty deadlines of a minute would show, on any machine."""
         hang = Hang()
         held = Held(SOON_S, filter=hang)
-        held.agent.filter(pod(), held.names, held.view)
+        held.agent.filter(pod(), held.names, held.snapshot)
         held.kind.warden.serve(held.kind.warden.limits._replace(answer_s=60.0), held.clock, held.meters)
         for _ in range(40):
-            why(held.agent.filter(pod(), held.names, held.view))
+            why(held.agent.filter(pod(), held.names, held.snapshot))
         assert hang.times == 1
         hang.let_go()
 
     def test_pods_that_do_not_concern_it_go_on_while_it_hangs(self) -> None:
         hang = Hang()
         held = Held(SOON_S, filter=hang)
-        why(held.agent.filter(pod(), held.names, held.view))
-        assert held.agent.filter(STRANGER, held.names, held.view) is None
-        assert held.agent.score(STRANGER, held.names, held.view) is None
+        why(held.agent.filter(pod(), held.names, held.snapshot))
+        assert held.agent.filter(STRANGER, held.names, held.snapshot) is None
+        assert held.agent.score(STRANGER, held.names, held.snapshot) is None
         assert held.failures() == {"deadline": 1.0}
         hang.let_go()
 
     def test_all_pods_wait_while_its_question_hangs(self) -> None:
         hang = Hang()
-        held = Held(SOON_S, question=hang)
-        assert why(held.agent.filter(STRANGER, held.names, held.view)) == f"no answer within {SOON_S} s"
+        held = Held(SOON_S, equivalence_key=hang)
+        assert why(held.agent.filter(STRANGER, held.names, held.snapshot)) == f"no answer within {SOON_S} s"
         assert (
-            why(held.agent.filter(STRANGER, held.names, held.view))
+            why(held.agent.filter(STRANGER, held.names, held.snapshot))
             == "it has not come back from an earlier call"
         )
         assert hang.times == 1
@@ -194,7 +200,7 @@ class TestDeadline:
                 sum(range(1000))
 
         held = Held(SOON_S, filter=spin)
-        assert why(held.agent.filter(pod(), held.names, held.view)) == f"no answer within {SOON_S} s"
+        assert why(held.agent.filter(pod(), held.names, held.snapshot)) == f"no answer within {SOON_S} s"
         stop.now = True
 
     def until(self, holds: Callable[[], bool]) -> None:
@@ -230,7 +236,7 @@ class TestShapes:
     )
     def test_of_a_verdict(self, answer: Any, words: str) -> None:
         held = Held(filter=gives(answer))
-        assert words in why(held.agent.filter(pod(), held.names, held.view))
+        assert words in why(held.agent.filter(pod(), held.names, held.snapshot))
 
     @pytest.mark.parametrize(
         ("points", "words"),
@@ -270,8 +276,8 @@ class TestShapes:
     def test_no_answer_about_no_candidates(self) -> None:
         held = Held()
         none = held.index.named([])
-        assert held.agent.filter(pod(), none, held.view).codes.tolist() == []
-        assert held.agent.score(pod(), none, held.view).points.tolist() == []
+        assert held.agent.filter(pod(), none, held.snapshot).codes.tolist() == []
+        assert held.agent.score(pod(), none, held.snapshot).points.tolist() == []
 
     def test_words_that_cannot_be_written_are_mended(self) -> None:
         assert shapes.text("a\ud800b") == "a?b"
@@ -293,7 +299,7 @@ class TestDetails:
 
     def test_whatever_is_wrong_with_them_is_left_out(self) -> None:
         held = Held(filter=gives(Verdict(np.zeros(3, np.int16), (), details=self.Details())))
-        details = held.agent.filter(pod(), held.names, held.view).details
+        details = held.agent.filter(pod(), held.names, held.snapshot).details
         assert [details.text(candidate) for candidate in range(3)] == ["fine", "", ""]
         assert details.distances().tolist() == [1.0, 1.0, 1.0]
         assert (details.nbytes, details.numbers(0), details.numbers(1)) == (
@@ -307,41 +313,43 @@ class TestDetails:
         details = self.Details()
         details.nbytes = -(2**40)
         held = Held(filter=gives(Verdict(np.zeros(3, np.int16), (), details=details)))
-        assert held.agent.filter(pod(), held.names, held.view).details.nbytes == 0
+        assert held.agent.filter(pod(), held.names, held.snapshot).details.nbytes == 0
 
 
 class TestSlots:
     def test_a_slot_is_computed_for_each_world(self) -> None:
         held = Held()
-        assert turns.result(held.state.slot(held.world(1.0))) == ("slot of", 1.0)
-        assert turns.result(held.state.slot(held.world(2.0))) == ("slot of", 2.0)
+        assert turns.result(held.state.build(held.cluster_state(1.0))) == ("slot of", 1.0)
+        assert turns.result(held.state.build(held.cluster_state(2.0))) == ("slot of", 2.0)
 
     def test_a_crash_leaves_none_until_it_works_again(self) -> None:
-        held = Held(slot=fails(ZeroDivisionError("by zero")))
-        slot = turns.result(held.state.slot(held.world()))
-        assert slot == NoSlot("ZeroDivisionError")
-        view = msgspec.structs.replace(held.view, slots={"odd": slot})
-        assert why(held.agent.filter(pod(), held.names, view)) == "ZeroDivisionError"
-        assert unscored(held, view) == "ZeroDivisionError"
-        assert held.agent.filter(STRANGER, held.names, view) is None
+        held = Held(build=fails(ZeroDivisionError("by zero")))
+        agent_state = turns.result(held.state.build(held.cluster_state()))
+        assert agent_state == NoSlot("ZeroDivisionError")
+        snapshot = msgspec.structs.replace(held.snapshot, agent_states={"odd": agent_state})
+        assert why(held.agent.filter(pod(), held.names, snapshot)) == "ZeroDivisionError"
+        assert unscored(held, snapshot) == "ZeroDivisionError"
+        assert held.agent.filter(STRANGER, held.names, snapshot) is None
         assert held.failures() == {"exception": 1.0}
         held.odd.instead.clear()
-        assert turns.result(held.state.slot(held.world())) == ("slot of", 1.0)
+        assert turns.result(held.state.build(held.cluster_state())) == ("slot of", 1.0)
 
     def test_before_the_first_view_its_pods_wait(self) -> None:
         held = Held()
-        view = msgspec.structs.replace(held.view, slots={})
-        assert why(held.agent.filter(pod(), held.names, view)) == "it has not seen the nodes yet"
+        snapshot = msgspec.structs.replace(held.snapshot, agent_states={})
+        assert why(held.agent.filter(pod(), held.names, snapshot)) == "it has not seen the nodes yet"
         assert held.failures() == {}
 
     async def test_a_view_does_not_wait_for_a_slot_that_hangs(self) -> None:
         hang = Hang()
-        held = Held(patience_s=SOON_S, slot=hang)
-        assert await turns.paced_result(held.state.slot(held.world())) == NoSlot(
+        held = Held(patience_s=SOON_S, build=hang)
+        assert await turns.paced_result(held.state.build(held.cluster_state())) == NoSlot(
             "its slot is not computed yet"
         )
         held.clock.advance(30.0)
-        assert await turns.paced_result(held.state.slot(held.world())) == NoSlot("no slot within 30 s")
+        assert await turns.paced_result(held.state.build(held.cluster_state())) == NoSlot(
+            "no slot within 30 s"
+        )
         assert (hang.times, held.failures()) == (1, {"deadline": 1.0})
         hang.let_go()
         held.odd.instead.clear()
@@ -350,13 +358,13 @@ class TestSlots:
     async def test_while_one_is_computed_the_one_before_holds_for_the_same_nodes(self) -> None:
         held = Held(patience_s=SOON_S)
         held.kind.warden.serve(held.kind.warden.limits._replace(patience_s=30.0), held.clock, held.meters)
-        assert await turns.paced_result(held.state.slot(held.world(1.0))) == ("slot of", 1.0)
+        assert await turns.paced_result(held.state.build(held.cluster_state(1.0))) == ("slot of", 1.0)
         held.kind.warden.serve(held.kind.warden.limits._replace(patience_s=SOON_S), held.clock, held.meters)
         hang = Hang()
-        held.odd.instead["slot"] = hang
-        assert await turns.paced_result(held.state.slot(held.world(2.0))) == ("slot of", 1.0)
-        others = held.world(3.0, NodeIndex(["a", "b"]))
-        assert await turns.paced_result(held.state.slot(others)) == NoSlot("its slot is not computed yet")
+        held.odd.instead["build"] = hang
+        assert await turns.paced_result(held.state.build(held.cluster_state(2.0))) == ("slot of", 1.0)
+        others = held.cluster_state(3.0, NodeIndex(["a", "b"]))
+        assert await turns.paced_result(held.state.build(others)) == NoSlot("its slot is not computed yet")
         hang.let_go()
 
     def test_wants_and_problems_that_fail_are_those_of_before(self) -> None:
@@ -374,7 +382,7 @@ class TestSlots:
 
     async def until(self, held: Held, wanted: Any) -> None:
         ends = time.monotonic() + 60
-        while await turns.paced_result(held.state.slot(held.world(5.0))) != wanted:
+        while await turns.paced_result(held.state.build(held.cluster_state(5.0))) != wanted:
             assert time.monotonic() < ends
 
 
@@ -471,7 +479,7 @@ class TestTold:
         held = Held(filter=fails(ZeroDivisionError("by zero")), score=gives(7))
         with capture_logs() as lines:
             for _ in range(5):
-                held.agent.filter(pod(), held.names, held.view)
+                held.agent.filter(pod(), held.names, held.snapshot)
                 unscored(held)
         assert [(line["failure"], line["what"], line["why"]) for line in lines] == [
             ("exception", "filter", "ZeroDivisionError"),
@@ -481,6 +489,6 @@ class TestTold:
         assert str(lines[0]["exc_info"]) == "by zero"
         held.clock.advance(60.0)
         with capture_logs() as lines:
-            held.agent.filter(pod(), held.names, held.view)
+            held.agent.filter(pod(), held.names, held.snapshot)
         assert [line["unlogged"] for line in lines] == [4]
         assert held.failures() == {"exception": 6.0, "shape": 5.0}

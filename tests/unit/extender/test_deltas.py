@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from nodewise.agent import World
+from nodewise.agent import ClusterState
 from nodewise.agents.gpu.cards import GpuNode
 from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.state import LEDGERS, PODS
@@ -13,10 +13,10 @@ from nodewise.binder import LedgerLease
 from nodewise.extender import deltas
 from nodewise.extender.deltas import NODES, Rebuilding
 from nodewise.kube.fields import merge
-from tests.unit.agents.gpu.facts import charged, entry, laid_out, lease, node, pod, slot, world
+from tests.unit.agents.gpu.facts import agent_state, charged, cluster_state, entry, laid_out, lease, node, pod
 
 
-def again(worlds: Sequence[World]) -> list[World]:
+def again(worlds: Sequence[ClusterState]) -> list[ClusterState]:
     """The worlds, told and made again."""
     making = Rebuilding({PODS: BookedPod, LEDGERS: LedgerLease, NODES: merge("Node", GpuNode)})
     made: list[Any] = []
@@ -29,15 +29,15 @@ def again(worlds: Sequence[World]) -> list[World]:
 def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
     first = {"n1": named("n1"), "n2": named("n2")}
     worlds = [
-        world(first, [pod("a", "n1", "card0")], [lease("n1", uid_b=entry("b", "card1", "11"))], "10"),
-        world({**first, "n2": named("n2", "0.1.2")}, [pod("a", "n1", "card0")], [], "12"),
-        world({"n2": named("n2", "0.1.2")}, [pod("c", "n2", "card2")], [], "13"),
+        cluster_state(first, [pod("a", "n1", "card0")], [lease("n1", uid_b=entry("b", "card1", "11"))], "10"),
+        cluster_state({**first, "n2": named("n2", "0.1.2")}, [pod("a", "n1", "card0")], [], "12"),
+        cluster_state({"n2": named("n2", "0.1.2")}, [pod("c", "n2", "card2")], [], "13"),
     ]
     for found, wanted in zip(again(worlds), worlds, strict=True):
         assert list(found.node_objects) == list(wanted.node_objects)
         assert found.objects == wanted.objects
         assert found.versions == wanted.versions
-        one, other = slot(found), slot(wanted)
+        one, other = agent_state(found), agent_state(wanted)
         assert laid_out(one) == laid_out(other)
         assert {name: charged(one, name) for name in one.nodes} == {
             name: charged(other, name) for name in other.nodes
@@ -45,7 +45,7 @@ def test_nodes_and_their_pods_and_the_versions_are_told() -> None:
 
 
 def test_what_did_not_change_stays_the_same_object() -> None:
-    given = world({"n1": named("n1")}, [pod("a", "n1", "card0")])
+    given = cluster_state({"n1": named("n1")}, [pod("a", "n1", "card0")])
     first, second = again([given, given])
     assert second.objects[PODS] is first.objects[PODS]
     assert second.node_objects is first.node_objects

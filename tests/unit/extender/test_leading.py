@@ -28,8 +28,8 @@ class Steps:
     def begin(self) -> None:
         self.begun += 1
 
-    async def step(self, view: Any) -> None:
-        self.generations.append(view.generation)
+    async def step(self, snapshot: Any) -> None:
+        self.generations.append(snapshot.generation)
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
@@ -50,7 +50,7 @@ def failing(error: Exception, until: int = 10**6) -> Callable[[int], None]:
 
 class Leader:
     def __init__(self, controllers: Sequence[Any]) -> None:
-        self.view = SimpleNamespace(generation=1)
+        self.snapshot = SimpleNamespace(generation=1)
         self.leads = True
         self.defect: Exception | None = None
         self.leading = Leading(controllers, self._see, lambda: self.leads, VirtualClock())
@@ -58,7 +58,7 @@ class Leader:
     def _see(self) -> Any:
         if self.defect:
             raise self.defect
-        return self.view
+        return self.snapshot
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -67,12 +67,12 @@ class Leader:
         task.cancel()
         await asyncio.wait([task])
 
-    async def play(self, views: int) -> None:
-        """A new View once a period."""
+    async def play(self, snapshots: int) -> None:
+        """A new snapshot once a period."""
         async with self.running():
-            for _ in range(views):
+            for _ in range(snapshots):
                 await asyncio.sleep(PERIOD_S)
-                self.view = SimpleNamespace(generation=self.view.generation + 1)
+                self.snapshot = SimpleNamespace(generation=self.snapshot.generation + 1)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Views without a cluster."""
+"""snapshots without a cluster."""
 
 from collections.abc import Generator
 from types import SimpleNamespace
@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.agent import Inputs, Resource, Want, Watched, World
+from nodewise.agent import ClusterState, Inputs, Resource, Want, Watched
 from nodewise.errors import BadInput, BadSettings
 from nodewise.extender import lone
-from nodewise.extender.lone import LoneViews
+from nodewise.extender.lone import LoneSnapshots
 
 
 class Annotations(msgspec.Struct, frozen=True, gc=False):
@@ -29,9 +29,9 @@ class NodeFields(msgspec.Struct, frozen=True, gc=False):
 class Heats:
     inputs = Inputs(frozenset(), node_objects=True)
 
-    def slot(self, world: World) -> Generator[None, None, dict[str, str | None]]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, dict[str, str | None]]:
         yield
-        return {name: _heat(node) for (_, name), node in world.node_objects.items()}
+        return {name: _heat(node) for (_, name), node in cluster_state.node_objects.items()}
 
 
 def _heat(node: Any) -> str | None:
@@ -45,8 +45,8 @@ def kind(*watched: Watched) -> Any:
     return SimpleNamespace(name="heats", node_fields=NodeFields, watched=lambda _: watched)
 
 
-def views() -> LoneViews:
-    return LoneViews([kind()], {"heats": Heats()})  # type: ignore[dict-item]
+def snapshots() -> LoneSnapshots:
+    return LoneSnapshots([kind()], {"heats": Heats()})  # type: ignore[dict-item]
 
 
 def body(*nodes: str) -> bytes:
@@ -57,7 +57,7 @@ NODE = '{"metadata":{"name":"%s","annotations":{"heat":"%s","other":"x"}}}'
 
 
 class Broken(Heats):
-    def slot(self, world: World) -> Generator[None, None, dict[str, str | None]]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, dict[str, str | None]]:
         yield
         raise ZeroDivisionError
 
@@ -66,39 +66,47 @@ class TestView:
     def test_an_agent_that_fails_has_no_slot_and_others_have(self) -> None:
         states: Any = {"broken": Broken(), "heats": Heats()}
         with capture_logs() as lines:
-            view = LoneViews([kind()], states).view(body(NODE % ("a", 1)), 5.0)
-        assert view.slots == {"heats": {"a": "1"}}
+            snapshot = LoneSnapshots([kind()], states).snapshot(body(NODE % ("a", 1)), 5.0)
+        assert snapshot.agent_states == {"heats": {"a": "1"}}
         assert [(line["event"], line["agent"]) for line in lines] == [("agent_failed", "broken")]
 
     def test_it_is_made_of_the_request_s_own_nodes(self) -> None:
-        view = views().view(body(NODE % ("b", 1), '{"metadata":{"name":"a"}}'), 5.0)
-        assert (view.nodes.known, view.slots, view.at) == (("b", "a"), {"heats": {"b": "1", "a": None}}, 5.0)
+        snapshot = snapshots().snapshot(body(NODE % ("b", 1), '{"metadata":{"name":"a"}}'), 5.0)
+        assert (snapshot.nodes.known, snapshot.agent_states, snapshot.at) == (
+            ("b", "a"),
+            {"heats": {"b": "1", "a": None}},
+            5.0,
+        )
 
     def test_each_has_a_number(self) -> None:
-        made = views()
-        assert [made.view(body(), 0.0).generation for _ in range(2)] == [1, 2]
+        made = snapshots()
+        assert [made.snapshot(body(), 0.0).generation for _ in range(2)] == [1, 2]
 
     def test_keys_in_other_case_are_understood(self) -> None:
         given = body('{"Metadata":{"NAME":"a","Annotations":{"heat":"2"}}}').replace(b'"Nodes"', b'"NODES"')
-        assert views().view(given.replace(b'"items"', b'"Items"'), 0.0).slots == {"heats": {"a": "2"}}
+        assert snapshots().snapshot(given.replace(b'"items"', b'"Items"'), 0.0).agent_states == {
+            "heats": {"a": "2"}
+        }
 
     def test_of_names_nothing_is_known(self) -> None:
-        view = views().view(b'{"Pod":{},"NodeNames":["a"]}', 0.0)
-        assert (len(view.nodes), view.slots) == (0, {"heats": {}})
+        snapshot = snapshots().snapshot(b'{"Pod":{},"NodeNames":["a"]}', 0.0)
+        assert (len(snapshot.nodes), snapshot.agent_states) == (0, {"heats": {}})
 
     def test_a_request_that_brings_no_nodes_goes_by_those_of_earlier_ones(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(lone, "_REMEMBERED", 2)
-        one, preempt = views(), b'{"Pod":{"metadata":{"name":"p"}},"NodeNameToVictims":{"a":{"pods":[]}}}'
-        assert one.view(preempt, 5.0).slots == {"heats": {}}
-        one.view(body(NODE % ("a", 1), NODE % ("b", 2)), 5.0)
-        one.view(body(NODE % ("a", 3), NODE % ("c", 4)), 6.0)
-        assert one.view(preempt, 7.0).slots == {"heats": {"a": "3", "c": "4"}}
+        one, preempt = snapshots(), b'{"Pod":{"metadata":{"name":"p"}},"NodeNameToVictims":{"a":{"pods":[]}}}'
+        assert one.snapshot(preempt, 5.0).agent_states == {"heats": {}}
+        one.snapshot(body(NODE % ("a", 1), NODE % ("b", 2)), 5.0)
+        one.snapshot(body(NODE % ("a", 3), NODE % ("c", 4)), 6.0)
+        assert one.snapshot(preempt, 7.0).agent_states == {"heats": {"a": "3", "c": "4"}}
 
     def test_a_node_that_cannot_be_read_is_named(self) -> None:
         with pytest.raises(BadInput, match=r"Nodes\.items\[1\]\.metadata\.annotations\.heat"):
-            views().view(body(NODE % ("a", 1), '{"metadata":{"name":"b","annotations":{"heat":3}}}'), 0.0)
+            snapshots().snapshot(
+                body(NODE % ("a", 1), '{"metadata":{"name":"b","annotations":{"heat":3}}}'), 0.0
+            )
 
 
 def test_agents_that_need_a_cluster_are_named() -> None:

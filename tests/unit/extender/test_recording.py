@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from nodewise.agent import NodeIndex, World
+from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.telemetry.state import POLICIES
 from nodewise.agents.telemetry.trust import NAMESPACES
 from nodewise.errors import BadInput, BadSettings
 from nodewise.extender import recording, tape
 from nodewise.extender.tape import End, Exchange, Gap, Header, Record, SeriesEntry
 from nodewise.metrics.series import Sample
-from nodewise.metrics.snapshot import Snapshot
-from tests.unit.agents.telemetry.worlds import NOW, policy, rule, series, snapshot, world
+from nodewise.metrics.snapshot import MetricsSnapshot
+from tests.unit.agents.telemetry.worlds import NOW, cluster_state, metrics_snapshot, policy, rule, series
 from tests.unit.extender.recordings import Disk, Recorded, body, records
 
 HEAT = policy(dontschedule=[rule("heat", target=5)])
@@ -75,10 +75,10 @@ class TestTape:
 class TestEntries:
     def test_what_does_not_change_is_not_told_again(self) -> None:
         recorded = Recorded()
-        heat = snapshot(series("heat", n1=1, n2=9))
-        given = world([HEAT], heat, "n1 n2")
+        heat = metrics_snapshot(series("heat", n1=1, n2=9))
+        given = cluster_state([HEAT], heat, "n1 n2")
         recorded.see(given)
-        recorded.see(World(given.nodes, given.objects, heat, NOW + 1))
+        recorded.see(ClusterState(given.nodes, given.objects, heat, NOW + 1))
         assert kinds(recorded.ended()) == [
             "Header",
             *(
@@ -101,7 +101,9 @@ class TestEntries:
         third = {name: Sample(sample.value, 2.0) for name, sample in second.items()}
         for samples in (first, second, third, third):
             one = series("heat")
-            recorded.see(World(nodes, {POLICIES: {}}, snapshot(with_samples(one, samples)), NOW))
+            recorded.see(
+                ClusterState(nodes, {POLICIES: {}}, metrics_snapshot(with_samples(one, samples)), NOW)
+            )
         told = [(one.nodes is None, one.columns) for one in entries(recorded.ended(), SeriesEntry)]
         assert told[1:] == [
             (True, {"value": tape.Cells(at=[3], to=[8])}),
@@ -117,7 +119,7 @@ def with_samples(one: Any, samples: dict[str, Sample]) -> Any:
 class TestRecording:
     def test_what_was_written_is_there_without_an_end(self) -> None:
         recorded = Recorded()
-        recorded.see(world([], Snapshot()))
+        recorded.see(cluster_state([], MetricsSnapshot()))
         recorded.ask("/scheduler/filter", body(None, "n1"))
         recorded.recording.write()
         assert kinds(recorded.disk.getvalue())[-1] == "Exchange"
@@ -145,7 +147,7 @@ class TestRecording:
         ask = ("/scheduler/filter", body(None, "n1"))
         for _ in range(4):
             recorded.ask(*ask)
-        recorded.see(world([], Snapshot()))
+        recorded.see(cluster_state([], MetricsSnapshot()))
         recorded.recording.write()
         recorded.ask(*ask)
         file = recorded.ended()

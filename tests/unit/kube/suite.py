@@ -22,7 +22,7 @@ from nodewise.kube.lease import Seat, Timings
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import EVENTS, LEASES, PODS
 from nodewise.kube.store import Change, Key
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import CONFIGMAPS
 
 
@@ -264,7 +264,7 @@ class ReflectorSuite:
 
     def reflector(self, api: Api, space: str, **selectors: str) -> Reflector[Any]:
         target = Target(CONFIGMAPS, CONFIGMAP, space, selectors)
-        return Reflector(api, target, SystemClock(), Meters(), random.random)
+        return Reflector(api, target, SystemClock(), MetricsRegistry(), random.random)
 
     async def test_a_store_has_what_was_there_and_what_comes(self, api: Api, space: str) -> None:
         await api.create(CONFIGMAPS.path(space), item("before", k="1"))
@@ -331,7 +331,7 @@ class ElectionSuite:
 
     def elector(self, api: Api, space: str, identity: str, timings: Timings = LONG) -> Elector:
         seat = Seat(space, "nodewise", identity, timings)
-        return Elector(api, seat, SystemClock(), Meters(), random.random)
+        return Elector(api, seat, SystemClock(), MetricsRegistry(), random.random)
 
     async def test_one_leads_and_the_lease_says_who(self, api: Api, space: str) -> None:
         a, b = self.elector(api, space, "a"), self.elector(api, space, "b")
@@ -395,7 +395,7 @@ class EventSuite:
     """What is recorded can be read."""
 
     async def test_repeats_become_one_event_with_a_count(self, api: Api, space: str) -> None:
-        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), Meters())
+        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), MetricsRegistry())
         about = About(CONFIGMAPS, space, "a", "uid-of-a")
         recorder.record(about, "Warning", "TooHot", "80 degrees", "Filtering")
         await recorder.flush()
@@ -410,7 +410,7 @@ class EventSuite:
         assert event["reportingController"] == "nodewise.io/test"
 
     async def test_an_event_that_the_server_has_dropped_begins_anew(self, api: Api, space: str) -> None:
-        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), Meters())
+        recorder = Recorder(api, Reporter("nodewise.io/test", "replica-1"), SystemClock(), MetricsRegistry())
         about = About(CONFIGMAPS, space, "a")
         for _ in range(2):
             recorder.record(about, "Normal", "Fine", "all is well")
@@ -420,7 +420,7 @@ class EventSuite:
         assert "series" not in event
 
     async def test_texts_are_cut_to_what_the_server_takes(self, api: Api, space: str) -> None:
-        recorder = Recorder(api, Reporter("nodewise.io/test", "r" * 300), SystemClock(), Meters())
+        recorder = Recorder(api, Reporter("nodewise.io/test", "r" * 300), SystemClock(), MetricsRegistry())
         recorder.record(About(CONFIGMAPS, space, "a" * 253), "Normal", "R" * 200, "ü" * 2000, "A" * 200)
         await recorder.flush()
         (event,) = decoded(await api.get(EVENTS.path(space)))["items"]

@@ -17,7 +17,7 @@ from nodewise.kube.answers import Call
 from nodewise.kube.api import Patch
 from nodewise.kube.client import Account, HttpApi
 from nodewise.kube.pace import Bucket
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 SERVER = "https://host:6443/k8s/clusters/c-1"
@@ -29,7 +29,7 @@ class Served:
     def __init__(self, answer: Answer, qps: float = 1000.0, burst: int = 1000) -> None:
         self.requests: list[httpx2.Request] = []
         self.clock = ManualClock()
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self._answer = answer
         http = httpx2.AsyncClient(base_url=SERVER, transport=httpx2.MockTransport(self._noted), timeout=None)
         account = Account(SERVER, extensions={"sni_hostname": "api"}, hint=lambda: "renew the certificate")
@@ -150,7 +150,7 @@ async def test_a_call_has_a_deadline() -> None:
             return httpx2.Response(200)
 
     http = httpx2.AsyncClient(base_url=SERVER, transport=Hanging())
-    api = HttpApi(http, Account(SERVER), Bucket(1.0, 1), ManualClock(), Meters())
+    api = HttpApi(http, Account(SERVER), Bucket(1.0, 1), ManualClock(), MetricsRegistry())
     with pytest.raises(Unavailable, match=r"no answer within 0\.01 s"):
         await api.get("/a", timeout_s=0.01)
 

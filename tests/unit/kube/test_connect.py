@@ -21,7 +21,7 @@ from nodewise.kube.credentials import TokenFile
 from nodewise.kube.kubeconfig import Chosen
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.plugin import Plugin
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 @pytest.fixture(scope="session")
@@ -153,7 +153,7 @@ class Filed:
         self.folder = folder
         self.ca = authority
         self.clock = ManualClock(dt.datetime.now(dt.UTC).timestamp())
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self.write(authority.issue_cert("us.example.com"))
         self.trust(authority)
         user = {"client-certificate": str(folder / "crt"), "client-key": str(folder / "key")}
@@ -226,7 +226,7 @@ def test_inline_data_win_over_a_file_that_changes(authority: trustme.CA, tmp_pat
     path = tmp_path / "ca.crt"
     path.write_text("rubbish")
     both = {"certificate-authority": str(path), "certificate-authority-data": data(authority.cert_pem)}
-    papers = trust.Papers(chosen(both), Meters(), ManualClock())
+    papers = trust.Papers(chosen(both), MetricsRegistry(), ManualClock())
     path.write_text("other rubbish")
     assert not papers.has_news()
     assert len(papers.context().get_ca_certs()) == 1
@@ -434,10 +434,10 @@ def written(folder: Path, cluster: dict[str, Any], user: dict[str, Any] | None =
 
 def test_an_api_knows_its_server_and_our_namespace(tmp_path: Path) -> None:
     options = written(tmp_path, {"server": "https://host:6443"})
-    api = connect(options, Meters())
+    api = connect(options, MetricsRegistry())
     assert (api.server, api.namespace) == ("https://host:6443", "ns")
     ours = KubeOptions(kubeconfig=options.kubeconfig, namespace="ours")
-    assert connect(ours, Meters()).namespace == "ours"
+    assert connect(ours, MetricsRegistry()).namespace == "ours"
 
 
 WRONG_SERVER = [
@@ -458,4 +458,4 @@ def test_what_cannot_be_connected_to_is_bad_settings(
     tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any]
 ) -> None:
     with pytest.raises(BadSettings, match="context x"):
-        connect(written(tmp_path, cluster, user), Meters())
+        connect(written(tmp_path, cluster, user), MetricsRegistry())

@@ -3,7 +3,7 @@ from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
 from nodewise.kube.contact import Contact
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.serve.calling import counted
 
 
@@ -12,7 +12,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.clock = ManualClock(100.0)
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self.contact = Contact(self.clock, self.meters)
 
     def pass_time(self, seconds: int, *, answers: bool) -> list[dict]:

@@ -8,7 +8,7 @@ from nodewise.errors import Refused, Unavailable
 from nodewise.kube import events
 from nodewise.kube.events import About, Recorder, Reporter
 from nodewise.kube.resources import EVENTS, NODES, PODS
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 from tests.unit.kube.suite import running
 
@@ -21,7 +21,7 @@ class Recorded:
     def __init__(self) -> None:
         self.api = FakeApi()
         self.clock = ManualClock(1_700_000_000.0)
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self.said: list[str] = []
         self.recorder = Recorder(self.api, Reporter("nodewise.io/test", "r"), self.clock, self.meters)
 

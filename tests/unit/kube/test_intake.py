@@ -6,7 +6,7 @@ import pytest
 from nodewise.kube import fields
 from nodewise.kube.intake import Intake
 from nodewise.kube.watching import Frame
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -26,12 +26,12 @@ def raw(name: str, size: object) -> msgspec.Raw:
 
 
 @pytest.fixture
-def meters() -> Meters:
-    return Meters()
+def meters() -> MetricsRegistry:
+    return MetricsRegistry()
 
 
 @pytest.fixture
-def intake(meters: Meters) -> Intake[Any]:
+def intake(meters: MetricsRegistry) -> Intake[Any]:
     return Intake("Thing", Thing, meters)
 
 
@@ -49,7 +49,7 @@ def names(intake: Intake[Any]) -> list[str]:
 
 
 def test_one_object_that_cannot_be_read_does_not_stop_the_rest(
-    intake: Intake[Any], meters: Meters, said: list[dict[str, Any]]
+    intake: Intake[Any], meters: MetricsRegistry, said: list[dict[str, Any]]
 ) -> None:
     for name, size in (("a", 1), ("bad", "large"), ("b", 2)):
         intake.add(raw(name, size))
@@ -104,7 +104,7 @@ def test_a_bookmark_says_how_far_the_watch_has_come(intake: Intake[Any]) -> None
     assert intake.store.resource_version == "9"
 
 
-def test_what_nobody_reads_is_not_held(meters: Meters) -> None:
+def test_what_nobody_reads_is_not_held(meters: MetricsRegistry) -> None:
     def large(thing: Any) -> Any | None:
         return thing if thing.spec.size > 1 else None
 
@@ -134,7 +134,7 @@ def test_an_answer_to_a_write_is_learnt_at_its_version(intake: Intake[Any]) -> N
     assert intake.learn(b"no object") is None
 
 
-def test_less_of_an_object_may_be_held(meters: Meters) -> None:
+def test_less_of_an_object_may_be_held(meters: MetricsRegistry) -> None:
     def smaller(thing: Any) -> Any:
         return msgspec.structs.replace(thing, spec=msgspec.structs.replace(thing.spec, size=0))
 

@@ -8,7 +8,7 @@ from nodewise.kube import lease
 from nodewise.kube.elector import Elector
 from nodewise.kube.lease import Seat, Seen, Spec
 from nodewise.kube.resources import LEASES
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 
 SEAT = Seat("ns", "nodewise", "us")
@@ -67,7 +67,7 @@ class Led:
         self.api = FakeApi()
         self.clock = ManualClock(1000.0)
         self.told: list[bool] = []
-        self.elector = Elector(self.api, SEAT, self.clock, Meters(), lambda: 0.0, self.told.append)
+        self.elector = Elector(self.api, SEAT, self.clock, MetricsRegistry(), lambda: 0.0, self.told.append)
 
     async def look(self) -> None:
         await self.elector._try()

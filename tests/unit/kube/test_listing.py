@@ -14,7 +14,7 @@ from nodewise.kube.fields import merge
 from nodewise.kube.reflector import Target
 from nodewise.kube.resources import NODES, PODS
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 
 NODE: Any = merge("Node")
@@ -43,7 +43,7 @@ def filled(api: FakeApi, names: str = "a b c d e") -> FakeApi:
 
 def read(api: FakeApi, target: Target[Any] = ALL) -> tuple[list[str], list[int]]:
     counts: list[int] = []
-    store = asyncio.run(listing.read(api, target, Meters(), counts.append))
+    store = asyncio.run(listing.read(api, target, MetricsRegistry(), counts.append))
     return [name for _, name in store.snapshot()], counts
 
 
@@ -112,5 +112,5 @@ def test_one_namespace() -> None:
     for namespace in ("web", "db"):
         metadata = {"name": "p", "namespace": namespace}
         api.put(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
-    store = asyncio.run(listing.read(api, Target(PODS, NODE, "web"), Meters(), lambda _: None))
+    store = asyncio.run(listing.read(api, Target(PODS, NODE, "web"), MetricsRegistry(), lambda _: None))
     assert list(store.snapshot()) == [("web", "p")]

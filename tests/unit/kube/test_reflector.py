@@ -10,7 +10,7 @@ import pytest
 from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube.reflector import Reflector, Target
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import CONFIGMAPS, FakeApi
 from tests.unit.kube.suite import CONFIGMAP, running
 
@@ -21,7 +21,7 @@ class Followed:
     def __init__(self) -> None:
         self.api = FakeApi()
         self.clock = PatientClock()
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         target = Target(CONFIGMAPS, CONFIGMAP)
         self.reflector: Reflector[Any] = Reflector(self.api, target, self.clock, self.meters, lambda: 0.0)
         self.said: list[str] = []

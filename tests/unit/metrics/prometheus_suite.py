@@ -15,7 +15,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import NoValues, Want
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.metrics.prometheus_double import Given
 
 NANO = 10**9
@@ -34,7 +34,7 @@ async def known() -> Nodes:
 
 def source(url: str, **options: object) -> PrometheusMetrics:
     given = PrometheusOptions(**{"prometheus_url": (url,), "prometheus_timeout_s": PATIENCE_S} | options)  # type: ignore[arg-type]
-    return PrometheusMetrics(url, Setting(given, 60.0), known, Meters())
+    return PrometheusMetrics(url, Setting(given, 60.0), known, MetricsRegistry())
 
 
 def fetch(url: str, metric: str = "temp", **more: Any) -> Series:

@@ -11,7 +11,7 @@ from nodewise.errors import Unavailable
 from nodewise.metrics.asking import LOOK_S, Asker, Failure, Limits
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import NotThere, NoValues, Want
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual
 
 M = Want("m")
@@ -48,7 +48,7 @@ class Source:
 class Stage:
     def __init__(self, *sources: Source) -> None:
         self.clock = ManualClock(1000.0)
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self.asker = Asker(sources, Limits(0.05, 4), self.clock, self.meters)
 
     async def ask(self, want: Want = M) -> str:

@@ -5,7 +5,7 @@ from nodewise.metrics import column
 from nodewise.metrics.column import Column
 from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.series import Sample, Series, State, newer
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.turns import result
 
 INDEX = NodeIndex(["a", "b", "c"])
@@ -95,16 +95,16 @@ class TestSnapshot:
     good = Series("m", "s", 1.0, {"a": Sample(1, 1.0)})
 
     def test_a_failure_keeps_the_last_values(self) -> None:
-        failed = Snapshot().with_series(self.good).with_failure("m", "gone")
+        failed = MetricsSnapshot().with_series(self.good).with_failure("m", "gone")
         assert failed.series["m"] is self.good
         assert failed.failures == {"m": "gone"}
         assert failed.with_series(self.good).failures == {}
 
     def test_what_nobody_names_is_forgotten(self) -> None:
-        both = Snapshot().with_series(self.good).with_failure("k", "gone")
+        both = MetricsSnapshot().with_series(self.good).with_failure("k", "gone")
         assert both.only(frozenset({"k"})).series == {}
         assert both.only(frozenset({"k", "m"})) is both
 
     def test_asked_is_asked_whatever_came_of_it(self) -> None:
-        both = Snapshot().with_series(self.good).with_failure("k", "gone")
+        both = MetricsSnapshot().with_series(self.good).with_failure("k", "gone")
         assert [both.was_asked(name) for name in ("m", "k", "x")] == [True, True, False]

@@ -9,7 +9,7 @@ from nodewise.errors import Unavailable
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.source import Want
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual
 from tests.unit.kube.virtual import VirtualClock
 
@@ -43,7 +43,7 @@ def scenario(
 ) -> Refresher:
     async def run() -> Refresher:
         options = RefreshOptions(sync_period_s=0.02, metrics_timeout_s=timeout_s)
-        refresher = Refresher(sources or (Source(),), options, VirtualClock(), Meters())
+        refresher = Refresher(sources or (Source(),), options, VirtualClock(), MetricsRegistry())
         await play(refresher)
         return refresher
 
@@ -132,7 +132,7 @@ def test_a_failure_keeps_the_values_and_is_told() -> None:
 
 def test_without_a_source_every_metric_fails_and_says_why() -> None:
     async def run() -> Refresher:
-        refresher = Refresher((), RefreshOptions(), SystemClock(), Meters())
+        refresher = Refresher((), RefreshOptions(), SystemClock(), MetricsRegistry())
         refresher.want(wants("m"))
         await refresher.settle()
         return refresher

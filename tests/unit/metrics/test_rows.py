@@ -19,7 +19,7 @@ from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Sample
 from nodewise.metrics.source import Want
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 NANO = 10**9
 STAMP = "2026-11-21T00:00:00Z"
@@ -83,7 +83,9 @@ V3 = group("v2", "v2", "v1beta1", "v1beta2")
 def play(offered: dict[str, Any] = V1, **metrics: Any) -> Play:
     adapter: Any = Adapter(offered, **metrics)
     clock = ManualClock(1000.0)
-    return Play(adapter, Refresher([CustomMetrics(adapter)], RefreshOptions(), clock, Meters()), clock)
+    return Play(
+        adapter, Refresher([CustomMetrics(adapter)], RefreshOptions(), clock, MetricsRegistry()), clock
+    )
 
 
 async def m1() -> None:

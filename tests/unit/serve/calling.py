@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.server import Server
@@ -138,11 +138,11 @@ class Slow:
 async def serving(
     options: ServeOptions,
     routes: Sequence[Route] = (ECHO,),
-    meters: Meters | None = None,
+    meters: MetricsRegistry | None = None,
     *,
     verify_clients: bool = True,
 ) -> AsyncIterator[Server]:
-    meters = meters or Meters()
+    meters = meters or MetricsRegistry()
     app = Application(routes, meters, max_body_bytes=options.max_body_bytes)
     server = Server(app, options, meters, verify_clients=verify_clients)
     await server.start()
@@ -157,13 +157,13 @@ PLAIN = ServeOptions(
 )
 
 
-def counted(meters: Meters, name: str, **labels: str) -> float:
+def counted(meters: MetricsRegistry, name: str, **labels: str) -> float:
     """The value of one series, 0 where it has none."""
     value = meters._registry.get_sample_value(f"nodewise_{name}", labels)
     return value or 0.0
 
 
-def reasons_counted(meters: Meters) -> list[str]:
+def reasons_counted(meters: MetricsRegistry) -> list[str]:
     """Why connections were ended."""
     (family,) = (found for found in meters._registry.collect() if found.name == "nodewise_connections_ended")
     return [found.labels["reason"] for found in family.samples if found.name.endswith("_total")]

@@ -1,7 +1,7 @@
 import pytest
 
 from nodewise.errors import BadSettings, Refused
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.admin import admin_routes, admin_server, called_locally
 from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions
@@ -17,7 +17,7 @@ def anyio_backend():
 
 async def test_health_readiness_and_metrics():
     missing = ["nodes", "metric cpu_temp"]
-    meters = Meters()
+    meters = MetricsRegistry()
     app = Application(admin_routes(lambda: missing, meters), meters, max_body_bytes=1000)
     server = admin_server(app, AdminOptions(health_port=0), meters)
     await server.start()
@@ -38,9 +38,9 @@ async def test_health_readiness_and_metrics():
 
 async def test_an_address_beyond_loopback_is_a_choice():
     server = admin_server(
-        Application([], Meters(), max_body_bytes=1),
+        Application([], MetricsRegistry(), max_body_bytes=1),
         AdminOptions(health_address="0.0.0.0", health_port=0),
-        Meters(),
+        MetricsRegistry(),
     )
     await server.start()
     await server.stop()
@@ -50,8 +50,10 @@ async def test_what_is_private_is_shown_to_who_calls_loopback_whatever_address_i
     def decisions(_request: Request) -> Response:
         return Response(200, b"all")
 
-    app = Application([called_locally(Route("GET", "/decisions", decisions))], Meters(), max_body_bytes=1)
-    server = admin_server(app, AdminOptions(health_address="0.0.0.0", health_port=0), Meters())
+    app = Application(
+        [called_locally(Route("GET", "/decisions", decisions))], MetricsRegistry(), max_body_bytes=1
+    )
+    server = admin_server(app, AdminOptions(health_address="0.0.0.0", health_port=0), MetricsRegistry())
     await server.start()
     async with calling(server) as caller:
         answer = await caller.ask("/decisions", b"", "GET", {})
@@ -67,7 +69,7 @@ async def test_what_is_private_is_refused_to_others(called):
 
 
 async def test_a_port_in_use_is_named():
-    meters = Meters()
+    meters = MetricsRegistry()
     app = Application([], meters, max_body_bytes=1)
     first = admin_server(app, AdminOptions(health_port=0), meters)
     await first.start()

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, Lane, Request, Response, Route
 from tests.unit.serve.calling import ECHO, JSON, Answer, counted
 
@@ -63,8 +63,8 @@ async def ask(app, path="/echo", *parts: bytes, method="POST", headers=None, wir
     return wire.answer()
 
 
-def app_of(*routes: Route, meters: Meters | None = None, max_body_bytes: int = 1000) -> Application:
-    return Application(routes or (ECHO,), meters or Meters(), max_body_bytes=max_body_bytes)
+def app_of(*routes: Route, meters: MetricsRegistry | None = None, max_body_bytes: int = 1000) -> Application:
+    return Application(routes or (ECHO,), meters or MetricsRegistry(), max_body_bytes=max_body_bytes)
 
 
 # the rows of the older product's HTTP layer (spec/tas.md 29.1), with the answers of design.md section 6
@@ -217,7 +217,7 @@ async def test_an_answer_that_cannot_be_sent_is_logged():
 
 async def test_a_client_that_leaves_is_not_answered():
     wire = Wire()
-    meters = Meters()
+    meters = MetricsRegistry()
     await app_of(meters=meters)(scope_of("POST", "/echo", JSON), wire.receive, wire.send)
     assert wire.sent == []
 
@@ -302,7 +302,7 @@ def test_two_handlers_for_one_path_are_a_mistake():
 
 
 async def test_requests_are_counted_by_route_and_status():
-    meters = Meters()
+    meters = MetricsRegistry()
     app = app_of(meters=meters)
     await ask(app)
     await ask(app, method="PUT")

@@ -7,7 +7,7 @@ import trustme
 from structlog.testing import capture_logs
 
 from nodewise.errors import BadSettings
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem
 from nodewise.serve.certificates import Kept
 from tests.unit.serve.calling import counted
@@ -23,7 +23,7 @@ class Files:
 
     def __init__(self, folder):
         self.ca = trustme.CA()
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self.cert, self.key = folder / "tls.crt", folder / "tls.key"
         self.write(self.issue(-1, 90))
         paths = {"cert": str(self.cert), "key": str(self.key)}
@@ -174,7 +174,7 @@ def test_less_than_a_week_left_is_told_once_a_day_until_it_is_renewed(files):
 
 def test_a_bundle_is_as_good_as_its_last_authority_and_warns_of_the_next(tmp_path):
     file = tmp_path / "ca.crt"
-    meters = Meters()
+    meters = MetricsRegistry()
     late, soon, good = (authority(days) for days in (-1, 3, 300))
     file.write_bytes(good)
     kept = Kept("client_ca", {"client_ca": str(file)}, pem.bundle, meters, NOW_S)
@@ -200,5 +200,5 @@ def test_all_that_is_wrong_at_the_start_is_said_together(tmp_path):
     cert.write_text("text")
     paths = {"cert": str(cert), "key": ""}
     with pytest.raises(BadSettings) as raised:
-        Kept("serving", paths, pem.pair, Meters(), NOW_S)
+        Kept("serving", paths, pem.pair, MetricsRegistry(), NOW_S)
     assert [problem.field for problem in raised.value.problems] == ["cert", "key"]

@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import endings
 from nodewise.serve.endings import Endings
 from tests.unit.serve.calling import counted
@@ -38,7 +38,7 @@ def test_what_a_handshake_ends_with_has_a_reason(error, reason):
 
 
 def test_all_are_counted_and_one_line_a_reason_is_written_in_a_while():
-    clock, meters = ManualClock(), Meters()
+    clock, meters = ManualClock(), MetricsRegistry()
     noted = Endings(meters, clock)
     with capture_logs() as lines:
         for _ in range(5):
@@ -59,4 +59,4 @@ def test_all_are_counted_and_one_line_a_reason_is_written_in_a_while():
 
 def test_a_reason_that_has_no_row_is_a_mistake():
     with pytest.raises(KeyError):
-        Endings(Meters(), ManualClock()).note("whim", "10.0.0.1:1")
+        Endings(MetricsRegistry(), ManualClock()).note("whim", "10.0.0.1:1")

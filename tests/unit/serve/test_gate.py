@@ -8,7 +8,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Route
 from nodewise.serve.endings import Endings
 from nodewise.serve.gate import PINNED, Client, Gate, client_of
@@ -44,7 +44,7 @@ async def test_a_client_with_one_of_the_names_is_served(papers, name):
 
 
 async def test_a_client_without_any_of_the_names_is_told_so_and_closed(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     options = papers.options(client_name=("kube-scheduler", "example"))
     async with serving(options, meters=meters) as server, calling(server, papers.context()) as caller:
         with capture_logs() as lines:
@@ -59,7 +59,7 @@ async def test_a_client_without_any_of_the_names_is_told_so_and_closed(papers):
 
 
 async def test_h19_a_ca_certificate_as_client_is_served_with_a_warning(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     with capture_logs() as lines:
         async with serving(papers.options(any_client=True), meters=meters) as server:
             assert (await called(server, papers.ca_as_client())).status == 200
@@ -70,7 +70,7 @@ async def test_h19_a_ca_certificate_as_client_is_served_with_a_warning(papers):
 
 
 async def test_a_ca_certificate_as_client_is_refused_on_demand(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(refuse_ca_client=True), meters=meters) as server:
         assert (await called(server, papers.ca_as_client())).status == 403
         assert (await called(server, papers.context())).status == 200
@@ -123,7 +123,7 @@ async def test_a_certificate_of_the_client_ca_is_not_sufficient(papers, names, u
 
 async def test_a_certificate_for_servers_alone_is_refused_whatever_its_name(papers):
     server_only = papers.odd_client("system:kube-scheduler", usage=ExtendedKeyUsageOID.SERVER_AUTH)
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(client_name=DEFAULT, any_client=True), meters=meters) as server:
         with pytest.raises(RefusedError):
             await called(server, server_only)
@@ -194,7 +194,7 @@ class Resumed:
 def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(papers):
     """OpenSSL keeps TLS 1.2 sessions by their id, and verifies nothing when they come back."""
     clock = ManualClock(time.time())
-    meters = Meters()
+    meters = MetricsRegistry()
     tls = Tls(papers.options(), meters, clock)
     gate = Gate(papers.options(), tls, Endings(meters, clock), meters)
     chain = (

@@ -5,7 +5,7 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.options import ServeOptions
 from tests.unit.serve import patient
 from tests.unit.serve.calling import (
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_h24_plain_http_is_told_that_this_is_https(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
         async with calling(server) as plain:
             await plain.send(request("/echo", b"a" * 10_000))
@@ -37,7 +37,7 @@ async def test_h24_plain_http_is_told_that_this_is_https(papers):
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
 async def test_h25_who_does_not_finish_the_handshake_is_closed(papers, said):
-    meters = Meters()
+    meters = MetricsRegistry()
     async with (
         serving(papers.options(handshake_timeout_s=0.2), meters=meters) as server,
         calling(server) as silent,
@@ -81,7 +81,7 @@ async def test_a_body_over_tls_that_stops(papers):
 
 
 async def test_rubbish_in_place_of_a_handshake(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
         async with calling(server) as rubbish:
             await rubbish.send(b"\x16" + bytes(range(200)))
@@ -91,7 +91,7 @@ async def test_rubbish_in_place_of_a_handshake(papers):
 
 
 async def test_a_probe_that_connects_and_leaves_is_counted_and_not_logged(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
         with capture_logs() as lines:
             async with calling(server):
@@ -138,7 +138,7 @@ async def test_both_families_on_the_address_of_all():
 
 
 async def test_the_count_of_a_refusal_is_by_reason(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
         for _ in range(3):
             async with calling(server) as plain:

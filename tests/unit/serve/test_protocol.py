@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request, Response, Route
 from nodewise.serve.options import ServeOptions
 from tests.unit.serve import patient
@@ -42,7 +42,7 @@ def anyio_backend():
 
 async def ended_by(data: bytes, options: ServeOptions = SHORT) -> tuple[str, bytes]:
     """The reason counted and the last words, after these bytes and silence."""
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(options, meters=meters) as server, calling(server) as caller:
         await caller.send(data)
         words = await caller.rest()
@@ -186,7 +186,7 @@ async def test_an_answer_for_a_connection_that_is_gone_is_dropped():
 
 @pytest.mark.parametrize("filler", [b"0\r\nA: " + b"a" * 70_000, b"1;" + b"a" * 70_000])
 async def test_trailers_or_chunk_extensions_without_end(filler):
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(PLAIN, meters=meters) as server, calling(server) as caller:
         await caller.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
         await asyncio.sleep(0.01)
@@ -301,7 +301,7 @@ def test_the_keep_alive_outlives_that_of_gos_client():
 
 
 async def test_a_client_that_does_not_read_its_answer():
-    meters = Meters()
+    meters = MetricsRegistry()
     large = Route("POST", "/large", lambda _request: Response(200, b"a" * 50_000_000))
     async with serving(SHORT, [large, ECHO], meters) as server, calling(server) as caller:
         caller.writer.transport.pause_reading()
@@ -316,7 +316,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_answer_disturbs_nobody(
         await asyncio.sleep(0.03)
         return Response(200, b"late")
 
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(PLAIN, [Route("POST", "/slow", slow), ECHO], meters) as server:
         async with calling(server) as caller:
             await caller.send(request("/slow"))

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodewise.errors import BadSettings
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions, ServeOptions
 from nodewise.serve.server import Server
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 
 def idle(options: ServeOptions) -> Server:
-    return Server(Application([], Meters(), max_body_bytes=1), options, Meters())
+    return Server(Application([], MetricsRegistry(), max_body_bytes=1), options, MetricsRegistry())
 
 
 async def problems_of(options: ServeOptions) -> dict[str, str]:
@@ -138,7 +138,7 @@ async def test_a_large_body_comes_back_whole(papers):
 
 
 async def test_connections_are_counted():
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(PLAIN, meters=meters) as server, calling(server):
         await until(lambda: counted(meters, "connections", port=str(server.port)) == 1)
 
@@ -238,7 +238,7 @@ async def test_nothing_is_left_open(papers):
 
 
 async def test_more_connections_than_allowed_are_closed_at_once():
-    meters = Meters()
+    meters = MetricsRegistry()
     options = ServeOptions(unsafe=True, port=0, max_connections=2)
     async with (
         serving(options, meters=meters) as server,
@@ -266,7 +266,7 @@ async def test_handshakes_that_end_together_do_not_exceed_the_limit(papers):
 
 
 async def test_those_without_a_certificate_do_not_take_the_place_of_those_with_one(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     options = papers.options(max_handshakes=2)
     async with serving(options, meters=meters) as server, contextlib.AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(calling(server)) for _ in range(5)]

@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from structlog.testing import capture_logs
 
 from nodewise.errors import BadSettings
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import tls
 from nodewise.serve.tls import Tls
 from tests.unit.serve.calling import (
@@ -37,7 +37,7 @@ PATIENCE_S = 60.0
 
 async def refused_because(papers, context: ssl.SSLContext, **changes) -> tuple[str, str]:
     """What the server counted, and what the client was told."""
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(**changes), meters=meters) as server:
         with pytest.raises(RefusedError) as caught:
             await called(server, context)
@@ -57,7 +57,7 @@ async def test_a_certificate_of_the_client_ca_is_served(papers):
 
 async def test_no_certificate_is_asked_of_any_client(papers):
     """A server may serve whoever trusts it; its own certificate is read again all the same."""
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(client_ca=""), meters=meters, verify_clients=False) as server:
         assert (await called(server, papers.trusting())).status == 200
         assert (await called(server, papers.context())).status == 200
@@ -94,7 +94,7 @@ async def test_an_expired_certificate(papers):
 
 async def test_a_client_that_does_not_trust_our_certificate(papers):
     context = papers.trusting(trustme.CA())
-    meters = Meters()
+    meters = MetricsRegistry()
 
     def call(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as raw, pytest.raises(ssl.SSLError):
@@ -107,7 +107,7 @@ async def test_a_client_that_does_not_trust_our_certificate(papers):
 
 async def test_a_client_that_leaves_in_the_middle_of_the_handshake(papers):
     """As asyncio's client does when it distrusts our certificate: it says nothing of its reason."""
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
         with pytest.raises(RefusedError):
             await called(server, papers.trusting(trustme.CA()))
@@ -180,7 +180,7 @@ async def serial_seen(papers, server) -> int:
 
 
 async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
         before = await serial_seen(papers, server)
         papers.write(papers.server_ca.issue_cert(*NAMES))
@@ -193,7 +193,7 @@ async def test_a_new_server_certificate_is_shown_and_old_connections_go_on(paper
 
 async def test_a_connection_is_closed_with_the_next_answer_when_it_is_old(papers):
     """A renewed client certificate is seen also where calls come one after another."""
-    meters = Meters()
+    meters = MetricsRegistry()
     options = papers.options(connection_age_s=0.1)
     async with serving(options, meters=meters) as server, calling(server, papers.context()) as old:
         answers = [await old.ask("/echo")]
@@ -206,7 +206,7 @@ async def test_a_connection_is_closed_with_the_next_answer_when_it_is_old(papers
 
 async def test_the_first_end_of_the_clients_certificates_is_a_metric(papers):
     name, label = "tls_certificate_expires_seconds", {"certificate": "clients"}
-    meters = Meters()
+    meters = MetricsRegistry()
     early = papers.odd_client(days=1)
     async with serving(papers.options(), meters=meters) as server:
         async with calling(server, papers.context()), calling(server, early):
@@ -223,7 +223,7 @@ async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(papers, tmp_
         papers.write_client_ca(papers.client_ca)
     papers.folder = tmp_path / "..data"
     papers.folder.symlink_to(tmp_path / "first")
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
         before = await serial_seen(papers, server)
         fresh = tmp_path / "..data_tmp"
@@ -234,7 +234,7 @@ async def test_a_swapped_folder_is_noticed_as_with_a_mounted_secret(papers, tmp_
 
 
 async def test_a_rotation_caught_halfway_keeps_the_old_pair_until_it_is_whole(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     fresh = papers.server_ca.issue_cert(*NAMES)
     with capture_logs() as lines:
         async with serving(papers.options(), meters=meters) as server:
@@ -252,7 +252,7 @@ async def test_a_rotation_caught_halfway_keeps_the_old_pair_until_it_is_whole(pa
 
 async def test_a_ca_that_was_taken_away_is_not_trusted_even_while_the_pair_cannot_be_used(papers):
     fresh = trustme.CA()
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
         assert (await old.ask("/echo")).status == 200
         papers.key.write_text("")
@@ -265,7 +265,7 @@ async def test_a_ca_that_was_taken_away_is_not_trusted_even_while_the_pair_canno
 
 
 async def test_files_that_vanish_and_come_back(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
         kept = papers.ca.read_bytes()
         papers.ca.unlink()
@@ -281,17 +281,17 @@ def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(papers):
     form = serialization.PrivateFormat.PKCS8
     papers.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, locked))
     with pytest.raises(BadSettings, match="is encrypted"):
-        Tls(papers.options(), Meters())
+        Tls(papers.options(), MetricsRegistry())
 
 
 def test_a_key_that_is_no_key(papers):
     papers.key.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
     with pytest.raises(BadSettings, match="holds no private key"):
-        Tls(papers.options(), Meters())
+        Tls(papers.options(), MetricsRegistry())
 
 
 def test_the_end_of_the_certificate_is_a_metric(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     Tls(papers.options(), meters)
     assert counted(meters, "tls_certificate_expires_seconds", certificate="serving") > 1.7e9
 
@@ -392,7 +392,7 @@ async def test_a_bundle_may_hold_an_intermediate_authority_alone(papers):
 async def test_a_client_with_a_chain_stays_when_its_root_does(papers):
     """As certificates of Vault or cert-manager have one: root, authority, client."""
     client = papers.client_ca.create_child_ca().issue_cert("scheduler.example")
-    meters = Meters()
+    meters = MetricsRegistry()
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
         context = papers.context(client)
         context.minimum_version = context.maximum_version = version
@@ -410,7 +410,7 @@ async def test_a_client_with_a_chain_stays_when_its_root_does(papers):
 
 
 async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     fresh = trustme.CA()
     newcomer = fresh.issue_cert("scheduler.example")
     async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
@@ -426,7 +426,7 @@ async def test_after_a_swap_of_the_client_ca_only_the_new_one_is_let_in(papers):
 
 
 async def test_a_ca_added_to_the_bundle_closes_nobody(papers):
-    meters = Meters()
+    meters = MetricsRegistry()
     fresh = trustme.CA()
     async with serving(papers.options(), meters=meters) as server, calling(server, papers.context()) as old:
         assert (await old.ask("/echo")).status == 200
@@ -440,7 +440,7 @@ async def test_a_ca_added_to_the_bundle_closes_nobody(papers):
 
 async def test_a_connection_that_is_being_answered_is_closed_after_the_answer(papers):
     slow = Slow()
-    meters = Meters()
+    meters = MetricsRegistry()
     async with (
         serving(papers.options(), [slow.route], meters) as server,
         calling(server, papers.context()) as busy,
@@ -463,7 +463,7 @@ async def test_a_request_behind_the_back_of_the_swap_is_not_acted_upon(papers):
         asked.append(request)
         return ECHO.handler(request)
 
-    meters = Meters()
+    meters = MetricsRegistry()
     routes = [ECHO._replace(handler=handler)]
     async with (
         serving(papers.options(), routes, meters) as server,
@@ -503,7 +503,7 @@ def _two_calls(port: int, context: ssl.SSLContext, between) -> tuple[bytes, bool
 async def test_a_session_that_ended_in_the_middle_is_never_resumed(papers, version, swapped):
     context = papers.context()
     context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
 
         def swap():
@@ -524,7 +524,7 @@ async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_n
     fresh = trustme.CA()
     newcomer = papers.context(fresh.issue_cert("scheduler.example"))
     newcomer.check_hostname = False
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
         papers.write(papers.server_ca.issue_cert(*NAMES))
         papers.write_client_ca(fresh)
@@ -546,7 +546,7 @@ async def test_a_client_without_a_server_name_gets_the_new_certificate_and_the_n
 
 async def test_a_handshake_begun_before_the_swap_gains_nothing(papers):
     """Half of the handshake is done under the old CA, the rest after it was taken away."""
-    meters = Meters()
+    meters = MetricsRegistry()
     async with serving(papers.options(), meters=meters) as server:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = papers.context().wrap_bio(incoming, outgoing, server_hostname="localhost")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nodewise import agents
-from nodewise.agent import NodeIndex, World
+from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.telemetry import reasons
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -14,11 +14,11 @@ from nodewise.agents.telemetry.state import POLICIES, TelemetryState
 from nodewise.errors import BadInput
 from nodewise.extender import tape
 from nodewise.extender.tape import Exchange, Gap, Moment, Record
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.simulate import differences
 from nodewise.simulate.differences import NodeChange, Outcome
 from nodewise.simulate.replay import Cast, Player, PodChange
-from tests.unit.agents.telemetry.worlds import NOW, policy, rule, series, snapshot, world
+from tests.unit.agents.telemetry.worlds import NOW, cluster_state, metrics_snapshot, policy, rule, series
 from tests.unit.extender.recordings import Recorded, body, played, records
 
 TOO_HOT = "telemetry policy d/pol: heat GreaterThan {}"
@@ -33,7 +33,7 @@ def strict(target: int) -> Any:
 def recorded(*verbs: str) -> list[Record]:
     """n1 is cool, n2 is warm, n3 is hot and rejected."""
     made = Recorded()
-    made.see(world([strict(8)], snapshot(series("heat", n1=1, n2=5, n3=9))))
+    made.see(cluster_state([strict(8)], metrics_snapshot(series("heat", n1=1, n2=5, n3=9))))
     for verb in verbs:
         made.ask(f"/scheduler/{verb}", ASK)
     return records(made.ended())
@@ -45,7 +45,7 @@ STRICTER = {POLICIES: {("d", "pol"): strict(4)}}
 class TestAnotherPolicy:
     def test_filter(self) -> None:
         [found] = played(recorded("filter"), objects=STRICTER).differences
-        assert (found.pod, found.path, found.view, found.text) == ("d/p", "/scheduler/filter", 1, "")
+        assert (found.pod, found.path, found.snapshot, found.text) == ("d/p", "/scheduler/filter", 1, "")
         assert found.nodes == (
             NodeChange("n2", "kept", TOO_HOT.format(4)),
             NodeChange("n3", TOO_HOT.format(8), TOO_HOT.format(4)),
@@ -80,7 +80,7 @@ class TestAnotherPolicy:
 
 def test_other_settings() -> None:
     made = Recorded()
-    made.see(world([strict(8)], snapshot(series("heat", n1=1))))
+    made.see(cluster_state([strict(8)], metrics_snapshot(series("heat", n1=1))))
     made.ask("/scheduler/filter", ASK)
     [found] = played(records(made.ended()), TelemetryOptions(when_missing="reject")).differences
     assert [(one.node, one.replayed) for one in found.nodes] == [
@@ -93,10 +93,10 @@ def forgetful() -> list[Record]:
     """A rule loses three of its four nodes at once, so its last verdicts hold."""
     made = Recorded()
     given, nodes = strict(8), NodeIndex(["n1", "n2", "n3", "n4"])
-    whole = snapshot(series("heat", n1=1, n2=9, n3=9, n4=9))
-    rest = snapshot(series("heat", n1=1))
+    whole = metrics_snapshot(series("heat", n1=1, n2=9, n3=9, n4=9))
+    rest = metrics_snapshot(series("heat", n1=1))
     for metrics, after_s in ((whole, 0.0), (rest, 10.0)):
-        made.see(World(nodes, {POLICIES: {("d", "pol"): given}}, metrics, NOW + after_s))
+        made.see(ClusterState(nodes, {POLICIES: {("d", "pol"): given}}, metrics, NOW + after_s))
     made.ask("/scheduler/filter", ASK)
     return records(made.ended())
 
@@ -202,7 +202,7 @@ class TestDefects:
             raise ZeroDivisionError("by zero")
 
         whole = recorded("filter")
-        monkeypatch.setattr(TelemetryState, "slot", broken)
+        monkeypatch.setattr(TelemetryState, "build", broken)
         replayed = played(whole)
         assert replayed.player.tally.failed == ["ZeroDivisionError: by zero"]
         [found] = replayed.differences
@@ -235,5 +235,5 @@ class TestParting:
 
 def test_nothing_recorded_is_nothing_replayed() -> None:
     made = Recorded()
-    made.see(World(NodeIndex(), {POLICIES: {}}, Snapshot(), NOW))
+    made.see(ClusterState(NodeIndex(), {POLICIES: {}}, MetricsSnapshot(), NOW))
     assert played(records(made.ended())).player.tally.requests == 0

@@ -3,7 +3,7 @@
 | file | what lives there |
 |---|---|
 | `factors.py` | from the annotation to a score |
-| `state.py` | annotations of nodes in, the slot of the View out |
+| `state.py` | annotations of nodes in, the slot of the snapshot out |
 | `details.py` | a node's factor, or why there is none, in words and numbers |
 | `agent.py` | answers a request by look-up |
 | `options.py` | settings |
@@ -14,7 +14,7 @@ Takes over from the agent of that name of kube-safe-scheduler.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import Hands, Watched
+from nodewise.agent import Handle, Watched
 from nodewise.agents.congestion.agent import CongestionAgent, PodFields
 from nodewise.agents.congestion.options import CongestionOptions
 from nodewise.agents.congestion.state import CongestionNode, CongestionState, given
@@ -42,7 +42,7 @@ class CongestionKind:
     def agent(self, options: CongestionOptions) -> CongestionAgent:
         return CongestionAgent(options)
 
-    def controller(self, options: CongestionOptions, hands: Hands) -> None:  # noqa: ARG002 - it only answers
+    def controller(self, options: CongestionOptions, hands: Handle) -> None:  # noqa: ARG002 - it only answers
         return None
 
 

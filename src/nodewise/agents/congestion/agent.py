@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from nodewise.agent import Judge, Names, Rank, Scores, Verdict, Victims, View
+from nodewise.agent import Judge, Names, Rank, Scores, Snapshot, Verdict, Victims
 from nodewise.agents.congestion import details
 from nodewise.agents.congestion.options import CongestionOptions
 from nodewise.agents.congestion.state import Slot
@@ -30,29 +30,29 @@ class CongestionAgent:
         self.predicates: Mapping[str, Judge] = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities: Mapping[str, Rank] = {PRIORITY: self.score}
 
-    def question(self, pod: Any) -> None:  # noqa: ARG002
+    def equivalence_key(self, pod: Any) -> None:  # noqa: ARG002
         """All pods get the same answers."""
         return
 
-    def filter(self, pod: Any, candidates: Names, view: View) -> Verdict | None:  # noqa: ARG002
+    def filter(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
         if not self._options.rejects_missing:
             return None
-        slot: Slot | None = view.slots.get(self.name)
-        if slot is None:
+        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        if agent_state is None:
             return Verdict(
                 np.ones(len(candidates), np.int16), (NotReady("nodewise", "nodes are not read yet"),)
             )
-        told = details.of(slot, candidates, self._options.congestion_factor_max)
+        told = details.of(agent_state, candidates, self._options.congestion_factor_max)
         codes = np.isnan(told.factors).astype(np.int16)
         return Verdict(codes, (NoStatistics(self.name),), details=told)
 
-    def preempt(self, pod: Any, candidates: Names, view: View, victims: Victims) -> Verdict | None:  # noqa: ARG002
+    def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:  # noqa: ARG002
         """As `filter` does: nobody knows what a victim adds to the congestion."""
-        return self.filter(pod, candidates, view)
+        return self.filter(pod, candidates, snapshot)
 
-    def score(self, pod: Any, candidates: Names, view: View) -> Scores | None:  # noqa: ARG002
-        slot: Slot | None = view.slots.get(self.name)
-        if slot is None:
+    def score(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Scores | None:  # noqa: ARG002
+        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        if agent_state is None:
             return None
-        told = details.of(slot, candidates, self._options.congestion_factor_max)
-        return Scores(slot.points[candidates.numbers], details=told)
+        told = details.of(agent_state, candidates, self._options.congestion_factor_max)
+        return Scores(agent_state.points[candidates.numbers], details=told)

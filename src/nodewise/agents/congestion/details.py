@@ -54,6 +54,6 @@ class CongestionDetails(NamedTuple):
         return reading.why_missing(self.unread.get(int(self.candidates[candidate])))
 
 
-def of(slot: Slot, candidates: Names, most: int) -> CongestionDetails:
+def of(agent_state: Slot, candidates: Names, most: int) -> CongestionDetails:
     numbers = candidates.numbers
-    return CongestionDetails(numbers, slot.factors[numbers], slot.unread, most)
+    return CongestionDetails(numbers, agent_state.factors[numbers], agent_state.unread, most)

@@ -1,4 +1,4 @@
-"""Annotations of nodes in, the congestion slot of the View out; the same code online and offline."""
+"""Annotations of nodes in, the congestion slot of the snapshot out; the same code online and offline."""
 
 from collections.abc import Generator, Mapping
 from itertools import islice
@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import MAX_SCORE, Inputs, ObjectKey, Want, World
+from nodewise.agent import MAX_SCORE, ClusterState, Inputs, ObjectKey, Want
 from nodewise.agents.congestion import factors as reading
 from nodewise.agents.congestion.factors import Factors
 from nodewise.agents.congestion.options import CongestionOptions
@@ -61,13 +61,13 @@ class CongestionState:
         """No objects but nodes are read, and what is wrong with these is in each decision."""
         return {}
 
-    def slot(self, world: World) -> Generator[None, None, Slot]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
         """Judge all nodes."""
-        factors = np.full(len(world.nodes) + 1, np.nan)
+        factors = np.full(len(cluster_state.nodes) + 1, np.nan)
         unread: dict[int, str] = {}
-        nodes = iter(world.node_objects.items())
+        nodes = iter(cluster_state.node_objects.items())
         while part := list(islice(nodes, _NODES)):
-            numbers = world.nodes.numbers([name for (_, name), _ in part])
+            numbers = cluster_state.nodes.numbers([name for (_, name), _ in part])
             texts = [given(node) for _, node in part]
             factors[numbers] = annotations.integers(texts)
             none = np.flatnonzero(np.isnan(factors[numbers])).tolist()

@@ -21,7 +21,7 @@
 | `tiles.py` | which tiles of a card, at bind |
 | `details.py` | which cards a pod would get on a node, or what is lacking there, in words |
 | `reasons.py` | why a node is rejected, in words |
-| `state.py` | nodes, pods and ledgers in, the slot of the View out |
+| `state.py` | nodes, pods and ledgers in, the slot of the snapshot out |
 | `showing.py` | the books as `/state/gpu` shows them |
 | `agent.py` | answers a request, and plans a bind |
 | `descheduling.py` | which pods are told to go |
@@ -37,7 +37,7 @@ Takes over from GPU Aware Scheduling 0.5.6.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import Hands, Resource, Watched
+from nodewise.agent import Handle, Resource, Watched
 from nodewise.agents.gpu import cards, census, demand, processors, profile
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.cards import GpuNode
@@ -100,7 +100,7 @@ class GpuKind:
     def agent(self, options: GpuOptions) -> GpuAgent:
         return GpuAgent(options, profile.load(options.gpu_profile))
 
-    def controller(self, options: GpuOptions, hands: Hands) -> GpuController:
+    def controller(self, options: GpuOptions, hands: Handle) -> GpuController:
         return GpuController(options, profile.load(options.gpu_profile), hands)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from nodewise.agent import Names, Reason, Scores, Verdict, Victims, View
+from nodewise.agent import Names, Reason, Scores, Snapshot, Verdict, Victims
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu import details, fragmentation, reasons, showing, tiles
@@ -61,21 +61,21 @@ class GpuAgent:
     def bind_errors(self) -> Literal["status", "field"]:
         return self._options.bind_errors
 
-    def question(self, pod: GpuPod) -> Demand:
+    def equivalence_key(self, pod: GpuPod) -> Demand:
         """What the pod wants; equal for pods that fit the same nodes."""
         return demands.read(pod, self._profile, self._options)
 
-    def filter(self, pod: GpuPod, candidates: Names, view: View) -> Verdict | None:
+    def filter(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Where some node fits with a card that a telemetry policy prefers, only such nodes pass."""
-        demand = self.question(pod)
+        demand = self.equivalence_key(pod)
         if not demand.wants_cards:
             return None
-        slot: Slot | None = view.slots.get(self.name)
-        if slot is None:
+        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
-        rows = slot.layout.rows[candidates.numbers]
-        order = placements.fitting(self._going_by(slot), demand)
-        verdict, fitted = _judged(slot.layout, rows, demand, order)
+        rows = agent_state.layout.rows[candidates.numbers]
+        order = placements.fitting(self._going_by(agent_state), demand)
+        verdict, fitted = _judged(agent_state.layout, rows, demand, order)
         verdict = _unknown(verdict, candidates)
         if not fitted.preferred.any():
             return verdict
@@ -83,57 +83,62 @@ class GpuAgent:
         codes = np.where(over, np.int16(len(verdict.reasons) + 1), verdict.codes)
         return replace(verdict, codes=codes, reasons=(*verdict.reasons, reasons.PassedOver()))
 
-    def score(self, pod: GpuPod, candidates: Names, view: View) -> Scores | None:
+    def score(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """As the placement has it, which may like nodes for pods without cards as well."""
-        demand = self.question(pod)
-        slot: Slot | None = view.slots.get(self.name)
-        if slot is None or demand.problem is not None:
+        demand = self.equivalence_key(pod)
+        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        if agent_state is None or demand.problem is not None:
             return None
-        means = self._going_by(slot)
+        means = self._going_by(agent_state)
         if not means.likes(demand):
             return None
-        rows, fitted = slot.layout.rows[candidates.numbers], None
+        rows, fitted = agent_state.layout.rows[candidates.numbers], None
         if demand.wants_cards:
-            fitted = fit(slot.layout, rows, demand, placements.order(means, demand))
+            fitted = fit(agent_state.layout, rows, demand, placements.order(means, demand))
         else:
             demand = Demand(cpu_milli=cpu_milli(pod))
-        points = placements.points(means, slot.layout, rows, demand, fitted)
+        points = placements.points(means, agent_state.layout, rows, demand, fitted)
         if points is None:
             return None
-        told = None if fitted is None else details.of(slot.layout, rows, demand, fitted)
+        told = None if fitted is None else details.of(agent_state.layout, rows, demand, fitted)
         return Scores(points, details=told)
 
-    def preempt(self, pod: GpuPod, candidates: Names, view: View, victims: Victims) -> Verdict | None:
-        demand = self.question(pod)
+    def preempt(self, pod: GpuPod, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
+        demand = self.equivalence_key(pod)
         if not demand.wants_cards:
             return None
-        slot: Slot | None = view.slots.get(self.name)
-        if slot is None:
+        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
         asked = frozenset(resource for one in demand.containers for resource in one.per_card)
         asked |= {self._profile.tiles, *self._means.balanced_by, *self._means.typical.shared}
-        left = [_without(slot.nodes.get(name), victims.get(name, frozenset()), asked) for name in candidates]
+        left = [
+            _without(agent_state.nodes.get(name), victims.get(name, frozenset()), asked)
+            for name in candidates
+        ]
         numbers = np.arange(len(left) + 1)
         layout = layouts.build(left, numbers, self._profile.tiles)
         order = placements.fitting(self._means, demand)
         return _unknown(_judged(layout, numbers[:-1], demand, order)[0], candidates)
 
-    def bind(self, pod: BookedPod, node: str, view: View, now: float) -> BindPlan | Refusal | None:
+    def bind(self, pod: BookedPod, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
         """The cards that the pod holds there already, or else those that it gets."""
-        demand = self.question(pod)
+        demand = self.equivalence_key(pod)
         if not demand.wants_cards:
             return None
-        slot: Slot | None = view.slots.get(self.name)
-        if slot is None:
+        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        if agent_state is None:
             return _refusal(reasons.NotReady())
-        if node not in view.nodes:
+        if node not in snapshot.nodes:
             missing = f'error reading node {node}: node fetch error: node "{node}" not found'
             return Refusal(missing, reasons.UnknownNode())
-        there = slot.nodes.get(node)
+        there = agent_state.nodes.get(node)
         entry = self._held(pod, there, now) if there is not None else None
         if entry is None:
-            rows = slot.layout.rows[view.nodes.numbers([node])]
-            fitted = fit(slot.layout, rows, demand, placements.order(self._going_by(slot), demand))
+            rows = agent_state.layout.rows[snapshot.nodes.numbers([node])]
+            fitted = fit(
+                agent_state.layout, rows, demand, placements.order(self._going_by(agent_state), demand)
+            )
             if there is None or fitted.codes[0]:
                 return _refusal(fitted.reasons[fitted.codes[0] - 1])
             entry = self._planned(pod, demand, fitted, there)
@@ -141,13 +146,15 @@ class GpuAgent:
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
         return self._plan(pod, entry, [bool(one.count) for one in demand.containers], there, now)
 
-    def show(self, slot: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+    def show(self, agent_state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """The books (`agent.Showing`)."""
-        return showing.state(slot, query)
+        return showing.state(agent_state, query)
 
-    def _going_by(self, slot: Slot) -> Means:
+    def _going_by(self, agent_state: Slot) -> Means:
         """What placements go by now; a file of typical pods wins over those that were counted."""
-        return self._means._replace(typical=self._means.typical or slot.typical, cpu_free=slot.cpu_free)
+        return self._means._replace(
+            typical=self._means.typical or agent_state.typical, cpu_free=agent_state.cpu_free
+        )
 
     def _held(self, pod: BookedPod, there: NodeSlot, now: float) -> Entry | None:
         """The pod's entry that counts, as of the version that it is planned on; None where it has none."""

@@ -82,18 +82,18 @@ def _different(name: str, ours: Slot, fresh: Slot) -> str:
     return ""
 
 
-def _column(name: str, slot: Slot) -> Mapping[str, Any]:
+def _column(name: str, agent_state: Slot) -> Mapping[str, Any]:
     """What requests are answered from."""
-    row = slot.rows.get(name)
+    row = agent_state.rows.get(name)
     if row is None:
         return {}
-    layout = slot.layout
+    layout = agent_state.layout
     count = len(layout.cards(row))
     free = {
         resource: cells[:count, row].tolist()
         for resource, cells in layout.free.items()
         if layout.capacity[resource][:count, row].any()
     }
-    cpu_free = None if slot.cpu_free is None else int(slot.cpu_free[row])
+    cpu_free = None if agent_state.cpu_free is None else int(agent_state.cpu_free[row])
     usable = layout.usable[:count, row].tolist()
     return {"cards": layout.cards(row), "usable": usable, "free": free, "cpu_free": cpu_free}

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from nodewise import changes, turns
-from nodewise.agent import Hands, NodeIndex, ObjectKey, View, World
+from nodewise.agent import ClusterState, Handle, NodeIndex, ObjectKey, Snapshot
 from nodewise.agents.gpu import census, checking, descheduling, gauges, sweeping
 from nodewise.agents.gpu.census import Census, Reader
 from nodewise.agents.gpu.checking import Difference, Told
@@ -25,7 +25,7 @@ from nodewise.kube import resources
 from nodewise.kube.api import NotFound
 from nodewise.kube.bulk import every
 from nodewise.kube.store import Change, Store
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.observe import logs, supervision
 
 NAME: Final = "gpu"
@@ -53,7 +53,7 @@ _MOST_TOLD: Final = 10
 class GpuController:
     """Makes what the books say true in the API server, and the books those of the API server."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, hands: Hands) -> None:
+    def __init__(self, options: GpuOptions, profile: Profile, hands: Handle) -> None:
         self._labels = PodLabels(hands)
         self._sweeper = Sweeper(hands)
         self._counter = PodCounter(options, profile, hands)
@@ -66,11 +66,11 @@ class GpuController:
         self._sweeper.begin()
         self._counter.begin()
 
-    async def step(self, view: View) -> None:
+    async def step(self, snapshot: Snapshot) -> None:
         """Labels, ledgers, and the count of pods. One that fails, for want of a right, stops no other."""
-        slot: Slot | None = view.slots.get(NAME)
-        if slot is not None:
-            await every(part.step(slot) for part in (self._labels, self._sweeper, self._counter))
+        agent_state: Slot | None = snapshot.agent_states.get(NAME)
+        if agent_state is not None:
+            await every(part.step(agent_state) for part in (self._labels, self._sweeper, self._counter))
 
     async def run(self) -> None:
         """In every replica, for ever (`agent.Following`)."""
@@ -80,7 +80,7 @@ class GpuController:
 class PodLabels:
     """Keeps the label of pods that are to go as the slot wants it."""
 
-    def __init__(self, hands: Hands) -> None:
+    def __init__(self, hands: Handle) -> None:
         self._hands = hands
         self._written: dict[str, tuple[BookedPod, float]] = {}
         """By pod uid: the pod for which a label was written or refused, until when that is enough."""
@@ -88,11 +88,11 @@ class PodLabels:
     def begin(self) -> None:
         self._written = {}
 
-    async def step(self, slot: Slot) -> None:
+    async def step(self, agent_state: Slot) -> None:
         """Write what differs."""
         now_s = self._hands.clock.monotonic()
         self._written = {uid: one for uid, one in self._written.items() if one[1] > now_s}
-        found = await turns.paced_result(descheduling.changes(slot))
+        found = await turns.paced_result(descheduling.changes(agent_state))
         await every(self._write(one) for one in found if not self._is_written(one.pod))
 
     def _is_written(self, pod: BookedPod) -> bool:
@@ -117,7 +117,7 @@ class PodLabels:
 class Sweeper:
     """Clears ledgers of what nothing came of, once it has stood for a while."""
 
-    def __init__(self, hands: Hands) -> None:
+    def __init__(self, hands: Handle) -> None:
         self._hands = hands
         self.begin()
 
@@ -125,18 +125,20 @@ class Sweeper:
         self._since: dict[Any, float] = {}
         self._due_s = 0.0
 
-    async def step(self, slot: Slot) -> None:
+    async def step(self, agent_state: Slot) -> None:
         """Take out what has stood for long enough. Errors: the next step tries again."""
         if self._hands.clock.monotonic() < self._due_s:
             return
-        await self._sweep(slot)
+        await self._sweep(agent_state)
         self._due_s = self._hands.clock.monotonic() + _SWEEP_S
 
-    async def _sweep(self, slot: Slot) -> None:
+    async def _sweep(self, agent_state: Slot) -> None:
         leases, nodes = self._hands.objects[LEDGERS].snapshot(), self._hands.nodes
         names = {name for _, name in nodes.snapshot()}
-        loose = await turns.paced_result(sweeping.loose(slot, leases))
-        gone = await turns.paced_result(sweeping.abandoned(slot, leases, names)) if nodes.synced else []
+        loose = await turns.paced_result(sweeping.loose(agent_state, leases))
+        gone = (
+            await turns.paced_result(sweeping.abandoned(agent_state, leases, names)) if nodes.synced else []
+        )
         now_s = self._hands.clock.monotonic()
         found = (*loose, *map(_version, gone))
         self._since = {one: self._since.get(one, now_s) for one in found}
@@ -191,7 +193,7 @@ def _version(lease: LedgerLease) -> tuple[str, str]:
 class PodCounter:
     """Counts the pods that come, for the placement `fragmentation` (`census`)."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, hands: Hands) -> None:
+    def __init__(self, options: GpuOptions, profile: Profile, hands: Handle) -> None:
         self._options = options
         self._profile = profile
         self._hands = hands
@@ -205,11 +207,11 @@ class PodCounter:
         """While they cannot be written only the last ones are kept."""
         self._due_s = 0.0
 
-    async def step(self, slot: Slot) -> None:
+    async def step(self, agent_state: Slot) -> None:
         """Note who came, and write it now and then; a file of typical pods makes that needless."""
         if self._options.gpu_typical_pods:
             return
-        pods = slot.pods.by_key
+        pods = agent_state.pods.by_key
         if self._pods is None:
             self._old = list(pods.values())
         else:
@@ -246,7 +248,7 @@ class PodCounter:
 class Checker:
     """Compares what we answer from with a fresh list, now and then; begins anew where they differ."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, hands: Hands) -> None:
+    def __init__(self, options: GpuOptions, profile: Profile, hands: Handle) -> None:
         self._period_s = options.gpu_check_period_s
         self._profile = profile
         self._hands = hands
@@ -310,11 +312,11 @@ class Checker:
         return await self._until(is_reached)
 
     async def _slot_after(self, now: float) -> Slot | None:
-        """The slot of a View that was computed from what is known now."""
-        await self._until(lambda: self._hands.view().at >= now)
-        view = self._hands.view()
-        found: Slot | None = view.slots.get(NAME)
-        return found if view.at >= now else None
+        """The slot of a snapshot that was computed from what is known now."""
+        await self._until(lambda: self._hands.snapshot().at >= now)
+        snapshot = self._hands.snapshot()
+        found: Slot | None = snapshot.agent_states.get(NAME)
+        return found if snapshot.at >= now else None
 
     async def _until(self, is_so: Callable[[], bool]) -> bool:
         clock = self._hands.clock
@@ -328,8 +330,10 @@ class Checker:
         objects = {name: fresh[name].snapshot() for name in (PODS, LEDGERS)}
         versions = {name: fresh[name].resource_version for name in objects}
         index = NodeIndex(tuple(name for _, name in nodes))
-        world = World(index, objects, Snapshot(), self._hands.clock.now(), nodes, versions)
-        return await turns.paced_result(GpuState(self._profile).slot(world))
+        cluster_state = ClusterState(
+            index, objects, MetricsSnapshot(), self._hands.clock.now(), nodes, versions
+        )
+        return await turns.paced_result(GpuState(self._profile).build(cluster_state))
 
     def _stored(self, node: str) -> str:
         return holdings(self._hands.objects[LEDGERS].get(self._hands.namespace, f"{LEDGER_PREFIX}{node}"))
@@ -362,7 +366,7 @@ class _Listening:
 class Gauges:
     """Keeps the gauges as the newest slot has them."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, hands: Hands) -> None:
+    def __init__(self, options: GpuOptions, profile: Profile, hands: Handle) -> None:
         self._most = options.gpu_card_metrics
         self._profile = profile
         self._hands = hands
@@ -372,16 +376,16 @@ class Gauges:
     async def run(self) -> None:
         """Look now and then, for ever."""
         while True:
-            slot = self._hands.view().slots.get(NAME)
-            if slot is not None and slot is not self._of:
-                self._of = slot
-                await self.show(slot)
+            agent_state = self._hands.snapshot().agent_states.get(NAME)
+            if agent_state is not None and agent_state is not self._of:
+                self._of = agent_state
+                await self.show(agent_state)
             await self._hands.clock.sleep(_GAUGES_S)
 
-    async def show(self, slot: Slot) -> None:
+    async def show(self, agent_state: Slot) -> None:
         """Set what changed, and take away what is gone."""
-        details = await turns.paced_result(gauges.details(slot, self._profile, self._most))
-        found = {**gauges.totals(slot, self._profile), **details}
+        details = await turns.paced_result(gauges.details(agent_state, self._profile, self._most))
+        found = {**gauges.totals(agent_state, self._profile), **details}
         async for (name, labels), value in turns.paced(found.items()):
             if self._shown.get((name, labels)) != value:
                 self._hands.meters.set(name, value, **dict(labels))

@@ -26,11 +26,11 @@ class Change(NamedTuple):
     is_wanted: bool
 
 
-def changes(slot: Slot) -> Generator[None, None, list[Change]]:
+def changes(agent_state: Slot) -> Generator[None, None, list[Change]]:
     """What is to be written. A label of that key with another value is somebody else's, unless the pod is to go."""
-    wanted = yield from _wanted(slot)
+    wanted = yield from _wanted(agent_state)
     found = []
-    for number, pod in enumerate(slot.pods.by_key.values()):
+    for number, pod in enumerate(agent_state.pods.by_key.values()):
         labels, left = pod.metadata.labels, wanted.get(pod.metadata.uid)
         goes = left is not None and left == pod.spec.nodeName
         if (labels is not None and labels.deschedule == VALUE) != goes:
@@ -46,10 +46,10 @@ def patch(change: Change) -> Mapping[str, Any]:
     return {"metadata": {"uid": change.pod.metadata.uid, "labels": labels}}
 
 
-def _wanted(slot: Slot) -> Generator[None, None, Mapping[str, str]]:
+def _wanted(agent_state: Slot) -> Generator[None, None, Mapping[str, str]]:
     """By the uid of each pod that is to go: the node that it is to leave."""
     found: dict[str, str] = {}
-    for number, (name, node) in enumerate(slot.nodes.items()):
+    for number, (name, node) in enumerate(agent_state.nodes.items()):
         if node.cards.descheduled or node.cards.tiles_descheduled:
             found.update((uid, name) for uid, held in node.books.held.items() if is_to_go(held, node.cards))
         if number % _STRIDE == 0:

@@ -16,9 +16,9 @@ CARD_SHARE: Final = "gpu_card_held_share"
 PROBLEMS: Final = "gpu_node_problems"
 
 
-def totals(slot: Slot, profile: Profile) -> Mapping[Gauge, float]:
+def totals(agent_state: Slot, profile: Profile) -> Mapping[Gauge, float]:
     """Of all nodes; a few milliseconds at 40,000 cards."""
-    layout = slot.layout
+    layout = agent_state.layout
     exists = layout.name_codes >= 0
     held = has = 0.0
     for resource in profile.counts:
@@ -32,19 +32,19 @@ def totals(slot: Slot, profile: Profile) -> Mapping[Gauge, float]:
         ("gpu_cards", (("state", "usable"),)): int(layout.usable.sum()),
         ("gpu_cards", (("state", "unusable"),)): int((exists & ~layout.usable).sum()),
         ("gpu_held_share", ()): held / has if has else 0.0,
-        ("gpu_pods", ()): sum(len(node.books.held) for node in slot.nodes.values()),
-        ("gpu_nodes_with_problems", ()): sum(bool(node.problems) for node in slot.nodes.values()),
+        ("gpu_pods", ()): sum(len(node.books.held) for node in agent_state.nodes.values()),
+        ("gpu_nodes_with_problems", ()): sum(bool(node.problems) for node in agent_state.nodes.values()),
     }
 
 
-def details(slot: Slot, profile: Profile, most: int) -> Generator[None, None, Mapping[Gauge, float]]:
+def details(agent_state: Slot, profile: Profile, most: int) -> Generator[None, None, Mapping[Gauge, float]]:
     """By card, and by node with problems; nothing where there are more than `most` of them altogether."""
-    cards = int((slot.layout.name_codes >= 0).sum())
-    if cards + sum(bool(node.problems) for node in slot.nodes.values()) > most:
+    cards = int((agent_state.layout.name_codes >= 0).sum())
+    if cards + sum(bool(node.problems) for node in agent_state.nodes.values()) > most:
         return {}
     yield
     found: dict[Gauge, float] = {}
-    for name, node in slot.nodes.items():
+    for name, node in agent_state.nodes.items():
         for at, card in enumerate(node.cards.cards):
             labels = (("node", name), ("card", card))
             found[CARD_SHARE, labels] = _share(node, at, card, profile)

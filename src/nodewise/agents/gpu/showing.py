@@ -13,13 +13,15 @@ from nodewise.agents.gpu.state import NodeSlot, Slot
 _encode = msgspec.json.encode
 
 
-def state(slot: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+def state(agent_state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
     """JSON, made node by node: `{"nodes": {name: {"cards", "pods", "problems"}}}`, in the order of their names."""
     wanted = query.get("node")
-    names: Iterable[str] = sorted(slot.nodes) if wanted is None else {wanted} & slot.nodes.keys()
+    names: Iterable[str] = (
+        sorted(agent_state.nodes) if wanted is None else {wanted} & agent_state.nodes.keys()
+    )
     parts = []
     for name in names:
-        parts.append(_encode(name) + b": " + _encode(_node(slot.nodes[name])))
+        parts.append(_encode(name) + b": " + _encode(_node(agent_state.nodes[name])))
         yield
     return b'{"nodes": {' + b",\n".join(parts) + b"}}\n"
 

@@ -1,4 +1,4 @@
-"""Nodes, pods and ledgers in, the gpu slot of the View out; the same code online and offline.
+"""Nodes, pods and ledgers in, the gpu slot of the snapshot out; the same code online and offline.
 
 What came in is compared with what came in before, and only the nodes that a change concerns are computed again: at 80
 binds a second nobody has the time to look at 20,000 pods. The slot is the same as one computed from nothing.
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import changes
-from nodewise.agent import Inputs, NodeIndex, ObjectKey, Want, World
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, Want
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import cards as decks
 from nodewise.agents.gpu import census as censuses
@@ -133,15 +133,15 @@ class GpuState:
         """What is wrong with nodes and their books, as of the newest slot."""
         return {f"node {name}": problems for name, problems in self._problems.items()}
 
-    def slot(self, world: World) -> Generator[None, None, Slot]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
         """Compute the nodes that are others now. After one that was given up half-way everything is computed again."""
         if not self._is_whole or self._is_doubted:
             self._begin()
         self._is_whole = False
-        yield from self._follow_nodes(world.node_objects)
-        yield from self._follow_ledgers(world.objects.get(LEDGERS, {}))
-        yield from self._follow_pods(world.objects.get(PODS, {}))
-        pods = Pods(self._seen_pods, world.versions.get(PODS, ""))
+        yield from self._follow_nodes(cluster_state.node_objects)
+        yield from self._follow_ledgers(cluster_state.objects.get(LEDGERS, {}))
+        yield from self._follow_pods(cluster_state.objects.get(PODS, {}))
+        pods = Pods(self._seen_pods, cluster_state.versions.get(PODS, ""))
         if pods.version != self._version:
             # an entry that a version ended stays ended only as long as versions grow
             self._dirty |= (
@@ -149,28 +149,31 @@ class GpuState:
             )
             self._version = pods.version
         yield from self._renew(pods)
-        yield from self._lay_out(world.nodes)
+        yield from self._lay_out(cluster_state.nodes)
         cpu_free = yield from self._processors.free(self._rows, self._cpu_held)
-        yield from self._follow_census(world.objects.get(CENSUS, {}), typicals.day(world.now))
+        yield from self._follow_census(cluster_state.objects.get(CENSUS, {}), typicals.day(cluster_state.now))
         self._is_whole = True
         return Slot(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._typical)
 
-    def amended(self, slot: Slot, node: str, ledger: LedgerLease | None) -> Slot:
+    def amended(self, agent_state: Slot, node: str, ledger: LedgerLease | None) -> Slot:
         """The slot with another ledger of one node (`agent.Amending`)."""
-        before = slot.nodes.get(node)
+        before = agent_state.nodes.get(node)
         text = holdings(ledger)
         if before is None or before.holdings == text:
-            return slot
+            return agent_state
         read = ledgers.read(ledger)
-        one = self._computed(node, before.cards, (text, read), before.bound, slot.pods)
-        nodes, row = {**slot.nodes, node: one}, slot.rows.get(node)
+        one = self._computed(node, before.cards, (text, read), before.bound, agent_state.pods)
+        nodes, row = {**agent_state.nodes, node: one}, agent_state.rows.get(node)
         if row is None:
-            return slot._replace(nodes=nodes)
-        layout, cpu_free = layouts.with_row(slot.layout, row, one.cards, one.books), slot.cpu_free
+            return agent_state._replace(nodes=nodes)
+        layout, cpu_free = (
+            layouts.with_row(agent_state.layout, row, one.cards, one.books),
+            agent_state.cpu_free,
+        )
         if cpu_free is not None and one.cpu_held != before.cpu_held:
             cpu_free = cpu_free.copy()
             cpu_free[row] += before.cpu_held - one.cpu_held
-        return slot._replace(layout=layout, nodes=nodes, cpu_free=cpu_free)
+        return agent_state._replace(layout=layout, nodes=nodes, cpu_free=cpu_free)
 
     def _follow_nodes(self, nodes: Mapping[ObjectKey, Any]) -> Generator[None, None, None]:
         for key in (yield from changes.between(self._seen_nodes, nodes)):

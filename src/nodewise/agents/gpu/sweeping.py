@@ -31,27 +31,27 @@ class Loose(NamedTuple):
     why: Why
 
 
-def loose(slot: Slot, leases: Mapping[ObjectKey, LedgerLease]) -> Generator[None, None, list[Loose]]:
+def loose(agent_state: Slot, leases: Mapping[ObjectKey, LedgerLease]) -> Generator[None, None, list[Loose]]:
     """All there are, in ledgers of nodes that are gone as well."""
     found: list[Loose] = []
-    for name, node in slot.nodes.items():
-        if _is_suspect(node, slot):
-            found += _of(name, ledgers.read_text(node.holdings), slot)
+    for name, node in agent_state.nodes.items():
+        if _is_suspect(node, agent_state):
+            found += _of(name, ledgers.read_text(node.holdings), agent_state)
         yield
-    for name, lease in _others(leases, slot.nodes):
-        found += _of(name, ledgers.read(lease), slot)
+    for name, lease in _others(leases, agent_state.nodes):
+        found += _of(name, ledgers.read(lease), agent_state)
         yield
     return found
 
 
 def abandoned(
-    slot: Slot, leases: Mapping[ObjectKey, LedgerLease], nodes: Container[str]
+    agent_state: Slot, leases: Mapping[ObjectKey, LedgerLease], nodes: Container[str]
 ) -> Generator[None, None, list[LedgerLease]]:
     """The ledgers of nodes that are gone in which nothing counts, and nothing stands that we cannot read."""
     found: list[LedgerLease] = []
     for name, lease in _others(leases, nodes):
         ledger = ledgers.read(lease)
-        fates = {accounts.fate(uid, entry, name, slot.pods) for uid, entry in ledger.entries.items()}
+        fates = {accounts.fate(uid, entry, name, agent_state.pods) for uid, entry in ledger.entries.items()}
         if fates <= {"stale"} and not ledger.unreadable and not ledger.problem:
             found.append(lease)
         yield
@@ -67,24 +67,26 @@ def _others(
             yield name, lease
 
 
-def _is_suspect(node: NodeSlot, slot: Slot) -> bool:
+def _is_suspect(node: NodeSlot, agent_state: Slot) -> bool:
     """Whether it is worth reading the ledger: of thousands only some."""
     if node.books.stale or node.books.undecided:
         return True
-    return any(one.source == "ledger" and _is_unbound(one.pod, slot) for one in node.books.held.values())
+    return any(
+        one.source == "ledger" and _is_unbound(one.pod, agent_state) for one in node.books.held.values()
+    )
 
 
-def _is_unbound(pod: str, slot: Slot) -> bool:
+def _is_unbound(pod: str, agent_state: Slot) -> bool:
     namespace, _, name = pod.partition("/")
-    known = slot.pods.by_key.get((namespace, name))
+    known = agent_state.pods.by_key.get((namespace, name))
     return known is None or not known.spec.nodeName
 
 
-def _of(node: str, ledger: Ledger, slot: Slot) -> Iterator[Loose]:
+def _of(node: str, ledger: Ledger, agent_state: Slot) -> Iterator[Loose]:
     for uid, entry in ledger.entries.items():
-        fate = accounts.fate(uid, entry, node, slot.pods)
+        fate = accounts.fate(uid, entry, node, agent_state.pods)
         if fate != "counts":
             why: Why = "stale" if fate == "stale" else "unknown"
             yield Loose(node, uid, entry.key, entry.seen, why)
-        elif not slot.pods.by_key[entry.key].spec.nodeName:
+        elif not agent_state.pods.by_key[entry.key].spec.nodeName:
             yield Loose(node, uid, entry.key, entry.seen, "unbound")

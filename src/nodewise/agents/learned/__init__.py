@@ -6,7 +6,7 @@
 | `outcomes.py` | what happened to a pod between two looks, as a reward |
 | `rewards.py` | the learning rule |
 | `memory.py` | what is known of each type on each node, bounded, and as it is kept |
-| `state.py` | pods in, the slot of the View out |
+| `state.py` | pods in, the slot of the snapshot out |
 | `worth.py` | what nodes are worth to a type now |
 | `details.py` | the same of one node, in words and numbers |
 | `showing.py` | all that is known, as `/state/learned` shows it |
@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from nodewise.agent import Hands, Resource, Watched
+from nodewise.agent import Handle, Resource, Watched
 from nodewise.agents.learned.agent import LearnedAgent
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pods import AskingPod, LivingPod, keeper
@@ -52,7 +52,7 @@ class LearnedKind:
     def agent(self, options: LearnedOptions) -> LearnedAgent:
         return LearnedAgent(options)
 
-    def controller(self, options: LearnedOptions, hands: Hands) -> None:  # noqa: ARG002 - the memory is kept elsewhere
+    def controller(self, options: LearnedOptions, hands: Handle) -> None:  # noqa: ARG002 - the memory is kept elsewhere
         return None
 
 

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import MAX_SCORE, Judge, Names, Rank, Scores, Verdict, Victims, View
+from nodewise.agent import MAX_SCORE, Judge, Names, Rank, Scores, Snapshot, Verdict, Victims
 from nodewise.agents.learned import showing, worth
 from nodewise.agents.learned.details import LearnedDetails
 from nodewise.agents.learned.options import LearnedOptions
@@ -31,32 +31,40 @@ class LearnedAgent:
         self.predicates: Mapping[str, Judge] = {}
         self.priorities: Mapping[str, Rank] = {PRIORITY: self.score}
 
-    def question(self, pod: AskingPod) -> None:  # noqa: ARG002
+    def equivalence_key(self, pod: AskingPod) -> None:  # noqa: ARG002
         """No pod is kept from any node."""
         return
 
-    def filter(self, pod: AskingPod, candidates: Names, view: View) -> Verdict | None:  # noqa: ARG002
+    def filter(self, pod: AskingPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
         return None
 
-    def preempt(self, pod: AskingPod, candidates: Names, view: View, victims: Victims) -> Verdict | None:  # noqa: ARG002
+    def preempt(
+        self,
+        pod: AskingPod,  # noqa: ARG002
+        candidates: Names,  # noqa: ARG002
+        snapshot: Snapshot,  # noqa: ARG002
+        victims: Victims,  # noqa: ARG002
+    ) -> Verdict | None:
         return None
 
-    def score(self, pod: AskingPod, candidates: Names, view: View) -> Scores | None:
-        slot: Slot | None = view.slots.get(self.name)
-        if slot is None:
+    def score(self, pod: AskingPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
+        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        if agent_state is None:
             return None
         type_ = asking_type(pod)
-        known = slot.types.get(key(pod.metadata.namespace, type_))
-        found = worth.nothing(self._rule) if known is None else worth.weigh(known, slot.now, self._rule)
+        known = agent_state.types.get(key(pod.metadata.namespace, type_))
+        found = (
+            worth.nothing(self._rule) if known is None else worth.weigh(known, agent_state.now, self._rule)
+        )
         untried = _points(np.array([found.untried + found.untried_bonus]))
-        by_node = np.full(len(view.nodes) + 1, self._options.points_missing(int(untried[0])))
+        by_node = np.full(len(snapshot.nodes) + 1, self._options.points_missing(int(untried[0])))
         by_node[found.nodes] = _points(found.rewards + found.bonus)
         details = LearnedDetails(type_, candidates.numbers, found)
         return Scores(by_node[candidates.numbers], details=details)
 
-    def show(self, slot: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+    def show(self, agent_state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
         """What is known, by pod type and node (`agent.Showing`)."""
-        return showing.state(slot, self._rule, query)
+        return showing.state(agent_state, self._rule, query)
 
 
 def _points(rewards: Floats) -> NDArray[np.int64]:

@@ -18,20 +18,22 @@ _NODES: Final = 256
 _encode = msgspec.json.encode
 
 
-def state(slot: Slot, rule: Rule, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+def state(agent_state: Slot, rule: Rule, query: Mapping[str, str]) -> Generator[None, None, bytes]:
     """JSON, made in parts: `{"types": {type: {node: {"reward", "tried"}}}}`, types in the order of their names."""
     wanted = query.get("type")
-    names: Iterable[str] = sorted(slot.types) if wanted is None else {wanted} & slot.types.keys()
+    names: Iterable[str] = (
+        sorted(agent_state.types) if wanted is None else {wanted} & agent_state.types.keys()
+    )
     parts = []
     for name in names:
-        nodes = yield from _nodes(slot, slot.types[name], rule)
+        nodes = yield from _nodes(agent_state, agent_state.types[name], rule)
         parts.append(_encode(name) + b": {" + nodes + b"}")
     return b'{"types": {' + b",\n".join(parts) + b"}}\n"
 
 
-def _nodes(slot: Slot, known: Known, rule: Rule) -> Generator[None, None, bytes]:
-    found = worth.weigh(known, slot.now, rule)
-    names = slot.nodes.names[found.nodes].tolist()
+def _nodes(agent_state: Slot, known: Known, rule: Rule) -> Generator[None, None, bytes]:
+    found = worth.weigh(known, agent_state.now, rule)
+    names = agent_state.nodes.names[found.nodes].tolist()
     told: list[bytes] = []
     for start in range(0, len(names), _NODES):
         part = slice(start, start + _NODES)

@@ -1,4 +1,4 @@
-"""Pods in, the learned slot of the View out; the same code online and offline, and the same in every replica.
+"""Pods in, the learned slot of the snapshot out; the same code online and offline, and the same in every replica.
 
 What happened is what is different between the pods of one world and the next. The first world is where one begins: what
 its pods came to before is known if it was kept, or else not counted; a restart so learns nothing twice. Where something
@@ -12,7 +12,7 @@ from math import inf, isnan
 from typing import Final, NamedTuple
 
 from nodewise import changes
-from nodewise.agent import Inputs, NodeIndex, ObjectKey, Want, World
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, Want
 from nodewise.agents.learned import memory as memories
 from nodewise.agents.learned import outcomes
 from nodewise.agents.learned.memory import Known, Memory
@@ -100,36 +100,40 @@ class LearnedState:
         """Pods that fail are no problem of nodewise's."""
         return {}
 
-    def slot(self, world: World) -> Generator[None, None, Slot]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
         """Learn from what happened since the last look.
 
         If it is given up half-way nothing is lost or counted twice.
         """
-        if self._slot is not None and self._is_early(self._slot, world):
+        if self._slot is not None and self._is_early(self._slot, cluster_state):
             return self._slot
-        pods: Pods = world.objects.get(PODS, {})
+        pods: Pods = cluster_state.objects.get(PODS, {})
         if self._pods is None:
-            self._pods, self._first = pods, _First(pods, world.now)
+            self._pods, self._first = pods, _First(pods, cluster_state.now)
         else:
             yield from self._compare(self._pods, pods)
         if self._first is not None and self._caught_up_from is not None:
             yield from self._catch_up(self._first.pods, self._caught_up_from)
-        elif self._first is not None and world.now - self._first.now > _PATIENCE_S:
+        elif self._first is not None and cluster_state.now - self._first.now > _PATIENCE_S:
             self._first = None
         for number in range(len(self._news)):
             type_, node, outcome = self._news.popleft()
-            self._memory.teach(type_, node, outcome.reward, outcome.times, world.now)
+            self._memory.teach(type_, node, outcome.reward, outcome.times, cluster_state.now)
             if not number % _STRIDE:
                 yield
-        self._until = world.now
-        types = yield from self._memory.lay_out(world.nodes, world.now)
-        self._slot = Slot(world.nodes, types, world.now)
+        self._until = cluster_state.now
+        types = yield from self._memory.lay_out(cluster_state.nodes, cluster_state.now)
+        self._slot = Slot(cluster_state.nodes, types, cluster_state.now)
         return self._slot
 
-    def _is_early(self, before: Slot, world: World) -> bool:
+    def _is_early(self, before: Slot, cluster_state: ClusterState) -> bool:
         """Whether another look can wait for the next change, or the next refresh."""
         is_waited_for = bool(self._news) or self._caught_up_from is not None
-        return world.nodes is before.nodes and 0 <= world.now - before.now < _PAUSE_S and not is_waited_for
+        return (
+            cluster_state.nodes is before.nodes
+            and 0 <= cluster_state.now - before.now < _PAUSE_S
+            and not is_waited_for
+        )
 
     def _compare(self, old: Pods, new: Pods) -> Generator[None, None, None]:
         found: list[_News] = []

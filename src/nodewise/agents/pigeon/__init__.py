@@ -13,7 +13,7 @@
 | `ranks.py` | from values to scores |
 | `details.py` | what the objective comes to on each node, in numbers and words |
 | `showing.py` | what the agent goes by, as `/state/pigeon` shows it |
-| `state.py` | nodes in, the slot of the View out |
+| `state.py` | nodes in, the slot of the snapshot out |
 | `agent.py` | answers a request |
 
 Takes over from the agent `pigeon` of kube-safe-scheduler 0.0.1.
@@ -22,7 +22,7 @@ Takes over from the agent `pigeon` of kube-safe-scheduler 0.0.1.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import Hands, Resource, Watched
+from nodewise.agent import Handle, Resource, Watched
 from nodewise.agents.pigeon import config, holding
 from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.agents.pigeon.holding import HeldPod
@@ -61,7 +61,7 @@ class PigeonKind:
     def agent(self, options: PigeonOptions) -> PigeonAgent:
         return PigeonAgent(options, config.aim(options))
 
-    def controller(self, options: PigeonOptions, hands: Hands) -> None:
+    def controller(self, options: PigeonOptions, hands: Handle) -> None:
         """Nothing is written."""
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from nodewise.agent import Judge, Names, Rank, Scores, Verdict, Victims, View
+from nodewise.agent import Judge, Names, Rank, Scores, Snapshot, Verdict, Victims
 from nodewise.agents.pigeon import demand as demands
 from nodewise.agents.pigeon import ranks, resources, showing
 from nodewise.agents.pigeon.config import Aim
@@ -31,52 +31,61 @@ class PigeonAgent:
         self.predicates: dict[str, Judge] = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities: dict[str, Rank] = {PRIORITY: self.score}
 
-    def question(self, pod: PigeonPod) -> None:
+    def equivalence_key(self, pod: PigeonPod) -> None:
         """Which nodes are rejected is the same for all pods."""
 
-    def filter(self, pod: PigeonPod, candidates: Names, view: View) -> Verdict | None:  # noqa: ARG002
+    def filter(self, pod: PigeonPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
         """With --when-missing reject, nodes of which nobody says how much is requested there."""
         if not self._options.rejects_missing:
             return None
-        slot: Slot | None = view.slots.get(self.name)
-        if slot is None:
+        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        if agent_state is None:
             return Verdict(
                 np.ones(len(candidates), np.int16), (NotReady(self.name, "the nodes are not read yet"),)
             )
-        missing = slot.missing[candidates.numbers] > 0
+        missing = agent_state.missing[candidates.numbers] > 0
         return Verdict(missing.astype(np.int16), (NoStatistics(self.name),))
 
-    def preempt(self, pod: PigeonPod, candidates: Names, view: View, victims: Victims) -> Verdict | None:  # noqa: ARG002
+    def preempt(
+        self,
+        pod: PigeonPod,
+        candidates: Names,
+        snapshot: Snapshot,
+        victims: Victims,  # noqa: ARG002
+    ) -> Verdict | None:
         """What is evicted does not make known what is requested."""
-        return self.filter(pod, candidates, view)
+        return self.filter(pod, candidates, snapshot)
 
-    def score(self, pod: PigeonPod, candidates: Names, view: View) -> Scores | None:
+    def score(self, pod: PigeonPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """Nodes that the pod does not fit get 0."""
-        slot: Slot | None = view.slots.get(self.name)
-        if slot is None:
+        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        if agent_state is None:
             return None
         wanted = resources.demand(pod, self._options.pigeon_gpu_resource)
         details = self._details(
-            slot, wanted[: self._aim.resources], candidates, self._variability(slot, pod, wanted)
+            agent_state,
+            wanted[: self._aim.resources],
+            candidates,
+            self._variability(agent_state, pod, wanted),
         )
         return Scores(self._points(details), details=details)
 
-    def _variability(self, slot: Slot, pod: PigeonPod, wanted: Row) -> float | None:
+    def _variability(self, agent_state: Slot, pod: PigeonPod, wanted: Row) -> float | None:
         """Of what pods ask for, this one among them."""
-        if not slot.layout.follows_demand:
+        if not agent_state.layout.follows_demand:
             return None
-        return demands.variability(slot.memory.with_pod(pod.metadata.uid, wanted), slot.scale)
+        return demands.variability(agent_state.memory.with_pod(pod.metadata.uid, wanted), agent_state.scale)
 
     def _details(
-        self, slot: Slot, wanted: Row, candidates: Names, variability: float | None
+        self, agent_state: Slot, wanted: Row, candidates: Names, variability: float | None
     ) -> PigeonDetails:
         numbers = candidates.numbers
-        lacking = slot.room[:, numbers] < wanted[:, None]
+        lacking = agent_state.room[:, numbers] < wanted[:, None]
         fits = ~lacking.any(axis=0)
         measured = np.full(len(numbers), np.nan)
         if fits.any():
-            measured[fits] = slot.layout.measured(numbers[fits], wanted)
-        missing = slot.missing[numbers]
+            measured[fits] = agent_state.layout.measured(numbers[fits], wanted)
+        missing = agent_state.missing[numbers]
         return PigeonDetails(
             self._aim.objective, measured, variability, bits(lacking), missing if missing.any() else None
         )
@@ -89,6 +98,6 @@ class PigeonAgent:
         unknown = (missing > 0) & ~np.isnan(values)
         return np.where(unknown, given, self._rank(np.where(unknown, np.nan, values)))
 
-    def show(self, slot: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
+    def show(self, agent_state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
         """What pods ask for and what nodes have (`agent.Showing`)."""
-        return showing.state(slot, self._aim)
+        return showing.state(agent_state, self._aim)

@@ -10,16 +10,21 @@ from nodewise.agents.pigeon.resources import NAMES, UNIT_NAMES
 from nodewise.agents.pigeon.state import Slot
 
 
-def state(slot: Slot, aim: Aim) -> Generator[None, None, bytes]:
+def state(agent_state: Slot, aim: Aim) -> Generator[None, None, bytes]:
     """JSON, with an entry for each resource that counts, in the units that the agent counts in."""
-    statistics = slot.memory.statistics
+    statistics = agent_state.memory.statistics
     deviations = statistics.covariance.diagonal() ** 0.5
     rows = zip(
-        NAMES, UNIT_NAMES, slot.scale.tolist(), statistics.mean.tolist(), deviations.tolist(), strict=False
+        NAMES,
+        UNIT_NAMES,
+        agent_state.scale.tolist(),
+        statistics.mean.tolist(),
+        deviations.tolist(),
+        strict=False,
     )
     document = {
         "objective": aim.objective,
-        "demand_variability": demands.variability(statistics, slot.scale),
+        "demand_variability": demands.variability(statistics, agent_state.scale),
         "pods": statistics.samples,
         "resources": {
             name: {"unit": unit, "node_mean": node, "pod_mean": mean, "pod_deviation": deviation}

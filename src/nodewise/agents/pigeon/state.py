@@ -1,4 +1,4 @@
-"""Nodes in, the pigeon slot of the View out; and the memory of the pods that were asked about."""
+"""Nodes in, the pigeon slot of the snapshot out; and the memory of the pods that were asked about."""
 
 import operator
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise.agent import Inputs, NodeIndex, ObjectKey, Want, World
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, Want
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.config import DEFAULT, Aim
 from nodewise.agents.pigeon.details import Bits, bits
@@ -114,22 +114,22 @@ class PigeonState:
     def keep(self, kept: bytes | None) -> bytes | None:
         return self._memory.keep(kept)
 
-    def slot(self, world: World) -> Generator[None, None, Slot]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
         """Lay the nodes out; the same slot where none of them changed."""
         if self._holdings is not None:
-            yield from self._holdings.follow(world.objects.get(PODS, {}))
+            yield from self._holdings.follow(cluster_state.objects.get(PODS, {}))
         read: dict[str, _Read] = {}
-        for number, name in enumerate(world.nodes.known):
-            read[name] = self._of(name, world.node_objects.get(("", name), _NOBODY))
+        for number, name in enumerate(cluster_state.nodes.known):
+            read[name] = self._of(name, cluster_state.node_objects.get(("", name), _NOBODY))
             if not number % _STRIDE:
                 yield
         self._read, found = read, tuple(one.amounts for one in read.values())
         made = self._made
-        if made is not None and made[0] is world.nodes and all(map(operator.is_, made[1], found)):
+        if made is not None and made[0] is cluster_state.nodes and all(map(operator.is_, made[1], found)):
             return made[2]
-        slot = yield from self._laid_out(found)
-        self._made = world.nodes, found, slot
-        return slot
+        agent_state = yield from self._laid_out(found)
+        self._made = cluster_state.nodes, found, agent_state
+        return agent_state
 
     def _of(self, name: str, node: Any) -> _Read:
         """What a node says now. Most that change say the same as before of what is read here."""

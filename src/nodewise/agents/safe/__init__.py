@@ -9,7 +9,7 @@
 | `shares.py` | what of each node would be used with a pod there |
 | `details.py` | the numbers of each node, and words for them |
 | `reasons.py` | why a node is rejected, in words |
-| `state.py` | node statistics in, the slot of the View out |
+| `state.py` | node statistics in, the slot of the snapshot out |
 | `agent.py` | answers a request |
 
 Takes over from the agent `safe` of kube-safe-scheduler.
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.agent import Hands, Watched
+from nodewise.agent import Handle, Watched
 from nodewise.agents.safe.agent import PodFields, SafeAgent
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.agents.safe.state import SafeState
@@ -50,7 +50,7 @@ class SafeKind:
     def agent(self, options: SafeOptions) -> SafeAgent:
         return SafeAgent(options)
 
-    def controller(self, options: SafeOptions, hands: Hands) -> None:
+    def controller(self, options: SafeOptions, hands: Handle) -> None:
         """It only answers."""
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Judge, Names, Rank, Reason, Scores, Verdict, Victims, View
+from nodewise.agent import Judge, Names, Rank, Reason, Scores, Snapshot, Verdict, Victims
 from nodewise.agents.safe import balance, reasons, shares
 from nodewise.agents.safe.details import RiskDetails
 from nodewise.agents.safe.options import SafeOptions
@@ -50,46 +50,48 @@ class SafeAgent:
         self.predicates: dict[str, Judge] = {"safe-overload": self.filter}
         self.priorities: dict[str, Rank] = {"safe-overload": self.score, "safe-balance": self.balance}
 
-    def question(self, pod: PodFields) -> Request:
+    def equivalence_key(self, pod: PodFields) -> Request:
         """What the pod asks for; nothing else of it counts."""
         return requests.effective(pod)
 
-    def filter(self, pod: PodFields, candidates: Names, view: View) -> Verdict | None:
+    def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Rejects where the risk of overload is above the percentile."""
-        before: Base | None = view.slots.get(self.name)
+        before: Base | None = snapshot.agent_states.get(self.name)
         if before is None:
             return _unready(candidates)
-        return self._judged(shares.with_pod(before, candidates.numbers, self.question(pod)))
+        return self._judged(shares.with_pod(before, candidates.numbers, self.equivalence_key(pod)))
 
-    def preempt(self, pod: PodFields, candidates: Names, view: View, victims: Victims) -> Verdict | None:
+    def preempt(
+        self, pod: PodFields, candidates: Names, snapshot: Snapshot, victims: Victims
+    ) -> Verdict | None:
         """As `filter`: nobody knows what of the measured load goes with a victim.
 
         But where the pod itself is the victim its load is measured already, and is not added once more.
         """
-        before: Base | None = view.slots.get(self.name)
+        before: Base | None = snapshot.agent_states.get(self.name)
         if before is None:
             return _unready(candidates)
-        with_pod = shares.with_pod(before, candidates.numbers, self.question(pod))
+        with_pod = shares.with_pod(before, candidates.numbers, self.equivalence_key(pod))
         there = [pod.metadata.uid in victims.get(name, ()) for name in candidates.tolist()]
         if any(there):
             alone = shares.with_pod(before, candidates.numbers, _NOTHING)
             with_pod = with_pod._replace(mean=np.where(there, alone.mean, with_pod.mean))
         return self._judged(with_pod)
 
-    def score(self, pod: PodFields, candidates: Names, view: View) -> Scores | None:
+    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """`safe-overload`: the less risk the better."""
-        before: Base | None = view.slots.get(self.name)
+        before: Base | None = snapshot.agent_states.get(self.name)
         if before is None:
             return None
-        found = shares.with_pod(before, candidates.numbers, self.question(pod))
+        found = shares.with_pod(before, candidates.numbers, self.equivalence_key(pod))
         return self._scores(self._tail.scores(found.mean, found.deviation), found)
 
-    def balance(self, pod: PodFields, candidates: Names, view: View) -> Scores | None:
+    def balance(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """`safe-balance`: the less load the better, the mean and how much it varies taken together."""
-        before: Base | None = view.slots.get(self.name)
+        before: Base | None = snapshot.agent_states.get(self.name)
         if before is None:
             return None
-        found = shares.with_pod(before, candidates.numbers, self.question(pod))
+        found = shares.with_pod(before, candidates.numbers, self.equivalence_key(pod))
         return self._scores(balance.points(found), found)
 
     def _judged(self, found: Shares) -> Verdict:

@@ -1,9 +1,9 @@
-"""Node statistics in, the slot of the View out; the same code online and offline."""
+"""Node statistics in, the slot of the snapshot out; the same code online and offline."""
 
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from nodewise.agent import Inputs, ObjectKey, Want, World
+from nodewise.agent import ClusterState, Inputs, ObjectKey, Want
 from nodewise.agents.safe import shares
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.agents.safe.shares import Base
@@ -26,10 +26,10 @@ class SafeState:
         """None: no object is the agent's own."""
         return {}
 
-    def slot(self, world: World) -> Generator[None, None, Base | None]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Base | None]:
         """The load of all nodes; None before its metrics were asked for, as then nothing says that it is missing."""
-        if not all(world.metrics.was_asked(want.key) for want in self._reader.wants):
+        if not all(cluster_state.metrics.was_asked(want.key) for want in self._reader.wants):
             return None
-        load = yield from self._reader.read(world)
+        load = yield from self._reader.read(cluster_state)
         yield
         return shares.base(load, self._forecast_weight)

@@ -10,7 +10,7 @@
 | `rules.py` | which nodes break which rules |
 | `ranks.py` | from values to scores |
 | `reasons.py` | why a node is rejected, in words |
-| `state.py` | policies and samples in, the slot of the View out |
+| `state.py` | policies and samples in, the slot of the snapshot out |
 | `agent.py` | answers a request by look-up |
 | `suspension.py` | a rule that loses most of its nodes at once |
 | `labels.py` | which node labels policies want |
@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.agent import Hands, Resource, Watched
+from nodewise.agent import Handle, Resource, Watched
 from nodewise.agents.telemetry.agent import PodFields, TelemetryAgent
 from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
@@ -83,7 +83,7 @@ class TelemetryKind:
     def concerns(self, options: TelemetryOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any pod names a policy, be there one or not (`agent.Concerned`)."""
         agent = TelemetryAgent()
-        return any(agent.question(pod) is not None for pod in pods)
+        return any(agent.equivalence_key(pod) is not None for pod in pods)
 
     def state(self, options: TelemetryOptions, sync_period_s: float) -> TelemetryState:
         return TelemetryState(options, max_age_s(options, sync_period_s))
@@ -91,7 +91,7 @@ class TelemetryKind:
     def agent(self, options: TelemetryOptions) -> TelemetryAgent:  # noqa: ARG002 - the contract of a kind
         return TelemetryAgent()
 
-    def controller(self, options: TelemetryOptions, hands: Hands) -> TelemetryController:
+    def controller(self, options: TelemetryOptions, hands: Handle) -> TelemetryController:
         return TelemetryController(TASPOLICIES, options, hands)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from nodewise.agent import Names, Reason, Scores, Verdict, Victims, View
+from nodewise.agent import Names, Reason, Scores, Snapshot, Verdict, Victims
 from nodewise.agents.telemetry import ranks, reasons
 from nodewise.agents.telemetry.state import PolicySlot
 
@@ -62,13 +62,13 @@ class TelemetryAgent:
 
     name = "telemetry"
 
-    def question(self, pod: PodFields) -> tuple[str, str] | None:
+    def equivalence_key(self, pod: PodFields) -> tuple[str, str] | None:
         """The policy's namespace and name as the pod gives them; None without one."""
         name = (pod.metadata.labels or {}).get(POLICY_LABEL)
         return None if name is None else (pod.metadata.namespace, name)
 
-    def filter(self, pod: PodFields, candidates: Names, view: View) -> Verdict | None:
-        found = self._policy(pod, view)
+    def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
+        found = self._policy(pod, snapshot)
         if found is None:
             return None
         if not isinstance(found, PolicySlot):
@@ -83,30 +83,30 @@ class TelemetryAgent:
         self,
         pod: PodFields,
         candidates: Names,
-        view: View,
+        snapshot: Snapshot,
         victims: Victims,  # noqa: ARG002 - no matter here
     ) -> Verdict | None:
-        return self.filter(pod, candidates, view)
+        return self.filter(pod, candidates, snapshot)
 
-    def score(self, pod: PodFields, candidates: Names, view: View) -> Scores | None:
-        found = self._policy(pod, view)
+    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
+        found = self._policy(pod, snapshot)
         if not isinstance(found, PolicySlot) or found.ranks is None or found.preferring is None:
             return None
         evidence = found.preferring.evidence(candidates, ranks_only=True)
         return Scores(ranks.points(found.ranks[candidates.numbers]), (evidence,))
 
-    def _policy(self, pod: PodFields, view: View) -> PolicySlot | Reason | None:
+    def _policy(self, pod: PodFields, snapshot: Snapshot) -> PolicySlot | Reason | None:
         """The decided policy that the pod names, the reason why there is none, or None if it names none."""
-        asked = self.question(pod)
+        asked = self.equivalence_key(pod)
         if asked is None:
             return None
         namespace, name = asked
         if not name:
             return reasons.LabelEmpty(POLICY_LABEL)
-        slot = view.slots.get(self.name)
-        if slot is None:
+        agent_state = snapshot.agent_states.get(self.name)
+        if agent_state is None:
             return reasons.NotReady()
-        found: PolicySlot | None = slot.get((namespace, name))
+        found: PolicySlot | None = agent_state.get((namespace, name))
         return reasons.PolicyMissing(f"{_cut(namespace)}/{_cut(name)}") if found is None else found
 
 

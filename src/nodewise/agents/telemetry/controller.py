@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise import quantity, turns
-from nodewise.agent import Hands, ObjectKey, Resource, View
+from nodewise.agent import Handle, ObjectKey, Resource, Snapshot
 from nodewise.agents.telemetry import labels, ownership, status
 from nodewise.agents.telemetry.labels import Labels
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -26,7 +26,7 @@ from nodewise.kube.resources import NODES
 from nodewise.observe import logs
 
 _STEP_S: Final = 2.0
-"""Labels are written for so long with one View, and then status: with thousands of them the last would be minutes old
+"""Labels are written for so long with one snapshot, then status: with thousands of them the last would be minutes old
 otherwise, and policies of one namespace that change all the time would hold up the node labels of all."""
 _COUNTS_S: Final = 30.0
 """A status of which only counts changed is written no more often than this."""
@@ -37,9 +37,9 @@ _APPLY: Final = {"fieldManager": FIELD_MANAGER}
 
 
 class TelemetryController:
-    """Makes node labels and policies' status say what the View says."""
+    """Makes node labels and policies' status say what the snapshot says."""
 
-    def __init__(self, taspolicies: Resource, options: TelemetryOptions, hands: Hands) -> None:
+    def __init__(self, taspolicies: Resource, options: TelemetryOptions, hands: Handle) -> None:
         self._labels = LabelWriter(hands)
         self._statuses = StatusWriter(taspolicies, hands)
         self._advertiser = Advertiser(options.advertise_resource, hands)
@@ -54,24 +54,24 @@ class TelemetryController:
         self._labels.begin()
         self._statuses.begin()
 
-    async def step(self, view: View) -> None:
+    async def step(self, snapshot: Snapshot) -> None:
         """Write labels, status and the advertised resource. One that fails, for want of a right, stops no other."""
-        slot: Slot | None = view.slots.get("telemetry")
-        if slot is not None:
-            parts = (partial(self._write, view, slot), self._advertiser.step)
+        agent_state: Slot | None = snapshot.agent_states.get("telemetry")
+        if agent_state is not None:
+            parts = (partial(self._write, snapshot, agent_state), self._advertiser.step)
             await every(part() for part in parts)
 
-    async def _write(self, view: View, slot: Slot) -> None:
+    async def _write(self, snapshot: Snapshot, agent_state: Slot) -> None:
         """Labels, and then the status that tells who else owns one of them."""
-        decided = {key: (found.policy, found.labels) for key, found in slot.items()}
+        decided = {key: (found.policy, found.labels) for key, found in agent_state.items()}
         claims = labels.claims(decided)
         clashes = dict(claims.clashes)
         try:
-            await self._labels.step(view, claims.columns)
+            await self._labels.step(snapshot, claims.columns)
         finally:
-            for key, found in slot.items():
+            for key, found in agent_state.items():
                 clashes.setdefault(key, self._labels.clash(found))
-            await self._statuses.step(slot, clashes)
+            await self._statuses.step(agent_state, clashes)
 
 
 class LabelWriter:
@@ -82,7 +82,7 @@ class LabelWriter:
     more, and after a write whose answer was lost.
     """
 
-    def __init__(self, hands: Hands) -> None:
+    def __init__(self, hands: Handle) -> None:
         self._hands = hands
         self._owned: dict[str, Labels] = {}
         self._doubted: set[str] = set()
@@ -100,8 +100,8 @@ class LabelWriter:
         shown = ", ".join(nodes[:5]) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")  # noqa: PLR2004
         return f"somebody else owns a label of that key on node {shown}; it is left alone" if nodes else ""
 
-    async def step(self, view: View, columns: dict[str, labels.LabelColumn]) -> None:
-        """Write what differs, for a while: what is left then is decided again with the next View.
+    async def step(self, snapshot: Snapshot, columns: dict[str, labels.LabelColumn]) -> None:
+        """Write what differs, for a while: what is left then is decided again with the next snapshot.
 
         Each node's failure is its own; the first one is raised at the end.
         """
@@ -109,7 +109,7 @@ class LabelWriter:
         await turns.turn()
         await every(self._read(node, frozenset(columns)) for node in sorted(self._doubted))
         await turns.turn()
-        wanted = labels.desired(columns, view.nodes, self._owned)
+        wanted = labels.desired(columns, snapshot.nodes, self._owned)
         self._forgive()
         allowed = {
             node: self._allowed(node, wanted.get(node, {})) for node in wanted.keys() | self._owned.keys()
@@ -228,7 +228,7 @@ class LabelWriter:
 class StatusWriter:
     """Writes policies' status, and tells its changes for the worse and the better as events."""
 
-    def __init__(self, taspolicies: Resource, hands: Hands) -> None:
+    def __init__(self, taspolicies: Resource, hands: Handle) -> None:
         self._taspolicies = taspolicies
         self._hands = hands
         self._written: dict[ObjectKey, tuple[Status, float]] = {}
@@ -237,19 +237,19 @@ class StatusWriter:
     def begin(self) -> None:
         self._written, self._refused = {}, {}
 
-    async def step(self, slot: Slot, clashes: dict[ObjectKey, str]) -> None:
-        """Write what differs, for a while: first what was written longest ago, the rest with the next View.
+    async def step(self, agent_state: Slot, clashes: dict[ObjectKey, str]) -> None:
+        """Write what differs, for a while: first what was written longest ago, the rest with the next snapshot.
 
         A policy that was deleted meanwhile, or may not be written, stops no other.
         """
-        self._written = {key: written for key, written in self._written.items() if key in slot}
-        self._refused = {key: until_s for key, until_s in self._refused.items() if key in slot}
-        suspended = sum(len(found.suspended) for found in slot.values())
+        self._written = {key: written for key, written in self._written.items() if key in agent_state}
+        self._refused = {key: until_s for key, until_s in self._refused.items() if key in agent_state}
+        suspended = sum(len(found.suspended) for found in agent_state.values())
         self._hands.meters.set("rules_suspended", suspended)
-        oldest_first = sorted(slot, key=self._written_s)
+        oldest_first = sorted(agent_state, key=self._written_s)
         until_s = self._hands.clock.monotonic() + _STEP_S
         due = takewhile(lambda _: self._hands.clock.monotonic() < until_s, oldest_first)
-        await every(self._one(key, slot[key], clashes.get(key, "")) for key in due)
+        await every(self._one(key, agent_state[key], clashes.get(key, "")) for key in due)
 
     def _written_s(self, key: ObjectKey) -> float:
         return self._written[key][1] if key in self._written else float("-inf")
@@ -307,7 +307,7 @@ class StatusWriter:
 class Advertiser:
     """Keeps an extended resource on every node, also after a kubelet wrote its node anew."""
 
-    def __init__(self, resource: str, hands: Hands) -> None:
+    def __init__(self, resource: str, hands: Handle) -> None:
         self._name, _, self._amount = resource.partition("=")
         self._hands = hands
 

@@ -1,9 +1,9 @@
-"""Policies and samples in, the telemetry slot of the View out; the same code online and offline."""
+"""Policies and samples in, the telemetry slot of the snapshot out; the same code online and offline."""
 
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from nodewise.agent import Inputs, ObjectKey, Want, World
+from nodewise.agent import ClusterState, Inputs, ObjectKey, Want
 from nodewise.agents.telemetry import labels, ranks, reasons, rules, suspension
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.labels import LabelColumn
@@ -97,39 +97,39 @@ class TelemetryState:
             if policy.problems or policy.not_trusted
         }
 
-    def slot(self, world: World) -> Generator[None, None, Slot]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
         """Judge and rank all nodes by every policy."""
-        slot: dict[ObjectKey, PolicySlot] = {}
+        agent_state: dict[ObjectKey, PolicySlot] = {}
         memo: dict[Rule, rules.Measured] = {}
-        policies_ = self.policies(world.objects)
+        policies_ = self.policies(cluster_state.objects)
         wants = (rule.want() for policy in policies_.values() for rule in _rules(policy))
         for want in {want.key: want for want in wants}.values():
-            yield from self._lay_out(want, world)
+            yield from self._lay_out(want, cluster_state)
             yield
         for key, policy in policies_.items():
-            slot[key] = yield from self._decide(policy, world, memo)
+            agent_state[key] = yield from self._decide(policy, cluster_state, memo)
             yield
         self._memories = {rule: memory for rule, memory in self._memories.items() if rule in memo}
         self._columns = {
-            metric: kept for metric, kept in self._columns.items() if metric in world.metrics.series
+            metric: kept for metric, kept in self._columns.items() if metric in cluster_state.metrics.series
         }
-        return slot
+        return agent_state
 
     def _decide(
-        self, policy: Policy, world: World, memo: dict[Rule, rules.Measured]
+        self, policy: Policy, cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
     ) -> Generator[None, None, PolicySlot]:
-        filtering = yield from self._all_measured(policy.rules("dontschedule"), world, memo)
+        filtering = yield from self._all_measured(policy.rules("dontschedule"), cluster_state, memo)
         # Only the first rule of scheduleonmetric counts, as in the older system.
         first = [rule for rule in policy.rules("scheduleonmetric")[:1] if not rule.unusable]
-        preferring = next(iter((yield from self._all_measured(first, world, memo))), None)
+        preferring = next(iter((yield from self._all_measured(first, cluster_state, memo))), None)
         ranked = (
             ranks.dense(preferring.rule.operator, preferring.column, preferring.states)
             if preferring
             else None
         )
         yield
-        wanted = yield from self._labels(policy, world, memo)
-        judged = self._judge(policy, tuple(filtering), world)
+        wanted = yield from self._labels(policy, cluster_state, memo)
+        judged = self._judge(policy, tuple(filtering), cluster_state)
         yield
         return PolicySlot(
             policy,
@@ -138,12 +138,12 @@ class TelemetryState:
             ranked,
             preferring,
             tuple(wanted),
-            self._waits_for(policy, world),
+            self._waits_for(policy, cluster_state),
             tuple(rule for rule in _rules(policy) if rule in memo and self._memories[rule].suspended),
         )
 
     def _labels(
-        self, policy: Policy, world: World, memo: dict[Rule, rules.Measured]
+        self, policy: Policy, cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
     ) -> Generator[None, None, list[LabelColumn]]:
         """What the policy's `deschedule` and `labeling` want; a rule that cannot be evaluated has no say."""
         measured: dict[str, list[rules.Measured]] = {}
@@ -152,7 +152,7 @@ class TelemetryState:
             usable = [rule for rule in listed if not rule.unusable]
             # of rules that must all be broken, one that nobody can evaluate is not
             void = len(usable) < len(listed) and policy.strategies[name].all_of
-            measured[name] = yield from self._all_measured(() if void else usable, world, memo)
+            measured[name] = yield from self._all_measured(() if void else usable, cluster_state, memo)
         descheduling = labels.deschedule(policy, measured["deschedule"])
         wanted = [] if descheduling is None else [descheduling]
         for column in labels.labeling(policy, measured["labeling"]):
@@ -161,61 +161,61 @@ class TelemetryState:
         return wanted
 
     def _judge(
-        self, policy: Policy, filtering: tuple[rules.Measured, ...], world: World
+        self, policy: Policy, filtering: tuple[rules.Measured, ...], cluster_state: ClusterState
     ) -> rules.Judged | None:
         """The verdicts of `dontschedule`; a rule that cannot be answered rejects every node."""
         if not filtering:
             return None
         name = f"{policy.namespace}/{policy.name}"
-        size = len(world.nodes) + 1
+        size = len(cluster_state.nodes) + 1
         for item in filtering:
             if item.rule.unusable:
                 reason = reasons.RuleUnusable(name, item.rule.unusable, item.rule.remedy)
                 return rules.reject_all(size, reason)
-            cause = self._unfetched(item.rule, world)
+            cause = self._unfetched(item.rule, cluster_state)
             if cause is not None:
                 return rules.reject_all(size, reasons.NeverFetched(name, item.rule.want().name, cause))
         judge = rules.all_of if policy.strategies["dontschedule"].all_of else rules.any_of
         return judge(name, filtering)
 
     def _all_measured(
-        self, listed: Iterable[Rule], world: World, memo: dict[Rule, rules.Measured]
+        self, listed: Iterable[Rule], cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
     ) -> Generator[None, None, list[rules.Measured]]:
         found: list[rules.Measured] = []
         for rule in listed:
-            one = yield from self._measured(rule, world, memo)
+            one = yield from self._measured(rule, cluster_state, memo)
             found.append(one)
         return found
 
     def _measured(
-        self, rule: Rule, world: World, memo: dict[Rule, rules.Measured]
+        self, rule: Rule, cluster_state: ClusterState, memo: dict[Rule, rules.Measured]
     ) -> Generator[None, None, rules.Measured]:
         """The rule over all nodes; equal rules of several policies are computed once."""
         found = memo.get(rule)
         if found is None:
-            column = self._column(rule.want().key, world)
+            column = self._column(rule.want().key, cluster_state)
             measured = rules.measure(
-                rule, column, world.now, self._max_age_s, reject_missing=self._reject_missing
+                rule, column, cluster_state.now, self._max_age_s, reject_missing=self._reject_missing
             )
             yield
-            found = memo[rule] = self._held(measured, world)
+            found = memo[rule] = self._held(measured, cluster_state)
             yield
         return found
 
-    def _held(self, measured: rules.Measured, world: World) -> rules.Measured:
+    def _held(self, measured: rules.Measured, cluster_state: ClusterState) -> rules.Measured:
         """With the verdicts of before, where the rule lost most of its nodes at once."""
         rule = measured.rule
         max_age_s = self._max_age_s if rule.max_age_s is None else rule.max_age_s
         before = self._memories.get(rule)
-        memory = suspension.remember(before, measured, world.nodes, world.now, max_age_s)
+        memory = suspension.remember(before, measured, cluster_state.nodes, cluster_state.now, max_age_s)
         self._memories[rule] = memory
         return suspension.held(measured, memory)
 
-    def _waits_for(self, policy: Policy, world: World) -> dict[str, str]:
-        causes = {rule.want().key: self._unfetched(rule, world) for rule in _rules(policy)}
+    def _waits_for(self, policy: Policy, cluster_state: ClusterState) -> dict[str, str]:
+        causes = {rule.want().key: self._unfetched(rule, cluster_state) for rule in _rules(policy)}
         return {key: cause for key, cause in sorted(causes.items()) if cause is not None}
 
-    def _unfetched(self, rule: Rule, world: World) -> str | None:
+    def _unfetched(self, rule: Rule, cluster_state: ClusterState) -> str | None:
         """Why the rule's metric counts as never fetched; None if it does not.
 
         A metric that gives no node a fresh value counts as never fetched, unless the rule had values and is suspended.
@@ -224,29 +224,29 @@ class TelemetryState:
         key = rule.want().key
         laid_out = self._columns.get(key)
         if laid_out is None:
-            return world.metrics.causes.get(key, "")
+            return cluster_state.metrics.causes.get(key, "")
         memory = self._memories.get(rule)
         if memory is not None and memory.suspended:
             return None
-        if not laid_out.cause and memory is not None and len(world.nodes) and not memory.has_fresh:
+        if not laid_out.cause and memory is not None and len(cluster_state.nodes) and not memory.has_fresh:
             return "every value is older than max_age"
         return laid_out.cause or None
 
-    def _lay_out(self, want: Want, world: World) -> Generator[None, None, None]:
+    def _lay_out(self, want: Want, cluster_state: ClusterState) -> Generator[None, None, None]:
         """Have the metric's column, the one of before where neither its values nor the nodes are others."""
         metric = want.key
-        series = world.metrics.series.get(metric)
+        series = cluster_state.metrics.series.get(metric)
         known = self._columns.get(metric)
         if series is None:
             self._columns.pop(metric, None)
-        elif known is None or known.series is not series or known.nodes is not world.nodes:
-            column = yield from columns.lay_out(series, world.nodes)
+        elif known is None or known.series is not series or known.nodes is not cluster_state.nodes:
+            column = yield from columns.lay_out(series, cluster_state.nodes)
             is_healthy = want.empty_is_healthy and not (series.samples or series.invalid)
-            cause = "" if is_healthy else _cause(series, world.nodes, column)
-            self._columns[metric] = _LaidOut(series, world.nodes, column, cause)
+            cause = "" if is_healthy else _cause(series, cluster_state.nodes, column)
+            self._columns[metric] = _LaidOut(series, cluster_state.nodes, column, cause)
 
-    def _column(self, metric: str, world: World) -> Column:
-        return self._columns[metric].column if metric in self._columns else columns.empty(world.nodes)
+    def _column(self, metric: str, cluster_state: ClusterState) -> Column:
+        return self._columns[metric].column if metric in self._columns else columns.empty(cluster_state.nodes)
 
 
 def _rules(policy: Policy) -> list[Rule]:

@@ -9,7 +9,7 @@
 
 from typing import Any, Final
 
-from nodewise.agent import Hands, Watched
+from nodewise.agent import Handle, Watched
 from nodewise.agents.template.agent import PodFields, TemplateAgent
 from nodewise.agents.template.options import TemplateOptions
 from nodewise.agents.template.state import NodeFields, TemplateState
@@ -34,7 +34,7 @@ class TemplateKind:
     def agent(self, options: TemplateOptions) -> TemplateAgent:
         return TemplateAgent(options)
 
-    def controller(self, options: Any, hands: Hands) -> None:
+    def controller(self, options: Any, hands: Handle) -> None:
         """Nothing: it only answers."""
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Names, Scores, Verdict, Victims, View
+from nodewise.agent import Names, Scores, Snapshot, Verdict, Victims
 from nodewise.agents.template.options import TemplateOptions
 from nodewise.agents.template.state import read_number
 
@@ -44,34 +44,36 @@ class TemplateAgent:
         self.predicates = {"template": self.filter}
         self.priorities = {"template": self.score}
 
-    def question(self, pod: PodFields) -> str | None:
+    def equivalence_key(self, pod: PodFields) -> str | None:
         """What of the pod the answers depend on. None: this pod is none of our business, and no failure holds it up."""
         return (pod.metadata.labels or {}).get(self._label, "")
 
-    def filter(self, pod: PodFields, candidates: Names, view: View) -> Verdict | None:
+    def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Which candidates the pod may not go to: every code but 0 names one of the reasons, 1 the first."""
-        values, limit = self._values(candidates, view), self._limit(pod)
+        values, limit = self._values(candidates, snapshot), self._limit(pod)
         # Your own arithmetic, such as `rejected = ~(values <= limit)`, which rejects missing values too.
         rejected = np.zeros(len(values), bool)
         return Verdict(rejected.astype(np.int16), (TooMuch(limit),))
 
-    def score(self, pod: PodFields, candidates: Names, view: View) -> Scores | None:
+    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """How much each candidate is liked: whole numbers from 0 to 10."""
-        values = self._values(candidates, view)
+        values = self._values(candidates, snapshot)
         # Your own arithmetic, such as `points = np.clip(10 - values, 0, 10)`, and what a missing value is worth.
         points = np.ones(len(values))
         return Scores(np.nan_to_num(points).round().astype(np.int64))
 
-    def preempt(self, pod: PodFields, candidates: Names, view: View, victims: Victims) -> Verdict | None:
+    def preempt(
+        self, pod: PodFields, candidates: Names, snapshot: Snapshot, victims: Victims
+    ) -> Verdict | None:
         """Which candidates would be rejected even without the victims: they make no difference here."""
-        return self.filter(pod, candidates, view)
+        return self.filter(pod, candidates, snapshot)
 
-    def _values(self, candidates: Names, view: View) -> NDArray[np.float64]:
+    def _values(self, candidates: Names, snapshot: Snapshot) -> NDArray[np.float64]:
         """The nodes' numbers, looked up. While there is no slot, nobody asks us."""
-        found: NDArray[np.float64] = view.slots[self.name].values[candidates.numbers]
+        found: NDArray[np.float64] = snapshot.agent_states[self.name].values[candidates.numbers]
         return found
 
     def _limit(self, pod: PodFields) -> float:
         """The pod's number; infinite where it has none."""
-        limit = read_number(self.question(pod))
+        limit = read_number(self.equivalence_key(pod))
         return np.inf if np.isnan(limit) else limit

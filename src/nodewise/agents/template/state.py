@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Inputs, Want, World
+from nodewise.agent import ClusterState, Inputs, Want
 
 
 class NodeAnnotations(msgspec.Struct, frozen=True, rename={"template_value": "template/value"}):
@@ -46,9 +46,9 @@ class TemplateState:
         """What is wrong with watched objects: there are none."""
         return {}
 
-    def slot(self, world: World) -> Generator[None, None, Slot]:
-        values = np.full(len(world.nodes) + 1, np.nan)
-        for number, node in enumerate(world.node_objects.values()):
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
+        values = np.full(len(cluster_state.nodes) + 1, np.nan)
+        for number, node in enumerate(cluster_state.node_objects.values()):
             annotations = node.metadata.annotations
             values[number] = read_number(annotations.template_value if annotations else None)
             yield  # whoever waits for an answer goes first

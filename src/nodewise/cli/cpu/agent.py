@@ -30,7 +30,7 @@ from nodewise.cpu.node import feature, kubelet, machine, threads
 from nodewise.cpu.node.machine import Machine
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.options import AdminOptions
 
 LEAST_INTERVAL_S: Final = 0.1
@@ -58,7 +58,7 @@ def run(**given: Any) -> None:
       2  the command line or a setting is wrong
     """
     shared.start_logs()
-    meters, proc = Meters(), shared.proc(given)
+    meters, proc = MetricsRegistry(), shared.proc(given)
     _check_process_ids(proc)
     if not LEAST_INTERVAL_S <= given["interval"] < float("inf"):
         problem = Problem("--interval", f"{given['interval']:g}s", f"at least {LEAST_INTERVAL_S:g}s")
@@ -94,7 +94,9 @@ def _allow_files(wanted: int) -> None:
         raise BadSettings("settings", [problem])
 
 
-def _agent(given: shared.Given, proc: Path, limits: Limits, meters: Meters, stack: ExitStack) -> Agent:
+def _agent(
+    given: shared.Given, proc: Path, limits: Limits, meters: MetricsRegistry, stack: ExitStack
+) -> Agent:
     book = shared.book(given)
     cluster = _cluster(given)
     pods = PodRequests(cluster.requests, cluster.node) if cluster else None

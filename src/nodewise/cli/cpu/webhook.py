@@ -15,7 +15,7 @@ from nodewise.cpu.webhook import admission, certificate, config, objects, servin
 from nodewise.cpu.webhook.objects import Installation
 from nodewise.errors import BadSettings, Problem, shown
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.admin import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions, ServeOptions
@@ -116,7 +116,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 async def _serve(given: shared.Given, *, any_client: bool) -> None:
-    meters = Meters()
+    meters = MetricsRegistry()
     file = config.server(given["conf_file"])
     mutations = config.LiveMutations(file.mutations, meters)
     options = ServeOptions(

@@ -22,7 +22,7 @@ from nodewise.kube import credentials, kubeconfig, trust
 from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 
 def run(output: str, **given: Any) -> None:
@@ -71,7 +71,7 @@ def _skipped(names: tuple[str, ...]) -> frozenset[str]:
 
 async def _report(given: dict[str, Any], skip: frozenset[str]) -> Report:
     chosen = cluster.chosen(given)
-    api = connect(chosen, Meters())
+    api = connect(chosen, MetricsRegistry())
     url = given["scheduler_url"]
     asked = Asked(given["scheduler_configs"], url, _client(chosen) if url else None)
     try:

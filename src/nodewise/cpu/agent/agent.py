@@ -18,7 +18,7 @@ from nodewise.cpu.node.sweeping import Round
 from nodewise.cpu.state import Task
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 _PATIENCE_S: Final = 1.0
 """For a process to be over whose connection is."""
@@ -44,7 +44,7 @@ class Agent:
         chores: Sequence[Chore],
         limits: Limits,
         interval_s: float,
-        meters: Meters,
+        meters: MetricsRegistry,
     ) -> None:
         self._desk = desk
         self._chores = chores

@@ -23,7 +23,7 @@ from nodewise.cpu.sweep import Known
 from nodewise.cpu.topology import CPUS
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable, shown
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.endings import LOG_EVERY_S
 
 WHAT: Final = "cannot choose CPUs"
@@ -71,7 +71,7 @@ class Desk:
         self,
         node: Node,
         sweeper: Sweeper,
-        meters: Meters,
+        meters: MetricsRegistry,
         requested: Requested | None = None,
         containers: Containers | None = None,
         reconfigure: Callable[[Peer, Mapping[str, Any]], bytes] | None = None,

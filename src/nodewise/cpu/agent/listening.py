@@ -23,7 +23,7 @@ from nodewise.cpu.messages import LONGEST_BYTES
 from nodewise.cpu.node.peers import Peer
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.endings import Endings
 
 REASONS: Final[dict[str, str]] = {
@@ -101,7 +101,7 @@ class Listener:
         answer: Callable[[Peer, bytes], Answer],
         ended: Callable[[Peer], None],
         limits: Limits,
-        meters: Meters,
+        meters: MetricsRegistry,
     ) -> None:
         self._listening = listening
         self._identify = identify

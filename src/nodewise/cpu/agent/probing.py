@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.admin import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
@@ -16,7 +16,9 @@ _MOST_BYTES: Final = 2**16
 
 
 @contextlib.contextmanager
-def served(waiting_for: Callable[[], Sequence[str]], options: AdminOptions, meters: Meters) -> Iterator[str]:
+def served(
+    waiting_for: Callable[[], Sequence[str]], options: AdminOptions, meters: MetricsRegistry
+) -> Iterator[str]:
     """Health, readiness and metrics for as long as the context lasts; its URL. BadSettings without the port."""
     opened: Future[str] = Future()
     ended = threading.Event()

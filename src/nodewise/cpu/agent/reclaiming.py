@@ -15,7 +15,7 @@ from nodewise.cpu.node.sweeping import Round
 from nodewise.cpu.state import State, Task
 from nodewise.cpu.sweep import Known
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 _PAUSE_S: Final = 0.02
 
@@ -37,7 +37,7 @@ class Sweeper:
     `recover` takes back what a reconfiguration left that nobody carries out any more; whether it did.
     """
 
-    def __init__(self, book: Book, proc: Path, meters: Meters, recover: Recover) -> None:
+    def __init__(self, book: Book, proc: Path, meters: MetricsRegistry, recover: Recover) -> None:
         self._book = book
         self._proc = proc
         self._boot = procfs.read_boot(proc)

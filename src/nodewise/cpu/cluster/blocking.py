@@ -16,7 +16,7 @@ from nodewise.errors import UNREADABLE, Problem, Unavailable, shown
 from nodewise.kube.api import DEADLINE_S, Api, Patch
 from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 _END_S: Final = 5.0
 
@@ -98,8 +98,8 @@ class Blocking:
 class BlockingRequests(Blocking):
     """The API server that the settings name; BadSettings if they cannot be used. Nothing is sent before a call."""
 
-    def __init__(self, options: KubeOptions, meters: Meters | None = None) -> None:
-        api = connect(options, meters or Meters())
+    def __init__(self, options: KubeOptions, meters: MetricsRegistry | None = None) -> None:
+        api = connect(options, meters or MetricsRegistry())
         super().__init__(api, api.server)
         self.namespace: Final = api.namespace
         """The service account's or the context's."""

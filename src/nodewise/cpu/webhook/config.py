@@ -16,7 +16,7 @@ from nodewise.cpu.webhook.mutation import Mutations
 from nodewise.errors import UNREADABLE, BadInput, BadSettings, Problem, shown
 from nodewise.kube import documents
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 DEFAULT_FILE: Final = "/etc/webhook/server.yaml"
 _WHAT: Final = "the webhook's files"
@@ -151,7 +151,7 @@ class LiveMutations:
     What cannot be used never takes the place of what is in use; it is said in the log and in a metric.
     """
 
-    def __init__(self, source: str, meters: Meters) -> None:
+    def __init__(self, source: str, meters: MetricsRegistry) -> None:
         """BadSettings where they cannot be used now."""
         self._source = source
         self._meters = meters

@@ -8,7 +8,7 @@ from nodewise.cpu.webhook import review
 from nodewise.cpu.webhook.config import LiveMutations
 from nodewise.cpu.webhook.review import Answer
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Application, Lane, Request, Response, Route
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.server import Server
@@ -22,7 +22,9 @@ _MOST_LARGE: Final = 8
 """So many large reviews are held at once, so that memory is bounded whatever comes."""
 
 
-def served(mutations: LiveMutations, options: ServeOptions, meters: Meters, *, any_client: bool) -> Server:
+def served(
+    mutations: LiveMutations, options: ServeOptions, meters: MetricsRegistry, *, any_client: bool
+) -> Server:
     """The server, to be started: for clients with a certificate of `options.client_ca`, or for `any_client`."""
     aside = ThreadPoolExecutor(1, thread_name_prefix="large-reviews")
 

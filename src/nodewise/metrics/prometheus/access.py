@@ -15,7 +15,7 @@ from nodewise.errors import BadSettings, Problem, Refused
 from nodewise.kube import proxy
 from nodewise.kube.renewing import Renewing
 from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem
 from nodewise.serve.certificates import Kept, Watched
 
@@ -72,7 +72,9 @@ class Secret(httpx2.Auth):
 class Access:
     """The way to one Prometheus. `BadSettings` names all settings that cannot be used."""
 
-    def __init__(self, url: str, options: PrometheusOptions, meters: Meters, clock: Clock = _SYSTEM) -> None:
+    def __init__(
+        self, url: str, options: PrometheusOptions, meters: MetricsRegistry, clock: Clock = _SYSTEM
+    ) -> None:
         if problems := list(_problems(url, options)):
             raise BadSettings(_WHAT, problems)
         self.url = url.rstrip("/")
@@ -121,7 +123,7 @@ def _url_problems(url: str) -> Iterator[Problem]:
 class _Papers:
     """What verifies Prometheus and identifies us. BadSettings where a file cannot be used."""
 
-    def __init__(self, options: PrometheusOptions, meters: Meters, clock: Clock) -> None:
+    def __init__(self, options: PrometheusOptions, meters: MetricsRegistry, clock: Clock) -> None:
         now_s = clock.now()
         pair = {"--prometheus-cert": options.prometheus_cert, "--prometheus-key": options.prometheus_key}
         bundle = {"--prometheus-ca": options.prometheus_ca}

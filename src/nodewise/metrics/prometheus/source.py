@@ -14,7 +14,7 @@ from nodewise.metrics.prometheus.ranges import Points
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import NoValues, Want
 from nodewise.observe import logs
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 NAME: Final = "prometheus"
 
@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 class PrometheusMetrics:
     """One Prometheus. A rule's query is asked as it stands, a selector with its samples' own times (`queries`)."""
 
-    def __init__(self, url: str, setting: Setting, nodes: Lookup, meters: Meters) -> None:
+    def __init__(self, url: str, setting: Setting, nodes: Lookup, meters: MetricsRegistry) -> None:
         """`BadSettings` names every setting that cannot be used."""
         # one of several is known by its address, so that an operator sees which of them failed
         several = len(setting.options.prometheus_url) > 1

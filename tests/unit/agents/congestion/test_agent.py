@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.agent import Named, Numbered, View
+from nodewise.agent import Named, Numbered, Snapshot
 from nodewise.agents.congestion.agent import CongestionAgent
 from nodewise.agents.congestion.options import CongestionOptions
-from tests.unit.agents.congestion.worlds import POD, scores, view
+from tests.unit.agents.congestion.worlds import POD, scores, snapshot
 
 NO_FACTOR = [None, "", "abc", "50.5", " 50", "50 ", "0x10", "1e1", "1_0", "٣", "nan", "99999999999999999999"]
 
@@ -65,21 +65,21 @@ def test_a_node_without_a_factor_gets_the_score_that_was_set() -> None:
 
 
 def test_a_node_that_nobody_knows_has_no_factor() -> None:
-    given = view({"n1": "100"}, CongestionOptions(score_missing=4))
+    given = snapshot({"n1": "100"}, CongestionOptions(score_missing=4))
     found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named(["n9", "n1"]), given)
     assert found is not None
     assert found.points.tolist() == [4, 0]
 
 
 def test_no_candidates_and_no_nodes() -> None:
-    given = view({})
+    given = snapshot({})
     found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named([]), given)
     assert found is not None
     assert found.points.tolist() == []
 
 
 def test_without_a_slot_nothing_is_said() -> None:
-    empty = View(view({}).nodes, {}, 0.0)
+    empty = Snapshot(snapshot({}).nodes, {}, 0.0)
     assert CongestionAgent(CongestionOptions()).score(POD, empty.nodes.named(["n1"]), empty) is None
 
 
@@ -89,7 +89,7 @@ class TestWhatIsTold:
     def details(self) -> Numbered:
         texts = ["55", None, "50.5", "9" * 20, "-5", "x\n" + "y" * 60]
         factors = {f"n{number}": text for number, text in enumerate(texts)}
-        given = view(factors)
+        given = snapshot(factors)
         found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named(list(factors)), given)
         assert found is not None
         assert isinstance(found.details, Numbered)
@@ -114,13 +114,13 @@ class TestWhatIsTold:
         assert msgspec.json.encode(told.numbers(2))
 
     def test_of_a_long_text_no_more_is_kept_than_is_shown_and_it_counts(self) -> None:
-        given = view({"n1": "x" * 100_000, "n2": "55"})
-        slot = given.slots["congestion"]
-        assert [len(text) for text in slot.unread.values()] == [41]
+        given = snapshot({"n1": "x" * 100_000, "n2": "55"})
+        agent_state = given.agent_states["congestion"]
+        assert [len(text) for text in agent_state.unread.values()] == [41]
         found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named(["n1", "n2"]), given)
         assert found is not None
         assert found.details is not None
-        assert found.details.nbytes > slot.factors[:2].nbytes + 41
+        assert found.details.nbytes > agent_state.factors[:2].nbytes + 41
 
 
 class TestRejecting:
@@ -130,14 +130,14 @@ class TestRejecting:
 
     def test_nobody_is_rejected_otherwise(self) -> None:
         agent = CongestionAgent(CongestionOptions())
-        given = view({"n1": None})
+        given = snapshot({"n1": None})
         assert isinstance(agent, Named)
         assert agent.predicates == {}
         assert agent.filter(POD, given.nodes.named(["n1"]), given) is None
 
     def test_nodes_without_a_factor(self) -> None:
         agent = CongestionAgent(self.OPTIONS)
-        given = view({"n1": "1000", "n2": None, "n3": "50.5"}, self.OPTIONS)
+        given = snapshot({"n1": "1000", "n2": None, "n3": "50.5"}, self.OPTIONS)
         candidates = given.nodes.named(["n1", "n2", "n3"])
         for verdict in (agent.filter(POD, candidates, given), agent.preempt(POD, candidates, given, {})):
             assert verdict is not None
@@ -148,7 +148,7 @@ class TestRejecting:
         assert set(agent.predicates) == {"congestion"}
 
     def test_all_nodes_before_they_are_read(self) -> None:
-        empty = View(view({}).nodes, {}, 0.0)
+        empty = Snapshot(snapshot({}).nodes, {}, 0.0)
         verdict = CongestionAgent(self.OPTIONS).filter(POD, empty.nodes.named(["n1", "n2"]), empty)
         assert verdict is not None
         assert verdict.codes.tolist() == [1, 1]

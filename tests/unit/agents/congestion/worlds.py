@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from nodewise import turns
-from nodewise.agent import NodeIndex, View, World
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.congestion.agent import CongestionAgent, PodFields
 from nodewise.agents.congestion.options import CongestionOptions
 from nodewise.agents.congestion.state import CongestionNode, CongestionState, NodeMetadata
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.statistics.annotations import CongestionAnnotations
 
 NOW = 1000.0
@@ -20,19 +20,19 @@ def node(factor: str | None) -> CongestionNode:
     return CongestionNode(NodeMetadata(CongestionAnnotations(congestion_factor=factor)))
 
 
-def world(factors: Mapping[str, str | None]) -> World:
+def cluster_state(factors: Mapping[str, str | None]) -> ClusterState:
     nodes = {("", name): node(factor) for name, factor in factors.items()}
-    return World(NodeIndex(factors), {}, Snapshot(), NOW, nodes)
+    return ClusterState(NodeIndex(factors), {}, MetricsSnapshot(), NOW, nodes)
 
 
-def view(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> View:
-    given = world(factors)
-    slot = turns.result(CongestionState(options or CongestionOptions()).slot(given))
-    return View(given.nodes, {"congestion": slot}, NOW, 1)
+def snapshot(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> Snapshot:
+    given = cluster_state(factors)
+    agent_state = turns.result(CongestionState(options or CongestionOptions()).build(given))
+    return Snapshot(given.nodes, {"congestion": agent_state}, NOW, 1)
 
 
 def scores(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> dict[str, int]:
-    given = view(factors, options)
+    given = snapshot(factors, options)
     found = CongestionAgent(options or CongestionOptions()).score(
         POD, given.nodes.named(list(factors)), given
     )

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from nodewise import turns
-from nodewise.agent import NodeIndex, World
+from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.books import CARDS, TILES
 from nodewise.agents.gpu.cards import GpuNode
@@ -16,7 +16,7 @@ from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
 from nodewise.binder import HOLDINGS, LedgerLease
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 
 PREFIX = "gpu.intel.com/"
 SHORT = {"mc": "millicores", "mem": "memory.max", "t": "tiles", "mon": "i915_monitoring"}
@@ -82,25 +82,25 @@ def read(type_: type[Any], value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value), type=type_)
 
 
-def world(
+def cluster_state(
     nodes: Mapping[str, GpuNode],
     pods: Iterable[BookedPod] = (),
     leases: Iterable[LedgerLease] = (),
     version: str = "10",
     index: NodeIndex | None = None,
-) -> World:
+) -> ClusterState:
     objects: dict[str, Any] = {
         PODS: {(one.metadata.namespace, one.metadata.name): one for one in pods},
         LEDGERS: {(one.metadata.namespace, one.metadata.name): one for one in leases},
     }
     by_key = {("", name): one for name, one in nodes.items()}
-    return World(
-        index or NodeIndex(nodes), objects, Snapshot(), 0.0, by_key, {PODS: version, LEDGERS: version}
+    return ClusterState(
+        index or NodeIndex(nodes), objects, MetricsSnapshot(), 0.0, by_key, {PODS: version, LEDGERS: version}
     )
 
 
-def slot(given: World, state: GpuState | None = None) -> Slot:
-    found: Slot = turns.result((state or GpuState(INTEL)).slot(given))
+def agent_state(given: ClusterState, state: GpuState | None = None) -> Slot:
+    found: Slot = turns.result((state or GpuState(INTEL)).build(given))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agent import View
+from nodewise.agent import Snapshot
 from nodewise.agents.gpu import layout as layouts
 from nodewise.agents.gpu import profile as profiles
 from nodewise.agents.gpu.agent import GpuAgent
@@ -16,7 +16,7 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.reasons import NotReady, UnknownNode
 from nodewise.binder import BindPlan, Refusal
-from tests.unit.agents.gpu.facts import PREFIX, entry, lease, node, pod, slot, world
+from tests.unit.agents.gpu.facts import PREFIX, agent_state, cluster_state, entry, lease, node, pod
 
 NODES = {"plain": node("", ""), "n1": node("i915=20 mc=2000 t=4"), "n2": node("i915=20 mc=2000 t=4")}
 PREFER = {"telemetry.aware.scheduling.p/gas-prefer-gpu": "card1"}
@@ -29,9 +29,11 @@ def agent(**options: Any) -> GpuAgent:
     return GpuAgent(made, profiles.load(made.gpu_profile))
 
 
-def view(pods: Iterable[BookedPod] = (), ledgers: Any = (), nodes: Any = NODES, version: str = "50") -> View:
-    given = world(nodes, pods, ledgers, version=version)
-    return View(given.nodes, {"gpu": slot(given)}, NOW)
+def snapshot(
+    pods: Iterable[BookedPod] = (), ledgers: Any = (), nodes: Any = NODES, version: str = "50"
+) -> Snapshot:
+    given = cluster_state(nodes, pods, ledgers, version=version)
+    return Snapshot(given.nodes, {"gpu": agent_state(given)}, NOW)
 
 
 def new(name: str, *requests: str, **annotations: str) -> BookedPod:
@@ -42,14 +44,14 @@ def new(name: str, *requests: str, **annotations: str) -> BookedPod:
     return msgspec.structs.replace(made, metadata=meta)
 
 
-def texts(asked: BookedPod, given: View, names: str = "plain n1 n2 x", **options: Any) -> list[str]:
+def texts(asked: BookedPod, given: Snapshot, names: str = "plain n1 n2 x", **options: Any) -> list[str]:
     """Why each node is rejected; an empty text for one that passes."""
     verdict = agent(**options).filter(asked, given.nodes.named(names.split()), given)
     assert verdict is not None
     return [verdict.reasons[code - 1].text() if code else "" for code in verdict.codes.tolist()]
 
 
-def plan(asked: BookedPod, given: View, on: str = "n1", **options: Any) -> BindPlan:
+def plan(asked: BookedPod, given: Snapshot, on: str = "n1", **options: Any) -> BindPlan:
     found = agent(**options).bind(asked, on, given, NOW)
     assert isinstance(found, BindPlan)
     return found
@@ -58,33 +60,33 @@ def plan(asked: BookedPod, given: View, on: str = "n1", **options: Any) -> BindP
 class TestFilter:
     def test_a_pod_without_cards_passes_untouched(self) -> None:
         for asked in (new("p", ""), new("p", "i915=0")):
-            assert agent().filter(asked, view().nodes.named(["n1"]), view()) is None
+            assert agent().filter(asked, snapshot().nodes.named(["n1"]), snapshot()) is None
 
     def test_nodes_are_rejected_in_words(self) -> None:
         full = [pod("a", "n1", "card0", ["i915=1 mc=600"]), pod("b", "n1", "card1", ["i915=1 mc=600"])]
-        found = texts(new("p", "i915=1 mc=600"), view(full))
+        found = texts(new("p", "i915=1 mc=600"), snapshot(full))
         assert [text.startswith(COUNT + "will not fit") for text in found] == [True, True, False, False]
         assert found[2:] == ["", "Couldn't retrieve node's information"]
 
     def test_without_books_nothing_passes(self) -> None:
-        asked, bare = new("p", "i915=1"), View(view().nodes, {}, NOW)
+        asked, bare = new("p", "i915=1"), Snapshot(snapshot().nodes, {}, NOW)
         verdict = agent().filter(asked, bare.nodes.named(["n1", "n2"]), bare)
         assert verdict is not None
         assert (verdict.codes.tolist(), verdict.reasons) == ([1, 1], (NotReady(),))
 
     def test_where_a_preferred_card_fits_only_such_nodes_pass(self) -> None:
         nodes = NODES | {"n2": node("i915=20 mc=2000", **PREFER)}
-        found = texts(new("p", "i915=1"), view(nodes=nodes), "n1 n2")
+        found = texts(new("p", "i915=1"), snapshot(nodes=nodes), "n1 n2")
         assert found == ["nodewise: a node with a preferred GPU fits", ""]
 
     def test_a_balanced_placement_asks_for_no_preference(self) -> None:
         nodes = NODES | {"n2": node("i915=20 mc=2000", **PREFER)}
-        found = texts(new("p", "i915=1"), view(nodes=nodes), "n1 n2", balanced_resource="millicores")
+        found = texts(new("p", "i915=1"), snapshot(nodes=nodes), "n1 n2", balanced_resource="millicores")
         assert found == ["", ""]
 
 
 class TestPreempt:
-    def kept(self, asked: BookedPod, given: View, **victims: str) -> list[str]:
+    def kept(self, asked: BookedPod, given: Snapshot, **victims: str) -> list[str]:
         names = given.nodes.named(list(victims))
         uids = {name: frozenset(text.split()) for name, text in victims.items()}
         verdict = agent().preempt(asked, names, given, uids)
@@ -97,7 +99,7 @@ class TestPreempt:
             for name in ("n1", "n2")
             for card in ("card0", "card1")
         ]
-        given = view(there)
+        given = snapshot(there)
         uid = {one.metadata.name: one.metadata.uid for one in there}
         asked = new("p", "i915=2 mc=1800")
         assert self.kept(asked, given, n1=f"{uid['n1-card0']} {uid['n1-card1']}", n2=uid["n2-card0"]) == [
@@ -105,12 +107,12 @@ class TestPreempt:
         ]
 
     def test_a_pod_without_cards_has_no_opinion(self) -> None:
-        assert agent().preempt(new("p", ""), view().nodes.named(["n1"]), view(), {}) is None
+        assert agent().preempt(new("p", ""), snapshot().nodes.named(["n1"]), snapshot(), {}) is None
 
     def test_nodes_are_laid_out_with_what_the_pod_asks_about(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where each node has resources of its own, those of all candidates would make arrays without end."""
         laid_out: list[Layout] = []
-        build, given = layouts.build, view()
+        build, given = layouts.build, snapshot()
 
         def building(*given: Any) -> Layout:
             laid_out.append(build(*given))
@@ -123,7 +125,7 @@ class TestPreempt:
 
 class TestBind:
     def test_the_pod_is_told_its_cards(self) -> None:
-        found = plan(new("p", "i915=2 mc=600", "", "i915=1"), view())
+        found = plan(new("p", "i915=2 mc=600", "", "i915=1"), snapshot())
         assert found.annotations == {
             "gas-ts": "1700000000500000000",
             "gas-container-cards": "card0,card1||card0",
@@ -141,9 +143,9 @@ class TestBind:
 
     def test_an_entry_does_not_grow_with_containers_that_request_nothing(self) -> None:
         alone, among = new("p", "i915=1 t=1"), new("p", *[""] * 31, "i915=1 t=1", *[""] * 32)
-        entries = [plan(asked, view()).entry for asked in (alone, among)]
+        entries = [plan(asked, snapshot()).entry for asked in (alone, among)]
         assert entries[0] == entries[1]
-        annotations = plan(among, view()).annotations
+        annotations = plan(among, snapshot()).annotations
         assert annotations["gas-container-cards"] == "|" * 31 + "card0" + "|" * 32
         assert annotations["gas-container-tiles"] == "|" * 31 + "card0:gt0" + "|" * 32
 
@@ -153,23 +155,23 @@ class TestBind:
     def test_an_entry_is_told_again_by_container(self, cards: str) -> None:
         asked = new("p", "", "i915=1")
         ledger = lease("n1", uid_p=entry("p", cards, charged=["i915=1"] * len(cards.split("|"))))
-        found = plan(asked, view([asked], [ledger]))
+        found = plan(asked, snapshot([asked], [ledger]))
         assert found.annotations["gas-container-cards"] == "|card1"
 
     def test_tiles_are_named(self) -> None:
-        found = plan(new("p", "i915=1 t=2", "i915=1"), view())
+        found = plan(new("p", "i915=1 t=2", "i915=1"), snapshot())
         assert found.annotations["gas-container-tiles"] == "card0:gt0+gt1|"
         assert found.told.startswith("c0: card0 gt0+gt1; c1: ")
 
     def test_one_container_without_tiles_has_no_word_of_them(self) -> None:
-        assert "gas-container-tiles" not in plan(new("p", "i915=1"), view()).annotations
+        assert "gas-container-tiles" not in plan(new("p", "i915=1"), snapshot()).annotations
 
     def test_tiles_that_somebody_wrote_before_are_overwritten(self) -> None:
-        found = plan(new("p", "i915=1", gas_container_tiles="card1:gt1"), view())
+        found = plan(new("p", "i915=1", gas_container_tiles="card1:gt1"), snapshot())
         assert found.annotations["gas-container-tiles"] == ""
 
     def test_a_pod_that_asks_for_no_card_needs_no_entry(self) -> None:
-        assert agent().bind(new("p", "i915=0"), "n1", view(), NOW) is None
+        assert agent().bind(new("p", "i915=0"), "n1", snapshot(), NOW) is None
 
     @pytest.mark.parametrize(
         ("asked", "on", "error"),
@@ -182,7 +184,7 @@ class TestBind:
         ],
     )
     def test_a_refusal_is_in_the_older_systems_words(self, asked: BookedPod, on: str, error: str) -> None:
-        found = agent().bind(asked, on, view(), NOW)
+        found = agent().bind(asked, on, snapshot(), NOW)
         assert isinstance(found, Refusal)
         assert found.error == error
         assert (on == "x") == isinstance(found.reason, UnknownNode)
@@ -191,26 +193,26 @@ class TestBind:
         """Also where it would get others now, as for a bind that is tried again."""
         asked = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="40")
-        found = plan(asked, view([asked], [lease("n1", uid_p=mine)]))
+        found = plan(asked, snapshot([asked], [lease("n1", uid_p=mine)]))
         assert found.annotations["gas-container-cards"] == "card1"
         assert msgspec.convert(found.entry, Entry) == mine
 
     def test_an_entry_of_an_earlier_version_is_written_anew(self) -> None:
         asked = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="30")
-        found = msgspec.convert(plan(asked, view([asked], [lease("n1", uid_p=mine)])).entry, Entry)
+        found = msgspec.convert(plan(asked, snapshot([asked], [lease("n1", uid_p=mine)])).entry, Entry)
         assert (found.cards, found.seen, found.at) == ("card1", "40", NOW)
 
     def test_an_entry_never_goes_back_to_an_older_version_of_the_pod(self) -> None:
         """Who has seen to it that no Binding of the older one comes would take it out under a pod that is bound."""
         asked = new("p", "i915=1 mc=600")
         mine = entry("p", "card1", seen="50")
-        found = msgspec.convert(plan(asked, view([asked], [lease("n1", uid_p=mine)])).entry, Entry)
+        found = msgspec.convert(plan(asked, snapshot([asked], [lease("n1", uid_p=mine)])).entry, Entry)
         assert (found.cards, found.seen) == ("card1", "50")
 
     def test_entries_that_do_not_count_any_more_are_named(self) -> None:
         gone = lease("n1", u_gone=entry("gone", "card0", seen="10"))
-        found = plan(new("p", "i915=1"), view(ledgers=[gone]))
+        found = plan(new("p", "i915=1"), snapshot(ledgers=[gone]))
         assert found.stale == {"u-gone"}
 
     def test_cards_that_are_called_otherwise_are_told_by_name(self) -> None:
@@ -224,16 +226,16 @@ class TestBind:
             ),
             type=type(node()),
         )
-        found = plan(new("p", "i915=2"), view(nodes={"n1": made}))
+        found = plan(new("p", "i915=2"), snapshot(nodes={"n1": made}))
         assert found.annotations["cards.nodewise.io/c0"] == "7,left"
 
 
 class TestScore:
     def test_first_fit_likes_all_nodes_the_same(self) -> None:
-        assert agent().score(new("p", "i915=1"), view().nodes.named(["n1"]), view()) is None
+        assert agent().score(new("p", "i915=1"), snapshot().nodes.named(["n1"]), snapshot()) is None
 
     def test_pack_likes_the_fuller_node(self) -> None:
-        given = view([pod("a", "n2", "card0", ["i915=1 mc=100"])])
+        given = snapshot([pod("a", "n2", "card0", ["i915=1 mc=100"])])
         found = agent(gpu_placement="pack").score(
             new("p", "i915=1 mc=100"), given.nodes.named(["n1", "n2"]), given
         )
@@ -241,7 +243,7 @@ class TestScore:
         assert found.points.tolist() == [9, 10]
 
     def test_a_pod_says_otherwise_for_itself(self) -> None:
-        given = view([pod("a", "n2", "card0", ["i915=1 mc=100"])])
+        given = snapshot([pod("a", "n2", "card0", ["i915=1 mc=100"])])
         asked = new("p", "i915=1 mc=100")
         notes = {"nodewise.io/gpu-placement": "spread"}
         asked = msgspec.structs.replace(

@@ -15,15 +15,15 @@ from nodewise.agents.gpu.profile import INTEL
 from tests.unit.agents.gpu.facts import (
     ONE,
     PREFIX,
+    agent_state,
     charged,
+    cluster_state,
     entry,
     lease,
     lease_of,
     node,
     pod,
     read,
-    slot,
-    world,
 )
 
 HELD = {"i915": 1, "millicores": 100}
@@ -33,12 +33,12 @@ NODES = {"n1": node(), "n2": node()}
 def books(*pods: BookedPod, version: str = "10", text: str = "", **entries: Any) -> Any:
     """What is charged on n1, by card."""
     leases = [lease_of("n1", text)] if text else [lease("n1", **entries)] if entries else []
-    return charged(slot(world(NODES, pods, leases, version)))
+    return charged(agent_state(cluster_state(NODES, pods, leases, version)))
 
 
 def problems(*pods: BookedPod, version: str = "10", **entries: Any) -> tuple[str, ...]:
     leases = [lease("n1", **entries)] if entries else []
-    return slot(world(NODES, pods, leases, version)).nodes["n1"].problems
+    return agent_state(cluster_state(NODES, pods, leases, version)).nodes["n1"].problems
 
 
 class TestAnnotations:
@@ -84,7 +84,7 @@ class TestAnnotations:
 
     def test_tiles(self) -> None:
         given = pod("a", "n1", "card0,card1", ["i915=2 t=4"], tiles="card0:gt0+gt1,card1:gt3+nonsense")
-        held = slot(world(NODES, [given])).nodes["n1"].books
+        held = agent_state(cluster_state(NODES, [given])).nodes["n1"].books
         assert held.tiles == {"card0": {0, 1}, "card1": {3}}
         assert held.amounts["card0"][f"{PREFIX}tiles"] == 2
 
@@ -106,7 +106,7 @@ class TestAnnotations:
     def test_a_sum_is_never_more_than_the_largest_amount(self) -> None:
         given = [pod(f"p{number}", "n1", "card0", [f"i915=1 mc={amounts.LARGEST}"]) for number in range(3)]
         assert books(*given)["card0"] == {"i915": 3, "millicores": amounts.LARGEST}
-        assert slot(world(NODES, given)).layout.free[f"{PREFIX}millicores"].min() < 0
+        assert agent_state(cluster_state(NODES, given)).layout.free[f"{PREFIX}millicores"].min() < 0
 
 
 class TestLedger:
@@ -171,7 +171,9 @@ class TestLedger:
         assert books(failed, uid_a=entry("a", "card0", "9")) == {}
 
     def test_one_whose_pod_is_elsewhere_does_not_count(self) -> None:
-        found = slot(world(NODES, [pod("a", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1"))]))
+        found = agent_state(
+            cluster_state(NODES, [pod("a", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1"))])
+        )
         assert charged(found) == {}
         assert charged(found, "n2") == {"card0": HELD}
         assert found.nodes["n1"].books.stale == {"uid-a"}
@@ -220,7 +222,7 @@ class TestLedger:
             uid_ended=entry("ended", "card0", "12"),
         )
         pods = [pod("ended", "n1", phase="Succeeded")]
-        found = slot(world(NODES, pods, [given])).nodes["n1"].books
+        found = agent_state(cluster_state(NODES, pods, [given])).nodes["n1"].books
         assert found.stale == {"uid-gone", "uid-ended"}
         assert found.undecided
 
@@ -244,7 +246,9 @@ def test_of_very_many_conflicts_some_are_told() -> None:
 
 
 def test_169_a_node_that_went_has_no_books() -> None:
-    found = slot(world({"n2": node()}, [pod("a", "n1", "card0")], [lease("n1", uid_a=entry("a", "card0"))]))
+    found = agent_state(
+        cluster_state({"n2": node()}, [pod("a", "n1", "card0")], [lease("n1", uid_a=entry("a", "card0"))])
+    )
     assert list(found.nodes) == ["n2"]
 
 

@@ -12,7 +12,7 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import CENSUS
-from tests.unit.agents.gpu.facts import node, pod, slot, world
+from tests.unit.agents.gpu.facts import agent_state, cluster_state, node, pod
 
 NOW = clock.parse_rfc3339("2026-11-21T12:00:00Z")
 TODAY = int(NOW // 86_400)
@@ -90,10 +90,10 @@ def test_the_body_is_bound_to_the_version_that_was_read() -> None:
 
 
 def test_the_slot_has_tables_of_what_was_counted() -> None:
-    plain = world({"n1": node()})
-    assert not slot(plain).typical
+    plain = cluster_state({"n1": node()})
+    assert not agent_state(plain).typical
     objects = {**plain.objects, CENSUS: {("nw", NAME): kept(added(NOTHING, [came("a")]))}}
     given = msgspec.structs.replace(plain, objects=objects, now=NOW)
-    assert list(slot(given).typical.resources) == ["gpu.intel.com/i915", "gpu.intel.com/millicores"]
+    assert list(agent_state(given).typical.resources) == ["gpu.intel.com/i915", "gpu.intel.com/millicores"]
     eight_days_later = msgspec.structs.replace(given, now=NOW + 8 * 86_400)
-    assert not slot(eight_days_later).typical
+    assert not agent_state(eight_days_later).typical

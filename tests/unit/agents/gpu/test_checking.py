@@ -12,7 +12,7 @@ from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.checking import Told
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import GpuState, Slot
-from tests.unit.agents.gpu.facts import entry, lease, node, pod, slot, world
+from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, node, pod
 
 NODES = {"n1": node(), "n2": node()}
 PODS = [pod("a", "n1", "card0"), pod("b", "n2", "card1")]
@@ -29,7 +29,7 @@ def different(ours: Slot, fresh: Slot, told: Told | None = None, stored: Any = N
 
 
 def of(*pods: Any, leases: Any = (LEDGER,), nodes: Any = NODES, version: str = "10") -> Slot:
-    return slot(world(nodes, pods, leases, version))
+    return agent_state(cluster_state(nodes, pods, leases, version))
 
 
 def test_equal_objects_are_no_difference() -> None:
@@ -66,7 +66,7 @@ def test_a_node_with_news_in_flight_is_left_to_the_next_time(told: Told) -> None
 def test_a_claim_that_is_being_written_is_none() -> None:
     """It shows in our slot before it stands in the ledger."""
     state = GpuState(INTEL)
-    known = slot(world(NODES, [*PODS, C], [LEDGER]), state)
+    known = agent_state(cluster_state(NODES, [*PODS, C], [LEDGER]), state)
     claimed = state.amended(known, "n1", lease("n1", uid_c=entry("c", "card1"), uid_d=entry("d", "card0")))
     assert different(claimed, known, stored=known.nodes["n1"].holdings) == {}
 

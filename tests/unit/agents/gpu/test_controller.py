@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodewise import turns
-from nodewise.agent import Hands, ObjectKey, Tally
+from nodewise.agent import Handle, ObjectKey, Tally
 from nodewise.agents.gpu import KIND, census, controller, gauges
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import ledger as ledgers
@@ -22,14 +22,14 @@ from nodewise.cli import feeds
 from nodewise.cli.feeds import Anew
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.extender.leading import Leading
-from nodewise.extender.world import WorldKeeper
+from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.resources import LEASES, NODES, PODS
 from nodewise.metrics.refresher import Refresher, RefreshOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import CONFIGMAPS, FakeApi
-from tests.unit.agents.gpu.facts import amounts, entry, node, pod, slot, world
+from tests.unit.agents.gpu.facts import agent_state, amounts, cluster_state, entry, node, pod
 from tests.unit.kube import virtual
 from tests.unit.kube.virtual import VirtualClock
 
@@ -146,14 +146,14 @@ class Leader:
     """A replica that leads, put together as `cli.wiring` does."""
 
     def __init__(self, api: Api, **options: Any) -> None:
-        self.api, self.clock, self.meters = api, VirtualClock(), Meters()
+        self.api, self.clock, self.meters = api, VirtualClock(), MetricsRegistry()
         given = GpuOptions(**options)
         needs = feeds.needs([KIND], {"gpu": given})
         self.feed = feeds.from_cluster(api, needs, self.clock, self.meters, OURS)
         refresher = Refresher([], RefreshOptions(), self.clock, self.meters)
         self.state = KIND.state(given, PERIOD_S)
         stores = self.feed.stores
-        self.keeper = WorldKeeper({"gpu": self.state}, stores, refresher, self.clock, self.meters, PERIOD_S)
+        self.keeper = SnapshotCache({"gpu": self.state}, stores, refresher, self.clock, self.meters, PERIOD_S)
         for store in (self.feed.nodes, *self.feed.objects.values()):
             store.subscribe(lambda _: self.keeper.touch())
         assert self.feed.anew is not None
@@ -161,13 +161,15 @@ class Leader:
         self.clearing = Clearing(api)
         self.controller = KIND.controller(given, self._hands())
         self.leads = True
-        self.leading = Leading([self.controller], lambda: self.keeper.view, lambda: self.leads, self.clock)
+        self.leading = Leading(
+            [self.controller], lambda: self.keeper.snapshot, lambda: self.leads, self.clock
+        )
 
-    def _hands(self) -> Hands:
+    def _hands(self) -> Handle:
         recorder = Recorder(self.api, Reporter("test", "test"), self.clock, self.meters)
-        more = (OURS, lambda: self.keeper.view, self.begun, self.clearing)
+        more = (OURS, lambda: self.keeper.snapshot, self.begun, self.clearing)
         stores = (self.feed.objects, self.feed.nodes)
-        return Hands(self.api, *stores, recorder, self.clock, self.meters, Tally(), *more)
+        return Handle(self.api, *stores, recorder, self.clock, self.meters, Tally(), *more)
 
     @asynccontextmanager
     async def going(self) -> AsyncIterator[None]:
@@ -387,7 +389,7 @@ class TestCounting:
                 api.pod("p0")
                 await asyncio.sleep(70)
                 assert self.counted(api) == {"100": 6}
-            assert leader.keeper.view.slots["gpu"].typical, "every replica has the tables"
+            assert leader.keeper.snapshot.agent_states["gpu"].typical, "every replica has the tables"
 
         play(test, self._prepare)
 
@@ -493,7 +495,7 @@ class TestChecks:
         play(test, self._prepare, gpu_check_period_s=0.0)
 
     def _held(self, leader: Leader) -> set[str]:
-        books = leader.keeper.view.slots["gpu"].nodes["n1"].books
+        books = leader.keeper.snapshot.agent_states["gpu"].nodes["n1"].books
         return {one.pod for one in books.held.values()}
 
 
@@ -553,6 +555,6 @@ class TestGauges:
 
     @pytest.mark.parametrize(("most", "count"), [(4, 4), (3, 0), (0, 0)])
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
-        found = slot(world({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
+        found = agent_state(cluster_state({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
         assert len(turns.result(gauges.details(found, INTEL, most))) == count
         assert gauges.totals(found, INTEL)["gpu_pods", ()] == 1

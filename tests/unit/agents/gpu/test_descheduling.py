@@ -8,7 +8,7 @@ import pytest
 from nodewise import turns
 from nodewise.agents.gpu import descheduling
 from nodewise.agents.gpu.pods import BookedLabels, BookedPod
-from tests.unit.agents.gpu.facts import entry, lease, node, pod, slot, world
+from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, node, pod
 
 TILED = "i915=1 t=1"
 HOT = "telemetry.aware.scheduling.hot/gas-"
@@ -29,7 +29,7 @@ def labelled(one: BookedPod, value: str | None = "gpu") -> BookedPod:
 
 
 def found(nodes: dict[str, Any], *pods: BookedPod, leases: Any = ()) -> dict[str, bool]:
-    changes = turns.result(descheduling.changes(slot(world(nodes, pods, leases))))
+    changes = turns.result(descheduling.changes(agent_state(cluster_state(nodes, pods, leases))))
     return {change.pod.metadata.name: change.is_wanted for change in changes}
 
 

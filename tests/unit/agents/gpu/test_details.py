@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from nodewise.agent import Details, View
+from nodewise.agent import Details, Snapshot
 from nodewise.agents.gpu.pods import BookedPod
 from tests.unit.agents.gpu.facts import node, pod
-from tests.unit.agents.gpu.test_agent import agent, new, view
+from tests.unit.agents.gpu.test_agent import agent, new, snapshot
 
 LINKED = {"gpu.intel.com/xe-links": "0.0-1.0"}
 NODES = {
@@ -17,7 +17,7 @@ NODES = {
 HELD = [pod("a", "n1", "card0", ["i915=1 mc=700"]), pod("b", "n1", "card1", ["i915=1 mc=900"])]
 
 
-def details(asked: BookedPod, given: View, **options: str) -> Details:
+def details(asked: BookedPod, given: Snapshot, **options: str) -> Details:
     verdict = agent(**options).filter(asked, given.nodes.named(["plain", "n1", "n2"]), given)
     assert verdict is not None
     assert verdict.details is not None
@@ -44,19 +44,19 @@ def details(asked: BookedPod, given: View, **options: str) -> Details:
     ids=["what is lacking", "by container", "linked tiles"],
 )
 def test_the_cards_or_what_is_lacking(asked: BookedPod, told: list[str]) -> None:
-    found = details(asked, view(HELD, nodes=NODES))
+    found = details(asked, snapshot(HELD, nodes=NODES))
     assert [found.text(candidate) for candidate in range(3)] == told
 
 
 def test_the_distance_is_the_share_that_is_lacking() -> None:
-    found = details(new("p", "i915=1 mc=400"), view(HELD, nodes=NODES))
+    found = details(new("p", "i915=1 mc=400"), snapshot(HELD, nodes=NODES))
     assert found.distances()[:2].tolist() == pytest.approx([1.0, 0.25])
     assert found.nbytes >= sum(one.nbytes for one in (np.zeros(3), np.zeros(3)))
 
 
 def test_cards_are_told_where_they_are_chosen() -> None:
     """Filter asks only whether a pod fits where the placement makes no difference to that; the scores know more."""
-    asked, given = new("p", "i915=1 mc=50"), view(HELD, nodes=NODES)
+    asked, given = new("p", "i915=1 mc=50"), snapshot(HELD, nodes=NODES)
     assert details(asked, given, gpu_placement="spread").text(1) == ""
     scores = agent(gpu_placement="spread").score(asked, given.nodes.named(["n1", "n2"]), given)
     assert scores is not None
@@ -69,7 +69,7 @@ def test_cards_are_told_where_they_are_chosen() -> None:
 
 
 def test_a_demand_that_nobody_can_answer_has_none() -> None:
-    given = view(HELD, nodes=NODES)
+    given = snapshot(HELD, nodes=NODES)
     verdict = agent().filter(new("p", "i915=-1"), given.nodes.named(["n1"]), given)
     assert verdict is not None
     assert verdict.details is None

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agent import View
+from nodewise.agent import Snapshot
 from nodewise.agents.gpu import demand, ledger, limits, reasons
 from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import GpuState
 from nodewise.binder import HOLDINGS, BindPlan, LedgerLease, Refusal
 from tests.unit.agents.gpu.facts import lease_of, node
-from tests.unit.agents.gpu.test_agent import NOW, agent, new, texts, view
+from tests.unit.agents.gpu.test_agent import NOW, agent, new, snapshot, texts
 
 FULL = reasons.LedgerFull().text()
 ASKED = new("p", "i915=1")
@@ -28,13 +28,13 @@ def filled(size: int, on: str = "n1") -> LedgerLease:
     return lease_of(on, text.replace('""', f'"{"x" * (size - len(text))}"'))
 
 
-def bound(asked: BookedPod, given: View, on: str = "n1") -> BindPlan | Refusal | None:
+def bound(asked: BookedPod, given: Snapshot, on: str = "n1") -> BindPlan | Refusal | None:
     return agent().bind(asked, on, given, NOW)
 
 
 @pytest.mark.parametrize(("more", "why"), [(0, ""), (1, FULL)], ids=["at the limit", "beyond it"])
 def test_filter_score_and_bind_go_by_the_same_room_in_a_ledger(more: int, why: str) -> None:
-    given = view(ledgers=[filled(room() + more)])
+    given = snapshot(ledgers=[filled(room() + more)])
     assert texts(ASKED, given, "n1 n2") == [why, ""]
     assert isinstance(bound(ASKED, given), Refusal if why else BindPlan)
     assert isinstance(bound(ASKED, given, "n2"), BindPlan)
@@ -48,15 +48,15 @@ def test_the_reason_names_the_limits() -> None:
 @pytest.mark.parametrize(("longer", "why"), [(0, ""), (1, FULL)], ids=["at the limit", "beyond it"])
 def test_a_nodes_name_is_the_ledgers_too(longer: int, why: str) -> None:
     name = "n" * (limits.LONGEST_NODE + longer)
-    given = view(nodes={name: node()})
+    given = snapshot(nodes={name: node()})
     assert texts(ASKED, given, name) == [why]
     assert isinstance(bound(ASKED, given, name), Refusal if why else BindPlan)
 
 
 def test_the_ledger_of_a_bind_that_is_being_written_counts() -> None:
-    state_view = view()
-    slot = GpuState(INTEL).amended(state_view.slots["gpu"], "n1", filled(room() + 1))
-    given = View(state_view.nodes, {"gpu": slot}, NOW)
+    state_view = snapshot()
+    agent_state = GpuState(INTEL).amended(state_view.agent_states["gpu"], "n1", filled(room() + 1))
+    given = Snapshot(state_view.nodes, {"gpu": agent_state}, NOW)
     assert texts(ASKED, given, "n1") == [FULL]
 
 
@@ -65,7 +65,7 @@ def test_preempt_counts_on_the_entries_of_victims() -> None:
     text = '{"uid-v":{"pod":"d/v","cards":"card0","seen":"5","charged":[{}],"more":""}}'
     text = text.replace('"more":""', f'"more":"{"x" * (room() + 1 - len(text))}"')
     assert len(text) == room() + 1
-    given = view([victim], [lease_of("n1", text)])
+    given = snapshot([victim], [lease_of("n1", text)])
     names = given.nodes.named(["n1"])
     for victims, is_rejected in ((frozenset(), True), (frozenset({"uid-v"}), False)):
         verdict = agent().preempt(ASKED, names, given, {"n1": victims})
@@ -87,7 +87,7 @@ def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) ->
     names = {"namespace": "d" * 63, "uid": "u" * 64, "resourceVersion": "9" * 40}
     asked = msgspec.structs.replace(asked, metadata=msgspec.structs.replace(asked.metadata, **names))
     amounts = f"i915=128 mc=64000 mem={2**62} t=256"
-    given = view(nodes={"n1": node(amounts, ".".join(map(str, range(64))))})
+    given = snapshot(nodes={"n1": node(amounts, ".".join(map(str, range(64))))})
     found: Any = bound(asked, given)
     assert isinstance(found, BindPlan), found
     containers = demand.read(asked, INTEL, agent()._options).containers
@@ -99,11 +99,11 @@ def test_an_entry_is_no_longer_than_filter_expects(requests: tuple[str, ...]) ->
 
 def test_pods_of_many_empty_containers_do_not_fill_a_ledger() -> None:
     """Nine pods of one card and 10,000 empty containers each made a ledger of 262 kB, and then every bind failed."""
-    verdicts = texts(new("evil", "i915=1", *[""] * 10_000), view(), "n1 n2")
+    verdicts = texts(new("evil", "i915=1", *[""] * 10_000), snapshot(), "n1 n2")
     assert all("at most 64" in why for why in verdicts)
     entries = {}
     for number in range(9):
-        plan = bound(new(f"evil-{number}", "i915=1", *[""] * 63), view())
+        plan = bound(new(f"evil-{number}", "i915=1", *[""] * 63), snapshot())
         assert isinstance(plan, BindPlan)
         entries[f"uid-{number}"] = plan.entry
     text = msgspec.json.encode(entries).decode()

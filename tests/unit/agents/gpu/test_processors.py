@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agent import World
+from nodewise.agent import ClusterState
 from nodewise.agents.gpu import KIND, processors
 from nodewise.agents.gpu.books import CARDS
 from nodewise.agents.gpu.cards import GpuNode
@@ -13,13 +13,13 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import MOST_CPU_MILLI, BookedPod, cpu_milli
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import PODS, GpuState
-from tests.unit.agents.gpu.facts import cpu_free, entry, lease, node, pod, read, slot, world
+from tests.unit.agents.gpu.facts import agent_state, cluster_state, cpu_free, entry, lease, node, pod, read
 
 NODES = {"plain": node("", "", cpu="8"), "n1": node(cpu="8"), "n2": node(cpu="7500m")}
 PLAIN = ("",)
 
 
-def with_pods(before: World, *pods: BookedPod) -> World:
+def with_pods(before: ClusterState, *pods: BookedPod) -> ClusterState:
     found = {(one.metadata.namespace, one.metadata.name): one for one in pods}
     return msgspec.structs.replace(before, objects={**before.objects, PODS: found})
 
@@ -141,11 +141,11 @@ class TestFree:
             pod("d", "plain", requests=PLAIN, cpu="4"),
             pod("e", "", cpu="4"),
         ]
-        assert cpu_free(slot(world(NODES, pods))) == {"n1": 4500, "n2": 7500}
+        assert cpu_free(agent_state(cluster_state(NODES, pods))) == {"n1": 4500, "n2": 7500}
 
     def test_plain_pods_come_go_and_end(self) -> None:
-        state, before = GpuState(INTEL), world(NODES, [pod("a", "n1", "card0", cpu="1")])
-        first = slot(before, state)
+        state, before = GpuState(INTEL), cluster_state(NODES, [pod("a", "n1", "card0", cpu="1")])
+        first = agent_state(before, state)
         assert cpu_free(first) == {"n1": 7000, "n2": 7500}
         card_pods = list(before.objects[PODS].values())
         for pods, left in (
@@ -156,14 +156,14 @@ class TestFree:
             ([pod("b", "n2", requests=PLAIN, cpu="9")], {"n1": 7000, "n2": -1500}),
             ([], {"n1": 7000, "n2": 7500}),
         ):
-            found = slot(with_pods(before, *card_pods, *pods), state)
+            found = agent_state(with_pods(before, *card_pods, *pods), state)
             assert cpu_free(found) == left
             assert found.layout is first.layout
         assert cpu_free(first) == {"n1": 7000, "n2": 7500}
 
     def test_plain_pods_are_nobodys_business_otherwise(self) -> None:
-        found = slot(
-            world(
+        found = agent_state(
+            cluster_state(
                 NODES, [pod("b", "plain", requests=PLAIN, cpu="2"), pod("c", "n1", requests=PLAIN, cpu="2")]
             )
         )
@@ -182,12 +182,12 @@ class TestFree:
                 {"n2": 7500, "n1": 6000, "n3": processors.UNLIMITED},
             ),
         ):
-            assert cpu_free(slot(world(nodes, pods), state)) == left
+            assert cpu_free(agent_state(cluster_state(nodes, pods), state)) == left
 
     def test_a_claim_takes_cpu_at_once_and_only_once(self) -> None:
         waiting = pod("a", phase="Pending", cpu="2")
-        before, state = world(NODES, [waiting]), GpuState(INTEL)
-        first, ledger = slot(before, state), lease("n1", uid_a=entry("a", "card1"))
+        before, state = cluster_state(NODES, [waiting]), GpuState(INTEL)
+        first, ledger = agent_state(before, state), lease("n1", uid_a=entry("a", "card1"))
         claimed = state.amended(first, "n1", ledger)
         assert cpu_free(claimed) == {"n1": 6000, "n2": 7500}
         assert cpu_free(first) == {"n1": 8000, "n2": 7500}
@@ -199,9 +199,9 @@ class TestFree:
             objects={PODS: {("d", "a"): bound}, "ledgers": {("nw", "gpu-n1"): ledger}},
         )
         assert bound.metadata.annotations == {CARDS: "card1"}
-        assert cpu_free(slot(told, state)) == {"n1": 6000, "n2": 7500}
+        assert cpu_free(agent_state(told, state)) == {"n1": 6000, "n2": 7500}
 
     def test_garbage_amounts_are_summed_up_without_an_overflow(self) -> None:
         pods = [pod(f"p{number}", "n1", requests=PLAIN, cpu="1e30") for number in range(100)]
-        found = slot(world(NODES, [*pods, pod("a", "n1", "card0", cpu="1e30")]))
+        found = agent_state(cluster_state(NODES, [*pods, pod("a", "n1", "card0", cpu="1e30")]))
         assert cpu_free(found) == {"n1": 8000 - 101 * MOST_CPU_MILLI, "n2": 7500}

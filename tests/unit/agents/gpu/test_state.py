@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.agent import NodeIndex, World
+from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import rations
 from nodewise.agents.gpu import state as states
 from nodewise.agents.gpu.profile import INTEL
@@ -13,15 +13,15 @@ from nodewise.agents.gpu.state import GpuState, Slot
 from tests.unit.agents.gpu import objects
 from tests.unit.agents.gpu.facts import (
     PREFIX,
+    agent_state,
     charged,
+    cluster_state,
     entry,
     laid_out,
     lease,
     lease_of,
     node,
     pod,
-    slot,
-    world,
 )
 
 I915 = f"{PREFIX}i915"
@@ -42,9 +42,9 @@ class Watching:
 
         monkeypatch.setattr(states.accounts, "of_node", counted)
 
-    def slot(self, given: World) -> Slot:
+    def build(self, given: ClusterState) -> Slot:
         self.computed.clear()
-        return slot(given, self.state)
+        return agent_state(given, self.state)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> Watching:
     return Watching(monkeypatch)
 
 
-def of_objects(before: World, **changes: Any) -> World:
+def of_objects(before: ClusterState, **changes: Any) -> ClusterState:
     """The same world with other objects; what is not given stays the same mapping."""
     objects = {**before.objects, **{name: given for name, given in changes.items() if name in before.objects}}
     rest = {name: given for name, given in changes.items() if name not in before.objects}
@@ -64,7 +64,7 @@ def free(found: Slot, name: str) -> dict[str, int]:
 
 
 def test_nodes_with_cards_are_laid_out() -> None:
-    found = slot(world(NODES, [pod("a", "n1", "card1")]))
+    found = agent_state(cluster_state(NODES, [pod("a", "n1", "card1")]))
     assert free(found, "n1") == {"card0": 2, "card1": 1}
     assert free(found, "n2") == {"card0": 1, "card1": 1, "card2": 1}
     assert list(found.rows) == ["n1", "n2"]
@@ -72,30 +72,34 @@ def test_nodes_with_cards_are_laid_out() -> None:
 
 
 def test_an_empty_world() -> None:
-    found = slot(world({}))
+    found = agent_state(cluster_state({}))
     assert (found.nodes, found.layout.size, found.layout.rows.tolist()) == ({}, 0, [0])
 
 
 def test_a_node_without_cards_on_which_a_pod_has_some_is_shown() -> None:
-    found = slot(world(NODES, [pod("a", "plain", "card0")]))
+    found = agent_state(cluster_state(NODES, [pod("a", "plain", "card0")]))
     assert charged(found, "plain") == {"card0": {"i915": 1, "millicores": 100}}
     assert "plain" not in found.rows
 
 
 class TestOnlyWhatChanged:
     def test_nothing_is_computed_where_nothing_changed(self, watching: Watching) -> None:
-        given = world(NODES, [pod("a", "n1", "card1")], [lease("n2", uid_b=entry("b", "card0", "11"))])
-        first = watching.slot(given)
+        given = cluster_state(
+            NODES, [pod("a", "n1", "card1")], [lease("n2", uid_b=entry("b", "card0", "11"))]
+        )
+        first = watching.build(given)
         assert sorted(watching.computed) == ["n1", "n2"]
-        second = watching.slot(given)
+        second = watching.build(given)
         assert watching.computed == []
         assert second.layout is first.layout
 
     def test_a_pod_concerns_its_node_and_the_nodes_whose_ledgers_name_it(self, watching: Watching) -> None:
-        before = world(NODES, [pod("a"), pod("x", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1"))])
-        watching.slot(before)
+        before = cluster_state(
+            NODES, [pod("a"), pod("x", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1"))]
+        )
+        watching.build(before)
         key = ("d", "a")
-        found = watching.slot(
+        found = watching.build(
             of_objects(before, pods={**before.objects["pods"], key: pod("a", "n2", "card2")})
         )
         assert sorted(watching.computed) == ["n1", "n2"]
@@ -105,34 +109,36 @@ class TestOnlyWhatChanged:
     def test_a_newer_version_of_the_pods_concerns_only_entries_of_pods_not_seen(
         self, watching: Watching
     ) -> None:
-        before = world(NODES, [pod("x", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1", "12"))])
-        assert free(watching.slot(before), "n1") == {"card0": 2, "card1": 1}
+        before = cluster_state(
+            NODES, [pod("x", "n2", "card0")], [lease("n1", uid_a=entry("a", "card1", "12"))]
+        )
+        assert free(watching.build(before), "n1") == {"card0": 2, "card1": 1}
         for version, left in (("11", 1), ("12", 2), ("13", 2)):
-            found = watching.slot(of_objects(before, versions={"pods": version}))
+            found = watching.build(of_objects(before, versions={"pods": version}))
             assert free(found, "n1")["card1"] == left
         assert watching.computed == []
 
     def test_a_ledger_concerns_its_node(self, watching: Watching) -> None:
-        before = world(NODES, [pod("x", "n2", "card0")])
-        watching.slot(before)
+        before = cluster_state(NODES, [pod("x", "n2", "card0")])
+        watching.build(before)
         ledger = lease("n1", uid_a=entry("a", "card1", "12"))
-        found = watching.slot(of_objects(before, ledgers={("nw", "gpu-n1"): ledger}))
+        found = watching.build(of_objects(before, ledgers={("nw", "gpu-n1"): ledger}))
         assert watching.computed == ["n1"]
         assert free(found, "n1")["card1"] == 1
-        found = watching.slot(of_objects(before, ledgers={}))
+        found = watching.build(of_objects(before, ledgers={}))
         assert free(found, "n1")["card1"] == 2
 
     def test_other_leases_are_nobodys_ledger(self) -> None:
         given = lease("n1", uid_a=entry("a", "card1", "12"))
-        found = world(NODES, leases=[given])
+        found = cluster_state(NODES, leases=[given])
         other = {("nw", "nodewise-extender"): given}
-        assert charged(slot(of_objects(found, ledgers=other))) == {}
+        assert charged(agent_state(of_objects(found, ledgers=other))) == {}
 
     def test_a_node_whose_labels_change(self, watching: Watching) -> None:
-        before = world(NODES, [pod("x", "n2", "card0")])
-        watching.slot(before)
+        before = cluster_state(NODES, [pod("x", "n2", "card0")])
+        watching.build(before)
         nodes = {**before.node_objects, ("", "n1"): node(numbers="0.1.2.3")}
-        found = watching.slot(of_objects(before, node_objects=nodes))
+        found = watching.build(of_objects(before, node_objects=nodes))
         assert watching.computed == ["n1"]
         assert free(found, "n1") == dict.fromkeys(("card0", "card1", "card2", "card3"), 1)
 
@@ -140,40 +146,42 @@ class TestOnlyWhatChanged:
         state = GpuState(INTEL)
         pods = [pod("a", "n1", "card0"), pod("b", "n2", "card0")]
         for names in (["n2", "n1"], ["n1"], [], ["plain", "n2", "n1"], ["n1", "plain"]):
-            found = slot(world({name: NODES[name] for name in names}, pods), state)
-            assert laid_out(found) == laid_out(slot(world({name: NODES[name] for name in names}, pods)))
+            found = agent_state(cluster_state({name: NODES[name] for name in names}, pods), state)
+            assert laid_out(found) == laid_out(
+                agent_state(cluster_state({name: NODES[name] for name in names}, pods))
+            )
             assert sorted(found.nodes) == sorted({*names} - {"plain"})
-        gone = slot(world({"n1": node("", "")}, pods), state)
+        gone = agent_state(cluster_state({"n1": node("", "")}, pods), state)
         assert gone.rows == {}
 
     def test_numbers_of_nodes_change_and_the_cards_stay(self, watching: Watching) -> None:
-        before = world(NODES)
-        first = watching.slot(before)
-        found = watching.slot(of_objects(before, nodes=NodeIndex(["n2", "x", "n1", "plain"])))
+        before = cluster_state(NODES)
+        first = watching.build(before)
+        found = watching.build(of_objects(before, nodes=NodeIndex(["n2", "x", "n1", "plain"])))
         assert watching.computed == []
         assert found.layout.free is first.layout.free
         assert found.layout.rows.tolist() == [1, 2, 0, 2, 2]
 
     def test_a_slot_that_was_given_up_half_way_costs_nothing_but_time(self) -> None:
         worlds = [
-            world(NODES, [pod("a", "n1", "card0")]),
-            world(NODES, [pod("a", "n2", "card1")], [lease("n1", uid_b=entry("b", "card1", "11"))]),
-            world(NODES, [pod("c", "n1", "card1")]),
+            cluster_state(NODES, [pod("a", "n1", "card0")]),
+            cluster_state(NODES, [pod("a", "n2", "card1")], [lease("n1", uid_b=entry("b", "card1", "11"))]),
+            cluster_state(NODES, [pod("c", "n1", "card1")]),
         ]
         for steps in range(30):
             state = GpuState(INTEL)
-            slot(worlds[0], state)
-            half = state.slot(worlds[1])
+            agent_state(worlds[0], state)
+            half = state.build(worlds[1])
             for _, _ in zip(range(steps), half, strict=False):
                 pass
             half.close()
-            assert laid_out(slot(worlds[2], state)) == laid_out(slot(worlds[2]))
+            assert laid_out(agent_state(worlds[2], state)) == laid_out(agent_state(worlds[2]))
 
     def test_a_slot_given_away_never_changes(self) -> None:
         state = GpuState(INTEL)
-        first = slot(world(NODES, [pod("a", "n1", "card0")]), state)
+        first = agent_state(cluster_state(NODES, [pod("a", "n1", "card0")]), state)
         shown = laid_out(first)
-        slot(world(NODES, [pod("a", "n1", "card1")]), state)
+        agent_state(cluster_state(NODES, [pod("a", "n1", "card1")]), state)
         state.amended(first, "n1", lease("n1", uid_b=entry("b", "card1", "11")))
         assert laid_out(first) == shown
         assert charged(first) == {"card0": {"i915": 1, "millicores": 100}}
@@ -181,11 +189,11 @@ class TestOnlyWhatChanged:
 
 class TestAmended:
     def test_an_entry_counts_at_once(self) -> None:
-        given = world(NODES, [pod("a", phase="Pending"), pod("b", "n1", "card0")])
+        given = cluster_state(NODES, [pod("a", phase="Pending"), pod("b", "n1", "card0")])
         ledger = lease("n1", uid_a=entry("a", "card1"))
         state = GpuState(INTEL)
-        found = state.amended(slot(given, state), "n1", ledger)
-        computed = slot(of_objects(given, ledgers={("nw", "gpu-n1"): ledger}))
+        found = state.amended(agent_state(given, state), "n1", ledger)
+        computed = agent_state(of_objects(given, ledgers={("nw", "gpu-n1"): ledger}))
         assert laid_out(found) == laid_out(computed)
         assert free(found, "n1") == {"card0": 1, "card1": 1}
         assert found.nodes["n1"] == computed.nodes["n1"]
@@ -193,31 +201,31 @@ class TestAmended:
     def test_the_same_ledger_gives_the_same_slot(self) -> None:
         ledger = lease("n1", uid_a=entry("a", "card1", "11"))
         state = GpuState(INTEL)
-        first = slot(world(NODES, leases=[ledger]), state)
+        first = agent_state(cluster_state(NODES, leases=[ledger]), state)
         assert state.amended(first, "n1", ledger) is first
         assert state.amended(first, "n2", None) is first
         assert free(state.amended(first, "n1", None), "n1") == {"card0": 2, "card1": 2}
 
     def test_a_node_that_nobody_knows_changes_nothing(self) -> None:
         state = GpuState(INTEL)
-        first = slot(world(NODES), state)
+        first = agent_state(cluster_state(NODES), state)
         assert state.amended(first, "nosuch", lease("nosuch", uid_a=entry("a", "card1"))) is first
 
     def test_the_next_slot_is_computed_from_its_world_alone(self) -> None:
         state = GpuState(INTEL)
-        given = world(NODES)
-        state.amended(slot(given, state), "n1", lease("n1", uid_a=entry("a", "card1", "11")))
-        assert free(slot(given, state), "n1") == {"card0": 2, "card1": 2}
+        given = cluster_state(NODES)
+        state.amended(agent_state(given, state), "n1", lease("n1", uid_a=entry("a", "card1", "11")))
+        assert free(agent_state(given, state), "n1") == {"card0": 2, "card1": 2}
 
 
 class TestProblems:
     def test_they_are_those_of_the_newest_slot(self) -> None:
         state = GpuState(INTEL)
-        slot(world(NODES, [pod("a", "n1", "card7")], [lease_of("n2", "{")]), state)
+        agent_state(cluster_state(NODES, [pod("a", "n1", "card7")], [lease_of("n2", "{")]), state)
         found = state.problems({})
         assert sorted(found) == ["node n1", "node n2"]
         assert found["node n1"] == ("d/a hold 'card7', which the node does not have",)
-        slot(world(NODES), state)
+        agent_state(cluster_state(NODES), state)
         assert state.problems({}) == {}
 
     def test_no_metric_is_wanted(self) -> None:
@@ -225,9 +233,9 @@ class TestProblems:
 
 
 def test_an_entry_that_a_version_ended_counts_again_when_versions_begin_anew() -> None:
-    state, given = GpuState(INTEL), world(NODES, leases=[lease("n1", uid_a=entry("a", "card1", "8"))])
+    state, given = GpuState(INTEL), cluster_state(NODES, leases=[lease("n1", uid_a=entry("a", "card1", "8"))])
     for version, left in (("7", 1), ("8", 2), ("", 1), ("9", 2), ("3", 1), ("x", 1), ("9", 2)):
-        found = slot(of_objects(given, versions={"pods": version}), state)
+        found = agent_state(of_objects(given, versions={"pods": version}), state)
         assert free(found, "n1")["card1"] == left
 
 
@@ -240,7 +248,7 @@ class TestInventedResources:
         for number in range(50):
             cards = [{"name": f"c{number}-{at}"} for at in range(64)]
             odd = invented(f"i915=64 x{number}=64", msgspec.json.encode(cards).decode())
-            found = slot(world({**plain, "odd": odd}), state)
+            found = agent_state(cluster_state({**plain, "odd": odd}), state)
             assert f"{PREFIX}x{number}" in found.layout.capacity
             assert len(found.layout.capacity) <= 4
             assert len(found.layout.names) < 1500
@@ -253,12 +261,12 @@ class TestInventedResources:
             for number in range(30)
         }
         state = GpuState(INTEL)
-        found = slot(world(nodes), state)
+        found = agent_state(cluster_state(nodes), state)
         assert len(found.layout.capacity) == rations.MOST
         assert f"{PREFIX}i915" in found.layout.capacity
         assert any("count as absent" in text for one in state.problems({}).values() for text in one)
         few = {name: one for name, one in nodes.items() if name in ("n28", "n29")}
-        assert laid_out(slot(world(few), state)) == laid_out(slot(world(few)))
+        assert laid_out(agent_state(cluster_state(few), state)) == laid_out(agent_state(cluster_state(few)))
         assert not state.problems({})
 
 

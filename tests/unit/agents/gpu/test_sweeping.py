@@ -9,19 +9,19 @@ from nodewise import turns
 from nodewise.agents.gpu import sweeping
 from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.sweeping import Loose
-from tests.unit.agents.gpu.facts import entry, lease, lease_of, node, pod, slot, world
+from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, lease_of, node, pod
 
 NODES = {"n1": node()}
 
 
 def loose(pods: Iterable[BookedPod] = (), leases: Iterable[Any] = (), version: str = "10") -> list[Loose]:
-    given = world(NODES, pods, leases, version)
-    return turns.result(sweeping.loose(slot(given), given.objects["ledgers"]))
+    given = cluster_state(NODES, pods, leases, version)
+    return turns.result(sweeping.loose(agent_state(given), given.objects["ledgers"]))
 
 
 def abandoned(pods: Iterable[BookedPod], leases: Iterable[Any]) -> list[str]:
-    given = world(NODES, pods, leases)
-    found = turns.result(sweeping.abandoned(slot(given), given.objects["ledgers"], NODES))
+    given = cluster_state(NODES, pods, leases)
+    found = turns.result(sweeping.abandoned(agent_state(given), given.objects["ledgers"], NODES))
     return [one.metadata.name for one in found]
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 
 from nodewise import clock, turns
-from nodewise.agent import NodeIndex, View, World
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.learned import LearnedKind
 from nodewise.agents.learned.agent import LearnedAgent
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pods import AskingMetadata, AskingPod, LivingPod
 from nodewise.agents.learned.state import PODS, LearnedState, Slot
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 
 START = clock.parse_rfc3339("2026-11-21T11:00:00Z")
 NEVER_FADES = LearnedOptions(learned_half_life_s=0.0)
@@ -72,7 +72,7 @@ class Life:
         self.pods: dict[tuple[str, str], LivingPod] = {}
         (watched,) = LearnedKind().watched(options)
         self._keep = watched.keep
-        self.slot: Slot | None = None
+        self.agent_state: Slot | None = None
 
     def tell(self, *pods: LivingPod, after_s: float = 1.0) -> Slot:
         """The next world, in which these pods are new or changed."""
@@ -87,18 +87,20 @@ class Life:
 
     def look(self, after_s: float = 1.0) -> Slot:
         self.now += after_s
-        self.slot = turns.result(self.state.slot(World(self.index, {PODS: self.pods}, Snapshot(), self.now)))
-        return self.slot
+        self.agent_state = turns.result(
+            self.state.build(ClusterState(self.index, {PODS: self.pods}, MetricsSnapshot(), self.now))
+        )
+        return self.agent_state
 
     def forget_pod(self, name: str) -> None:
         self.pods = {key: one for key, one in self.pods.items() if key[1] != name}
 
-    def view(self) -> View:
-        return View(self.index, {"learned": self.slot} if self.slot else {}, self.now, 1)
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.index, {"learned": self.agent_state} if self.agent_state else {}, self.now, 1)
 
     def _ask(self, type_: str, namespace: str = "d") -> Any:
         asking = AskingPod(AskingMetadata(name="asks", namespace=namespace, labels={"podtype": type_}))
-        given = self.view()
+        given = self.snapshot()
         return LearnedAgent(self.options).score(asking, given.nodes.named(self.index.known), given)
 
     def points(self, type_: str = "D", namespace: str = "d") -> list[int]:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from nodewise.agent import World
+from nodewise.agent import ClusterState
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.state import PODS
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.agents.learned.lives import NEVER_FADES, Life, end, pod, running, terminated, waiting
 
 
@@ -179,7 +179,7 @@ def test_a_slot_that_was_given_up_half_way_loses_nothing_and_counts_nothing_twic
     for stops in range(1, 14):
         life = began()
         life.pods = dict(pods)
-        work = life.state.slot(World(life.index, {PODS: life.pods}, Snapshot(), life.now + 1))
+        work = life.state.build(ClusterState(life.index, {PODS: life.pods}, MetricsSnapshot(), life.now + 1))
         for _ in range(stops):
             next(work)
         work.close()

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from nodewise import quantity, turns
-from nodewise.agent import NodeIndex, View, World
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.agents.pigeon.holding import HeldPod
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonState
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 
 RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 N3 = "n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)"
@@ -70,15 +70,17 @@ class Cluster:
         self.options = PigeonOptions(**options)
         self.state: PigeonState = pigeon.KIND.state(self.options, 5.0)
         self.agent: PigeonAgent = pigeon.KIND.agent(self.options)
-        self.view = View(NodeIndex(()), {}, 0.0)
+        self.snapshot = Snapshot(NodeIndex(()), {}, 0.0)
         self.has(given)
 
     def has(self, given: str | dict[str, PigeonNode], pods: Mapping[Any, HeldPod] = {}) -> None:
         """The nodes that there are now, and the pods on them."""
         found = nodes(given) if isinstance(given, str) else given
-        index = self.view.nodes if tuple(found) == self.view.nodes.known else NodeIndex(found)
-        world = World(index, {PODS: pods}, Snapshot(), 0.0, {("", name): one for name, one in found.items()})
-        self.view = View(index, {"pigeon": turns.result(self.state.slot(world))}, 0.0)
+        index = self.snapshot.nodes if tuple(found) == self.snapshot.nodes.known else NodeIndex(found)
+        cluster_state = ClusterState(
+            index, {PODS: pods}, MetricsSnapshot(), 0.0, {("", name): one for name, one in found.items()}
+        )
+        self.snapshot = Snapshot(index, {"pigeon": turns.result(self.state.build(cluster_state))}, 0.0)
 
     def asked(self, given: PigeonPod | str = P1, names: str = "") -> Told:
         """A prioritize call."""
@@ -90,8 +92,8 @@ class Cluster:
     def judged(self, given: PigeonPod | str = P1, names: str = "") -> Told:
         """The same without a trace."""
         one = pod(given) if isinstance(given, str) else given
-        candidates = self.view.nodes.named(names.split() or list(self.view.nodes.known))
-        scores = self.agent.score(one, candidates, self.view)
+        candidates = self.snapshot.nodes.named(names.split() or list(self.snapshot.nodes.known))
+        scores = self.agent.score(one, candidates, self.snapshot)
         assert scores is not None
         details: Any = scores.details
         numbers = [details.numbers(at) for at in range(len(candidates))]

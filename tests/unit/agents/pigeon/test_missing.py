@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nodewise import turns
-from nodewise.agent import Names, Numbered, View
+from nodewise.agent import Names, Numbered, Snapshot
 from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.extender.chain import Chain
 from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, node, nodes, pod
@@ -64,7 +64,7 @@ def test_what_is_missing_is_named_and_counts_as_empty() -> None:
 
 def test_the_numbers_of_a_node() -> None:
     cluster = Cluster({"it": node(CAPACITY, {"requested-cpu": "1000"}), **nodes("full(4,8Gi;4000,0)")})
-    scores = cluster.agent.score(pod(P1), cluster.view.nodes.named(["it", "full"]), cluster.view)
+    scores = cluster.agent.score(pod(P1), cluster.snapshot.nodes.named(["it", "full"]), cluster.snapshot)
     assert scores is not None
     assert isinstance(scores.details, Numbered)
     given, full = (scores.details.numbers(at) for at in (0, 1))
@@ -94,33 +94,35 @@ def test_a_score_of_their_own_for_nodes_without_statistics() -> None:
     assert sorted(told.scores[2:]) == [1, 5, 10] or max(told.scores[2:]) == 10
 
 
-def rejected(agent: PigeonAgent, view: View, names: str) -> list[str]:
-    verdict = agent.filter(pod(P1), view.nodes.named(names.split()), view)
+def rejected(agent: PigeonAgent, snapshot: Snapshot, names: str) -> list[str]:
+    verdict = agent.filter(pod(P1), snapshot.nodes.named(names.split()), snapshot)
     assert verdict is not None
     return [verdict.reasons[code - 1].text() if code else "" for code in verdict.codes.tolist()]
 
 
 def test_nobody_is_rejected_unless_asked_for() -> None:
     cluster = Cluster({"none": node(CAPACITY, None)})
-    assert cluster.agent.filter(pod(P1), cluster.view.nodes.named(["none"]), cluster.view) is None
-    assert cluster.agent.preempt(pod(P1), cluster.view.nodes.named(["none"]), cluster.view, {}) is None
+    assert cluster.agent.filter(pod(P1), cluster.snapshot.nodes.named(["none"]), cluster.snapshot) is None
+    assert (
+        cluster.agent.preempt(pod(P1), cluster.snapshot.nodes.named(["none"]), cluster.snapshot, {}) is None
+    )
 
 
 def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
     cluster = Cluster({"none": node(CAPACITY, None), **nodes(N3)}, when_missing="reject")
-    assert rejected(cluster.agent, cluster.view, "none n1") == ["pigeon: no fresh statistics", ""]
+    assert rejected(cluster.agent, cluster.snapshot, "none n1") == ["pigeon: no fresh statistics", ""]
 
 
 @pytest.mark.parametrize(("when_missing", "kept"), [("reject", [False, True]), ("accept", [True, True])])
 def test_all_agents_together_ask_it_as_well(when_missing: str, kept: list[bool]) -> None:
     cluster = Cluster({"none": node(CAPACITY, None), **nodes(N3)}, when_missing=when_missing)
-    candidates = cluster.view.nodes.named(["none", "n1"])
-    assert turns.result(Chain([cluster.agent]).kept(pod(P1), candidates, cluster.view)).tolist() == kept
+    candidates = cluster.snapshot.nodes.named(["none", "n1"])
+    assert turns.result(Chain([cluster.agent]).kept(pod(P1), candidates, cluster.snapshot)).tolist() == kept
 
 
 def test_before_the_first_view_nothing_is_known() -> None:
     cluster = Cluster(when_missing="reject")
-    empty = View(cluster.view.nodes, {}, 0.0)
+    empty = Snapshot(cluster.snapshot.nodes, {}, 0.0)
     assert set(rejected(cluster.agent, empty, "n1 n2 nX")) == {"pigeon: starting, the nodes are not read yet"}
     assert cluster.agent.score(pod(P1), empty.nodes.named(["n1"]), empty) is None
 
@@ -134,7 +136,7 @@ def test_a_node_that_nobody_knows_takes_no_pod() -> None:
 
 def test_a_node_that_nobody_knows_has_no_statistics() -> None:
     cluster = Cluster(N3, when_missing="reject")
-    assert rejected(cluster.agent, cluster.view, "n1 nX") == ["", "pigeon: no fresh statistics"]
+    assert rejected(cluster.agent, cluster.snapshot, "n1 nX") == ["", "pigeon: no fresh statistics"]
 
 
 @pytest.mark.parametrize("objective", ["A_BINPACK", "LOAD_BALANCE", "CONSOLIDATE"])
@@ -148,7 +150,7 @@ def test_equal_nodes_get_equal_scores(objective: str, count: int) -> None:
 
 def test_no_candidates() -> None:
     cluster = Cluster(N3)
-    scores = cluster.agent.score(pod(P1), Names.of([]), cluster.view)
+    scores = cluster.agent.score(pod(P1), Names.of([]), cluster.snapshot)
     assert scores is not None
     assert len(scores.points) == 0
 
@@ -193,24 +195,24 @@ def test_nodes_that_come_and_go() -> None:
     """Row 172."""
     cluster = Cluster(N3, **BALANCE)
     assert cluster.asked().scores == [10, 5, 1]
-    first = cluster.view.slots["pigeon"]
+    first = cluster.snapshot.agent_states["pigeon"]
     cluster.has(N3.rsplit(" ", 1)[0])
     assert cluster.asked().scores == [10, 1]
     cluster.has(N3)
     assert cluster.asked().scores == [10, 5, 1]
-    assert cluster.view.slots["pigeon"] is not first
+    assert cluster.snapshot.agent_states["pigeon"] is not first
 
 
 def test_nodes_that_do_not_change_are_not_laid_out_again() -> None:
     given = nodes(N3)
     cluster = Cluster(given)
-    first = cluster.view.slots["pigeon"]
+    first = cluster.snapshot.agent_states["pigeon"]
     cluster.has(given)
-    assert cluster.view.slots["pigeon"] is first
+    assert cluster.snapshot.agent_states["pigeon"] is first
     cluster.has(nodes(N3))
-    assert cluster.view.slots["pigeon"] is first, "other objects that say the same"
+    assert cluster.snapshot.agent_states["pigeon"] is first, "other objects that say the same"
     cluster.has({**given, "n2": nodes("n2(4,8Gi;0,0)")["n2"]})
-    assert cluster.view.slots["pigeon"] is not first
+    assert cluster.snapshot.agent_states["pigeon"] is not first
     assert (
         cluster.judged().scores
         == Cluster("n1(4,8Gi;1000,2Gi) n2(4,8Gi;0,0) n3(4,8Gi;3000,6Gi)").judged().scores

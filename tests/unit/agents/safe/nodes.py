@@ -6,11 +6,11 @@ from functools import cache
 import msgspec
 
 from nodewise import turns
-from nodewise.agent import NodeIndex, View, World
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.kube import fields
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 
 NODE = fields.merge("Node", KIND.node_fields)
 POD = fields.merge("Pod", KIND.pod_fields)
@@ -54,36 +54,36 @@ def agent(options):
 
 
 class Asked:
-    """The agent with a View of these nodes."""
+    """The agent with a snapshot of these nodes."""
 
-    def __init__(self, *nodes, snapshot=None, now=NOW, **options):
+    def __init__(self, *nodes, metrics_snapshot=None, now=NOW, **options):
         self.options = SafeOptions(**options)
         self.agent = agent(self.options)
         self.state = KIND.state(self.options, 5.0)
         index = NodeIndex([one.metadata.name for one in nodes])
         objects = {("", one.metadata.name): one for one in nodes}
-        world = World(index, {}, snapshot or Snapshot(), now, objects)
-        self.view = View(index, {"safe": turns.result(self.state.slot(world))}, now)
+        cluster_state = ClusterState(index, {}, metrics_snapshot or MetricsSnapshot(), now, objects)
+        self.snapshot = Snapshot(index, {"safe": turns.result(self.state.build(cluster_state))}, now)
         self.names = index.named(list(index.known))
 
     def filter(self, pod, names=None):
-        return self.agent.filter(pod, self._named(names), self.view)
+        return self.agent.filter(pod, self._named(names), self.snapshot)
 
     def accepts(self, pod):
         return (self.filter(pod).codes == 0).tolist()
 
     def overload(self, pod, names=None):
-        return self.agent.score(pod, self._named(names), self.view).points.tolist()
+        return self.agent.score(pod, self._named(names), self.snapshot).points.tolist()
 
     def balance(self, pod, names=None):
-        return self.agent.balance(pod, self._named(names), self.view).points.tolist()
+        return self.agent.balance(pod, self._named(names), self.snapshot).points.tolist()
 
     def all(self, pod):
         """Of the one node: whether it is accepted, and both scores."""
         return *self.accepts(pod), *self.overload(pod), *self.balance(pod)
 
     def numbers(self, pod, candidate=0):
-        return self.agent.score(pod, self.names, self.view).details.numbers(candidate)
+        return self.agent.score(pod, self.names, self.snapshot).details.numbers(candidate)
 
     def _named(self, names):
-        return self.names if names is None else self.view.nodes.named(names)
+        return self.names if names is None else self.snapshot.nodes.named(names)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from nodewise import clock
-from nodewise.agent import Named, NodeIndex, Numbered, View
+from nodewise.agent import Named, NodeIndex, Numbered, Snapshot
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.agents.safe.nodes import GIB, NOW, Asked, loaded, node, pod
 
 NOTHING = pod()
@@ -175,7 +175,7 @@ class TestOfManyNodes:
 class TestPreempting:
     def test_what_a_victim_frees_nobody_knows(self):
         asked = Asked(loaded(0.95, 0.0))
-        verdict = asked.agent.preempt(NOTHING, asked.names, asked.view, {"n1": frozenset({"other"})})
+        verdict = asked.agent.preempt(NOTHING, asked.names, asked.snapshot, {"n1": frozenset({"other"})})
         assert verdict.codes.tolist() == [1]
 
     def test_a_pod_that_is_there_already_is_not_added_once_more(self):
@@ -183,11 +183,11 @@ class TestPreempting:
         given = pod(uid="u", cpu="1")
         victims = {"a": frozenset({"u"}), "b": frozenset({"other"})}
         assert asked.accepts(given) == [False, False]
-        assert asked.agent.preempt(given, asked.names, asked.view, victims).codes.tolist() == [0, 1]
+        assert asked.agent.preempt(given, asked.names, asked.snapshot, victims).codes.tolist() == [0, 1]
 
     def test_a_pod_without_an_identity_is_nobodys_victim(self):
         asked = Asked(loaded(0.8, 0.0))
-        verdict = asked.agent.preempt(pod(cpu="1"), asked.names, asked.view, {"n1": frozenset()})
+        verdict = asked.agent.preempt(pod(cpu="1"), asked.names, asked.snapshot, {"n1": frozenset()})
         assert verdict.codes.tolist() == [1]
 
 
@@ -244,34 +244,34 @@ def test_its_judgements_have_names():
 
 def test_only_what_a_pod_asks_for_is_the_question():
     agent = KIND.agent(SafeOptions())
-    assert agent.question(pod(uid="a", cpu="1")) == agent.question(pod(uid="b", cpu="1000m"))
-    assert agent.question(pod(cpu="1")) != agent.question(pod(cpu="2"))
+    assert agent.equivalence_key(pod(uid="a", cpu="1")) == agent.equivalence_key(pod(uid="b", cpu="1000m"))
+    assert agent.equivalence_key(pod(cpu="1")) != agent.equivalence_key(pod(cpu="2"))
 
 
 def test_before_nodes_are_read_no_node_is_accepted():
-    agent, view = KIND.agent(SafeOptions()), View(NodeIndex(["n1"]), {}, NOW)
-    names = view.nodes.named(["n1"])
+    agent, snapshot = KIND.agent(SafeOptions()), Snapshot(NodeIndex(["n1"]), {}, NOW)
+    names = snapshot.nodes.named(["n1"])
     for verdict in (
-        agent.filter(NOTHING, names, view),
-        agent.preempt(NOTHING, names, view, {"n1": frozenset()}),
+        agent.filter(NOTHING, names, snapshot),
+        agent.preempt(NOTHING, names, snapshot, {"n1": frozenset()}),
     ):
         assert verdict.codes.tolist() == [1]
         assert verdict.reasons[0].is_failure
-    assert agent.score(NOTHING, names, view) is None
-    assert agent.balance(NOTHING, names, view) is None
+    assert agent.score(NOTHING, names, snapshot) is None
+    assert agent.balance(NOTHING, names, snapshot) is None
 
 
 def test_before_metrics_were_asked_for_no_node_is_accepted():
     wants = sorted(KIND.state(SafeOptions(statistics="metrics"), 5.0).wants({}))
-    some = Snapshot(failures={want.key: "away" for want in wants[1:]})
-    for snapshot in (None, some):
-        asked = Asked(node(), statistics="metrics", snapshot=snapshot)
+    some = MetricsSnapshot(failures={want.key: "away" for want in wants[1:]})
+    for metrics_snapshot in (None, some):
+        asked = Asked(node(), statistics="metrics", metrics_snapshot=metrics_snapshot)
         verdict = asked.filter(NOTHING)
         assert (verdict.codes.tolist(), verdict.reasons[0].is_failure) == ([1], True)
         assert verdict.reasons[0].text() == "safe: starting, the load of nodes is not known yet"
-        assert asked.agent.score(NOTHING, asked.names, asked.view) is None
+        assert asked.agent.score(NOTHING, asked.names, asked.snapshot) is None
     failed = some.with_failure(wants[0].key, "away")
-    assert Asked(node(), statistics="metrics", snapshot=failed).accepts(NOTHING) == [True]
+    assert Asked(node(), statistics="metrics", metrics_snapshot=failed).accepts(NOTHING) == [True]
 
 
 def test_it_is_concerned_where_a_node_has_statistics():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nodewise import agents
-from nodewise.agent import View
+from nodewise.agent import Snapshot
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.controller import LabelWriter, StatusWriter
 from nodewise.agents.telemetry.labels import LabelColumn
@@ -21,7 +21,7 @@ from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.resources import NODES, Resource
 from nodewise.kube.store import Writer
 from nodewise.metrics.index import NodeIndex
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 from tests.unit.agents.hands import hands
 
@@ -59,7 +59,7 @@ class Ground:
         self.api = DeafApi()
         self.names = tuple(f"n{number}" for number in range(count))
         self.clock = self.api.clock
-        self.meters = Meters()
+        self.meters = MetricsRegistry()
         self.store: Writer[Any] = Writer()
         self.policies: Writer[PolicyObject] = Writer()
         stores = {POLICIES: self.policies.store}
@@ -77,10 +77,10 @@ class Ground:
         self.store.replace(msgspec.json.decode(item, type=kind) for item in items)
 
     async def step(self, *violating: str) -> None:
-        """One step with the View in which these nodes violate the policy."""
+        """One step with the snapshot in which these nodes violate the policy."""
         codes = np.array([name in violating for name in (*self.names, "")], np.int16)
         column = LabelColumn("pol", ("violating",), codes, np.zeros(len(codes), bool))
-        await self.writer.step(View(NodeIndex(self.names), {}, 0.0, 1), {"pol": column})
+        await self.writer.step(Snapshot(NodeIndex(self.names), {}, 0.0, 1), {"pol": column})
 
     def labelled(self) -> set[str]:
         """The nodes that carry the label in the API server."""
@@ -180,13 +180,13 @@ async def test_a_status_that_could_not_be_written_is_written_later(
     stored = ground.api.put(TASPOLICIES, given)
     obj = msgspec.json.decode(msgspec.json.encode(stored), type=PolicyObject)
     ground.policies.replace([obj])
-    slot = {("ns", "pol"): PolicySlot(policies.read(obj), None, (), None, None)}
+    agent_state = {("ns", "pol"): PolicySlot(policies.read(obj), None, (), None, None)}
     writer = StatusWriter(TASPOLICIES, ground.hands)
     ground.api.fail(error)
     with contextlib.suppress(Unavailable):
-        await writer.step(slot, {})
+        await writer.step(agent_state, {})
     ground.clock.advance(pause_s)
-    await writer.step(slot, {})
+    await writer.step(agent_state, {})
     [written] = ground.api.objects(TASPOLICIES).values()
     assert {one["type"] for one in written["status"]["conditions"]} == {"Valid", "MetricsFetched"}
 
@@ -200,11 +200,11 @@ async def test_policies_that_change_all_the_time_hold_up_neither_labels_nor_the_
     for generation in range(1, 8):
         objects = [policy_object(ground, name, generation if name != "quiet" else 1) for name in names]
         ground.policies.replace(objects)
-        slot = {
+        agent_state = {
             ("ns", one.metadata.name): PolicySlot(policies.read(one), None, (), None, None) for one in objects
         }
         began_s = ground.clock.monotonic()
-        await writer.step(slot, {})
+        await writer.step(agent_state, {})
         assert ground.clock.monotonic() - began_s < 4.0
     assert all(one["status"] for one in ground.api.objects(TASPOLICIES).values())
 

@@ -6,7 +6,7 @@ from nodewise import turns
 from nodewise.agents.telemetry import labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryState
-from tests.unit.agents.telemetry.worlds import policy, rule, series, snapshot, world
+from tests.unit.agents.telemetry.worlds import cluster_state, metrics_snapshot, policy, rule, series
 
 P = "telemetry.aware.scheduling.pol/"
 STALE = 900.0
@@ -15,9 +15,11 @@ STALE = 900.0
 def wanted(
     policies: Any, *metrics: Any, owned: Any = None, nodes: str = "n1 n2 n3"
 ) -> dict[str, dict[str, str]]:
-    given = world(policies if isinstance(policies, list) else [policies], snapshot(*metrics), nodes)
-    slot = turns.result(TelemetryState(TelemetryOptions(), 60.0).slot(given))
-    columns = labels.united(column for decided in slot.values() for column in decided.labels)
+    given = cluster_state(
+        policies if isinstance(policies, list) else [policies], metrics_snapshot(*metrics), nodes
+    )
+    agent_state = turns.result(TelemetryState(TelemetryOptions(), 60.0).build(given))
+    columns = labels.united(column for decided in agent_state.values() for column in decided.labels)
     return labels.desired(columns, given.nodes, owned or {})
 
 

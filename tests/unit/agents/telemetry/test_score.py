@@ -2,14 +2,25 @@
 
 import pytest
 
-from tests.unit.agents.telemetry.worlds import pod, policy, rule, scores, series, snapshot, view, world
+from tests.unit.agents.telemetry.worlds import (
+    cluster_state,
+    metrics_snapshot,
+    pod,
+    policy,
+    rule,
+    scores,
+    series,
+    snapshot,
+)
 
 
 def ranked(operator: str, names: str | None = None, **values: object) -> dict[str, int] | None:
-    given = world(
-        [policy(scheduleonmetric=[rule("m", operator)])], snapshot(series("m", **values)), " ".join(values)
+    given = cluster_state(
+        [policy(scheduleonmetric=[rule("m", operator)])],
+        metrics_snapshot(series("m", **values)),
+        " ".join(values),
     )
-    return scores(view(given), names or " ".join(values))
+    return scores(snapshot(given), names or " ".join(values))
 
 
 def test_greater_than_likes_large_values() -> None:
@@ -62,20 +73,20 @@ def test_exact_quantities_are_compared_not_floats() -> None:
 
 
 def test_only_the_first_rule_counts_and_its_target_does_not() -> None:
-    given = world(
+    given = cluster_state(
         [policy(scheduleonmetric=[rule("m", "LessThan", 99), rule("k", "GreaterThan")])],
-        snapshot(series("m", n1=1, n2=2), series("k", n1=1, n2=2)),
+        metrics_snapshot(series("m", n1=1, n2=2), series("k", n1=1, n2=2)),
     )
-    assert scores(view(given), "n2 n1") == {"n1": 10, "n2": 9}
+    assert scores(snapshot(given), "n2 n1") == {"n1": 10, "n2": 9}
 
 
 def test_a_metric_that_nobody_gave_scores_nothing() -> None:
-    given = world([policy(scheduleonmetric=[rule("absent")])], snapshot())
-    assert scores(view(given), "n1 n2") == {"n1": 0, "n2": 0}
+    given = cluster_state([policy(scheduleonmetric=[rule("absent")])], metrics_snapshot())
+    assert scores(snapshot(given), "n1 n2") == {"n1": 0, "n2": 0}
 
 
 def test_without_the_strategy_or_a_policy_there_is_no_opinion() -> None:
-    given = view(world([policy(dontschedule=[rule("m")])], snapshot(series("m", n1=1))))
+    given = snapshot(cluster_state([policy(dontschedule=[rule("m")])], metrics_snapshot(series("m", n1=1))))
     assert scores(given) is None
     assert scores(given, of=pod("nope")) is None
     assert scores(given, of=pod(None)) is None

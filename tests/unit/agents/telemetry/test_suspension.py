@@ -3,12 +3,12 @@
 import msgspec
 
 from nodewise import turns
-from nodewise.agent import View
+from nodewise.agent import Snapshot
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryState
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.snapshot import Snapshot
-from tests.unit.agents.telemetry.worlds import policy, rejected, rule, world
+from nodewise.metrics.snapshot import MetricsSnapshot
+from tests.unit.agents.telemetry.worlds import cluster_state, policy, rejected, rule
 
 POLICY = policy(dontschedule=[rule("m", target=10)])
 MAX_AGE_S = 60.0
@@ -21,18 +21,18 @@ class Story:
         self.state = TelemetryState(TelemetryOptions(), MAX_AGE_S)
         self.nodes = nodes
         self.policy = given
-        self.snapshot = Snapshot()
+        self.snapshot = MetricsSnapshot()
 
     def see(self, at: float, **values: int) -> set[str]:
         """The nodes that are rejected."""
         if values:
             samples = {node: Sample(value * 10**9, at) for node, value in values.items()}
             self.snapshot = self.snapshot.with_series(Series("m", "s", at, samples))
-        given = world([self.policy], self.snapshot, self.nodes)  # type: ignore[list-item]
+        given = cluster_state([self.policy], self.snapshot, self.nodes)  # type: ignore[list-item]
         given = msgspec.structs.replace(given, now=at)
-        slot = turns.result(self.state.slot(given))
-        self.suspended = bool(next(iter(slot.values())).suspended)
-        return set(rejected(View(given.nodes, {"telemetry": slot}, at), self.nodes) or ())
+        agent_state = turns.result(self.state.build(given))
+        self.suspended = bool(next(iter(agent_state.values())).suspended)
+        return set(rejected(Snapshot(given.nodes, {"telemetry": agent_state}, at), self.nodes) or ())
 
 
 def test_a_source_that_dies_leaves_the_last_verdicts() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nodewise import turns
-from nodewise.agent import View
+from nodewise.agent import Snapshot
 from nodewise.agents.telemetry import status
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
@@ -14,28 +14,38 @@ from nodewise.agents.telemetry.state import PolicySlot, TelemetryState
 from nodewise.agents.telemetry.status import Condition, Status
 from nodewise.agents.telemetry.trust import NAMESPACES, NamespaceObject
 from nodewise.errors import BadSettings
-from tests.unit.agents.telemetry.worlds import policy, rejected, rule, scores, series, snapshot, world
+from tests.unit.agents.telemetry.worlds import (
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rejected,
+    rule,
+    scores,
+    series,
+)
 
 HOT = rule("m", target=10)
 QUERIED = rule("m", target=10, query="secret_series > 3")
-VALUES = snapshot(series("m", n1=5, n2=15, n3=7), series("k", n1=1, n2=2, n3=3))
+VALUES = metrics_snapshot(series("m", n1=5, n2=15, n3=7), series("k", n1=1, n2=2, n3=3))
 REMEDY = "kubectl label namespace d nodewise.io/trusted=true"
 
 
 def decided(given: PolicyObject, options: TelemetryOptions | None = None, *trusted: str) -> PolicySlot:
     state = TelemetryState(options or TelemetryOptions(), 60.0)
-    slot: dict[Any, PolicySlot] = turns.result(state.slot(world([given], VALUES, trusted=trusted)))
-    return slot["d", "pol"]
+    agent_state: dict[Any, PolicySlot] = turns.result(
+        state.build(cluster_state([given], VALUES, trusted=trusted))
+    )
+    return agent_state["d", "pol"]
 
 
-def view(given: PolicyObject, **options: Any) -> View:
-    found = world([given], VALUES, trusted=())
+def snapshot(given: PolicyObject, **options: Any) -> Snapshot:
+    found = cluster_state([given], VALUES, trusted=())
     state = TelemetryState(TelemetryOptions(**options), 60.0)
-    return View(found.nodes, {"telemetry": turns.result(state.slot(found))}, found.now, 1)
+    return Snapshot(found.nodes, {"telemetry": turns.result(state.build(found))}, found.now, 1)
 
 
-def condition(slot: PolicySlot, before: Status | None = None) -> Condition | None:
-    return status.desired(slot, 1, "", before or Status(), "now").by_type().get("NotTrusted")
+def condition(agent_state: PolicySlot, before: Status | None = None) -> Condition | None:
+    return status.desired(agent_state, 1, "", before or Status(), "now").by_type().get("NotTrusted")
 
 
 LABELLING = policy(deschedule=[HOT], labeling=[HOT | {"labels": ["gas-disable-card0=true"]}])
@@ -49,29 +59,31 @@ GRANTS = {
 
 @pytest.mark.parametrize(("options", "trusted"), GRANTS.values(), ids=GRANTS)
 def test_a_trusted_policy_labels_nodes(options: TelemetryOptions, trusted: tuple[str, ...]) -> None:
-    slot = decided(LABELLING, options, *trusted)
-    assert [column.key for column in slot.labels] == [
+    agent_state = decided(LABELLING, options, *trusted)
+    assert [column.key for column in agent_state.labels] == [
         "pol",
         "telemetry.aware.scheduling.pol/gas-disable-card0",
     ]
-    assert condition(slot) is None
+    assert condition(agent_state) is None
 
 
 def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
-    slot = decided(LABELLING, None, "other")
-    assert slot.labels == ()
-    assert status.violating(slot) == 0
-    found = condition(slot)
+    agent_state = decided(LABELLING, None, "other")
+    assert agent_state.labels == ()
+    assert status.violating(agent_state) == 0
+    found = condition(agent_state)
     assert found is not None
     assert (found.status, found.reason) == ("True", "NamespaceNotTrusted")
     assert found.message.startswith("namespace d is not trusted: deschedule and labeling have no effect; ")
     assert REMEDY in found.message
     state = TelemetryState(TelemetryOptions(), 60.0)
-    assert not state.wants(world([LABELLING], VALUES, trusted=()).objects), "its metrics are not fetched"
+    assert not state.wants(cluster_state([LABELLING], VALUES, trusted=()).objects), (
+        "its metrics are not fetched"
+    )
 
 
 def test_names_and_preferences_work_without_trust() -> None:
-    given = view(policy(dontschedule=[HOT], scheduleonmetric=[rule("k", "LessThan")]))
+    given = snapshot(policy(dontschedule=[HOT], scheduleonmetric=[rule("k", "LessThan")]))
     assert rejected(given, "n1 n2") == {"n2": "telemetry policy d/pol: m GreaterThan 10"}
     assert scores(given, "n1 n3") == {"n1": 10, "n3": 9}
 
@@ -79,8 +91,8 @@ def test_names_and_preferences_work_without_trust() -> None:
 def test_a_query_without_trust_is_not_asked_and_rejects_with_the_remedy() -> None:
     given = policy(dontschedule=[QUERIED])
     state = TelemetryState(TelemetryOptions(), 60.0)
-    assert not state.wants(world([given], VALUES, trusted=()).objects)
-    found = rejected(view(given)) or {}
+    assert not state.wants(cluster_state([given], VALUES, trusted=()).objects)
+    found = rejected(snapshot(given)) or {}
     assert found.keys() == {"n1", "n2", "n3"}
     for text in found.values():
         assert "namespace d is not trusted: rules with a query cannot be used" in text
@@ -92,18 +104,18 @@ def test_a_query_without_trust_is_not_asked_and_rejects_with_the_remedy() -> Non
 
 
 def test_a_preference_by_a_query_without_trust_is_none() -> None:
-    assert scores(view(policy(scheduleonmetric=[QUERIED]))) is None
+    assert scores(snapshot(policy(scheduleonmetric=[QUERIED]))) is None
 
 
 def test_metrics_that_are_not_allowed() -> None:
     """The expression must match the whole name; trusted namespaces are not restricted."""
     given = policy(dontschedule=[HOT], scheduleonmetric=[rule("k", "LessThan")])
-    refused = view(given, allowed_metrics="k|m.+")
+    refused = snapshot(given, allowed_metrics="k|m.+")
     text = (rejected(refused) or {})["n1"]
     assert "namespace d is not trusted: metric m is not one of --allowed-metrics" in text
     assert scores(refused, "n1 n3") == {"n1": 10, "n3": 9}
-    assert rejected(view(given, allowed_metrics="k|m"), "n1 n2") is not None
-    assert (rejected(view(given, allowed_metrics="k|m")) or {}).keys() == {"n2"}
+    assert rejected(snapshot(given, allowed_metrics="k|m"), "n1 n2") is not None
+    assert (rejected(snapshot(given, allowed_metrics="k|m")) or {}).keys() == {"n2"}
     trusted = decided(given, TelemetryOptions(allowed_metrics="nothing"), "d")
     assert condition(trusted) is None
 
@@ -114,15 +126,18 @@ def test_a_policy_without_trust_does_not_lengthen_the_requests_for_a_metric() ->
         dontschedule=[HOT | {"max_age": "8784h"}], scheduleonmetric=[rule("k") | {"max_age": "15m"}]
     )
     state = TelemetryState(TelemetryOptions(), 60.0)
-    wants = state.wants(world([given], VALUES, trusted=()).objects)
+    wants = state.wants(cluster_state([given], VALUES, trusted=()).objects)
     assert {want.metric: want.max_age_s for want in wants} == {"k": 900.0}
-    text = (rejected(view(given)) or {})["n1"]
+    text = (rejected(snapshot(given)) or {})["n1"]
     assert "namespace d is not trusted: rules with a max_age above 15m cannot be used" in text
     assert REMEDY in text
-    trusted = state.wants(world([given], VALUES, trusted=("d",)).objects)
+    trusted = state.wants(cluster_state([given], VALUES, trusted=("d",)).objects)
     assert {want.metric for want in trusted} == {"k", "m"}
     patient = TelemetryState(TelemetryOptions(), 366 * 86400.0)
-    assert {want.metric for want in patient.wants(world([given], VALUES, trusted=()).objects)} == {"k", "m"}
+    assert {want.metric for want in patient.wants(cluster_state([given], VALUES, trusted=()).objects)} == {
+        "k",
+        "m",
+    }
 
 
 def test_the_remedy_fits_into_a_condition_however_many_rules_are_refused() -> None:
@@ -143,7 +158,9 @@ def test_trust_that_is_granted_and_taken_away() -> None:
     state, before = TelemetryState(TelemetryOptions(), 60.0), Status()
     said = []
     for trusted in ((), ("d",), ()):
-        found: PolicySlot = turns.result(state.slot(world([LABELLING], VALUES, trusted=trusted)))["d", "pol"]
+        found: PolicySlot = turns.result(state.build(cluster_state([LABELLING], VALUES, trusted=trusted)))[
+            "d", "pol"
+        ]
         before = status.desired(found, 1, "", before, "now")
         said.append((len(found.labels), before.by_type()["NotTrusted"].status))
     assert said == [(0, "True"), (2, "False"), (0, "True")]
@@ -152,8 +169,8 @@ def test_trust_that_is_granted_and_taken_away() -> None:
 @pytest.mark.parametrize("labels", [{}, {"nodewise.io/trusted": "True"}, {"nodewise.io/trusted": True}, None])
 def test_only_the_very_label_grants_trust(labels: Any) -> None:
     raw = msgspec.json.encode({"metadata": {"name": "d", "labels": labels}})
-    given = world([LABELLING], VALUES, trusted=())
+    given = cluster_state([LABELLING], VALUES, trusted=())
     objects = {**given.objects, NAMESPACES: {("", "d"): msgspec.json.decode(raw, type=NamespaceObject)}}
     state = TelemetryState(TelemetryOptions(), 60.0)
-    slot = turns.result(state.slot(msgspec.structs.replace(given, objects=objects)))
-    assert slot["d", "pol"].labels == ()
+    agent_state = turns.result(state.build(msgspec.structs.replace(given, objects=objects)))
+    assert agent_state["d", "pol"].labels == ()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nodewise import turns
-from nodewise.agent import View, World
+from nodewise.agent import ClusterState, Snapshot
 from nodewise.agents.telemetry import status
 from nodewise.agents.telemetry.labels import VIOLATING
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -15,8 +15,17 @@ from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import PolicySlot, TelemetryState
 from nodewise.agents.telemetry.status import Condition, Status
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.snapshot import Snapshot
-from tests.unit.agents.telemetry.worlds import policy, rejected, rule, scores, series, snapshot, view, world
+from nodewise.metrics.snapshot import MetricsSnapshot
+from tests.unit.agents.telemetry.worlds import (
+    cluster_state,
+    metrics_snapshot,
+    policy,
+    rejected,
+    rule,
+    scores,
+    series,
+    snapshot,
+)
 
 NOW = 1000.0
 NODES = "n1 n2 n3"
@@ -37,51 +46,57 @@ UNUSABLE = {
 }
 
 
-def only(given: World, state: TelemetryState | None = None) -> PolicySlot:
+def only(given: ClusterState, state: TelemetryState | None = None) -> PolicySlot:
     made = state or TelemetryState(TelemetryOptions(), 60.0)
-    slot: PolicySlot = turns.result(made.slot(given))["d", "pol"]
-    return slot
+    agent_state: PolicySlot = turns.result(made.build(given))["d", "pol"]
+    return agent_state
 
 
-def fetched(slot: PolicySlot) -> Condition:
-    return status.desired(slot, 1, "", Status(), "now").by_type()["MetricsFetched"]
+def fetched(agent_state: PolicySlot) -> Condition:
+    return status.desired(agent_state, 1, "", Status(), "now").by_type()["MetricsFetched"]
 
 
 @pytest.mark.parametrize(("answer", "cause"), UNUSABLE.values(), ids=UNUSABLE)
 class TestUsableOnNoNode:
     def test_every_node_is_rejected(self, answer: Series, cause: str) -> None:
-        given = view(world([HOT], snapshot(answer)))
+        given = snapshot(cluster_state([HOT], metrics_snapshot(answer)))
         assert rejected(given) == UNFETCHED
         assert rejected(given, "nX") == {"nX": UNFETCHED["n1"]}
-        found = only(world([HOT], snapshot(answer))).judged
+        found = only(cluster_state([HOT], metrics_snapshot(answer))).judged
         assert found is not None
         assert cause in found.reasons[0].remedy(), "for explain, which shows it beside the reason"
 
     def test_the_condition_has_the_cause(self, answer: Series, cause: str) -> None:
-        condition = fetched(only(world([HOT], snapshot(answer))))
+        condition = fetched(only(cluster_state([HOT], metrics_snapshot(answer))))
         assert (condition.status, condition.reason) == ("False", "NeverFetched")
         assert f"never fetched: m ({cause});" in condition.message
 
     def test_there_is_no_preference(self, answer: Series, cause: str) -> None:
         prefers = policy(scheduleonmetric=[rule("m", "LessThan")])
-        assert scores(view(world([prefers], snapshot(answer)))) == {"n1": 0, "n2": 0, "n3": 0}
+        assert scores(snapshot(cluster_state([prefers], metrics_snapshot(answer)))) == {
+            "n1": 0,
+            "n2": 0,
+            "n3": 0,
+        }
 
     def test_no_label_changes(self, answer: Series, cause: str) -> None:
-        (column,) = only(world([policy(deschedule=[rule("m", target=80)])], snapshot(answer))).labels
+        (column,) = only(
+            cluster_state([policy(deschedule=[rule("m", target=80)])], metrics_snapshot(answer))
+        ).labels
         assert not column.codes.any()
         assert column.hold.all()
 
 
 def test_one_node_with_a_value_is_enough() -> None:
     answer = Series("m", "test", NOW, {"n3": Sample(81 * 10**9, NOW)}, {"n1": CONFLICT})
-    given = world([HOT], snapshot(answer))
-    assert rejected(view(given)) == {"n3": "telemetry policy d/pol: m GreaterThan 80"}
+    given = cluster_state([HOT], metrics_snapshot(answer))
+    assert rejected(snapshot(given)) == {"n3": "telemetry policy d/pol: m GreaterThan 80"}
     assert fetched(only(given)).status == "True"
 
 
 def test_values_that_are_all_stale_at_the_first_look_count_as_never_fetched() -> None:
-    given = world([HOT], snapshot(series("m", at=NOW - 600, n1=81, n2=5)))
-    assert rejected(view(given)) == UNFETCHED
+    given = cluster_state([HOT], metrics_snapshot(series("m", at=NOW - 600, n1=81, n2=5)))
+    assert rejected(snapshot(given)) == UNFETCHED
     condition = fetched(only(given))
     assert condition.status == "False"
     assert "never fetched: m (every value is older than max_age);" in condition.message
@@ -89,24 +104,26 @@ def test_values_that_are_all_stale_at_the_first_look_count_as_never_fetched() ->
 
 def test_one_fresh_value_is_enough() -> None:
     answer = Series("m", "test", NOW, {"n1": Sample(81 * 10**9, NOW - 600), "n2": Sample(5 * 10**9, NOW)})
-    given = world([HOT], snapshot(answer))
-    assert rejected(view(given)) == {}
+    given = cluster_state([HOT], metrics_snapshot(answer))
+    assert rejected(snapshot(given)) == {}
     assert fetched(only(given)).status == "True"
 
 
 def test_a_cluster_without_nodes_lacks_no_value() -> None:
-    assert fetched(only(world([HOT], snapshot(series("m", n1=1)), ""))).status == "True"
-    assert fetched(only(world([HOT], snapshot(), ""))).status == "False"
+    assert fetched(only(cluster_state([HOT], metrics_snapshot(series("m", n1=1)), ""))).status == "True"
+    assert fetched(only(cluster_state([HOT], metrics_snapshot(), ""))).status == "False"
 
 
 def test_a_source_that_answers_without_a_value_is_named_in_the_condition() -> None:
-    failed = Snapshot().with_failure(
+    failed = MetricsSnapshot().with_failure(
         "m", "query m to http://prometheus: no series", "the query gives no series"
     )
-    condition = fetched(only(world([HOT], failed)))
+    condition = fetched(only(cluster_state([HOT], failed)))
     assert "never fetched: m (the query gives no series);" in condition.message
     assert "http" not in condition.message, "tenants read it"
-    assert "(" not in fetched(only(world([HOT], failed.with_failure("m", "connection refused")))).message
+    assert (
+        "(" not in fetched(only(cluster_state([HOT], failed.with_failure("m", "connection refused")))).message
+    )
 
 
 class Timeline:
@@ -115,15 +132,17 @@ class Timeline:
     def __init__(self, given: PolicyObject) -> None:
         self.state = TelemetryState(TelemetryOptions(), 60.0)
         self.policy = given
-        self.snapshot = Snapshot()
+        self.snapshot = MetricsSnapshot()
 
     def see(self, at: float, answer: Series | None, nodes: str = NODES) -> set[str]:
         """The nodes that are rejected; without an answer the old one remains."""
         if answer:
             self.snapshot = self.snapshot.with_series(msgspec.structs.replace(answer, fetched_at=at))
-        given = msgspec.structs.replace(world([self.policy], self.snapshot, nodes), now=at)
-        self.slot = only(given, self.state)
-        return set(rejected(View(given.nodes, {"telemetry": {("d", "pol"): self.slot}}, at), nodes) or ())
+        given = msgspec.structs.replace(cluster_state([self.policy], self.snapshot, nodes), now=at)
+        self.agent_state = only(given, self.state)
+        return set(
+            rejected(Snapshot(given.nodes, {"telemetry": {("d", "pol"): self.agent_state}}, at), nodes) or ()
+        )
 
 
 class TestSuspension:
@@ -131,8 +150,8 @@ class TestSuspension:
         timeline = Timeline(HOT)
         assert timeline.see(NOW, series("m", n1=97, n2=41, n3=41)) == {"n1"}
         assert timeline.see(NOW + 5, invalid("n1", "n2", "n3")) == {"n1"}
-        assert timeline.slot.suspended
-        assert fetched(timeline.slot).status == "True"
+        assert timeline.agent_state.suspended
+        assert fetched(timeline.agent_state).status == "True"
 
     def test_an_edited_rule_had_none(self) -> None:
         timeline = Timeline(HOT)
@@ -150,11 +169,11 @@ class TestSuspension:
 class TestAggregations:
     def test_two_rules_with_different_aggregations_share_no_values(self) -> None:
         rules = [rule("m", target=80, aggregate="max"), rule("m", "LessThan", 10, aggregate="min")]
-        given = world(
+        given = cluster_state(
             [policy(dontschedule=rules)],
-            snapshot(series("max(m)", n1=97, n2=41), series("min(m)", n1=41, n2=5)),
+            metrics_snapshot(series("max(m)", n1=97, n2=41), series("min(m)", n1=41, n2=5)),
         )
-        assert rejected(view(given), "n1 n2") == {
+        assert rejected(snapshot(given), "n1 n2") == {
             "n1": "telemetry policy d/pol: max(m) GreaterThan 80",
             "n2": "telemetry policy d/pol: min(m) LessThan 10",
         }
@@ -174,43 +193,49 @@ def empty(**values: object) -> Series:
 
 class TestEmptyResult:
     def test_it_counts_as_fetched(self) -> None:
-        given = world([emptying()], snapshot(empty()))
-        assert rejected(view(given)) == {}
+        given = cluster_state([emptying()], metrics_snapshot(empty()))
+        assert rejected(snapshot(given)) == {}
         assert fetched(only(given)).status == "True"
 
     def test_without_the_field_it_does_not(self) -> None:
         plain = msgspec.structs.replace(empty(), metric=f"m by {QUERY}")
-        assert rejected(view(world([emptying("")], snapshot(plain)))) == UNFETCHED
+        assert rejected(snapshot(cluster_state([emptying("")], metrics_snapshot(plain)))) == UNFETCHED
 
     def test_without_an_answer_it_does_not(self) -> None:
         assert (
-            rejected(view(world([emptying()], Snapshot().with_failure(f"m or nothing by {QUERY}", "x"))))
+            rejected(
+                snapshot(
+                    cluster_state(
+                        [emptying()], MetricsSnapshot().with_failure(f"m or nothing by {QUERY}", "x")
+                    )
+                )
+            )
             == UNFETCHED
         )
 
     def test_nodes_without_a_value_pass_even_where_the_unmeasured_are_rejected(self) -> None:
-        given = world([emptying(when_missing="reject")], snapshot(empty(n1=1)))
-        assert rejected(view(given, TelemetryOptions(when_missing="reject"))) == {
+        given = cluster_state([emptying(when_missing="reject")], metrics_snapshot(empty(n1=1)))
+        assert rejected(snapshot(given, TelemetryOptions(when_missing="reject"))) == {
             "n1": "telemetry policy d/pol: m GreaterThan 0"
         }
 
     def test_what_is_invalid_on_all_nodes_is_not_healthy(self) -> None:
         bad = msgspec.structs.replace(invalid("n1"), metric=f"m or nothing by {QUERY}")
-        assert rejected(view(world([emptying()], snapshot(bad)))) == UNFETCHED
+        assert rejected(snapshot(cluster_state([emptying()], metrics_snapshot(bad)))) == UNFETCHED
 
     def test_nodes_that_heal_are_not_lost(self) -> None:
         timeline = Timeline(emptying())
         assert timeline.see(NOW, empty(n1=1, n2=1, n3=1)) == {"n1", "n2", "n3"}
         assert timeline.see(NOW + 5, empty()) == set()
-        assert not timeline.slot.suspended
+        assert not timeline.agent_state.suspended
 
     def test_their_labels_go(self) -> None:
         timeline = Timeline(emptying(strategy="deschedule"))
         timeline.see(NOW, empty(n1=1))
-        (column,) = timeline.slot.labels
+        (column,) = timeline.agent_state.labels
         assert (column.values, column.codes.tolist()) == ((VIOLATING,), [1, 0, 0, 0])
         timeline.see(NOW + 5, empty())
-        (column,) = timeline.slot.labels
+        (column,) = timeline.agent_state.labels
         assert not column.codes.any()
         assert not column.hold.any()
 
@@ -218,5 +243,5 @@ class TestEmptyResult:
         timeline = Timeline(emptying())
         timeline.see(NOW, empty(n1=1))
         assert timeline.see(NOW + 600, None) == {"n1"}
-        assert timeline.slot.suspended
-        assert not np.any(timeline.slot.filtering[0].known[1:])
+        assert timeline.agent_state.suspended
+        assert not np.any(timeline.agent_state.filtering[0].known[1:])

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from nodewise import quantity, turns
-from nodewise.agent import Names, NodeIndex, ObjectKey, View, World
+from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
 from nodewise.agents.telemetry.agent import PodFields, PodMetadata, TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
@@ -18,7 +18,7 @@ from nodewise.agents.telemetry.trust import (
     NamespaceObject,
 )
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.snapshot import Snapshot
+from nodewise.metrics.snapshot import MetricsSnapshot
 
 NOW = 1000.0
 
@@ -29,8 +29,8 @@ def series(metric: str, at: float | None = NOW, **values: object) -> Series:
     return Series(metric, "test", NOW, good, {n: "bad" for n, v in values.items() if v is None})
 
 
-def snapshot(*found: Series) -> Snapshot:
-    return Snapshot({one.metric: one for one in found})
+def metrics_snapshot(*found: Series) -> MetricsSnapshot:
+    return MetricsSnapshot({one.metric: one for one in found})
 
 
 def rule(metric: str, operator: str = "GreaterThan", target: Any = None, **more: Any) -> dict[str, Any]:
@@ -55,21 +55,23 @@ def namespaces(*trusted: str) -> dict[ObjectKey, NamespaceObject]:
     return {("", name): NamespaceObject(NamespaceMetadata(name, labels=labels)) for name in trusted}
 
 
-def world(
+def cluster_state(
     policies: list[PolicyObject],
-    metrics: Snapshot,
+    metrics: MetricsSnapshot,
     nodes: str = "n1 n2 n3",
     trusted: tuple[str, ...] = ("d", "e"),
-) -> World:
+) -> ClusterState:
     """Policies in namespaces of which some are trusted."""
     by_key = {(one.metadata.namespace, one.metadata.name): one for one in policies}
     objects = {POLICIES: by_key, NAMESPACES: namespaces(*trusted)}
-    return World(NodeIndex(nodes.split()), objects, metrics, NOW)
+    return ClusterState(NodeIndex(nodes.split()), objects, metrics, NOW)
 
 
-def view(given: World, options: TelemetryOptions | None = None, max_age_s: float = 60.0) -> View:
+def snapshot(
+    given: ClusterState, options: TelemetryOptions | None = None, max_age_s: float = 60.0
+) -> Snapshot:
     state = TelemetryState(options or TelemetryOptions(), max_age_s)
-    return View(given.nodes, {"telemetry": turns.result(state.slot(given))}, given.now, 1)
+    return Snapshot(given.nodes, {"telemetry": turns.result(state.build(given))}, given.now, 1)
 
 
 def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:
@@ -77,11 +79,11 @@ def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:
     return PodFields(PodMetadata(namespace, labels))
 
 
-def candidates(given: View, names: str) -> Names:
+def candidates(given: Snapshot, names: str) -> Names:
     return given.nodes.named(names.split())
 
 
-def rejected(given: View, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, str] | None:
+def rejected(given: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, str] | None:
     """Rejected nodes with their reasons, or None where the agent has nothing to say."""
     verdict = TelemetryAgent().filter(of or pod(), candidates(given, names), given)
     if verdict is None:
@@ -93,6 +95,6 @@ def rejected(given: View, names: str = "n1 n2 n3", of: PodFields | None = None) 
     }
 
 
-def scores(given: View, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, int] | None:
+def scores(given: Snapshot, names: str = "n1 n2 n3", of: PodFields | None = None) -> dict[str, int] | None:
     found = TelemetryAgent().score(of or pod(), candidates(given, names), given)
     return None if found is None else dict(zip(names.split(), np.asarray(found.points).tolist(), strict=True))

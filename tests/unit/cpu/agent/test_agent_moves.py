@@ -18,7 +18,7 @@ from nodewise.cpu.node import threads
 from nodewise.cpu.reconfigure import Move
 from nodewise.cpu.state import State, Task
 from nodewise.cpu.store.files import DirectoryBook
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import availability
 from tests.cluster.sandbox import wait
 from tests.conformance.cmk import machines
@@ -135,7 +135,7 @@ def test_it_takes_back_who_is_known_by_its_sweeps_alone(tmp_path: Path) -> None:
     with families.running({0}) as found:
         slots = [state.slot("0", tasks=[found.task]), state.slot("1")]
         book.create(State({"exclusive": state.pool("exclusive", {0: slots})}))
-        sweeper = Sweeper(book, PROC, Meters(), partial(moving.recover, book, PROC))
+        sweeper = Sweeper(book, PROC, MetricsRegistry(), partial(moving.recover, book, PROC))
         sweeper.sweep()
         found.process.kill()
         found.process.wait()

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 from nodewise.cpu.webhook import config, mutation
 from nodewise.cpu.webhook.config import LiveMutations, ServerFile
 from nodewise.errors import BadSettings
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 SERVER = {"binding-address": "0.0.0.0", "port": 8443, "cert": "/c", "key": "/k", "mutations": "/m"}
 EMPTY = "mutations: {}"
@@ -102,7 +102,7 @@ def test_what_is_wrong_with_mutations(tmp_path: Path, text: str, problem: str) -
 
 def test_a_bad_file_is_told_once_and_the_last_good_one_holds(tmp_path: Path) -> None:
     file = written(tmp_path, mutations="mutations: {perPod: {spec: {a: b}}}") / "mutations.yaml"
-    live = LiveMutations(str(file), Meters())
+    live = LiveMutations(str(file), MetricsRegistry())
     first = live()
     with capture_logs() as logs:
         for text in ("{", "{", "mutations: {", EMPTY, EMPTY):
@@ -113,7 +113,7 @@ def test_a_bad_file_is_told_once_and_the_last_good_one_holds(tmp_path: Path) -> 
 
 def test_a_file_that_was_away_is_taken_again(tmp_path: Path) -> None:
     file = written(tmp_path, mutations=EMPTY) / "mutations.yaml"
-    live = LiveMutations(str(file), Meters())
+    live = LiveMutations(str(file), MetricsRegistry())
     file.unlink()
     with capture_logs() as logs:
         live()

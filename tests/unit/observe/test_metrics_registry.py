@@ -1,12 +1,12 @@
 import pytest
 
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 LABELS = {"agent": "telemetry", "verdict": "passed"}
 SHOWN = 'nodewise_verdicts_total{agent="telemetry",verdict="passed"}'
 
 
-def shown(meters: Meters) -> dict[str, float]:
+def shown(meters: MetricsRegistry) -> dict[str, float]:
     lines = meters.exposition().decode().splitlines()
     return {
         name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if "#" not in name
@@ -14,14 +14,14 @@ def shown(meters: Meters) -> dict[str, float]:
 
 
 def test_labels_may_come_in_any_order() -> None:
-    meters = Meters()
+    meters = MetricsRegistry()
     meters.count("verdicts_total", 2, **LABELS)
     meters.count("verdicts_total", 3, verdict="passed", agent="telemetry")
     assert shown(meters)[SHOWN] == 5
 
 
 def test_what_is_forgotten_is_not_shown_and_begins_anew() -> None:
-    meters = Meters()
+    meters = MetricsRegistry()
     meters.count("verdicts_total", 2, **LABELS)
     meters.forget("verdicts_total", **LABELS)
     assert SHOWN not in shown(meters)
@@ -30,7 +30,7 @@ def test_what_is_forgotten_is_not_shown_and_begins_anew() -> None:
 
 
 def test_what_was_never_counted_can_be_forgotten() -> None:
-    Meters().forget("verdicts_total", **LABELS)
+    MetricsRegistry().forget("verdicts_total", **LABELS)
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_what_was_never_counted_can_be_forgotten() -> None:
 )
 def test_what_the_table_does_not_have_cannot_be_counted(name: str, labels: dict[str, str]) -> None:
     with pytest.raises(KeyError):
-        Meters().count(name, **labels)
+        MetricsRegistry().count(name, **labels)

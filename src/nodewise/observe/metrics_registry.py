@@ -21,7 +21,7 @@ PREFIX: Final = "nodewise_"
 disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, which nobody asks for
 
 
-class Meters:
+class MetricsRegistry:
     """The metrics of one process. KeyError for a name that the table does not have."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Keeping the View: what is computed again, when, and what counts at once."""
+"""Keeping the snapshot: what is computed again, when, and what counts at once."""
 
 import asyncio
 from collections.abc import Generator, Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from nodewise.agent import Inputs, NodeIndex, View, Want, World
+from nodewise.agent import ClusterState, Inputs, NodeIndex, Snapshot, Want
 from nodewise.clock import ManualClock
-from nodewise.extender.world import Stores, WorldKeeper
+from nodewise.extender.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube.store import Writer
 from nodewise.metrics.refresher import Refresher, RefreshOptions
-from nodewise.observe.meters import Meters
+from nodewise.observe.metrics_registry import MetricsRegistry
 
 PERIOD_S = 5.0
 
@@ -33,10 +33,10 @@ class Counting:
     def problems(self, objects: Any) -> dict[str, tuple[str, ...]]:
         return {name: ("odd",) for _, name in objects["things"] if name == "odd"}
 
-    def slot(self, world: World) -> Generator[None, None, int]:
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, int]:
         yield
         self.computed += 1
-        return len(world.nodes)
+        return len(cluster_state.nodes)
 
 
 class Sizes:
@@ -45,7 +45,7 @@ class Sizes:
     inputs = Inputs(frozenset({"ledgers"}), node_objects=True, metrics=False)
 
     def __init__(self) -> None:
-        self.worlds: list[World] = []
+        self.worlds: list[ClusterState] = []
         self.meanwhile: Any = lambda: None
 
     def wants(self, _: Any) -> frozenset[Want]:
@@ -54,12 +54,12 @@ class Sizes:
     def problems(self, _: Any) -> dict[str, tuple[str, ...]]:
         return {}
 
-    def slot(self, world: World) -> Generator[None, None, Mapping[str, int]]:
-        self.worlds.append(world)
-        sizes = {name: one.size for (_, name), one in world.objects["ledgers"].items()}
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Mapping[str, int]]:
+        self.worlds.append(cluster_state)
+        sizes = {name: one.size for (_, name), one in cluster_state.objects["ledgers"].items()}
         yield
         self.meanwhile()
-        return sizes | {name: one.size for (_, name), one in world.node_objects.items()}
+        return sizes | {name: one.size for (_, name), one in cluster_state.node_objects.items()}
 
 
 def named(*names: str, size: int = 0) -> list[Any]:
@@ -70,7 +70,7 @@ class Parts:
     def __init__(self) -> None:
         self.nodes, self.things, self.ledgers = (Writer[Any]() for _ in range(3))
         self.counting, self.sizes = Counting(), Sizes()
-        self.clock, meters = ManualClock(50.0), Meters()
+        self.clock, meters = ManualClock(50.0), MetricsRegistry()
         self.refresher = Refresher((), RefreshOptions(), self.clock, meters)
         stores = Stores(
             self.nodes.store,
@@ -78,7 +78,7 @@ class Parts:
             {"ledgers": self._learn},
         )
         states: Any = {"t": self.counting, "s": self.sizes}
-        self.keeper = WorldKeeper(states, stores, self.refresher, self.clock, meters, PERIOD_S)
+        self.keeper = SnapshotCache(states, stores, self.refresher, self.clock, meters, PERIOD_S)
 
     def _learn(self, answer: bytes) -> Any:
         name, size, version = answer.decode().split()
@@ -93,7 +93,7 @@ class Parts:
     def learn(self, name: str, size: int, version: str) -> None:
         """What a bind does with the answer to its write."""
         found = self.keeper.learn("ledgers", f"{name} {size} {version}".encode())
-        self.keeper.amend("s", lambda slot: {**slot, name: found.size})
+        self.keeper.amend("s", lambda agent_state: {**agent_state, name: found.size})
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ class TestPublishing:
         parts.nodes.replace(named("a"))
         parts.ledgers.replace([])
         asyncio.run(parts.keeper.publish())
-        assert parts.keeper.view.slots == {}
+        assert parts.keeper.snapshot.agent_states == {}
         assert parts.keeper.waiting_for() == ["the list of things"]
 
     def test_a_view_holds_the_slots_of_one_world(self, parts: Parts) -> None:
@@ -121,8 +121,8 @@ class TestPublishing:
             assert parts.keeper.waiting_for() == []
 
         asyncio.run(play())
-        view = parts.keeper.view
-        assert (view.slots["t"], view.at, view.generation) == (2, 50.0, 2)
+        snapshot = parts.keeper.snapshot
+        assert (snapshot.agent_states["t"], snapshot.at, snapshot.generation) == (2, 50.0, 2)
 
     def test_the_index_stays_while_the_nodes_do(self, parts: Parts) -> None:
         async def play() -> list[NodeIndex]:
@@ -131,7 +131,7 @@ class TestPublishing:
             for names in ("ab", "ab", "abc"):
                 parts.nodes.replace(named(*names))
                 await parts.keeper.publish()
-                indices.append(parts.keeper.view.nodes)
+                indices.append(parts.keeper.snapshot.nodes)
             return indices
 
         first, second, third = asyncio.run(play())
@@ -139,15 +139,15 @@ class TestPublishing:
         assert third.known == ("a", "b", "c")
 
     def test_a_view_under_way_keeps_what_it_began_with(self, parts: Parts) -> None:
-        async def play() -> View:
+        async def play() -> Snapshot:
             await parts.full()
-            before: View = parts.keeper.view
+            before: Snapshot = parts.keeper.snapshot
             parts.nodes.replace(named("a", "b", "c"))
             await parts.keeper.publish()
             return before
 
-        assert asyncio.run(play()).slots["t"] == 2
-        assert parts.keeper.view.slots["t"] == 3
+        assert asyncio.run(play()).agent_states["t"] == 2
+        assert parts.keeper.snapshot.agent_states["t"] == 3
 
     def test_a_world_is_told_before_slots_are_computed_of_it(self, parts: Parts) -> None:
         told: list[tuple[int, int, int]] = []
@@ -155,14 +155,16 @@ class TestPublishing:
         async def play() -> None:
             await parts.full()
             parts.keeper.subscribe(
-                lambda world, number: told.append((len(world.nodes), number, parts.counting.computed))
+                lambda cluster_state, number: told.append(
+                    (len(cluster_state.nodes), number, parts.counting.computed)
+                )
             )
             parts.nodes.replace(named("a"))
             await parts.keeper.publish()
 
         asyncio.run(play())
         assert told == [(1, 2, 1)]
-        assert parts.keeper.view.generation == 2
+        assert parts.keeper.snapshot.generation == 2
 
     def test_all_objects_of_a_world_are_of_one_instant(self, parts: Parts) -> None:
         """Nodes that come while a new index is prepared are in the next world, with their objects."""
@@ -177,9 +179,13 @@ class TestPublishing:
             await publishing
 
         asyncio.run(play())
-        world = parts.sizes.worlds[-1]
-        assert world.nodes.known == tuple(name for _, name in world.node_objects) == ("a", "b", "c")
-        assert (list(world.objects["ledgers"]), world.versions["ledgers"]) == ([], "10")
+        cluster_state = parts.sizes.worlds[-1]
+        assert (
+            cluster_state.nodes.known
+            == tuple(name for _, name in cluster_state.node_objects)
+            == ("a", "b", "c")
+        )
+        assert (list(cluster_state.objects["ledgers"]), cluster_state.versions["ledgers"]) == ([], "10")
 
 
 class TestWhatIsComputedAgain:
@@ -193,8 +199,8 @@ class TestWhatIsComputedAgain:
 
         asyncio.run(play())
         assert (parts.counting.computed, parts.counting.read) == (1, 1)
-        assert parts.keeper.view.slots == {"t": 2, "s": {"a": 4, "b": 0}}
-        assert parts.keeper.view.generation == 3
+        assert parts.keeper.snapshot.agent_states == {"t": 2, "s": {"a": 4, "b": 0}}
+        assert parts.keeper.snapshot.generation == 3
 
     def test_its_own_objects_and_the_set_of_nodes_make_it_another(self, parts: Parts) -> None:
         async def play() -> None:
@@ -217,7 +223,7 @@ class TestWhatIsComputedAgain:
 
         asyncio.run(play())
         assert parts.counting.computed == 3
-        assert parts.keeper.view.at == 60.0
+        assert parts.keeper.snapshot.at == 60.0
 
     def test_new_metrics_concern_who_reads_them(self, parts: Parts) -> None:
         async def play() -> None:
@@ -241,7 +247,7 @@ class TestDefects:
         monkeypatch.setattr(parts.counting, "wants", fail)
         parts.things.replace(named("cold"))
         asyncio.run(parts.keeper.publish())
-        assert parts.keeper.view.generation == 2
+        assert parts.keeper.snapshot.generation == 2
         assert parts.refresher._wants == {Want("heat")}
 
     def test_an_agent_that_fails_has_no_slot_and_the_others_have(self, parts: Parts) -> None:
@@ -250,22 +256,22 @@ class TestDefects:
 
         parts.sizes.meanwhile = fail
         asyncio.run(parts.full())
-        assert parts.keeper.view.slots == {"t": 2}
+        assert parts.keeper.snapshot.agent_states == {"t": 2}
         parts.learn("x", 1, "11")
         parts.sizes.meanwhile = lambda: None
         parts.clock.advance(PERIOD_S)
         asyncio.run(parts.keeper.publish())
-        assert parts.keeper.view.slots == {"t": 2, "s": {"a": 0, "b": 0, "x": 1}}
+        assert parts.keeper.snapshot.agent_states == {"t": 2, "s": {"a": 0, "b": 0, "x": 1}}
 
 
 class TestLearning:
     def test_an_answer_counts_at_once(self, parts: Parts) -> None:
         asyncio.run(parts.full())
-        before = parts.keeper.view
+        before = parts.keeper.snapshot
         parts.learn("x", 7, "15")
-        assert parts.keeper.view.slots == {"t": 2, "s": {"a": 0, "b": 0, "x": 7}}
-        assert parts.keeper.view.generation == before.generation + 1
-        assert before.slots["s"] == {"a": 0, "b": 0}
+        assert parts.keeper.snapshot.agent_states == {"t": 2, "s": {"a": 0, "b": 0, "x": 7}}
+        assert parts.keeper.snapshot.generation == before.generation + 1
+        assert before.agent_states["s"] == {"a": 0, "b": 0}
 
     def test_a_publish_that_is_under_way_loses_nothing(self, parts: Parts) -> None:
         async def play() -> None:
@@ -275,7 +281,7 @@ class TestLearning:
             await parts.keeper.publish()
 
         asyncio.run(play())
-        assert parts.keeper.view.slots == {"t": 3, "s": {"a": 0, "b": 0, "c": 0, "x": 7}}
+        assert parts.keeper.snapshot.agent_states == {"t": 3, "s": {"a": 0, "b": 0, "c": 0, "x": 7}}
 
     def test_the_worlds_after_it_have_it_until_the_watch_tells_more(self, parts: Parts) -> None:
         async def play() -> None:
@@ -283,18 +289,18 @@ class TestLearning:
             parts.learn("x", 7, "15")
             parts.ledgers.apply(named("x", size=1)[0], "12")
             await parts.keeper.publish()
-            assert parts.keeper.view.slots["s"]["x"] == 7
+            assert parts.keeper.snapshot.agent_states["s"]["x"] == 7
             parts.ledgers.apply(named("x", size=9)[0], "16")
             await parts.keeper.publish()
 
         asyncio.run(play())
-        assert parts.keeper.view.slots["s"]["x"] == 9
+        assert parts.keeper.snapshot.agent_states["s"]["x"] == 9
 
     def test_each_view_has_a_number_and_a_world_of_its_own(self, parts: Parts) -> None:
         told: dict[int, dict[str, int]] = {}
 
-        def tell(world: World, number: int) -> None:
-            told[number] = {name: one.size for (_, name), one in world.objects["ledgers"].items()}
+        def tell(cluster_state: ClusterState, number: int) -> None:
+            told[number] = {name: one.size for (_, name), one in cluster_state.objects["ledgers"].items()}
 
         async def play() -> None:
             await parts.full()
@@ -305,13 +311,13 @@ class TestLearning:
 
         asyncio.run(play())
         assert told == {2: {"x": 1}, 3: {"x": 1}, 4: {"x": 1, "y": 2}, 5: {"x": 1, "y": 2}}
-        assert parts.keeper.view.generation == 5
+        assert parts.keeper.snapshot.generation == 5
 
     def test_what_stands_is_in_every_view_until_it_is_taken_back(self, parts: Parts) -> None:
         seen: list[int] = []
 
         def with_x(size: int) -> Any:
-            return lambda slot: {**slot, "x": size}
+            return lambda agent_state: {**agent_state, "x": size}
 
         def undo() -> None:
             parts.keeper.stand("key", "s", with_x(0))
@@ -324,15 +330,15 @@ class TestLearning:
                 parts.sizes.meanwhile = meanwhile
                 parts.ledgers.apply(named("a", size=len(seen))[0], str(11 + len(seen)))
                 await parts.keeper.publish()
-                seen.append(parts.keeper.view.slots["s"]["x"])
+                seen.append(parts.keeper.snapshot.agent_states["s"]["x"])
             parts.sizes.meanwhile = lambda: None
             parts.ledgers.remove(("", "a"), "20")
             await parts.keeper.publish()
 
         asyncio.run(play())
         assert seen == [1, 2, 0]
-        assert parts.keeper.view.slots["s"] == {"a": 0, "b": 0}
+        assert parts.keeper.snapshot.agent_states["s"] == {"a": 0, "b": 0}
 
     def test_before_the_first_view_there_is_nothing_to_amend(self, parts: Parts) -> None:
-        parts.keeper.amend("s", lambda slot: slot)
-        assert parts.keeper.view.generation == 0
+        parts.keeper.amend("s", lambda agent_state: agent_state)
+        assert parts.keeper.snapshot.generation == 0
