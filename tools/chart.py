@@ -64,8 +64,8 @@ def combinations() -> list[Path]:
 
 def schema(before: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with what it says of settings as the program has it now."""
-    made = {f"{kind.name}Settings": _closed(_sections(kind.name, kind.options)) for kind in agents.own()}
-    made["settings"] = _closed([*_of(extender.GROUPS), *_of(kind.options for kind in agents.own())])
+    made = {f"{kind.name}Settings": _closed(_sections(kind.name, kind.options)) for kind in agents.built_in()}
+    made["settings"] = _closed([*_of(extender.GROUPS), *_of(kind.options for kind in agents.built_in())])
     made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *extender.GROUPS]))
     return {**before, "definitions": {**before.get("definitions", {}), **made}}
 

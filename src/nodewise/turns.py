@@ -8,8 +8,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator
-from concurrent import futures
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
@@ -32,13 +31,6 @@ def slices(items: Iterable[T], budget_s: float = _SLICE_S) -> Iterator[T | None]
         if time.perf_counter() - began > budget_s:
             yield None
             began = time.perf_counter()
-
-
-class Wait(NamedTuple):
-    """What a computation yields, in the place of None, that goes on when a thread is done, or after this time."""
-
-    until: futures.Future[Any]
-    at_most_s: float
 
 
 class _Turns:
@@ -137,17 +129,15 @@ class Pace:
             self._began = time.perf_counter()
 
 
-async def paced_result(work: Generator[Wait | None, None, T], budget_s: float = _SLICE_S) -> T:
+async def paced_result(work: Generator[None, None, T], budget_s: float = _SLICE_S) -> T:
     """The result of a computation that yields between its parts; the event loop goes on in between."""
     await turn()
     began = time.perf_counter()
     while True:
         try:
-            wait = next(work)
+            next(work)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        if wait is not None:
-            await asyncio.wait([asyncio.wrap_future(wait.until)], timeout=wait.at_most_s)
         if time.perf_counter() - began > budget_s:
             await turn()
             began = time.perf_counter()
@@ -163,12 +153,10 @@ async def stepwise(work: Generator[None, None, T]) -> T:
         await step()
 
 
-def result(work: Generator[Wait | None, None, T]) -> T:
+def result(work: Generator[None, None, T]) -> T:
     """The result of a computation that yields between its parts, all at once: offline nobody waits."""
     while True:
         try:
-            wait = next(work)
+            next(work)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        if wait is not None:
-            futures.wait([wait.until], timeout=wait.at_most_s)

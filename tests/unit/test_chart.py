@@ -98,7 +98,7 @@ def _given(values: Any, schema: dict[str, Any], path: tuple[str, ...] = ()) -> l
 
 
 def test_there_is_one_switch_for_each_agent() -> None:
-    names = {kind.name for kind in agents.own()}
+    names = {kind.name for kind in agents.built_in()}
     assert set(VALUES["agents"]) == names
     assert [name for name in names if set(VALUES["agents"][name]) != {"enabled", "settings"}] == []
 
@@ -109,7 +109,7 @@ def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_pa
     sections = {name: one["settings"] for name, one in given.get("agents", {}).items() if one.get("settings")}
     file = tmp_path / "nodewise.yaml"
     file.write_text(yaml.safe_dump({**given.get("settings", {}), **sections}))
-    configfile.read(str(file), extender.GROUPS, agents.own())
+    configfile.read(str(file), extender.GROUPS, agents.built_in())
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

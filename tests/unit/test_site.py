@@ -15,7 +15,7 @@ from tools.site import indented
 
 ROOT = Path(__file__).parents[2]
 LOADS = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "srcset", "object": "data"}
-SECTIONS = ("Learn", "How-to", "Reference", "Concepts")
+SECTIONS = ("Learn", "How-to", "Look up", "Understand")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ _DOES = {
 
 def serving_page() -> str:
     """Where each server listens, and every path of it."""
-    kinds = agents.own()
+    kinds = agents.built_in()
     answering = Answering(kinds, {kind.name: kind.options() for kind in kinds})
     port, health = ServeOptions().port, AdminOptions().health_port
     ports = (

@@ -17,7 +17,7 @@ _KINDS: Final = {int: "INTEGER", float: "FLOAT"}
 
 def settings_page() -> str:
     """Every setting of `nodewise extender`."""
-    kinds = agents.own()
+    kinds = agents.built_in()
     groups = [*GROUPS, *(kind.options for kind in kinds)]
     parts = [
         MADE,

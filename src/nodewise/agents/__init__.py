@@ -1,10 +1,11 @@
-"""The agents, one folder each; they do not know each other. The registry below is all that the rest knows.
+"""The agents, one folder each. Agents do not import each other; the rest of the program finds them here.
 
-`template` is the one to copy: `nodewise agents new`. A third party's agent comes in as an entry point of the group
-`nodewise.agents`, `name = "package.module:KIND"`, and is contained (`extender.containing`). One that cannot be used
-stands in nobody's way who does not ask for it.
+A folder with an `__init__.py` that has a `KIND` is a built-in agent; `template` is copied by `nodewise agents new`.
+A third-party agent is an entry point of the group `nodewise.agents`, `name = "package.module:KIND"`; its results are
+validated (`extender.third_party`). A broken one affects only those who name it in `--agents`.
 """
 
+import pkgutil
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -13,112 +14,103 @@ from typing import Final, NamedTuple, cast
 import nodewise
 from nodewise.agent import AgentKind
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import containing, shapes
-from nodewise.extender.deadlines import Failed, Worker
-from nodewise.extender.warden import START_S, Origin
+from nodewise.extender import validation
+from nodewise.extender.third_party import AgentError, Origin, ThirdPartyKind, raising
 
-REGISTRY: Final[dict[str, str]] = {
-    "telemetry": "nodewise.agents.telemetry:KIND",
-    "gpu": "nodewise.agents.gpu:KIND",
-    "safe": "nodewise.agents.safe:KIND",
-    "congestion": "nodewise.agents.congestion:KIND",
-    "pigeon": "nodewise.agents.pigeon:KIND",
-    "learned": "nodewise.agents.learned:KIND",
-}
+ENTRY_POINT_GROUP: Final = "nodewise.agents"
+_TEMPLATE: Final = "template"
+_FIRST: Final = ("telemetry", "gpu", "safe", "congestion", "pigeon", "learned")
+"""The order in which `decide` asks them and help lists them; other folders follow by name."""
 
 
-GROUP: Final = "nodewise.agents"
-"""Of entry points."""
-
-
-class Found(NamedTuple):
-    """An agent that is installed, be it of use or not."""
+class InstalledAgent(NamedTuple):
+    """An agent that is installed."""
 
     origin: Origin
     kind: AgentKind | None
+    """None for one that cannot be used."""
     why: str = ""
-    """It cannot be used."""
+    """Why it cannot be used."""
+
+
+@cache
+def built_in_names() -> tuple[str, ...]:
+    """nodewise's own agents: the names of their folders. This imports none of them."""
+    folders = {module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__) if module.ispkg}
+    return (*_FIRST, *sorted(folders - {*_FIRST, _TEMPLATE}))
 
 
 def names() -> list[str]:
-    """All agents there are, our own first."""
-    return [*REGISTRY, *sorted({entry.name for entry in _entries()})]
+    """All agents, nodewise's own first."""
+    return [*built_in_names(), *sorted({entry.name for entry in _entry_points()})]
 
 
 def load(name: str) -> AgentKind:
-    """An agent by its name. `BadSettings` if there is none, or none that can be used."""
-    if name in REGISTRY:
-        return _own(name)
-    for one in outside():
-        if one.origin.agent == name:
-            if one.kind is None:
-                seen = f"{name!r} of {one.origin.package} {one.origin.version} cannot be used: {one.why}"
-                raise BadSettings("agents", [Problem("--agents", seen, "")])
-            return one.kind
+    """An agent by its name. `BadSettings` if it is not installed or cannot be used."""
+    if name in built_in_names():
+        return _load_built_in(name)
+    for agent in third_party():
+        if agent.origin.agent == name:
+            if agent.kind is None:
+                package = f"{agent.origin.package} {agent.origin.version}"
+                why = f"{name!r} of {package} cannot be used: {agent.why}"
+                raise BadSettings("agents", [Problem("--agents", why, "")])
+            return agent.kind
     raise BadSettings("agents", [Problem("--agents", repr(name), "one of " + ", ".join(names()))])
 
 
 def usable() -> list[AgentKind]:
-    """All that can be used, our own first."""
-    return [*own(), *(one.kind for one in outside() if one.kind is not None)]
+    """All agents that can be used, nodewise's own first."""
+    return [*built_in(), *(agent.kind for agent in third_party() if agent.kind is not None)]
 
 
-def own() -> list[AgentKind]:
-    """Those of nodewise itself."""
-    return [_own(name) for name in REGISTRY]
+def built_in() -> list[AgentKind]:
+    """nodewise's own agents."""
+    return [_load_built_in(name) for name in built_in_names()]
 
 
-def installed() -> list[Found]:
-    """All that there are, our own first."""
-    ours = [Found(Origin(name, "nodewise", nodewise.__version__), _own(name)) for name in REGISTRY]
-    return [*ours, *outside()]
+def installed() -> list[InstalledAgent]:
+    """All agents, nodewise's own first."""
+    own = (InstalledAgent(Origin(kind.name, "nodewise", nodewise.__version__), kind) for kind in built_in())
+    return [*own, *third_party()]
 
 
-def outside() -> list[Found]:
-    """Those of other packages, by name. Of two that do not get on with each other the second is of no use."""
-    found: list[Found] = []
-    taken = own()
-    for entry in _entries():
+def third_party() -> list[InstalledAgent]:
+    """Agents of other packages, by name. Of two that conflict the second cannot be used."""
+    agents: list[InstalledAgent] = []
+    usable_kinds = built_in()
+    for entry in _entry_points():
         package = entry.dist
         origin = Origin(
             entry.name, package.name if package else entry.value, package.version if package else ""
         )
-        if any(one.origin.agent == entry.name for one in found):
-            found.append(Found(origin, None, "another package has an agent of this name"))
+        if any(agent.origin.agent == entry.name for agent in agents):
+            agents.append(InstalledAgent(origin, None, "another package has an agent of this name"))
             continue
-        one = _opened(entry, origin, tuple(taken))
-        taken += [one.kind] if one.kind else []
-        found.append(one)
-    return found
+        agent = _load_third_party(entry, origin, tuple(usable_kinds))
+        if agent.kind is not None:
+            usable_kinds.append(agent.kind)
+        agents.append(agent)
+    return agents
 
 
-def _own(name: str) -> AgentKind:
-    module, _, attribute = REGISTRY[name].partition(":")
-    return cast("AgentKind", getattr(import_module(module), attribute))
+def _load_built_in(name: str) -> AgentKind:
+    return cast("AgentKind", import_module(f"{__name__}.{name.replace('-', '_')}").KIND)
 
 
-def _entries() -> list[EntryPoint]:
-    return sorted(
-        (one for one in entry_points(group=GROUP) if one.name not in REGISTRY), key=lambda one: one.name
-    )
+def _entry_points() -> list[EntryPoint]:
+    entries = (entry for entry in entry_points(group=ENTRY_POINT_GROUP) if entry.name not in built_in_names())
+    return sorted(entries, key=lambda entry: entry.name)
 
 
 @cache
-def _opened(entry: EntryPoint, origin: Origin, others: tuple[AgentKind, ...]) -> Found:
-    """What an entry point leads to, imported once. Importing runs code of others, so it has a deadline too."""
-
-    def contained() -> containing.ContainedKind:
-        return containing.contained(shapes.kind(entry.load(), entry.name, others), origin)
-
+def _load_third_party(entry: EntryPoint, origin: Origin, others: tuple[AgentKind, ...]) -> InstalledAgent:
+    """Import an entry point, once, and validate its kind."""
     try:
-        kind = Worker(f"{entry.name}-import").do(contained, START_S)
-    except Failed as failed:
-        return Found(origin, None, _words(failed))
-    return Found(origin, cast("AgentKind", kind))
-
-
-def _words(failed: Failed) -> str:
-    """In one line."""
-    cause = failed.__cause__
-    told = failed.why if cause is None else f"{failed.why}: {cause}"
-    return shapes.text(" ".join(told.split()))
+        with raising(origin):
+            kind = ThirdPartyKind(validation.kind(entry.load(), entry.name, others), origin)
+    except AgentError as error:
+        cause = error.__cause__
+        why = error.why if cause is None else f"{error.why}: {cause}"
+        return InstalledAgent(origin, None, validation.text(" ".join(why.split())))
+    return InstalledAgent(origin, cast("AgentKind", kind))

@@ -58,7 +58,7 @@ def _shown(text: str) -> Text:
     return Text(visible(text))
 
 
-def _row(one: agents.Found) -> dict[str, str]:
+def _row(one: agents.InstalledAgent) -> dict[str, str]:
     name, package, version = one.origin
     summary = one.kind.summary if one.kind else ""
     broken = kinds.clash(one.kind, extender.GROUPS) if one.kind else one.why

@@ -11,7 +11,7 @@ from nodewise.cli import feeds
 from nodewise.cli.declared import settings
 from nodewise.cli.reading import PodPlace
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender.containing import ContainedKind
+from nodewise.extender.third_party import ThirdPartyKind
 from nodewise.extender.waking import WaitingFields
 from nodewise.kube.fields import merge
 
@@ -38,7 +38,7 @@ def chosen(names: Iterable[str], *groups: Group) -> list[AgentKind]:
 
 def clash(kind: Any, groups: Iterable[Group]) -> str:
     """What hinders an agent of another package; empty for nothing. Our own get on with everything."""
-    if not isinstance(kind, ContainedKind):
+    if not isinstance(kind, ThirdPartyKind):
         return ""
     try:
         feeds.node_type([cast("AgentKind", kind)])

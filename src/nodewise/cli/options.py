@@ -37,10 +37,8 @@ class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     endpoint out of a Service, shorter than the pod's terminationGracePeriodSeconds. SIGINT, or a second signal,
     ends at once."""
 
-    agent_deadline_s: Annotated[float, msgspec.Meta(gt=0)] = 0.1
-    """How long an agent of another package may take for an answer. Then the pods that it judges are rejected, with the
-    reason, and scores are made without it, until it has come back from that call. kube-scheduler's calls wait
-    meanwhile, all of them."""
+    agent_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Deprecated: has no effect. Third-party agents run without a deadline."""
 
     bind_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 4.0
     """A bind call is answered within this time, be it by an error. Shorter than the httpTimeout of the extender's entry

@@ -8,7 +8,7 @@ from typing import Final
 
 from nodewise import agents
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender.shapes import LONGEST_NAME, NAME
+from nodewise.extender.validation import MAX_NAME_LENGTH, NAME
 
 TEMPLATE: Final = Path(agents.__file__).parent / "template"
 RESERVED: Final = frozenset(
@@ -19,8 +19,8 @@ RESERVED: Final = frozenset(
 
 def check(name: str) -> None:
     """`BadSettings` for a name that an agent cannot have, or that one has already."""
-    wanted = f"small letters and digits with dashes between, at most {LONGEST_NAME}, such as my-agent"
-    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+    wanted = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}, such as my-agent"
+    if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise BadSettings("agents new", [Problem("NAME", repr(name), wanted)])
     if name in RESERVED or keyword.iskeyword(name):
         raise BadSettings("agents new", [Problem("NAME", f"{name!r} is reserved", "another name")])

@@ -26,7 +26,7 @@ from nodewise.cli.feeds import Feed, Ground
 from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.running import Given, Readiness, Running, Task, Tools
 from nodewise.errors import BadSettings, Problem
-from nodewise.extender import claims, containing, recording
+from nodewise.extender import claims, recording, third_party
 from nodewise.extender.answering import Answering
 from nodewise.extender.app import BindRoutes, Extender
 from nodewise.extender.binding import Bindings, Eligibility
@@ -37,7 +37,6 @@ from nodewise.extender.leading import Leading
 from nodewise.extender.recording import Recording
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.extender.waking import Waker
-from nodewise.extender.warden import Limits
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
@@ -52,13 +51,11 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.source import Source
-from nodewise.observe import lag
+from nodewise.observe import lag, logs
 from nodewise.statistics.queries import WindowOptions
 
 LEASE: Final = "nodewise-extender"
 """The Lease by which the replicas agree who leads."""
-_PATIENCE_S: Final = 0.5
-"""For so long a new snapshot waits for the slot of an agent of another package."""
 
 
 class Heart(NamedTuple):
@@ -98,8 +95,9 @@ class Binding(NamedTuple):
 def wired(given: Given, tools: Tools) -> Running:
     """Everything that serves: from a cluster or from files, with one snapshot in the middle; or from requests alone."""
     own: ExtenderOptions = given.settings[ExtenderOptions]
-    limits = Limits(own.agent_deadline_s, patience_s=own.agent_deadline_s if own.no_cluster else _PATIENCE_S)
-    containing.serve(given.agents, limits, *tools)
+    if own.agent_deadline_s is not None:
+        logs.emit("option_deprecated", option="--agent-deadline", instead="nothing, it has no effect")
+    third_party.connect(given.agents, *tools)
     return alone.wired(given, tools) if own.no_cluster else _amid(given, tools)
 
 

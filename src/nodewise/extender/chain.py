@@ -14,22 +14,30 @@ from numpy.typing import NDArray
 
 from nodewise.agent import Agent, Counting, Judge, Named, Names, Rank, Scores, Snapshot, Verdict, Victims
 from nodewise.extender import weights
-from nodewise.extender.deadlines import Failed
 from nodewise.extender.decision import Decision, PodRef, Verb
+from nodewise.extender.third_party import AgentError
 from nodewise.extender.weights import Priority, Weights
 from nodewise.observe import logs
 
 
 class AgentFailed(msgspec.Struct, frozen=True):
-    """A defect of an agent. Its pods wait, because no answer must never mean yes; other pods go on."""
+    """A defect of an agent. Its pods are rejected, because the filter fails closed; other pods are not affected."""
 
     agent: str
+    why: str = ""
+    """The failure of a third-party agent."""
+    package: str = ""
+    """The package of a third-party agent."""
     is_failure: ClassVar[bool] = True
 
     def text(self) -> str:
-        return f"nodewise: agent {self.agent} failed, see the log of nodewise"
+        return f"nodewise: agent {self.agent} failed" + (
+            f": {self.why}" if self.package else ", see the log of nodewise"
+        )
 
     def remedy(self) -> str:
+        if self.package:
+            return f"a defect of the package {self.package}: see the event outside_agent_failed in nodewise's log"
         return "a defect of nodewise: please report it with the line agent_failed of the log"
 
 
@@ -142,6 +150,9 @@ class Chain:
             name = one.agent.name
             try:
                 verdict = ask(one)
+            except AgentError as error:
+                reason = AgentFailed(name, error.why, error.origin.package)
+                verdict = Verdict(np.ones(len(candidates), np.int16), (reason,))
             except Exception as error:  # noqa: BLE001 - a defect of one agent must not place its pods anywhere
                 logs.emit("agent_failed", agent=name, exc_info=error)
                 verdict = Verdict(np.ones(len(candidates), np.int16), (AgentFailed(name),))
@@ -161,8 +172,8 @@ class Chain:
             name = one.agent.name
             try:
                 given = ask(one)
-            except Failed as failed:
-                lacking.append(f"no scores of {one.label or name}: {failed.why}")
+            except AgentError as error:
+                lacking.append(f"no scores of {one.label or name}: {error.why}")
                 continue
             except Exception as error:  # noqa: BLE001 - without its score the pod is placed all the same
                 logs.emit("agent_failed", agent=name, exc_info=error)

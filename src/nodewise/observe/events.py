@@ -139,7 +139,7 @@ EVENTS: Final[dict[str, Event]] = {
     ),
     "outside_agent_failed": Event(
         "error",
-        "An agent of another `package` crashed, took too long or gave an answer that cannot be used, `why` says which."
+        "An agent of another `package` raised an exception or returned an invalid result, `why` says which."
         " The pods that it judges wait, and scores are made without it. One line a kind of failure in a minute,"
         " `unlogged` counts those before it.",
     ),

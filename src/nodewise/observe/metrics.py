@@ -28,7 +28,7 @@ METRICS: Final[dict[str, Metric]] = {
     "verdicts_total": Metric("counter", "Candidate nodes judged by filter calls.", ("agent", "verdict")),
     "agent_failures_total": Metric(
         "counter",
-        "Failures of agents of other packages: exception, deadline, busy (since a deadline passed) or shape.",
+        "Failures of third-party agents: exception or shape (an invalid result).",
         ("agent", "kind"),
     ),
     "bind_total": Metric(

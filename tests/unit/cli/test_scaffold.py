@@ -14,7 +14,7 @@ from hatchling.builders.wheel import WheelBuilder
 from nodewise.cli import scaffold
 from nodewise.cli.agents import command
 from nodewise.errors import BadSettings
-from nodewise.extender.trying import Trial
+from nodewise.extender.agent_testing import AgentTester
 
 
 def new(name: str, folder: Path) -> str:
@@ -69,9 +69,9 @@ def test_every_node_passes_and_scores_one(foo: Any) -> None:
     """Cases 125 and 192 of the older system, whose agent `foo` was the one to copy."""
     nodes = [{"metadata": {"name": name}, "status": {"allocatable": {"cpu": "4"}}} for name in ("n1", "n2")]
     pod = {"metadata": {"name": "p", "uid": "u"}}
-    judged = Trial(foo).ask("/scheduler/predicates/foo", pod, nodes)
+    judged = AgentTester(foo).call("/scheduler/predicates/foo", pod, nodes)
     assert (judged["Nodes"]["items"], judged["FailedNodes"], judged["Error"]) == (nodes, {}, "")
-    assert Trial(foo).ask("/scheduler/priorities/foo", pod, nodes) == [
+    assert AgentTester(foo).call("/scheduler/priorities/foo", pod, nodes) == [
         {"Host": "n1", "Score": 1},
         {"Host": "n2", "Score": 1},
     ]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nodewise.agents.template import KIND
-from nodewise.extender.trying import Trial
+from nodewise.extender.agent_testing import AgentTester
 
 NODES: list[dict[str, Any]] = [
     {"metadata": {"name": "low", "annotations": {"template/value": "2"}}},
@@ -19,14 +19,14 @@ def pod(limit: str | None = None) -> dict[str, Any]:
 
 def rejected(limit: str | None = None) -> dict[str, str]:
     """The nodes that a pod with such a label may not go to, with the reason."""
-    answer = Trial(KIND).ask("/scheduler/predicates/template", pod(limit), NODES)
+    answer = AgentTester(KIND).call("/scheduler/predicates/template", pod(limit), NODES)
     assert answer["Error"] == ""
     return answer["FailedNodes"] or {}
 
 
 def scores(limit: str | None = None) -> dict[str, int]:
     """By node."""
-    answer = Trial(KIND).ask("/scheduler/priorities/template", pod(limit), NODES)
+    answer = AgentTester(KIND).call("/scheduler/priorities/template", pod(limit), NODES)
     return {one["Host"]: one["Score"] for one in answer}
 
 

@@ -1,20 +1,19 @@
-"""What an agent of another package is to remember: a defect of it costs nobody else's memory, and not its own."""
+"""The memory of a third-party agent: what it cannot keep affects no other agent's memory."""
 
 import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
-from nodewise.extender.contained_state import RememberingState
 from nodewise.extender.remembering import InFile, Memory
-from tests.unit.extender import outsiders
-from tests.unit.extender.outsiders import Hang, Held, OddKind
+from nodewise.extender.third_party import ThirdPartyState
+from tests.unit.extender import odd_agent
+from tests.unit.extender.odd_agent import OddKind, OddSetup
 
 
-class Learning(outsiders.OddState):
+class Learning(odd_agent.OddState):
     """Keeps what it is told to."""
 
     each_replica_learns = True
@@ -29,13 +28,6 @@ class Learning(outsiders.OddState):
 
     def keep(self, kept: bytes | None) -> Any:
         return self.kept if kept is None else None
-
-
-def learning(**instead: Any) -> tuple[Held, Learning, Any]:
-    """Who holds it, the agent's own state, and what it is held by."""
-    held = Held(answer_s=0.05, **instead)
-    own = Learning(held.odd)
-    return held, own, RememberingState(own, held.kind.warden)
 
 
 def steps(path: Path, count: int, **states: Any) -> Memory:
@@ -61,23 +53,17 @@ def steps(path: Path, count: int, **states: Any) -> Memory:
     ],
 )
 def test_what_cannot_be_kept_is_no_news(tmp_path: Path, kept: Any) -> None:
-    held, own, state = learning()
-    other = Learning(held.odd)
+    setup = OddSetup()
+    own, other = Learning(setup.odd), Learning(setup.odd)
     own.kept = kept
-    steps(tmp_path / "state", 2, odd=state, other=other)
+    steps(tmp_path / "state", 2, odd=ThirdPartyState(own, setup.kind.reporter), other=other)
     assert (tmp_path / "state").read_bytes() == b'{"other":1}'
-    assert held.failures() == {"shape": 1.0}
+    assert setup.failures() == {"shape": 1.0}
 
 
-def test_it_is_told_what_was_kept_though_a_slot_is_being_computed_then(tmp_path: Path) -> None:
+def test_it_recalls_what_was_kept(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b'{"odd":7}')
-    hang = Hang()
-    held, own, state = learning(agent_state=hang)
-    next(state.build(held.cluster_state()))
-    with capture_logs() as lines:
-        memory = steps(tmp_path / "state", 2, odd=state)
-    assert (own.recalled, [line["event"] for line in lines]) == ([], [])
-    hang.let_go()
-    state._under_way.outcome.result(30.0)
-    asyncio.run(memory.step())
+    setup = OddSetup()
+    own = Learning(setup.odd)
+    steps(tmp_path / "state", 1, odd=ThirdPartyState(own, setup.kind.reporter))
     assert own.recalled == [b"7"]

@@ -1,6 +1,5 @@
-"""An agent of another package that misbehaves as it is told to, through its kind as through its entry point."""
+"""A third-party agent whose methods can be replaced, called through its kind."""
 
-import threading
 from collections.abc import Callable, Generator
 from typing import Any, ClassVar
 
@@ -9,9 +8,8 @@ import numpy as np
 
 from nodewise.agent import ClusterState, Inputs, NodeIndex, Scores, Snapshot, Verdict
 from nodewise.clock import ManualClock
-from nodewise.extender import containing
-from nodewise.extender.containing import ContainedKind
-from nodewise.extender.warden import Limits, Origin
+from nodewise.extender import third_party
+from nodewise.extender.third_party import Origin, ThirdPartyKind
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -40,7 +38,7 @@ def pod(**labels: str) -> Any:
 
 
 STRANGER: Any = Fields(Metadata("d", "q", "v"))
-"""A pod that the agent has nothing to say about."""
+"""A pod that does not concern the agent."""
 
 
 class No(msgspec.Struct, frozen=True):
@@ -59,7 +57,7 @@ def passes(size: int) -> Verdict:
 
 
 class OddAgent:
-    """Rejects nobody and scores 3, but for what it is told to do instead."""
+    """Rejects no node and scores 3."""
 
     def __init__(self, kind: "OddKind") -> None:
         self.name = "odd"
@@ -105,13 +103,13 @@ class OddKind:
     pod_fields = Fields
     node_fields = Fields
 
-    def __init__(self, **instead: Callable[[], Any]) -> None:
-        self.instead: dict[str, Callable[[], Any]] = instead
-        """By method, what it does first; what that gives is its answer, if it gives anything."""
+    def __init__(self, **replacements: Callable[[], Any]) -> None:
+        self.replacements: dict[str, Callable[[], Any]] = replacements
+        """By method, a function that is called instead; None as its result means the usual result."""
 
     def does(self, method: str, answer: Any = None) -> Any:
-        given = self.instead[method]() if method in self.instead else None
-        return answer if given is None else given
+        result = self.replacements[method]() if method in self.replacements else None
+        return answer if result is None else result
 
     def watched(self, _options: Any) -> Any:
         return self.does("watched", ())
@@ -126,44 +124,29 @@ class OddKind:
         raise AssertionError("no agent of another package acts on the API server")
 
 
-class Hang:
-    """Something that does not come back before it is let go."""
+class OddSetup:
+    """The validated kind of an odd agent, and the metrics registry that counts its failures."""
 
-    def __init__(self) -> None:
-        self._gone = threading.Event()
-        self.times = 0
-
-    def __call__(self) -> None:
-        self.times += 1
-        self._gone.wait()
-
-    def let_go(self) -> None:
-        self._gone.set()
-
-
-class Held:
-    """The contained kind of an odd agent, with what is counted of it."""
-
-    def __init__(
-        self, answer_s: float = 30.0, patience_s: float = 30.0, **instead: Callable[[], Any]
-    ) -> None:
-        self.odd = OddKind(**instead)
-        self.kind: ContainedKind = containing.contained(self.odd, ORIGIN)
-        self.meters = MetricsRegistry()
+    def __init__(self, **replacements: Callable[[], Any]) -> None:
+        self.odd = OddKind(**replacements)
+        self.kind = ThirdPartyKind(self.odd, ORIGIN)
+        self.metrics_registry = MetricsRegistry()
         self.clock = ManualClock()
-        containing.serve([self.kind], Limits(answer_s, 30.0, patience_s), self.clock, self.meters)
+        third_party.connect([self.kind], self.clock, self.metrics_registry)
         self.agent: Any = self.kind.agent(Options())
         self.state: Any = self.kind.state(Options(), 5.0)
         self.index = NodeIndex(NAMES)
         self.names = self.index.named(NAMES)
-        self.snapshot = Snapshot(self.index, {"odd": "slot", "other": "of another"}, 1.0, 7)
+        self.snapshot = Snapshot(self.index, {"odd": "build", "other": "of another"}, 1.0, 7)
 
-    def cluster_state(self, now: float = 1.0, index: NodeIndex | None = None) -> ClusterState:
-        return ClusterState(index or self.index, {}, MetricsSnapshot(), now)
+    def cluster_state(self, now: float = 1.0) -> ClusterState:
+        return ClusterState(self.index, {}, MetricsSnapshot(), now)
 
     def failures(self) -> dict[str, float]:
-        """By kind, how many are counted."""
+        """The counted failures, by kind."""
         lines = [
-            line for line in self.meters.exposition().decode().splitlines() if "agent_failures_total{" in line
+            line
+            for line in self.metrics_registry.exposition().decode().splitlines()
+            if "agent_failures_total{" in line
         ]
         return {line.split('kind="')[1].split('"')[0]: float(line.rpartition(" ")[2]) for line in lines}

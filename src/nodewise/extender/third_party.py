@@ -1,0 +1,362 @@
+"""Third-party agents: agents that an installed package brings by an entry point.
+
+They run in nodewise's process and thread, like nodewise's own agents. What they return is validated here
+(`extender.validation`). An exception or an invalid result is counted, logged and raised as `AgentError`: the chain then
+rejects the pods that the agent says concern it, and leaves the agent's scores out. A third-party agent has no
+controller, no `bind` and no `GET /state`, because these run with nodewise's rights on the API server.
+
+A call that does not return stops the process; the kubelet's liveness probe restarts it (docs/adr/0019).
+"""
+
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from nodewise.agent import (
+    ClusterState,
+    Concerned,
+    Named,
+    Names,
+    Requested,
+    Scores,
+    Snapshot,
+    Verdict,
+    Victims,
+    Watched,
+)
+from nodewise.clock import Clock, SystemClock
+from nodewise.errors import BadInput, BadSettings, Problem
+from nodewise.extender import validation
+from nodewise.extender.validation import InvalidResult
+from nodewise.metrics.source import Want
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.state import Counting, Remembering
+
+T = TypeVar("T")
+ResultT = TypeVar("ResultT", Verdict, Scores)
+
+Failure = Literal["exception", "shape"]
+"""The agent raised an exception, or returned an invalid result. A label value of `agent_failures_total`."""
+_LOG_INTERVAL_S: Final = 60.0
+
+
+class Origin(NamedTuple):
+    """The package that an agent comes from."""
+
+    agent: str
+    package: str
+    version: str
+
+
+class AgentError(Exception):
+    """A third-party agent raised an exception, which is the cause, or returned an invalid result."""
+
+    def __init__(self, origin: Origin, failure: Failure, why: str, *, is_reported: bool = False) -> None:
+        self.origin = origin
+        self.failure: Failure = failure
+        self.why = why
+        self.is_reported = is_reported
+        """Whether the failure is counted and logged."""
+        super().__init__(why)
+
+
+@contextmanager
+def raising(origin: Origin) -> Iterator[None]:
+    """Raise `AgentError` instead of whatever the block raises.
+
+    `SystemExit` is included: an agent cannot end the process that way. `KeyboardInterrupt` is the user's.
+    """
+    try:
+        yield
+    except (AgentError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except InvalidResult as error:
+        raise AgentError(origin, "shape", str(error)) from None
+    except BaseException as error:
+        raise AgentError(origin, "exception", type(error).__name__) from error
+
+
+class NoState(NamedTuple):
+    """Stands in the Snapshot in the place of a state that the agent could not compute. The failure is reported."""
+
+    why: str
+
+
+class FailureReporter:
+    """Counts the failures of one third-party agent, and logs the first of each kind in a minute."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self._clock: Clock = SystemClock()
+        self._meters: MetricsRegistry | None = None
+        self._logged_at: dict[Failure, float] = {}
+        self._unlogged: dict[Failure, int] = {}
+
+    def connect(self, clock: Clock, metrics_registry: MetricsRegistry) -> None:
+        """Count into this registry from now on."""
+        self._clock, self._meters = clock, metrics_registry
+
+    @contextmanager
+    def reporting(self, method: str) -> Iterator[None]:
+        """Report whatever the block raises, and raise `AgentError` instead."""
+        try:
+            with raising(self.origin):
+                yield
+        except AgentError as error:
+            if not error.is_reported:
+                self._report(error, method)
+                error.is_reported = True
+            raise
+
+    @contextmanager
+    def starting(self, method: str) -> Iterator[None]:
+        """The same at the start: `BadSettings` names the agent, and why it cannot be used."""
+        try:
+            with self.reporting(method):
+                yield
+        except AgentError as error:
+            package = f"a package that works, not {self.origin.package} {self.origin.version}"
+            problem = Problem("--agents", f"{self.origin.agent!r}, {method}: {error.why}", package)
+            raise BadSettings("agents", [problem]) from error
+
+    def _report(self, error: AgentError, method: str) -> None:
+        failure = error.failure
+        if self._meters is not None:
+            self._meters.count("agent_failures_total", agent=self.origin.agent, kind=failure)
+        now = self._clock.monotonic()
+        if failure in self._logged_at and now - self._logged_at[failure] < _LOG_INTERVAL_S:
+            self._unlogged[failure] = self._unlogged.get(failure, 0) + 1
+            return
+        self._logged_at[failure] = now
+        fields = {**self.origin._asdict(), "failure": failure, "what": method, "why": error.why}
+        unlogged = self._unlogged.pop(failure, 0)
+        logs.emit("outside_agent_failed", **fields, unlogged=unlogged, exc_info=error.__cause__)
+
+
+class ThirdPartyKind:
+    """The kind of a third-party agent (`agent.AgentKind`)."""
+
+    def __init__(self, kind: Any, origin: Origin) -> None:
+        """`kind` passed `validation.kind`."""
+        self.name = origin.agent
+        self.origin = origin
+        self.summary: str = validation.text(kind.summary)
+        self.options: type[msgspec.Struct] = kind.options
+        self.pod_fields: type[msgspec.Struct] = kind.pod_fields
+        self.node_fields: type[msgspec.Struct] = kind.node_fields
+        self.reporter = FailureReporter(origin)
+        self._kind = kind
+        if isinstance(kind, Concerned):
+            self.concerns = self._concerns
+
+    def watched(self, options: Any) -> Sequence[Watched]:
+        with self.reporter.starting("watched"):
+            return validation.watched(self._kind.watched(options), self.name)
+
+    def resources(self, options: Any) -> Mapping[str, bool]:
+        """As `agent.Requested`; empty for an agent that names none."""
+        if not isinstance(self._kind, Requested):
+            return {}
+        with self.reporter.starting("resources"):
+            return validation.resources(self._kind.resources(options))
+
+    def state(self, options: Any, sync_period_s: float) -> "ThirdPartyState":
+        with self.reporter.starting("state"):
+            return ThirdPartyState(validation.state(self._kind.state(options, sync_period_s)), self.reporter)
+
+    def agent(self, options: Any) -> "ThirdPartyAgent":
+        with self.reporter.starting("agent"):
+            return ThirdPartyAgent(validation.agent(self._kind.agent(options), self.name), self.reporter)
+
+    def controller(self, options: Any, hands: Any) -> None:
+        """None: a controller has nodewise's rights on the API server."""
+
+    def _concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
+        try:
+            with self.reporter.reporting("concerns"):
+                return bool(self._kind.concerns(options, nodes, pods))
+        except AgentError:
+            return False
+
+
+class ThirdPartyAgent:
+    """Validates the results of a third-party agent (`agent.Agent`)."""
+
+    def __init__(self, agent: Any, reporter: FailureReporter) -> None:
+        self.name = reporter.origin.agent
+        self._agent = agent
+        self._reporter = reporter
+        if isinstance(agent, Named):
+            self.predicates = {
+                name: partial(self._verdict, function) for name, function in agent.predicates.items()
+            }
+            self.priorities = {
+                name: partial(self._scores, function) for name, function in agent.priorities.items()
+            }
+
+    def equivalence_key(self, pod: Any) -> Hashable:
+        """The agent's key. Where it fails the pod's key is equal to no other."""
+        try:
+            with self._reporter.reporting("equivalence_key"):
+                return validation.hashable(self._agent.equivalence_key(pod))
+        except AgentError:
+            return object()
+
+    def filter(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Verdict | None:
+        """`AgentError` where the agent fails. None for a pod whose key is None: the agent is not called."""
+        return self._verdict(self._agent.filter, pod, candidates, snapshot)
+
+    def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:
+        def preempt(pod: Any, candidates: Names, snapshot: Snapshot) -> Any:
+            return self._agent.preempt(pod, candidates, snapshot, victims)
+
+        return self._verdict(preempt, pod, candidates, snapshot)
+
+    def score(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Scores | None:
+        return self._scores(self._agent.score, pod, candidates, snapshot)
+
+    def _verdict(
+        self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
+    ) -> Verdict | None:
+        return self._call("filter", function, validation.verdict, pod, candidates, snapshot)
+
+    def _scores(
+        self, function: Callable[..., Any], pod: Any, candidates: Names, snapshot: Snapshot
+    ) -> Scores | None:
+        return self._call("score", function, validation.scores, pod, candidates, snapshot)
+
+    def _call(
+        self,
+        method: str,
+        function: Callable[..., Any],
+        validate: Callable[[Any, int], ResultT | None],
+        pod: Any,
+        candidates: Names,
+        snapshot: Snapshot,
+    ) -> ResultT | None:
+        state = snapshot.agent_states.get(self.name, NoState("it has not seen the nodes yet"))
+        own_snapshot = Snapshot(snapshot.nodes, {self.name: state}, snapshot.at, snapshot.generation)
+        with self._reporter.reporting(method):
+            if self._agent.equivalence_key(pod) is None:
+                return None
+            if isinstance(state, NoState):
+                raise AgentError(self._reporter.origin, "exception", state.why, is_reported=True)
+            result = function(pod, candidates, own_snapshot)
+            valid = validate(result, len(candidates))
+            if valid is None or result.details is None:
+                return valid
+            return replace(valid, details=_details(result.details, self._reporter, len(candidates)))
+
+
+def _details(details: Any, reporter: FailureReporter, size: int) -> "ThirdPartyDetails":
+    with_numbers = hasattr(details, "numbers")
+    return (_NumberedDetails if with_numbers else ThirdPartyDetails)(details, reporter, size)
+
+
+class ThirdPartyDetails:
+    """Details of a third-party agent, validated when somebody reads them (`agent.Details`)."""
+
+    def __init__(self, details: Any, reporter: FailureReporter, size: int) -> None:
+        self._details = details
+        self._reporter = reporter
+        self._size = size
+        self.nbytes = max(int(details.nbytes), 0)
+
+    def text(self, candidate: int) -> str:
+        """Empty where the agent fails."""
+        return self._read(lambda: validation.text(self._details.text(candidate)), "")
+
+    def distances(self) -> NDArray[np.float64]:
+        """All as far as possible where the agent fails."""
+        return self._read(
+            lambda: validation.numbers(self._details.distances(), self._size, "distances"),
+            np.ones(self._size),
+        )
+
+    def _read(self, read: Callable[[], T], default: T) -> T:
+        try:
+            with self._reporter.reporting("details"):
+                return read()
+        except AgentError:
+            return default
+
+
+class _NumberedDetails(ThirdPartyDetails):
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """As `agent.Numbered`; empty where the agent fails."""
+        return self._read(lambda: validation.json_object(self._details.numbers(candidate)), {})
+
+
+class ThirdPartyState:
+    """Computes the state of a third-party agent (`agent.StateBuilder`)."""
+
+    def __init__(self, state: Any, reporter: FailureReporter) -> None:
+        self.inputs = state.inputs
+        self._state = state
+        self._reporter = reporter
+        self._wants: frozenset[Want] = frozenset()
+        if isinstance(state, Counting):
+            self.asked = self._asked
+        if isinstance(state, Remembering):
+            self.each_replica_learns = bool(state.each_replica_learns)
+            self.recall, self.keep = self._recall, self._keep
+
+    def wants(self, objects: Mapping[str, Any]) -> frozenset[Want]:
+        """The metrics that the agent names; those of the call before where it fails."""
+        try:
+            with self._reporter.reporting("wants"):
+                self._wants = validation.wants(self._state.wants(objects))
+        except AgentError:
+            pass
+        return self._wants
+
+    def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """Empty where the agent fails."""
+        try:
+            with self._reporter.reporting("problems"):
+                return validation.problems(self._state.problems(objects))
+        except AgentError:
+            return {}
+
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, Any]:
+        """The agent's state; a `NoState` where it fails."""
+        try:
+            with self._reporter.reporting("build"):
+                return (yield from self._state.build(cluster_state))
+        except AgentError as error:
+            return NoState(error.why)
+
+    def _asked(self, pod: Any) -> None:
+        try:
+            with self._reporter.reporting("asked"):
+                self._state.asked(pod)
+        except AgentError:
+            return
+
+    def _recall(self, kept: bytes) -> None:
+        try:
+            with self._reporter.reporting("recall"):
+                self._state.recall(kept)
+        except AgentError as error:
+            raise BadInput("memory", [Problem(self._reporter.origin.agent, error.why, "")]) from error
+
+    def _keep(self, kept: bytes | None) -> bytes | None:
+        try:
+            with self._reporter.reporting("keep"):
+                return validation.memory(self._state.keep(kept))
+        except AgentError:
+            return None
+
+
+def connect(kinds: Iterable[Any], clock: Clock, metrics_registry: MetricsRegistry) -> None:
+    """Count the failures of the third-party agents among these."""
+    for kind in kinds:
+        if isinstance(kind, ThirdPartyKind):
+            kind.reporter.connect(clock, metrics_registry)
