@@ -18,8 +18,9 @@ import yaml
 from tests.cluster import programs
 
 from nodewise import agents
-from nodewise.cli import annotate, extender
-from nodewise.cli.settings import Setting, settings
+from nodewise.cli import annotate
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.settings import Setting, declared
 
 DEPLOY: Final = Path("deploy")
 CHART: Final = DEPLOY / "chart/nodewise"
@@ -65,19 +66,19 @@ def combinations() -> list[Path]:
 def schema(before: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with what it says of settings as the program has it now."""
     made = {f"{kind.name}Settings": _closed(_sections(kind.name, kind.options)) for kind in agents.built_in()}
-    made["settings"] = _closed([*_of(extender.GROUPS), *_of(kind.options for kind in agents.built_in())])
-    made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *extender.GROUPS]))
+    made["settings"] = _closed([*_of(GROUPS), *_of(kind.options for kind in agents.built_in())])
+    made["annotatorSettings"] = _closed(_of([*annotate.GROUPS, *GROUPS]))
     return {**before, "definitions": {**before.get("definitions", {}), **made}}
 
 
 def _of(groups: Iterable[type[msgspec.Struct]]) -> list[tuple[str, Setting]]:
     """Settings by key, those that several have once."""
-    return list({one.key: (one.key, one) for group in groups for one in settings(group)}.values())
+    return list({one.key: (one.key, one) for group in groups for one in declared(group)}.values())
 
 
 def _sections(agent: str, group: type[msgspec.Struct]) -> Iterator[tuple[str, Setting]]:
     """Settings of an agent's section: there they may go without its name, as in `safe: {utilization: 90}`."""
-    for one in settings(group):
+    for one in declared(group):
         yield one.key, one
         if one.key.startswith(f"{agent}_"):
             yield one.key.removeprefix(f"{agent}_"), one

@@ -11,7 +11,8 @@ from tools import chart
 
 import nodewise
 from nodewise import agents
-from nodewise.cli import configfile, extender
+from nodewise.cli import config_file
+from nodewise.cli.extender_options import GROUPS
 from nodewise.observe.metrics import METRICS
 from nodewise.observe.metrics_registry import PREFIX
 
@@ -109,7 +110,7 @@ def test_the_program_takes_the_settings_of_each_combination(values: Path, tmp_pa
     sections = {name: one["settings"] for name, one in given.get("agents", {}).items() if one.get("settings")}
     file = tmp_path / "nodewise.yaml"
     file.write_text(yaml.safe_dump({**given.get("settings", {}), **sections}))
-    configfile.read(str(file), extender.GROUPS, agents.built_in())
+    config_file.read(str(file), GROUPS, agents.built_in())
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

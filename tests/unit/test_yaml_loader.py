@@ -13,7 +13,7 @@ import yaml
 import nodewise
 from nodewise import yaml_loader
 from nodewise.agents.gpu import profile
-from nodewise.cli import configfile
+from nodewise.cli import config_file
 from nodewise.configure import yamltext
 from nodewise.configure.doctor import configurations, deschedulers
 from nodewise.cpu import configmap
@@ -81,7 +81,7 @@ READERS: Final[dict[str, Callable[[str, Path], object]]] = {
         documents.documents(text.encode(), "file.yaml")
     ),
     "the manifest of a static pod": lambda text, _: yamltext.parse(text.encode(), "file.yaml"),
-    "settings": through_file(lambda path: configfile.read(path, [], [])),
+    "settings": through_file(lambda path: config_file.read(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read(Path(path))),
     "the webhook's files": through_file(webhook.server),
     "a GPU profile": through_file(profile.load),

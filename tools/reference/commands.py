@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from nodewise.cli import cpu, exits, legacy, main
-from nodewise.cli.sections import Sectioned, section
+from nodewise.cli.options import Sectioned, section
 from tools.reference.text import MADE, code, entry, table
 
 _DEFAULT: Final = re.compile(r"\s*\[default: ([^\]]*)\]$|\s*Default: ((?:`[^`]*`|[^.`])+)\.$")

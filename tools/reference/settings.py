@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from nodewise import agents
-from nodewise.cli.declared import FORMS, Setting, settings
-from nodewise.cli.extender import GROUPS
+from nodewise.cli.extender_options import GROUPS
 from nodewise.cli.legacy import GAS, SAFE, TAS
+from nodewise.cli.settings import Setting, declared
 from tools.reference.text import MADE, entry, table
 
 _KINDS: Final = {int: "INTEGER", float: "FLOAT"}
@@ -57,14 +57,14 @@ def _with_bases(groups: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Str
 
 
 def _group(group: type[msgspec.Struct]) -> str:
-    own = [s for s in settings(group) if s.field in inspect.get_annotations(group)]
+    own = [s for s in declared(group) if s.field in inspect.get_annotations(group)]
     summary = (group.__doc__ or "").strip().splitlines()[0].rstrip(".")
     return f"\n## {summary}\n\n" + "\n".join(map(_entry, own))
 
 
 def _entry(setting: Setting) -> str:
     default = setting.shown_default()
-    form = FORMS.get(setting.field, "|".join(setting.words) or _KINDS.get(setting.inner, ""))
+    form = setting.option.metavar or "|".join(setting.words) or _KINDS.get(setting.inner, "")
     if setting.field.endswith(("_s", "_bytes")):
         form = "DURATION" if setting.field.endswith("_s") else "SIZE"
     typed = f"{setting.flag} {form}".rstrip()

@@ -4,6 +4,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
+from nodewise.option import Option
 from nodewise.statistics.capacity import GPU
 
 LEAST_PERIOD_S: Final = 60.0
@@ -46,15 +47,15 @@ class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Take no more memory for used than the pods of a node request, sample by sample, as the older annotator's USE_REQ
     did. Needs Prometheus and the right to list pods."""
 
-    annotate_gpu_resource: str = GPU
+    annotate_gpu_resource: Annotated[str, Option(metavar="RESOURCE")] = GPU
     """What the cards of nodes are called in requests and allocatable, such as nvidia.com/gpu; they are written as
     `gpu`. --pigeon-gpu-resource is to say the same."""
 
-    annotate_cpu_samples_query: str = ""
+    annotate_cpu_samples_query: Annotated[str, Option(metavar="QUERY")] = ""
     """What Prometheus is asked for the cores in use at one time, for samples of forecasts. Empty: 1 - rate of node
     exporter's idle seconds, summed up over the CPUs. On clusters of many CPUs let it name a recording rule."""
 
-    annotate_memory_samples_query: str = ""
+    annotate_memory_samples_query: Annotated[str, Option(metavar="QUERY")] = ""
     """The same for the bytes of memory in use. Empty: MemTotal - MemAvailable of node exporter."""
 
 

@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nodewise import agents
-from nodewise.cli import extender, forms, kinds, scaffold
-from nodewise.cli.settings import settings
+from nodewise.cli import kinds, scaffold
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.options import output_option
+from nodewise.cli.settings import declared
 from nodewise.visible import visible
 
 
@@ -27,7 +29,7 @@ def command() -> None:
     """
 
 
-@command.command("list", params=[forms.option(["table", "json"])])
+@command.command("list", params=[output_option(["table", "json"])])
 def list_agents(output: str) -> None:
     """List the agents that `--agents` takes, and those of other packages that cannot be used, with the reason.
 
@@ -61,11 +63,11 @@ def _shown(text: str) -> Text:
 def _row(one: agents.InstalledAgent) -> dict[str, str]:
     name, package, version = one.origin
     summary = one.kind.summary if one.kind else ""
-    broken = kinds.clash(one.kind, extender.GROUPS) if one.kind else one.why
+    broken = kinds.clash(one.kind, GROUPS) if one.kind else one.why
     return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
 
 
-@command.command("show", params=[forms.option(["table", "json"])])
+@command.command("show", params=[output_option(["table", "json"])])
 @click.argument("name")
 def show_agent(name: str, output: str) -> None:
     """Show one agent: its options, and the objects that it reads.
@@ -82,8 +84,13 @@ def show_agent(name: str, output: str) -> None:
     """
     kind = agents.load(name)
     rows = [
-        {"flag": s.flag, "environment": s.variable, "default": s.shown_default(), "help": s.help}
-        for s in settings(kind.options)
+        {
+            "flag": setting.flag,
+            "environment": setting.variable,
+            "default": setting.shown_default(),
+            "help": setting.help,
+        }
+        for setting in declared(kind.options)
     ]
     reads = [f"{w.resource.plural}.{w.resource.group}".rstrip(".") for w in kind.watched(kind.options())]
     if output == "json":

@@ -2,7 +2,7 @@
 
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.cli import running
-from nodewise.cli.options import ExtenderOptions
+from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.cli.running import Given, Readiness, Running, Tools
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import lone

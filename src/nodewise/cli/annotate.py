@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import click
 
@@ -10,23 +10,35 @@ from nodewise import agents
 from nodewise.cli import (
     annotated,
     annotating,
-    cluster,
-    configfile,
     exits,
-    extender,
-    forms,
+    extender_options,
     lines,
     older_annotators,
-    settings,
+    options,
 )
 from nodewise.cli.annotating import AnnotateOptions, Outcome
-from nodewise.cli.sections import Sectioned
+from nodewise.cli.options import ClusterOptions, CommandLine, Sectioned
+from nodewise.cli.settings import CommandOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.observe import logs
+from nodewise.option import Option
 from nodewise.serve.options import AdminOptions
 from nodewise.statistics.queries import WindowOptions
 
 GROUPS: Final = (AnnotateOptions, WindowOptions, PrometheusOptions, AdminOptions)
+
+
+class RunOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise annotate` that are not settings."""
+
+    once: bool = False
+    """Do it a single time, and end."""
+
+    dry_run: bool = False
+    """Print what would be written, write nothing, and end."""
+
+    output: Annotated[Literal["table", "json"], Option("-o --output")] = "table"
+    """Of --once and --dry-run."""
 
 
 class _AnnotateCommand(Sectioned):
@@ -36,7 +48,7 @@ class _AnnotateCommand(Sectioned):
         return super().parse_args(ctx, [*older_annotators.flags(os.environ, args), *args])
 
 
-def run(**given: Any) -> None:
+def run(command_line: CommandLine) -> None:
     """Write statistics of nodes as annotations: what is really free, and what pods asked for.
 
     Over and over, once a period, in one burst; --once for a single time. Only what moved by more than 2 % is written,
@@ -56,18 +68,19 @@ def run(**given: Any) -> None:
       1  with --once: some node could not be written, or was not measured
       2  the command line or a setting is wrong
     """
-    built: dict[type, Any] = {group: settings.build(group, given) for group in GROUPS}
-    own: AnnotateOptions = built[AnnotateOptions]
-    alone = given["once"] or given["dry_run"]
-    logs.configure("warning" if alone and own.log_level == "info" else own.log_level, own.log_format)
-    if alone:
-        outcome = asyncio.run(annotating.once(built, cluster.chosen(given), dry=given["dry_run"]))
-        click.get_current_context().exit(_told(outcome, given["output"]))
-    asyncio.run(annotating.serve(built, cluster.chosen(given)))
+    settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
+    own: AnnotateOptions = settings[AnnotateOptions]
+    run_options, kube = command_line.settings(RunOptions), command_line.settings(ClusterOptions).kube
+    is_single = run_options.once or run_options.dry_run
+    logs.configure("warning" if is_single and own.log_level == "info" else own.log_level, own.log_format)
+    if is_single:
+        outcome = asyncio.run(annotating.once(settings, kube, dry=run_options.dry_run))
+        click.get_current_context().exit(_print(outcome, run_options.output))
+    asyncio.run(annotating.serve(settings, kube))
 
 
-def _told(outcome: Outcome, output: str) -> int:
-    """Print what came of one time; the exit code."""
+def _print(outcome: Outcome, output: str) -> int:
+    """Print the result of a single time; the exit code."""
     looked, written, is_sampled = outcome
     for note in annotated.notes(looked, one_sample=is_sampled):
         lines.tell(note)
@@ -82,26 +95,16 @@ def _told(outcome: Outcome, output: str) -> int:
     return exits.DONE if outcome.is_whole else exits.FAILED
 
 
-def _parameters() -> list[click.Parameter]:
-    """The options; the extender's file of settings serves here too."""
-    kinds = [agents.load(name) for name in agents.names()]
-    file = configfile.option([*GROUPS, *extender.GROUPS], kinds)
-    _, *own = settings.options(*GROUPS)
-    return [file, *own]
-
-
-command = _AnnotateCommand(
+command = options.make_command(
     "annotate",
-    callback=run,
-    help=run.__doc__,
+    run,
+    options.parameters(
+        RunOptions,
+        ClusterOptions,
+        *GROUPS,
+        known=extender_options.GROUPS,
+        known_kinds=[agents.load(name) for name in agents.names()],
+    ),
     short_help="Write statistics of nodes as annotations.",
-    params=[
-        click.Option(["--once"], is_flag=True, help="Do it a single time, and end."),
-        click.Option(
-            ["--dry-run"], is_flag=True, help="Print what would be written, write nothing, and end."
-        ),
-        forms.option(["table", "json"], "Of --once and --dry-run."),
-        *cluster.options(),
-        *_parameters(),
-    ],
+    kind=_AnnotateCommand,
 )

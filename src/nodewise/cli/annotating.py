@@ -5,7 +5,7 @@ import random
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from nodewise.annotator import measuring, patches, writing
 from nodewise.annotator import options as annotator_options
@@ -32,6 +32,7 @@ from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.option import Option
 from nodewise.serve.admin import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
@@ -54,7 +55,7 @@ class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
     period_s: Period = LEAST_PERIOD_S
     """How often nodes are looked at; at least a minute, as each burst of patches has all pods that wait tried again."""
 
-    usage_from: str = "auto"
+    usage_from: Annotated[str, Option(metavar="SOURCE")] = "auto"
     """Who says what nodes use. `prometheus`: --prometheus-url, by node exporter's metrics. `resource`: metrics.k8s.io,
     of which samples are kept over the window. `auto`: Prometheus where its URL is given, else metrics.k8s.io.
     `file:PATH`: NodeMetricsLists in YAML or JSON, for trying things out."""

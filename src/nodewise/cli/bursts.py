@@ -6,21 +6,24 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import click
 import msgspec
+from msgspec import Meta
 from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agent import AgentKind
-from nodewise.cli import burst_curves, curves, forms, kinds, roles, settings, tables
-from nodewise.cli.sections import Sectioned
+from nodewise.cli import burst_curves, curves, kinds, options, roles, tables
+from nodewise.cli.options import CommandLine
+from nodewise.cli.settings import CommandOptions
 from nodewise.configure import scheduler
 from nodewise.configure.scheduler import Wish
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender.weights import ChainOptions
 from nodewise.observe import logs
+from nodewise.option import Option
 from nodewise.simulate import bursts
 from nodewise.simulate.bursts import Outcome
 from nodewise.simulate.bursts_extender import URL, Asked
@@ -33,7 +36,38 @@ _OTHERS: Final = frozenset({"telemetry", "gpu"})
 """Agents that have nothing to read here: there are no policies and no cards."""
 
 
-def bursts_command(output: str, svg: str | None, **given: Any) -> None:
+class BurstOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise simulate bursts`."""
+
+    agents: Annotated[tuple[str, ...], Option(metavar="NAME[,NAME…]")] = ASKED
+    """Agents that are asked together, or `none`; may be given several times."""
+
+    nodes: Annotated[int, Meta(ge=1, le=5000)] = 200
+    """Equal nodes of the cluster."""
+
+    hours: Annotated[float, Meta(ge=0.02, le=168)] = 2.0
+    """That are measured."""
+
+    seed: Annotated[int, Meta(ge=0)] = 1
+    """Of the first run."""
+
+    runs: Annotated[int, Meta(ge=1, le=100)] = 1
+    """Runs of each, with seeds one after another; the table has their mean."""
+
+    entry_weight: Annotated[int, Meta(ge=1, le=10_000)] = scheduler.DEFAULT_WEIGHT
+    """How much scores count beside the default plugins', as in `configure render-scheduler`."""
+
+    filter_all_pods: bool = False
+    """Let agents reject nodes as well, such as safe those with too much risk."""
+
+    svg: Annotated[str | None, Option(metavar="FILE")] = None
+    """Draw how node-minutes add up; needs matplotlib."""
+
+    output: Annotated[Literal["text", "json", "csv"], Option("-o --output")] = "text"
+    """Form of what is printed."""
+
+
+def run(command_line: CommandLine) -> None:
     """Place pods whose requests lie, with and without agents, and count for how long nodes are overloaded.
 
     Pods come and go on equal nodes. They are busy and calm in turns: most use much less than they request, some a
@@ -61,35 +95,37 @@ def bursts_command(output: str, svg: str | None, **given: Any) -> None:
       2  the command line or a setting is wrong
     """
     logs.configure("error")
-    if svg is not None:
+    own = command_line.settings(BurstOptions)
+    if own.svg is not None:
         curves.check()
-    window_s = settings.build(WindowOptions, given).statistics_window_s
-    scenario = Scenario(nodes=given["nodes"], hours=given["hours"], window_s=window_s)
-    asked = [_asked(names, given) for names in dict.fromkeys(given["agents"])]
-    runs = _runs(scenario, asked, range(given["seed"], given["seed"] + given["runs"]))
-    means = {one.name: bursts.mean([run for run in runs if run.agents == one.name]) for one in asked}
-    if svg is not None:
-        burst_curves.draw({name: found["nodes_by_minute"] for name, found in means.items()}, Path(svg))
-    if output == "text":
+    window_s = command_line.settings(WindowOptions).statistics_window_s
+    scenario = Scenario(nodes=own.nodes, hours=own.hours, window_s=window_s)
+    asked = [_asked(names, own, command_line) for names in dict.fromkeys(own.agents)]
+    runs = _runs(scenario, asked, range(own.seed, own.seed + own.runs))
+    means = {entry.name: bursts.mean([run for run in runs if run.agents == entry.name]) for entry in asked}
+    if own.svg is not None:
+        nodes_by_minute = {name: mean["nodes_by_minute"] for name, mean in means.items()}
+        burst_curves.draw(nodes_by_minute, Path(own.svg))
+    if own.output == "text":
         _show(means)
     else:
-        click.echo(_json(runs, means) if output == "json" else _csv(runs), nl=output == "json")
+        click.echo(_json(runs, means) if own.output == "json" else _csv(runs), nl=own.output == "json")
 
 
-def _asked(names: str, given: Mapping[str, Any]) -> Asked:
-    """Who is asked, with an entry as `configure render-scheduler` prints it."""
+def _asked(names: str, own: BurstOptions, command_line: CommandLine) -> Asked:
+    """The agents, with an entry as `configure render-scheduler` prints it."""
     if names.strip() == NONE:
         return Asked(NONE, (), {})
-    found = kinds.chosen((name.strip() for name in names.split(",")), ChainOptions)
-    if others := [kind.name for kind in found if kind.name in _OTHERS]:
+    agents = kinds.chosen((name.strip() for name in names.split(",")), ChainOptions)
+    if others := [kind.name for kind in agents if kind.name in _OTHERS]:
         wanted = "agents that go by what nodes and pods are"
         raise BadSettings("settings", [Problem("--agents", ", ".join(others), wanted)])
-    options = {kind.name: settings.of_agent(kind, given) for kind in found}
-    every = [roles.role(kind, options[kind.name]) for kind in found]
-    wish = Wish(URL, filter_all_pods=given["filter_all_pods"], weights={"": given["entry_weight"]})
-    entries = scheduler.configuration(every, wish)["extenders"]
-    chain = settings.build(ChainOptions, given)
-    return Asked(",".join(kind.name for kind in found), found, options, chain, entries)
+    agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
+    agent_roles = [roles.role(kind, agent_options[kind.name]) for kind in agents]
+    wish = Wish(URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight})
+    entries = scheduler.configuration(agent_roles, wish)["extenders"]
+    chain = command_line.settings(ChainOptions)
+    return Asked(",".join(kind.name for kind in agents), agents, agent_options, chain, entries)
 
 
 def _runs(scenario: Scenario, asked: Sequence[Asked], seeds: Sequence[int]) -> list[Outcome]:
@@ -137,45 +173,9 @@ def _known() -> list[AgentKind]:
     return [kind for kind in kinds.known(ChainOptions) if kind.name not in _OTHERS]
 
 
-def _parameters() -> list[click.Parameter]:
-    return [
-        click.Option(
-            ["--agents"], multiple=True, default=ASKED, metavar="NAME[,NAME…]", show_default=True,
-            help="Agents that are asked together, or `none`; may be given several times.",
-        ),
-        click.Option(
-            ["--nodes"], type=click.IntRange(1, 5000), default=200, show_default=True,
-            help="Equal nodes of the cluster.",
-        ),
-        click.Option(
-            ["--hours"], type=click.FloatRange(0.02, 168), default=2.0, show_default=True,
-            help="That are measured.",
-        ),
-        click.Option(
-            ["--seed"], type=click.IntRange(min=0), default=1, show_default=True, help="Of the first run."
-        ),
-        click.Option(
-            ["--runs"], type=click.IntRange(1, 100), default=1, show_default=True,
-            help="Runs of each, with seeds one after another; the table has their mean.",
-        ),
-        click.Option(
-            ["--entry-weight"], type=click.IntRange(1, 10_000), default=scheduler.DEFAULT_WEIGHT, show_default=True,
-            help="How much scores count beside the default plugins', as in `configure render-scheduler`.",
-        ),
-        click.Option(
-            ["--filter-all-pods"], is_flag=True,
-            help="Let agents reject nodes as well, such as safe those with too much risk.",
-        ),
-        click.Option(["--svg"], metavar="FILE", help="Draw how node-minutes add up; needs matplotlib."),
-        forms.option(["text", "json", "csv"]),
-        *settings.options(ChainOptions, WindowOptions, kinds=_known()),
-    ]  # fmt: skip
-
-
-command = Sectioned(
+command = options.make_command(
     "bursts",
-    callback=bursts_command,
-    help=bursts_command.__doc__,
+    run,
+    options.parameters(BurstOptions, ChainOptions, WindowOptions, kinds=_known()),
     short_help="Place bursty pods with scoring agents.",
-    params=_parameters(),
 )

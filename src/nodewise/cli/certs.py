@@ -13,8 +13,9 @@ import click
 import msgspec
 import yaml
 
-from nodewise.cli import certflags, cluster, exits, lines
-from nodewise.cli.sections import Sectioned
+from nodewise.cli import certs_options, exits, lines
+from nodewise.cli.certs_options import CertsOptions
+from nodewise.cli.options import CommandLine, make_command, parameters
 from nodewise.clock import SystemClock
 from nodewise.configure import certificate_files as files
 from nodewise.configure import certificate_objects as objects
@@ -29,13 +30,11 @@ from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import issuing
 
-Given = dict[str, Any]
-
 _TRIES: Final = 5
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 
 
-def run(**given: Any) -> None:
+def run(command_line: CommandLine) -> None:
     """Make certificates for nodewise and for kube-scheduler as its client, and renew them.
 
     An authority is made in memory, signs one certificate for nodewise's Service and one for kube-scheduler, and its key
@@ -60,132 +59,108 @@ def run(**given: Any) -> None:
       3  with --check, something is due
     """
     logs.configure("warning")
-    wish = _wish(given)
-    _check(given)
-    if given["cert_manager"]:
-        _print(objects.cert_manager(wish, given["namespace"], _place(given).names), given["output"])
-    elif given["systemd"]:
-        folder = str(Path(given["host_dir"]).absolute())
+    options = command_line.settings(CertsOptions)
+    wish = _wish(options)
+    certs_options.check(options)
+    if options.cert_manager:
+        _print(objects.cert_manager(wish, options.namespace, _place(options).names), options.output)
+    elif options.systemd:
+        folder = str(Path(options.host_dir).absolute())
         files.check_place(Path(folder))
         click.echo(objects.systemd(_words(folder), folder), nl=False)
-    elif given["signer_name"]:
-        asyncio.run(_sign(given, wish))
-    elif given["host_dir"]:
-        _on_host(given, wish)
-    elif given["apply"] or given["check"]:
-        asyncio.run(_in_cluster(given, wish))
+    elif options.signer_name:
+        asyncio.run(_sign(options, wish))
+    elif options.host_dir:
+        _on_host(options, wish)
+    elif options.apply or options.check:
+        asyncio.run(_in_cluster(options, wish))
     else:
         made = certificates.taken(Both(), "make", wish, datetime.now(UTC))
-        _print(objects.secrets(made, given["namespace"], _place(given).names), given["output"])
+        _print(objects.secrets(made, options.namespace, _place(options).names), options.output)
 
 
-def _wish(given: Given) -> Wish:
-    own = _LOCAL if given["host_dir"] else ()
-    names = (*certificates.service_names(given["namespace"], given["service"]), *own, *given["names"])
-
-    def span(key: str) -> timedelta | None:
-        return None if given[key] is None else timedelta(seconds=given[key])
+def _wish(options: CertsOptions) -> Wish:
+    own = _LOCAL if options.host_dir else ()
+    names = (*certificates.service_names(options.namespace, options.service), *own, *options.names)
 
     wish = Wish(
         tuple(dict.fromkeys(names)),
-        given["client_name"],
-        timedelta(seconds=given["lifetime"]),
-        span("renew_before"),
-        span("switch_after"),
-        timedelta(seconds=given["settle"]),
-        given["renew"],
+        options.client_name,
+        timedelta(seconds=options.lifetime_s),
+        _timedelta(options.renew_before_s),
+        _timedelta(options.switch_after_s),
+        timedelta(seconds=options.settle_s),
+        options.renew,
     )
     certificates.check(wish)
     return wish
 
 
-def _check(given: Given) -> None:
-    """BadSettings for flags that contradict each other."""
-    problems = []
-    ways = [flag for flag, key in _FLAGS.items() if given[key]]
-    if len(ways) > 1:
-        problems.append(Problem(" ".join(ways), "given together", "one of them"))
-    acting = given["apply"] or given["host_dir"]
-    if given["systemd"] and not given["host_dir"]:
-        problems.append(Problem("--systemd", "without --host", "the folder that is to be renewed"))
-    problems += [
-        Problem(flag, "given", "together with --apply or --host")
-        for flag in ("--replace", "--restarted", "--renew")
-        if given[flag[2:]] and not acting and not (flag == "--replace" and given["signer_name"])
-    ]
-    if given["signer_name"] and (given["host_dir"] or given["cert_manager"] or given["check"]):
-        wanted = "alone, or with --apply"
-        problems.append(Problem("--signer-name", "with --host, --cert-manager or --check", wanted))
-    if given["client_secret"] == given["secret"]:
-        problems.append(Problem("--client-secret", "the same as --secret", "another name"))
-    if problems:
-        raise BadSettings("settings", problems)
+def _timedelta(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
 
 
-_FLAGS: Final = {"--apply": "apply", "--host": "host_dir", "--cert-manager": "cert_manager"}
+def _place(options: CertsOptions) -> Place:
+    return Place(options.namespace, (options.secret, options.client_secret))
 
 
-def _place(given: Given) -> Place:
-    return Place(given["namespace"], (given["secret"], given["client_secret"]))
-
-
-def _decide(given: Given, before: Both, wish: Wish, now: datetime) -> Outlook:
+def _decide(options: CertsOptions, before: Both, wish: Wish, now: datetime) -> Outlook:
     """What is to be done now. Unavailable while this machine's clock cannot be right."""
     found = certificates.outlook(before, wish, now)
     if found.step == "clock":
         raise Unavailable("nothing was changed", [Problem("", found.reasons[0], "")])
-    return certificates.restarted(found, wish, now) if given["restarted"] else found
+    return certificates.restarted(found, wish, now) if options.restarted else found
 
 
-def _on_host(given: Given, wish: Wish) -> None:
-    folder = Path(given["host_dir"]).absolute()
+def _on_host(options: CertsOptions, wish: Wish) -> None:
+    folder = Path(options.host_dir).absolute()
     now = datetime.now(UTC)
     try:
         files.check_place(folder)
-        if given["check"]:
-            _tell_check(given, certificates.outlook(files.read(folder).both, wish, now))
+        if options.check:
+            _tell_check(options, certificates.outlook(files.read(folder).both, wish, now))
         with files.alone(folder):
             found = files.read(folder)
-            if not given["replace"]:
+            if not options.replace:
                 files.check_ours(folder, found)
             elif found.foreign:
                 wish = wish._replace(is_forced=True)
-            todo = _decide(given, found.both, wish, now)
+            todo = _decide(options, found.both, wish, now)
             after = certificates.taken(found.both, todo.step, wish, now)
             if after != found.both:
                 files.write(folder, after)
     except OSError as error:
         raise BadInput("files", [Problem(str(error.filename or folder), error.strerror or "", "")]) from error
-    _tell_done(given, todo, certificates.outlook(after, wish._replace(is_forced=False), now), str(folder))
+    _tell_done(options, todo, certificates.outlook(after, wish._replace(is_forced=False), now), str(folder))
 
 
-async def _in_cluster(given: Given, wish: Wish) -> None:
-    api = connect(cluster.chosen(given), MetricsRegistry())
-    place, now = _place(given), datetime.now(UTC)
+async def _in_cluster(options: CertsOptions, wish: Wish) -> None:
+    api = connect(options.kube, MetricsRegistry())
+    place, now = _place(options), datetime.now(UTC)
     try:
-        if given["check"]:
+        if options.check:
             found = await stored.read(api, place)
-            _tell_check(given, certificates.outlook(found.both, wish, now))
-        todo, after = await _applied(api, given, wish, now)
+            _tell_check(options, certificates.outlook(found.both, wish, now))
+        todo, after = await _applied(api, options, wish, now)
     finally:
         await api.close()
     where = ", ".join(f"Secret {place.namespace}/{name}" for name in place.names)
-    _tell_done(given, todo, certificates.outlook(after, wish._replace(is_forced=False), now), where)
+    _tell_done(options, todo, certificates.outlook(after, wish._replace(is_forced=False), now), where)
 
 
-async def _applied(api: Api, given: Given, wish: Wish, now: datetime) -> tuple[Outlook, Both]:
+async def _applied(api: Api, options: CertsOptions, wish: Wish, now: datetime) -> tuple[Outlook, Both]:
     """What was done, and what there is then. Conflict if others write there all the time."""
-    place = _place(given)
+    place = _place(options)
     for left in reversed(range(_TRIES)):
         found = await stored.read(api, place)
-        if not given["replace"]:
+        if not options.replace:
             stored.check_ours(place, found)
         elif found.foreign or found.both.client.signer:
             wish = wish._replace(is_forced=True)
         before = found.both
-        if given["replace"]:
+        if options.replace:
             before = before._replace(client=before.client._replace(signer=""))
-        todo = _decide(given, before, wish, now)
+        todo = _decide(options, before, wish, now)
         after = certificates.taken(before, todo.step, wish, now)
         try:
             await stored.write(api, place, found, after)
@@ -197,21 +172,21 @@ async def _applied(api: Api, given: Given, wish: Wish, now: datetime) -> tuple[O
     return todo, after
 
 
-async def _sign(given: Given, wish: Wish) -> None:
+async def _sign(options: CertsOptions, wish: Wish) -> None:
     """kube-scheduler's certificate by a signer of the cluster; printed, or written with whom nodewise has to trust."""
-    api = connect(cluster.chosen(given), MetricsRegistry())
-    place, signer = _place(given), given["signer_name"]
+    api = connect(options.kube, MetricsRegistry())
+    place, signer = _place(options), options.signer_name
     try:
-        authorities = _signer_ca(given["signer_ca"]) or await stored.authority_of(api, signer)
-        if given["apply"]:
-            _check_signing(given, await stored.read(api, place))
-        leaf = await _signed(api, given, wish)
-        if given["apply"]:
-            await _write_signed(api, given, wish, leaf, authorities)
+        authorities = _signer_ca(options.signer_ca) or await stored.authority_of(api, signer)
+        if options.apply:
+            _check_signing(options, await stored.read(api, place))
+        leaf = await _signed(api, options, wish)
+        if options.apply:
+            await _write_signed(api, options, wish, leaf, authorities)
             click.echo(f"Secret {place.namespace}/{place.names[1]}: a certificate of {signer}")
         else:
             client = Side(leaf.cert, leaf.key, signer=signer)
-            _print([objects.secret(place.names[1], place.namespace, client)], given["output"])
+            _print([objects.secret(place.names[1], place.namespace, client)], options.output)
     finally:
         await api.close()
     lines.tell(
@@ -219,47 +194,49 @@ async def _sign(given: Given, wish: Wish) -> None:
     )
 
 
-def _check_signing(given: Given, found: stored.Found) -> None:
+def _check_signing(options: CertsOptions, found: stored.Found) -> None:
     """BadInput where what is there is not ours, or nobody would trust what is signed."""
-    if not given["replace"]:
-        stored.check_ours(_place(given), found)
+    if not options.replace:
+        stored.check_ours(_place(options), found)
     if not found.both.server.cert:
-        place = _place(given)
+        place = _place(options)
         problem = Problem(
             f"Secret {place.namespace}/{place.names[0]}", "is not there", "`--apply` without a signer"
         )
         raise BadInput("nodewise's own certificate comes first", [problem])
 
 
-async def _signed(api: Api, given: Given, wish: Wish) -> issuing.Leaf:
+async def _signed(api: Api, options: CertsOptions, wish: Wish) -> issuing.Leaf:
     """A certificate of the signer's with its key. BadInput where it is not a client's."""
     made = issuing.request(wish.client_name)
     name = _name_of(f"{wish.client_name[:40]}-{secrets.token_hex(4)}")
-    wanted = Request(name, given["signer_name"], made.cert, wish.valid)
+    wanted = Request(name, options.signer_name, made.cert, wish.valid)
     cert = await stored.signed(
-        api, wanted, given["timeout"], SystemClock(), lambda: _tell_waiting(wanted, given["timeout"])
+        api, wanted, options.timeout_s, SystemClock(), lambda: _tell_waiting(wanted, options.timeout_s)
     )
     if trouble := certificates.trouble_of_issued(cert, made.key):
         problem = Problem("certificate", trouble, "a client's certificate")
-        raise BadInput(f"signer {given['signer_name']}", [problem])
+        raise BadInput(f"signer {options.signer_name}", [problem])
     return made._replace(cert=cert)
 
 
-async def _write_signed(api: Api, given: Given, wish: Wish, leaf: issuing.Leaf, authorities: bytes) -> None:
+async def _write_signed(
+    api: Api, options: CertsOptions, wish: Wish, leaf: issuing.Leaf, authorities: bytes
+) -> None:
     """Whom to trust comes first, and where a client is at work its new certificate only when that has arrived."""
-    place = _place(given)
+    place = _place(options)
     found = await stored.read(api, place)
     server, client = found.both
     trusted = certificates.trusting(server.trusted, authorities)
     await stored.write(api, place, found, Both(server._replace(trusted=trusted), client))
     if client.cert and trusted != server.trusted:
         lines.tell(
-            f"{given['signer_name']} is new to nodewise, which gets {wish.settle} to hear of it (--settle)"
+            f"{options.signer_name} is new to nodewise, which gets {wish.settle} to hear of it (--settle)"
         )
         await asyncio.sleep(wish.settle.total_seconds())
     found = await stored.read(api, place)
     server, client = found.both
-    signed = Side(leaf.cert, leaf.key, client.trusted, signer=given["signer_name"])
+    signed = Side(leaf.cert, leaf.key, client.trusted, signer=options.signer_name)
     await stored.write(api, place, found, Both(server, signed))
 
 
@@ -286,11 +263,11 @@ def _name_of(text: str) -> str:
 def _words(folder: str) -> list[str]:
     """The command line that this is, without what is for now only, and with the folder's whole name."""
     program = shutil.which("nodewise") or sys.argv[0]
-    given = iter(sys.argv[sys.argv.index("certs") + 1 :])
+    arguments = iter(sys.argv[sys.argv.index("certs") + 1 :])
     words = []
-    for word in given:
+    for word in arguments:
         if word == "--host":
-            next(given)
+            next(arguments)
         elif word not in _FOR_NOW and not word.startswith("--host="):
             words.append(word)
     return [str(Path(program).absolute()), "certs", "--host", folder, *words]
@@ -313,9 +290,9 @@ def _tell_waiting(wanted: Request, timeout_s: float) -> None:
     )
 
 
-def _tell_check(given: Given, found: Outlook) -> NoReturn:
+def _tell_check(options: CertsOptions, found: Outlook) -> NoReturn:
     """Print what is due, or when something is, and end."""
-    if given["output"] == "json":
+    if options.output == "json":
         click.echo(msgspec.json.encode(_report(found)))
     else:
         for line in _lines(found):
@@ -351,9 +328,9 @@ def _lines(found: Outlook) -> list[str]:
     return [texts[found.step](), *(f"  {reason}" for reason in found.reasons)]
 
 
-def _tell_done(given: Given, done: Outlook, after: Outlook, where: str) -> None:
+def _tell_done(options: CertsOptions, done: Outlook, after: Outlook, where: str) -> None:
     """What was done, and what somebody has to do now."""
-    if given["output"] == "json":
+    if options.output == "json":
         click.echo(msgspec.json.encode({"done": done.step, "where": where, **_report(after)}))
         return
     said = {
@@ -379,10 +356,4 @@ def _tell_done(given: Given, done: Outlook, after: Outlook, where: str) -> None:
         )
 
 
-command = Sectioned(
-    "certs",
-    callback=run,
-    help=run.__doc__,
-    short_help="Make and renew certificates.",
-    params=certflags.parameters(),
-)
+command = make_command("certs", run, parameters(CertsOptions), short_help="Make and renew certificates.")

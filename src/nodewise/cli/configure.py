@@ -2,13 +2,15 @@
 
 import itertools
 import re
-from typing import Any, Final
+from typing import Final
 
 import click
+import msgspec
 
-from nodewise.cli import configuring, elsewhere, hostflags, legacy, mounted, roles
+from nodewise.cli import configure_options, configuring, legacy, mounted, platform_modes, roles
+from nodewise.cli.configure_options import HOST, ConfigureOptions
 from nodewise.cli.main import Table
-from nodewise.cli.sections import Sectioned
+from nodewise.cli.options import CommandLine, Sectioned, make_command, parameters
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 
@@ -30,7 +32,7 @@ class _ConfigureCommand(Table, Sectioned):
         return super().parse_args(ctx, legacy.translate(args, legacy.CONFIGURATOR))
 
 
-def on_host(**given: Any) -> None:
+def run(command_line: CommandLine) -> None:
     """Make kube-scheduler call nodewise: on a host where it is a static pod, as kubeadm sets it up.
 
     Writes kube-scheduler's configuration, copies a client certificate with its key and the CA, and changes the
@@ -60,32 +62,30 @@ def on_host(**given: Any) -> None:
     if ctx.invoked_subcommand is not None:
         return
     logs.configure("warning")
-    _check_names(given)
+    options = command_line.settings(ConfigureOptions)
+    _check_names(options)
     older = {"tas": "telemetry", "gas": "gpu", "both": "telemetry,gpu"}
-    if given["extender"] == "both":
-        given["host_one_entry_per_agent"] = True
-    text = given["host_agents"] or older.get(given["extender"] or "", "telemetry")
-    asked = [roles.role(kind, kind.options()) for kind in roles.named(text)]
-    weights = roles.weights(given["entry_weights"])
-    if given["mode"] != elsewhere.HOST:
-        elsewhere.run(given, asked, weights)
+    if options.extender == "both":
+        options = msgspec.structs.replace(options, one_entry_per_agent=True)
+    names = options.agents or older.get(options.extender or "", "telemetry")
+    agent_roles = [roles.role(kind, kind.options()) for kind in roles.named(names)]
+    weights = roles.weights(options.entry_weights)
+    configure_options.check_mode(options)
+    if options.mode != HOST:
+        platform_modes.run(options, agent_roles, weights)
         return
-    for name in elsewhere.OWN:
-        if given[name]:
-            problem = Problem(f"--{name.replace('_', '-')}", "given without --mode", "a mode that has it")
-            raise BadSettings("settings", [problem])
-    mounted.check(given)
-    ctx.exit(configuring.run(given, asked, weights))
+    mounted.check(options)
+    ctx.exit(configuring.run(options, agent_roles, weights))
 
 
-command = _ConfigureCommand(
+command = make_command(
     "configure",
-    commands_of=COMMANDS,
-    callback=on_host,
-    help=on_host.__doc__,
+    run,
+    parameters(ConfigureOptions),
     short_help="Make kube-scheduler call nodewise.",
+    kind=_ConfigureCommand,
+    commands_of=COMMANDS,
     invoke_without_command=True,
-    params=[*hostflags.parameters(), *elsewhere.parameters()],
 )
 
 
@@ -100,12 +100,13 @@ _NAMES: Final = {
 }
 
 
-def _check_names(given: dict[str, Any]) -> None:
+def _check_names(options: ConfigureOptions) -> None:
     """They become part of objects and of addresses."""
+    names = {"namespace": options.namespace, "scheduler_name": options.scheduler_name, "image": options.image}
     problems = [
-        Problem(f"--{field.replace('_', '-')}", repr(given[field]), wanted)
-        for field, (pattern, wanted) in _NAMES.items()
-        if given[field] and not re.fullmatch(pattern, given[field], re.ASCII)
+        Problem(f"--{field.replace('_', '-')}", repr(name), _NAMES[field][1])
+        for field, name in names.items()
+        if name and not re.fullmatch(_NAMES[field][0], name, re.ASCII)
     ]
     if problems:
         raise BadSettings("settings", problems)

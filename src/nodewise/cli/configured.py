@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from nodewise.cli import exits
+from nodewise.cli.configure_options import ConfigureOptions
 from nodewise.configure import difference, host
 from nodewise.configure.backups import Backup
 from nodewise.configure.files import Change
@@ -45,9 +46,9 @@ def plan_of(asked: Asked, plan: Plan) -> None:
         say(text)
 
 
-def changes(given: dict[str, Any], asked: Asked, plan: Plan) -> None:
+def changes(options: ConfigureOptions, asked: Asked, plan: Plan) -> None:
     """What would change in each file; keys and certificates are not shown."""
-    colour = sys.stdout.isatty() and not given["no_color"] and not os.environ.get("NO_COLOR")
+    colour = sys.stdout.isatty() and not options.no_color and not os.environ.get("NO_COLOR")
     for change in plan.changes:
         kind = _kind(asked, change)
         if kind == "Certs" and change.is_none:
@@ -57,7 +58,7 @@ def changes(given: dict[str, Any], asked: Asked, plan: Plan) -> None:
             say("no changes")
         elif kind == "Certs":
             say("removed" if change.after is None else "written; not shown")
-        elif given["output"] == "text":
+        elif options.output == "text":
             sys.stderr.flush()
             click.echo(
                 difference.unified(change.path, change.before, change.after, colour=colour),
@@ -112,10 +113,10 @@ def _papers_done(asked: Asked, papers: Sequence[Change]) -> None:
         say(f'Certs removed from folder "{os.path.dirname(papers[0].path)}"')
 
 
-def next_step(given: dict[str, Any]) -> None:
+def next_step(options: ConfigureOptions) -> None:
     say("The kubelet restarts kube-scheduler now. See that it comes back before you go on to the next host:")
     say("  kubectl --namespace kube-system get pods --selector component=kube-scheduler --output wide")
-    if given["uninstall"] or given["restore"] is not None:
+    if options.uninstall or options.restore is not None:
         say("Do the same on the other hosts of the control plane.")
     else:
         say(
@@ -123,9 +124,9 @@ def next_step(given: dict[str, Any]) -> None:
         )
 
 
-def summary(given: dict[str, Any], plan: Plan, backup: Backup | None, *, written: bool) -> None:
+def summary(options: ConfigureOptions, plan: Plan, backup: Backup | None, *, written: bool) -> None:
     """All of it as JSON on standard output, where that was asked for."""
-    if given["output"] != "json":
+    if options.output != "json":
         return
     found = {
         "changed": bool(plan.changed),

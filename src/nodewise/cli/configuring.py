@@ -9,7 +9,8 @@ import click
 import msgspec
 
 import nodewise
-from nodewise.cli import configured, exits, hostflags
+from nodewise.cli import configure_options, configured, exits
+from nodewise.cli.configure_options import ConfigureOptions
 from nodewise.configure import (
     backups,
     files,
@@ -27,15 +28,14 @@ from nodewise.configure.repeating import Repeat
 from nodewise.configure.scheduler import Papers, Role, Wish
 from nodewise.errors import BadInput, NodewiseError, Problem
 
-_NONE: Final = "/dev/null"
 _GPU_WEIGHT: Final = 20
 """A placement of cards counts more than two of the default plugins."""
 
 
-def run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -> int:
+def run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
     """Do what the flags say; the exit code."""
     try:
-        return _run(given, roles, weights)
+        return _run(options, roles, weights)
     except BadInput as error:
         return configured.problems(error)
     except OSError as error:
@@ -46,34 +46,34 @@ def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _run(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -> int:
-    hostflags.check(given)
+def _run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
+    configure_options.check_host(options)
     configured.say(f"nodewise {nodewise.__version__}")
-    asked = _asked(given, roles, weights)
-    if given["print_plan"]:
-        return _repeat(given, asked)
-    if given["dry_run"] or given["check"]:
-        return _look(given, asked)
+    asked = _asked(options, roles, weights)
+    if options.print_plan:
+        return _repeat(options, asked)
+    if options.dry_run or options.check:
+        return _look(options, asked)
     folder = os.path.dirname(asked.manifest)
     if not os.path.isdir(folder):
-        return _change(given, asked)  # which tells all that is missing
+        return _change(options, asked)  # which tells all that is missing
     with transaction.alone(folder):
         _mend(asked)
-        return _change(given, asked)
+        return _change(options, asked)
 
 
-def _look(given: dict[str, Any], asked: Asked) -> int:
-    plan = _plan(given, asked, _backup(asked))
+def _look(options: ConfigureOptions, asked: Asked) -> int:
+    plan = _plan(options, asked, _backup(asked))
     configured.plan_of(asked, plan)
-    configured.changes(given, asked, plan)
-    configured.summary(given, plan, None, written=False)
+    configured.changes(options, asked, plan)
+    configured.summary(options, plan, None, written=False)
     configured.say("Done.")
-    return exits.NO if given["check"] and plan.changed else exits.DONE
+    return exits.NO if options.check and plan.changed else exits.DONE
 
 
-def _repeat(given: dict[str, Any], asked: Asked) -> int:
+def _repeat(options: ConfigureOptions, asked: Asked) -> int:
     """Tell how the other hosts get the same."""
-    plan = _plan(given, asked, _backup(asked))
+    plan = _plan(options, asked, _backup(asked))
     for text in plan.warnings:
         configured.say(f"warning: {text}")
     written = {
@@ -83,47 +83,47 @@ def _repeat(given: dict[str, Any], asked: Asked) -> int:
     }
     found = Repeat(
         nodewise.__version__,
-        ["configure", *hostflags.words(given, template=asked.template)],
+        ["configure", *configure_options.repeated_flags(options, template=asked.template)],
         plan.needed,
         written,
         asked.manifest,
         plan.config_hash,
     )
-    is_json = given["output"] == "json"
+    is_json = options.output == "json"
     click.echo(
         msgspec.json.encode(repeating.value(found)) if is_json else repeating.script(found), nl=is_json
     )
     return exits.DONE
 
 
-def _change(given: dict[str, Any], asked: Asked) -> int:
-    backup = None if given["restore"] is not None else _backup(asked)
-    plan = _plan(given, asked, backup)
+def _change(options: ConfigureOptions, asked: Asked) -> int:
+    backup = None if options.restore is not None else _backup(asked)
+    plan = _plan(options, asked, backup)
     configured.plan_of(asked, plan)
     changes = plan.changed
     transaction.commit(changes, backup if changes else None)
     with contextlib.suppress(OSError):
         os.rmdir(plan.emptied)  # none, or not empty: it stays
     configured.done(asked, plan, backup)
-    configured.summary(given, plan, backup if changes else None, written=True)
+    configured.summary(options, plan, backup if changes else None, written=True)
     if any(change.path == asked.manifest for change in changes):
-        configured.next_step(given)
+        configured.next_step(options)
     configured.say("Done.")
     return exits.DONE
 
 
-def _plan(given: dict[str, Any], asked: Asked, backup: Backup | None) -> Plan:
-    if given["uninstall"]:
+def _plan(options: ConfigureOptions, asked: Asked, backup: Backup | None) -> Plan:
+    if options.uninstall:
         return undoing.removal(asked)
-    if given["restore"] is not None:
-        return undoing.restored(asked, _named_backup(given, asked))
+    if options.restore is not None:
+        return undoing.restored(asked, _named_backup(options, asked))
     return host.plan(asked, backup)
 
 
-def _named_backup(given: dict[str, Any], asked: Asked) -> str:
-    if given["restore"] != hostflags.NEWEST:
-        return os.path.abspath(str(given["restore"]))
-    parent = asked.backup_dir or os.path.abspath(given["backup_dir"])
+def _named_backup(options: ConfigureOptions, asked: Asked) -> str:
+    if options.restore != configure_options.NEWEST:
+        return os.path.abspath(str(options.restore))
+    parent = asked.backup_dir or os.path.abspath(options.backup_dir)
     found = backups.newest(parent, [os.path.basename(asked.manifest)])
     if found is None:
         raise BadInput(
@@ -164,56 +164,58 @@ _MENDED: Final = {
 }
 
 
-def _asked(given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int]) -> Asked:
-    pod = os.path.abspath(given["manifest"])
+def _asked(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> Asked:
+    pod = os.path.abspath(options.manifest)
     pki = os.path.join(os.path.dirname(os.path.dirname(pod)), "pki")
-    ca = "" if given["insecure"] else given["ca"] or os.path.join(pki, "ca.crt")
-    if not given["cert_dir"]:
+    ca = "" if options.insecure else options.ca or os.path.join(pki, "ca.crt")
+    if not options.cert_dir:
         raise BadInput("file check error: mkdir : no such file or directory")
-    backup = (
-        "" if given["no_backup"] or given["backup_dir"] == _NONE else os.path.abspath(given["backup_dir"])
-    )
-    only_look = given["dry_run"] or given["check"] or given["print_plan"]
 
     def builtin(kubeconfig: str, ca: str) -> dict[str, Any]:
-        return _builtin(given, roles, weights, kubeconfig, ca)
+        return _builtin(options, roles, weights, kubeconfig, ca)
 
     return Asked(
         manifest=places.real(pod),
-        template=_template(given),
-        config_dir=os.path.abspath(given["config_dir"]),
-        cert_dir=os.path.abspath(given["cert_dir"]),
-        cert=os.path.abspath(given["cert"]),
-        key=os.path.abspath(given["key"]),
+        template=_template(options),
+        config_dir=os.path.abspath(options.config_dir),
+        cert_dir=os.path.abspath(options.cert_dir),
+        cert=os.path.abspath(options.cert),
+        key=os.path.abspath(options.key),
         ca=os.path.abspath(ca) if ca else "",
         builtin=builtin,
-        container=given["container"],
-        version=given["kubernetes_version"],
-        existing="merge" if given["merge"] else "replace" if given["replace"] else "",
-        allow_ca_key=given["allow_ca_key"],
-        deployments=[os.path.abspath(given[name]) for name in ("tas_depl", "gas_depl") if given[name]],
-        backup_dir=backup,
-        writes=not only_look,
+        container=options.container,
+        version=options.kubernetes_version,
+        existing="merge" if options.merge else "replace" if options.replace else "",
+        allow_ca_key=options.allow_ca_key,
+        deployments=[os.path.abspath(path) for path in (options.tas_depl, options.gas_depl) if path],
+        backup_dir=os.path.abspath(options.backup_folder) if options.backup_folder else "",
+        writes=not options.changes_nothing,
         pod_folders=[os.path.dirname(pod)],
     )
 
 
-def _template(given: dict[str, Any]) -> str:
+def _template(options: ConfigureOptions) -> str:
     """The file; empty for the built-in one, which stands in where only the default is missing."""
-    if given["template"]:
-        return os.path.abspath(str(given["template"]))
-    wants_own = any(
-        given[name] for name in ("extender", "host_agents", "extender_url", "namespace", "entry_weights")
-    )
-    return os.path.abspath(hostflags.TEMPLATE) if os.path.exists(hostflags.TEMPLATE) and not wants_own else ""
+    if options.template:
+        return os.path.abspath(str(options.template))
+    if (
+        options.extender
+        or options.agents
+        or options.extender_url
+        or options.namespace
+        or options.entry_weights
+    ):
+        return ""
+    default = configure_options.DEFAULT_TEMPLATE
+    return os.path.abspath(default) if os.path.exists(default) else ""
 
 
 def _builtin(
-    given: dict[str, Any], roles: Sequence[Role], weights: dict[str, int], kubeconfig: str, ca: str
+    options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int], kubeconfig: str, ca: str
 ) -> dict[str, Any]:
-    several = given["host_one_entry_per_agent"]
+    several = options.one_entry_per_agent
     own = {role.agent: _GPU_WEIGHT for role in roles if role.agent == "gpu" and role.prioritizes and several}
-    url = given["extender_url"] or f"https://nodewise.{given['namespace'] or 'nodewise'}.svc:9001"
+    url = options.extender_url or f"https://nodewise.{options.service_namespace}.svc:9001"
     papers = Papers()
     if not url.startswith("http:"):
         folder = manifest.CERTS_MOUNT
@@ -223,8 +225,8 @@ def _builtin(
         Wish(
             url,
             papers,
-            whole_nodes=given["host_whole_nodes"],
-            filter_all_pods=given["host_filter_all_pods"],
+            whole_nodes=options.whole_nodes,
+            filter_all_pods=options.filter_all_pods,
             one_entry_per_agent=several,
             weights={**own, **weights},
             kubeconfig=kubeconfig or "/etc/kubernetes/scheduler.conf",

@@ -2,35 +2,70 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import click
 
 from nodewise import clock
 from nodewise.agent import ClusterState, Counting, NodeIndex, Snapshot, StateBuilder
-from nodewise.cli import cluster, decided, exits, forms, kinds, reading, settings
+from nodewise.cli import decided, exits, kinds, options, reading, settings
 from nodewise.cli.decided import Outcome
-from nodewise.cli.options import ExtenderOptions
+from nodewise.cli.extender_options import GROUPS, ExtenderOptions
+from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.reading import Measuring, Read, Wish
-from nodewise.cli.sections import Sectioned
+from nodewise.cli.settings import CommandOptions
 from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.extender import agent_states
 from nodewise.extender.chain import Chain, weighed
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.api import Api
 from nodewise.kube.connect import connect
-from nodewise.kube.options import KubeOptions
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.refresher import RefreshOptions
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.options import AdminOptions, ServeOptions
+from nodewise.option import Argument, Option
 
-GROUPS: Final = (RefreshOptions, PrometheusOptions, ChainOptions)
-_OTHERS: Final = (ExtenderOptions, ServeOptions, AdminOptions, KubeOptions)
-"""The extender's file of settings serves here too, so that both decide by the same."""
-_ALL: Final = (*GROUPS, *_OTHERS)
+_METRICS_HELP = next(
+    setting.help for setting in settings.declared(ExtenderOptions) if setting.field == "metrics"
+)
+
+
+class DecideOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise decide`."""
+
+    paths: Annotated[tuple[str, ...], Argument(metavar="[FILE]...", is_required=False)] = ()
+
+    cluster: bool = False
+    """Read the cluster, with list and get rights only."""
+
+    running: bool = False
+    """Decide pods that are on a node as well."""
+
+    policies: Annotated[tuple[str, ...], Option("--policy", metavar="FILE")] = ()
+    """Policies to try: files that win over all others."""
+
+    only_namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE")] = ""
+    """Only pods and policies of this one; default: all."""
+
+    agent_names: Annotated[str, Option("--agents", metavar="NAMES")] = ""
+    """Agents to ask, separated by commas; default: those with input."""
+
+    now: Annotated[str, Option(metavar="TIME")] = ""
+    """Time of the decision, RFC 3339; default: the newest sample's of files."""
+
+    output: Annotated[Literal["table", "wide", "json", "yaml"], Option("-o --output")] = "table"
+    """Form of what is printed."""
+
+
+class MetricOptions(CommandOptions, frozen=True, kw_only=True):
+    """The sources of metrics. The settings file of the extender may name them."""
+
+    metrics: Annotated[
+        tuple[str, ...],
+        Option(metavar="SOURCE", environment="NODEWISE_METRICS", shows_default=False, help=_METRICS_HELP),
+    ] = ExtenderOptions().metrics
 
 
 class Situation(NamedTuple):
@@ -41,7 +76,7 @@ class Situation(NamedTuple):
     snapshot: Snapshot
 
 
-def run(**given: Any) -> None:
+def run(command_line: CommandLine) -> None:
     """Decide which nodes pods may go to, and why: offline, or for a whole cluster as it is now.
 
     FILE is any mix of files, folders or - (standard input) in Kubernetes YAML or JSON: Nodes, Pods, TASPolicies,
@@ -66,47 +101,49 @@ def run(**given: Any) -> None:
       3  some pod fits nowhere, or sits where it may not
     """
     logs.configure("warning")
-    if not given["paths"] and not given["cluster"]:
+    own = command_line.settings(DecideOptions)
+    if not own.paths and not own.cluster:
         raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
-    names = [name.strip() for name in given["agents_"].split(",") if name.strip()]
-    asked = kinds.chosen(names, *_ALL) or kinds.known(*_ALL)
+    names = [name.strip() for name in own.agent_names.split(",") if name.strip()]
+    agents = kinds.chosen(names, *GROUPS) or kinds.known(*GROUPS)
     wish = Wish(
-        given["paths"],
-        given["policies"],
+        own.paths,
+        own.policies,
         names,
-        {kind.name: settings.of_agent(kind, given) for kind in asked},
-        given["inside"],
-        given["running"],
-        given["metrics"],
+        {kind.name: command_line.agent_options(kind) for kind in agents},
+        own.only_namespace,
+        own.running,
+        command_line.settings(MetricOptions).metrics,
     )
-    situation = asyncio.run(_situation(wish, given))
+    situation = asyncio.run(_situation(wish, command_line))
     pods = _pods(situation.found, wish)
-    _complete(wish, situation.found, pods, live=given["cluster"])
-    chain = _chain(situation, wish, settings.build(ChainOptions, given))
+    _complete(wish, situation.found, pods, live=own.cluster)
+    chain = _chain(situation, wish, command_line.settings(ChainOptions))
     names = situation.found.node_names
     told = (decided.decide(chain, pod, names, situation.snapshot) for pod in pods)
     outcome = Outcome(told, wish.running)
-    if not decided.FORMS[given["output"]](outcome):
+    if not decided.FORMS[own.output](outcome):
         click.get_current_context().exit(exits.NO)
 
 
-async def _situation(wish: Wish, given: dict[str, Any]) -> Situation:
-    api = connect(cluster.chosen(given), MetricsRegistry()) if given["cluster"] else None
+async def _situation(wish: Wish, command_line: CommandLine) -> Situation:
+    is_live = command_line.settings(DecideOptions).cluster
+    api = connect(command_line.settings(ClusterOptions).kube, MetricsRegistry()) if is_live else None
     try:
-        return await _seen(wish, given, api)
+        return await _read(wish, command_line, api)
     finally:
         if api is not None:
             await api.close()
 
 
-async def _seen(wish: Wish, given: dict[str, Any], api: Api | None) -> Situation:
+async def _read(wish: Wish, command_line: CommandLine, api: Api | None) -> Situation:
     found = await reading.read(wish, api)
-    refresh = settings.build(RefreshOptions, given)
+    refresh = command_line.settings(RefreshOptions)
     states = {kind.name: kind.state(wish.options[kind.name], refresh.sync_period_s) for kind in found.kinds}
     wants = (want for state in states.values() for want in state.wants(found.objects))
-    how = Measuring(wish.metrics, refresh, settings.build(PrometheusOptions, given))
+    how = Measuring(wish.metrics, refresh, command_line.settings(PrometheusOptions))
     metrics_snapshot = await reading.measured(found, wants, how, api)
-    at = _now(given["now"], found.snapshot if api is None else None)
+    at = _now(command_line.settings(DecideOptions).now, found.snapshot if api is None else None)
     return Situation(found, states, _view(states, found, metrics_snapshot, at))
 
 
@@ -160,53 +197,18 @@ def _chain(situation: Situation, wish: Wish, options: ChainOptions) -> Chain:
     return Chain(made, weighed(made, options), counting)
 
 
-def _metrics_help() -> str:
-    return next(one.help for one in settings.settings(ExtenderOptions) if one.field == "metrics")
-
-
-command = Sectioned(
+command = options.make_command(
     "decide",
-    callback=run,
-    help=run.__doc__,
+    run,
+    options.parameters(
+        DecideOptions,
+        ClusterOptions,
+        MetricOptions,
+        RefreshOptions,
+        PrometheusOptions,
+        ChainOptions,
+        kinds=kinds.known(*GROUPS),
+        known=GROUPS,
+    ),
     short_help="Decide offline, or for a whole cluster.",
-    params=[
-        click.Argument(["paths"], nargs=-1, metavar="[FILE]..."),
-        click.Option(["--cluster"], is_flag=True, help="Read the cluster, with list and get rights only."),
-        click.Option(["--running"], is_flag=True, help="Decide pods that are on a node as well."),
-        click.Option(
-            ["--policy", "policies"],
-            multiple=True,
-            metavar="FILE",
-            help="Policies to try: files that win over all others.",
-        ),
-        click.Option(
-            ["-n", "--namespace", "inside"],
-            default="",
-            metavar="NAMESPACE",
-            help="Only pods and policies of this one; default: all.",
-        ),
-        click.Option(
-            ["--agents", "agents_"],
-            default="",
-            metavar="NAMES",
-            help="Agents to ask, separated by commas; default: those with input.",
-        ),
-        click.Option(
-            ["--now"],
-            default="",
-            metavar="TIME",
-            help="Time of the decision, RFC 3339; default: the newest sample's of files.",
-        ),
-        forms.option(decided.FORMS),
-        *cluster.options(),
-        click.Option(
-            ["--metrics"],
-            multiple=True,
-            metavar="SOURCE",
-            default=ExtenderOptions().metrics,
-            envvar="NODEWISE_METRICS",
-            help=_metrics_help(),
-        ),
-        *settings.options(*GROUPS, kinds=kinds.known(*_ALL), known=_OTHERS),
-    ],
 )

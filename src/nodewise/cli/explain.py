@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import click
 
 from nodewise import clock
-from nodewise.cli import cluster, exits, forms, lines, pods, replicas, telling
+from nodewise.cli import exits, lines, options, pods, replicas, telling
+from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.pods import Seen
 from nodewise.cli.progress import Progress
 from nodewise.cli.replicas import Answer, Papers, Replica, Service
-from nodewise.cli.settings import Duration
+from nodewise.cli.settings import CommandOptions
 from nodewise.cli.story import Story
 from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
 from nodewise.extender import explaining
@@ -20,6 +21,50 @@ from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.option import Argument, Option
+
+
+class ExplainOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise explain`."""
+
+    pod: Annotated[str, Argument(metavar="POD")]
+
+    namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE")] = ""
+    """Of the pod; default: the context's."""
+
+    output: Annotated[Literal["text", "wide", "json"], Option("-o --output")] = "text"
+    """Form of what is printed."""
+
+    every_node: Annotated[bool, Option("--nodes")] = False
+    """Show every node, however many there are."""
+
+    servers: Annotated[tuple[str, ...], Option("--server", metavar="URL")] = ()
+    """A replica's URL; repeat it for several."""
+
+    cert: Annotated[str, Option(metavar="FILE")] = ""
+    """Client certificate for mutual TLS, PEM."""
+
+    key: Annotated[str, Option(metavar="FILE")] = ""
+    """Its key."""
+
+    ca: Annotated[str, Option(metavar="FILE")] = ""
+    """CA of the replicas' certificate; default: the system's."""
+
+    server_name: Annotated[str, Option(metavar="NAME")] = ""
+    """The name in the replicas' certificate."""
+
+    service: Annotated[str, Option(metavar="NAME")] = "nodewise"
+    """The Service of the replicas."""
+
+    service_namespace: Annotated[str, Option(metavar="NAMESPACE")] = "nodewise"
+    """Its namespace."""
+
+
+class TimeoutOptions(CommandOptions, frozen=True, kw_only=True):
+    """The timeout, which the help shows after the options of the cluster."""
+
+    timeout_s: float = 5.0
+    """Of each call."""
 
 
 class Asked(NamedTuple):
@@ -35,7 +80,7 @@ class Asked(NamedTuple):
     timeout_s: float
 
 
-def run(pod: str, output: str, every_node: bool, **given: Any) -> None:
+def run(command_line: CommandLine) -> None:
     """Tell why a pod went where it went, or goes nowhere: its last scheduling attempt, node by node.
 
     POD is a name, or NAMESPACE/NAME. Every ready replica of the extender is asked for its decisions: those that
@@ -57,28 +102,29 @@ def run(pod: str, output: str, every_node: bool, **given: Any) -> None:
       3  no decision about the pod is known
     """
     logs.configure("error")
-    story = asyncio.run(_story(_asked(pod, given)))
-    telling.FORMS[output](story, every_node=every_node)
+    own = command_line.settings(ExplainOptions)
+    story = asyncio.run(_story(_asked(own, command_line)))
+    telling.FORMS[own.output](story, every_node=own.every_node)
     if story.explanation is None:
         click.get_current_context().exit(exits.NO)
 
 
-def _asked(pod: str, given: dict[str, Any]) -> Asked:
+def _asked(own: ExplainOptions, command_line: CommandLine) -> Asked:
     """`BadSettings` where pod and namespace contradict each other."""
-    inside, slash, name = pod.rpartition("/")
-    if not name or (slash and given["namespace"] not in {"", inside}):
+    namespace, slash, name = own.pod.rpartition("/")
+    if not name or (slash and own.namespace not in {"", namespace}):
         raise BadSettings(
-            "settings", [Problem("POD", repr(pod), "a name, or NAMESPACE/NAME, and one namespace")]
+            "settings", [Problem("POD", repr(own.pod), "a name, or NAMESPACE/NAME, and one namespace")]
         )
     return Asked(
         name,
-        inside or given["namespace"],
-        given["servers"],
-        given["server_name"],
-        Papers(given["cert"], given["key"], given["ca"]),
-        Service(given["service_namespace"], given["service"]),
-        cluster.chosen(given),
-        given["timeout_s"],
+        namespace or own.namespace,
+        own.servers,
+        own.server_name,
+        Papers(own.cert, own.key, own.ca),
+        Service(own.service_namespace, own.service),
+        command_line.settings(ClusterOptions).kube,
+        command_line.settings(TimeoutOptions).timeout_s,
     )
 
 
@@ -166,54 +212,9 @@ def _complain(answers: Sequence[Answer], seen: Seen) -> None:
         lines.tell(f"the pod's own state is not known: {seen.error}")
 
 
-command = click.Command(
+command = options.make_command(
     "explain",
-    callback=run,
-    help=run.__doc__,
+    run,
+    options.parameters(ExplainOptions, ClusterOptions, TimeoutOptions),
     short_help="Tell why a pod is where it is, or nowhere.",
-    params=[
-        click.Argument(["pod"], metavar="POD"),
-        click.Option(
-            ["-n", "--namespace"], default="", metavar="NAMESPACE", help="Of the pod; default: the context's."
-        ),
-        forms.option(telling.FORMS),
-        click.Option(
-            ["--nodes", "every_node"], is_flag=True, help="Show every node, however many there are."
-        ),
-        click.Option(
-            ["--server", "servers"],
-            multiple=True,
-            metavar="URL",
-            help="A replica's URL; repeat it for several.",
-        ),
-        click.Option(["--cert"], default="", metavar="FILE", help="Client certificate for mutual TLS, PEM."),
-        click.Option(["--key"], default="", metavar="FILE", help="Its key."),
-        click.Option(
-            ["--ca"],
-            default="",
-            metavar="FILE",
-            help="CA of the replicas' certificate; default: the system's.",
-        ),
-        click.Option(
-            ["--server-name"], default="", metavar="NAME", help="The name in the replicas' certificate."
-        ),
-        click.Option(
-            ["--service"],
-            default="nodewise",
-            show_default=True,
-            metavar="NAME",
-            help="The Service of the replicas.",
-        ),
-        click.Option(
-            ["--service-namespace"],
-            default="nodewise",
-            show_default=True,
-            metavar="NAMESPACE",
-            help="Its namespace.",
-        ),
-        *cluster.options(),
-        click.Option(
-            ["--timeout", "timeout_s"], type=Duration(), default="5s", show_default=True, help="Of each call."
-        ),
-    ],
 )

@@ -8,32 +8,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from nodewise.annotator.options import AnnotatorOptions
-from nodewise.cli import kinds, legacy, memory, settings, wiring
-from nodewise.cli.options import ExtenderOptions
+from nodewise.cli import kinds, legacy, memory, options, wiring
+from nodewise.cli.extender_options import GROUPS, ExtenderOptions
+from nodewise.cli.options import CommandLine, Sectioned
 from nodewise.cli.running import Given, Tools
-from nodewise.cli.sections import Sectioned
 from nodewise.clock import SystemClock
-from nodewise.extender.weights import ChainOptions
-from nodewise.kube.options import KubeOptions
-from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import RefreshOptions
 from nodewise.observe import logs, supervision
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.options import AdminOptions, ServeOptions
-from nodewise.statistics.queries import WindowOptions
-
-GROUPS = (
-    ExtenderOptions,
-    ChainOptions,
-    ServeOptions,
-    AdminOptions,
-    KubeOptions,
-    RefreshOptions,
-    PrometheusOptions,
-    AnnotatorOptions,
-    WindowOptions,
-)
 
 
 class _ExtenderCommand(Sectioned):
@@ -49,7 +30,7 @@ class _ExtenderCommand(Sectioned):
         return rest
 
 
-def run(**given: Any) -> None:
+def run(command_line: CommandLine) -> None:
     """Serve kube-scheduler: filter, prioritize, preempt and bind, over mutual TLS.
 
     The flags of Telemetry Aware Scheduling (-kubeConfig, -port, -cert, -key, -cacert, -syncPeriod, -v) are
@@ -67,14 +48,14 @@ def run(**given: Any) -> None:
       1  it cannot serve: a port that is taken, a certificate that is none
       2  the command line or a setting is wrong
     """
-    built: dict[type, Any] = {group: settings.build(group, given) for group in GROUPS}
-    own: ExtenderOptions = built[ExtenderOptions]
+    settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
+    own: ExtenderOptions = settings[ExtenderOptions]
     logs.configure(own.log_level, own.log_format)
-    asked = kinds.chosen((name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS)
-    agent_options = {kind.name: settings.of_agent(kind, given) for kind in asked}
+    agents = kinds.chosen((name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS)
+    agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
     runner = asyncio.Runner(loop_factory=_event_loop)
     with runner:
-        runner.run(_serve(Given(built, asked, agent_options)))
+        runner.run(_serve(Given(settings, agents, agent_options)))
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -86,12 +67,12 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _parameters() -> list[click.Parameter]:
-    return settings.options(*GROUPS, kinds=kinds.known(*GROUPS))
-
-
-command = _ExtenderCommand(
-    "extender", callback=run, params=_parameters(), help=run.__doc__, short_help="Serve kube-scheduler."
+command = options.make_command(
+    "extender",
+    run,
+    options.parameters(*GROUPS, kinds=kinds.known(*GROUPS)),
+    short_help="Serve kube-scheduler.",
+    kind=_ExtenderCommand,
 )
 
 

@@ -3,19 +3,15 @@
 from collections.abc import Iterable
 from typing import Any, cast
 
-import msgspec
-
 from nodewise import agents
 from nodewise.agent import AgentKind
 from nodewise.cli import feeds
-from nodewise.cli.declared import settings
 from nodewise.cli.reading import PodPlace
+from nodewise.cli.settings import Group, declared
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender.third_party import ThirdPartyKind
 from nodewise.extender.waking import WaitingFields
 from nodewise.kube.fields import merge
-
-Group = type[msgspec.Struct]
 
 
 def known(*groups: Group) -> list[AgentKind]:
@@ -45,6 +41,6 @@ def clash(kind: Any, groups: Iterable[Group]) -> str:
         merge("Pod", WaitingFields, PodPlace, kind.pod_fields)
     except TypeError as error:
         return str(error)
-    taken = {one.field: one.flag for group in groups for one in settings(group)}
-    shared = [taken[one.field] for one in settings(kind.options) if one.field in taken]
+    flags = {setting.field: setting.flag for group in groups for setting in declared(group)}
+    shared = [flags[setting.field] for setting in declared(kind.options) if setting.field in flags]
     return f"its option {shared[0]} is one of nodewise's own" if shared else ""

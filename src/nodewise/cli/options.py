@@ -1,64 +1,217 @@
-"""Settings of the `extender` command that belong to no single room."""
+"""Options of commands, made from settings structs, and the settings that a command line makes of them.
 
-from typing import Annotated, Literal
+A flag wins over the environment, that over the file of `--config`, that over the default. Settings of an agent may
+also stand in a section of the file; there they are for that agent alone, and win over the rest of the file.
+"""
 
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
+
+import click
 import msgspec
 
+from nodewise.agent import AgentKind
+from nodewise.cli import config_file, legacy, settings
+from nodewise.cli.config_file import Sections
+from nodewise.cli.parameter_types import bounded_type, parameter_type
+from nodewise.cli.settings import CommandOptions, Group, Setting
+from nodewise.errors import BadSettings, Problem, shown
+from nodewise.kube.options import KubeOptions
+from nodewise.option import Argument, Option
 
-class ExtenderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the extender serves, and from what."""
+T = TypeVar("T", bound=msgspec.Struct)
 
-    agents: str = "telemetry"
-    """Agents to ask, separated by commas, in this order. `nodewise agents list` shows them."""
 
-    metrics: tuple[str, ...] = ("auto",)
-    """Where node metrics come from; repeat it for several, the first that has a metric wins. `custom`: the custom
-    metrics API. `resource`: metrics.k8s.io, as `cpu_usage`, `memory_usage` (cores, bytes), `cpu_usage_share` and
-    `memory_usage_share` (of the node's allocatable). `prometheus`: --prometheus-url. `auto`: all three in this order,
-    as far as they are there, now or later. `file:PATH`: MetricValueLists and NodeMetricsLists in YAML or JSON, or CSV
-    lines node,metric,value[,timestamp]."""
+class CommandLine(NamedTuple):
+    """The values of a command's parameters, by field."""
 
-    objects_from: tuple[str, ...] = ()
-    """Read nodes, policies and metrics from these files or folders instead of a cluster, and read them again when
-    they change. For trying things out: nothing is written anywhere."""
+    values: Mapping[str, Any]
 
-    no_cluster: bool = False
-    """Serve without an API server: each request brings its nodes whole (nodeCacheCapable: false), and agents see
-    nothing else. For a scheduler and nodewise in one pod, and for trying an agent with curl. Agents that read other
-    objects than nodes cannot be served like this."""
+    def settings(self, group: type[T]) -> T:
+        """A group of settings. `BadSettings` if a value is out of its bounds."""
+        return build(group, self.values)
 
-    state: str = ""
-    """File for what agents learn and must not forget, such as the demand statistics of pigeon. Empty: a ConfigMap
-    beside nodewise, nodewise-memory; without a cluster, nothing outlives the process."""
+    def agent_options(self, kind: AgentKind) -> Any:
+        """An agent's options. `BadSettings` if a value is out of its bounds."""
+        sections: Sections | None = self.values.get(config_file.SECTIONS)
+        if sections is None:
+            return build(kind.options, self.values)
+        section = sections.of(kind.name)
+        places = {field: f"{sections.path}: {kind.name}: {field.removesuffix('_s')}" for field in section}
+        return build(kind.options, {**self.values, **section}, places)
 
-    shutdown_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
-    """How long SIGTERM is not the end: /readyz says no, so that the Service sends new connections elsewhere, all
-    that come are still served, and each answer closes its connection. Longer than a cluster takes to take an
-    endpoint out of a Service, shorter than the pod's terminationGracePeriodSeconds. SIGINT, or a second signal,
-    ends at once."""
 
-    agent_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Deprecated: has no effect. Third-party agents run without a deadline."""
+class ClusterOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of a command that only reads a cluster, as kubectl has them."""
 
-    bind_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 4.0
-    """A bind call is answered within this time, be it by an error. Shorter than the httpTimeout of the extender's entry
-    in the scheduler's configuration, which is 5 s where none is given: kube-scheduler must not place a pod again that
-    is still being bound."""
+    kubeconfig: Annotated[str, Option(metavar="FILE", environment="NODEWISE_KUBECONFIG")] = ""
+    """A kubeconfig file; default: as kubectl takes it."""
 
-    decisions_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
-    """Memory for the decisions that /decisions shows; the oldest make room."""
+    context: Annotated[str, Option(metavar="NAME", environment="NODEWISE_CONTEXT")] = ""
+    """A context of the kubeconfig."""
 
-    record: str = ""
-    """Keep every request, every change of the world and every answer in this file, for `nodewise simulate replay`.
-    The file holds whole requests, so every tenant's pods with their environment and annotations, and node names,
-    policies and metric values: it can be read by its owner only, keep it so. No Secret is in it. A file that is
-    there already is kept as FILE.old."""
+    @property
+    def kube(self) -> KubeOptions:
+        return KubeOptions(kubeconfig=self.kubeconfig, context=self.context)
 
-    record_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 2**30
-    """Size at which a recording ends; the extender serves on."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level of log lines that are written."""
+def output_option(forms: Iterable[str], help_: str = "Form of what is printed.") -> click.Option:
+    """`-o`, `--output`: one of these forms, by default the first of them."""
+    choices = list(forms)
+    return click.Option(
+        ["-o", "--output"], type=click.Choice(choices), default=choices[0], show_default=True, help=help_
+    )
 
-    log_format: Literal["text", "json"] = "text"
-    """Form of log lines: text for people, json for collectors."""
+
+class Sectioned(click.Command):
+    """A command that shows options with a section below its heading, after those without one."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(section(parameter) or "Options", []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def section(parameter: click.Parameter) -> str:
+    """The heading of a parameter in the help; empty for a parameter without one."""
+    return parameter.section if isinstance(parameter, _Option) else ""
+
+
+def make_command(
+    name: str,
+    run: Callable[[CommandLine], None],
+    parameters: Sequence[click.Parameter],
+    short_help: str,
+    kind: type[click.Command] = Sectioned,
+    **attributes: Any,
+) -> click.Command:
+    """A command that calls `run`, whose docstring is the help."""
+
+    def callback(**values: Any) -> None:
+        run(CommandLine(values))
+
+    return kind(
+        name,
+        callback=callback,
+        params=list(parameters),
+        help=run.__doc__,
+        short_help=short_help,
+        **attributes,
+    )
+
+
+def parameters(
+    *groups: Group,
+    kinds: Sequence[AgentKind] = (),
+    known: Sequence[Group] = (),
+    known_kinds: Sequence[AgentKind] = (),
+    has_file: bool = True,
+) -> list[click.Parameter]:
+    """The parameters of a command that takes these groups and these agents' settings.
+
+    First those of `CommandOptions`; then `--config`, where there are others, and the others. A setting that several
+    groups have is one option. The file may hold settings of the groups `known` and of `known_kinds` as well, of which
+    the command takes those that it has options for.
+    """
+    own = [group for group in groups if issubclass(group, CommandOptions)]
+    shared = [group for group in groups if group not in own]
+    own_settings = itertools.chain.from_iterable(map(settings.declared, own))
+    file = (
+        [config_file.option([*shared, *known], kinds or known_kinds)]
+        if has_file and (shared or known)
+        else []
+    )
+    shared_options = map(_shared_option, settings.merged(shared, kinds))
+    return [*map(_own_parameter, own_settings), *file, *shared_options]
+
+
+def build(group: type[T], values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> T:
+    """The struct of a command's parameters. `BadSettings` if a value is out of its bounds.
+
+    `places` says where the value of a field stands; other fields are named by their flag.
+    """
+    declarations = {setting.field: setting for setting in settings.declared(group)}
+    if issubclass(group, CommandOptions):
+        return group(**{field: values[field] for field in declarations})
+    fields = {field: setting.synonym(values[field]) for field, setting in declarations.items()}
+    try:
+        return msgspec.convert(fields, group, strict=False)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        field = path.rstrip("`")
+        place = (places or {}).get(field) or (declarations[field].flag if field in declarations else field)
+        raise BadSettings("settings", [Problem(place, shown(fields.get(field)), text)]) from error
+
+
+_SERVICE: Final = re.compile(r"(tcp|udp|sctp)://")
+"""The value that the kubelet gives `NODEWISE_PORT` in pods beside a Service called nodewise."""
+
+
+class _Option(click.Option):
+    """An option with a section. The variable of an older program counts where our own is not set."""
+
+    section = ""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        if value is not None and _SERVICE.match(value):
+            return None
+        if value is not None or self.envvar is None or self.name is None:
+            return value
+        return legacy.of_variable(self.name, os.environ)
+
+
+def _shared_option(setting: Setting) -> click.Option:
+    default = setting.shown_default()
+    option = _Option(
+        [setting.flag, setting.field],
+        type=parameter_type(setting),
+        metavar=setting.option.metavar,
+        is_flag=setting.inner is bool,
+        multiple=setting.is_list,
+        default=setting.default,
+        envvar=setting.variable,
+        help=f"{setting.help} [default: {default}]" if default else setting.help,
+    )
+    option.section = setting.section
+    return option
+
+
+def _own_parameter(setting: Setting) -> click.Parameter:
+    declaration = setting.option
+    if isinstance(declaration, Argument):
+        return click.Argument(
+            [setting.field],
+            type=parameter_type(setting),
+            metavar=declaration.metavar,
+            nargs=-1 if setting.is_list else 1,
+            required=declaration.is_required,
+        )
+    attributes: dict[str, Any] = {} if setting.is_required else {"default": setting.default}
+    if setting.field.endswith("_s") and setting.default:
+        attributes["default"] = setting.shown_default()
+    if declaration.value_of_bare_flag is not None:
+        attributes |= {"is_flag": False, "flag_value": declaration.value_of_bare_flag}
+    elif setting.inner is bool:
+        attributes["is_flag"] = True
+    option = _Option(
+        [*setting.flags, setting.field],
+        type=declaration.type or bounded_type(setting),
+        metavar=declaration.metavar,
+        multiple=setting.is_list,
+        required=setting.is_required,
+        envvar=declaration.environment or None,
+        show_envvar=declaration.shows_environment,
+        show_default=declaration.shows_default and bool(setting.shown_default()),
+        help=setting.help,
+        **attributes,
+    )
+    option.section = declaration.section
+    return option

@@ -13,8 +13,9 @@ import msgspec
 from nodewise import yaml_loader
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.cli import forms, lines
+from nodewise.cli import lines
 from nodewise.cli.exits import DONE, NO
+from nodewise.cli.options import output_option
 from nodewise.errors import BadInput, Problem
 from nodewise.kube import documents, files
 
@@ -40,7 +41,7 @@ def command() -> None:
     """
 
 
-@command.command(params=[forms.option(["text", "json"])])
+@command.command(params=[output_option(["text", "json"])])
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.pass_context
 def lint(ctx: click.Context, paths: Sequence[str], output: str) -> None:

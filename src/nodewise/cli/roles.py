@@ -4,32 +4,17 @@ from typing import Any, Final
 
 from nodewise.agent import AgentKind, Requested
 from nodewise.cli import kinds
-from nodewise.cli.options import ExtenderOptions
+from nodewise.cli.extender_options import GROUPS
 from nodewise.configure.scheduler import Role
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import chain
-from nodewise.extender.weights import ChainOptions
-from nodewise.kube.options import KubeOptions
-from nodewise.metrics.prometheus.options import PrometheusOptions
-from nodewise.metrics.refresher import RefreshOptions
-from nodewise.serve.options import AdminOptions, ServeOptions
 
-OTHERS: Final = (
-    ExtenderOptions,
-    ServeOptions,
-    AdminOptions,
-    KubeOptions,
-    RefreshOptions,
-    PrometheusOptions,
-    ChainOptions,
-)
-"""The extender's file of settings serves here too, for which agents there are and what they do follows from it."""
 _DIGITS: Final = 18
 
 
 def named(text: str) -> list[AgentKind]:
     """Agents by their names, separated by commas. `BadSettings` for one that cannot be used."""
-    return kinds.chosen([name.strip() for name in text.split(",") if name.strip()], *OTHERS)
+    return kinds.chosen([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
 
 
 def role(kind: AgentKind, options: Any) -> Role:

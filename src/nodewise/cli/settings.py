@@ -1,100 +1,218 @@
-"""Options from settings structs: flag over environment over `--config` file over default, from one declaration.
+"""Declarations of settings: the fields of structs, and the option of the command line that each of them is.
 
-The settings of an agent may besides stand in a section of the file; there they are for that agent alone, and win over
-the rest of the file.
+A field `sync_period_s: float` with a docstring is `--sync-period 5s`, `NODEWISE_SYNC_PERIOD`, the key `sync_period` of
+the file, a line of `--help` and a row of the reference page. A field of `CommandOptions` is the option of one command,
+without a variable and a key. A struct may inherit fields from others.
 """
 
-import os
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from types import NoneType
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
-import click
 import msgspec
 
+from nodewise import clock
 from nodewise.agent import AgentKind
-from nodewise.cli import configfile, declared, legacy
-from nodewise.cli.configfile import Sections
-from nodewise.cli.declared import Duration, Setting, settings
-from nodewise.errors import BadSettings, Problem, shown
+from nodewise.errors import BadSettings, Problem
+from nodewise.option import Argument, Option
 
-__all__ = ["Duration", "Setting", "build", "of_agent", "options", "settings"]
+Group = type[msgspec.Struct]
 
-T = TypeVar("T", bound=msgspec.Struct)
-
-
-def options(
-    *groups: type[msgspec.Struct],
-    kinds: Sequence[AgentKind] = (),
-    known: Sequence[type[msgspec.Struct]] = (),
-) -> list[click.Parameter]:
-    """The options of a command that takes these groups and these agents' settings, and `--config`.
-
-    A setting that several have is one option. The file may hold settings of `known` groups as well, of which the
-    command takes what it has options for.
-    """
-    every: list[click.Parameter] = [configfile.option([*groups, *known], kinds)]
-    return every + [_option(setting) for setting in declared.together(groups, kinds)]
+_SYNONYMS: Final = {"accept": "pass", "pass": "accept"}
+"""An agent that has only one of the two words takes the other one for it."""
 
 
-def build(group: type[T], given: Mapping[str, Any]) -> T:
-    """The struct from a command's parameters. `BadSettings` if a value is out of its bounds."""
-    return _built(group, given, {})
+class CommandOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a single command."""
 
 
-def of_agent(kind: AgentKind, given: Mapping[str, Any]) -> Any:
-    """An agent's settings from a command's parameters. `BadSettings` if a value is out of its bounds."""
-    sections: Sections | None = given.get(configfile.SECTIONS)
-    if sections is None:
-        return build(kind.options, given)
-    own = sections.of(kind.name)
-    places = {field: f"{sections.path}: {kind.name}: {field.removesuffix('_s')}" for field in own}
-    return _built(kind.options, {**given, **own}, places)
+class Setting(NamedTuple):
+    """One field of a settings struct, as a user meets it."""
+
+    field: str
+    type: Any
+    default: Any
+    help: str
+    option: Option | Argument
+    section: str = ""
+    """The heading in the help."""
+
+    @property
+    def key(self) -> str:
+        """The key in the configuration file. Durations carry their unit in the value."""
+        return self.field.removesuffix("_s")
+
+    @property
+    def flags(self) -> list[str]:
+        own = self.option.flags.split() if isinstance(self.option, Option) else []
+        return own or ["--" + self.key.replace("_", "-")]
+
+    @property
+    def flag(self) -> str:
+        """The longest flag, without the one that turns it off."""
+        return max((flag.partition("/")[0] for flag in self.flags), key=len)
+
+    @property
+    def variable(self) -> str:
+        return "NODEWISE_" + self.key.upper()
+
+    @property
+    def inner(self) -> Any:
+        """The type without bounds, and without the None of one that may be left out."""
+        return _without_bounds(self.type)
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.inner) is tuple
+
+    @property
+    def element(self) -> Any:
+        """The type of one value: of a list, that of its elements."""
+        return _without_bounds(get_args(self.inner)[0]) if self.is_list else self.inner
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The allowed words; empty where every value of the type is allowed."""
+        if isinstance(self.option, Option) and self.option.choices:
+            return self.option.choices
+        return get_args(self.element) if get_origin(self.element) is Literal else ()
+
+    @property
+    def bounds(self) -> msgspec.Meta:
+        """The bounds of a number."""
+        metas = (meta for meta in _annotations(self.type) if isinstance(meta, msgspec.Meta))
+        return next(metas, msgspec.Meta())
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is msgspec.NODEFAULT
+
+    def synonym(self, value: Any) -> Any:
+        """The value, or the word that this setting has for it."""
+        return value if not self.words or value in self.words else _SYNONYMS.get(value, value)
+
+    def shown_default(self) -> str:
+        """The default in the form in which a user would write it."""
+        if isinstance(self.option, Option) and self.option.default_text:
+            return self.option.default_text
+        if self.default in ("", (), None, msgspec.NODEFAULT) or self.default is False:
+            return ""
+        if self.field.endswith("_s"):
+            return clock.format_duration(self.default) if self.default else "0s"
+        if self.field.endswith("_bytes") and self.default % 2**20 == 0:
+            return f"{self.default // 2**20}Mi"
+        return ",".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
 
 
-def _built(group: type[T], given: Mapping[str, Any], places: Mapping[str, str]) -> T:
-    """`places` says where a field's value stands; the others are named by their flag."""
-    declarations = {one.field: one for one in settings(group)}
-    values = {field: one.taken(given[field]) for field, one in declarations.items()}
+def _without_bounds(annotation: Any) -> Any:
+    while get_origin(annotation) is Annotated or NoneType in get_args(annotation):
+        annotation = next(part for part in get_args(annotation) if part is not NoneType)
+    return annotation
+
+
+def _annotations(annotation: Any) -> Iterable[Any]:
+    """What stands in `Annotated` beside the type, the type's own None left out."""
+    if get_origin(annotation) is Annotated:
+        inner, *annotations = get_args(annotation)
+        yield from annotations
+        yield from _annotations(inner)
+    elif NoneType in get_args(annotation):
+        yield from _annotations(next(part for part in get_args(annotation) if part is not NoneType))
+
+
+def declared(group: Group) -> list[Setting]:
+    """The settings of a group, in the order of declaration, those that it inherits first."""
+    return [_setting(group, field) for field in msgspec.structs.fields(group)]
+
+
+def _setting(group: Group, field: msgspec.structs.FieldInfo) -> Setting:
+    options = (part for part in _annotations(field.type) if isinstance(part, Option | Argument))
+    option = next(options, Option())
+    help_ = option.help if isinstance(option, Option) else ""
+    return Setting(field.name, field.type, field.default, help_ or _help(group, field.name), option)
+
+
+def _help(group: Group, field: str) -> str:
+    for base in group.__mro__:
+        if issubclass(base, msgspec.Struct) and (text := _docstrings(base).get(field)):
+            return text
+    return ""
+
+
+@cache  # reading the source again takes a tenth of a second over a whole start
+def _docstrings(group: type) -> Mapping[str, str]:
+    """The docstring under each field. Empty where the source is not there (a frozen program)."""
     try:
-        return msgspec.convert(values, group, strict=False)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$.")
-        field = path.rstrip("`")
-        place = places.get(field) or (declarations[field].flag if field in declarations else field)
-        raise BadSettings("settings", [Problem(place, shown(values.get(field)), text)]) from error
+        tree = ast.parse(textwrap.dedent(inspect.getsource(group)))
+    except (OSError, TypeError):
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
-_SERVICE: Final = re.compile(r"(tcp|udp|sctp)://")
-"""What the kubelet puts into `NODEWISE_PORT` of pods beside a Service that is called nodewise."""
+def merged(groups: Iterable[Group], kinds: Iterable[AgentKind] = ()) -> list[Setting]:
+    """The settings of several groups and agents, each once. `BadSettings` where two declare the same name differently.
+
+    Different help texts of the same setting are shown with the names of their agents.
+    """
+    settings: dict[str, Setting] = {}
+    owners_by_help: dict[str, dict[str, list[str]]] = {}
+    declarations = [
+        *(("nodewise", title(group), group) for group in groups),
+        *((kind.name, f"Agent {kind.name}", kind.options) for kind in kinds),
+    ]
+    for owner, section, group in declarations:
+        for field, setting in _by_field(group, section).items():
+            settings[field] = _wider(settings[field], setting) if field in settings else setting
+            owners_by_help.setdefault(field, {}).setdefault(setting.help, []).append(owner)
+    return [
+        setting._replace(
+            help=_merged_help(owners_by_help[field]), section=_section(setting, owners_by_help[field])
+        )
+        for field, setting in settings.items()
+    ]
 
 
-class _Option(click.Option):
-    """One that an older program's variable may speak for, where our own does not."""
-
-    section = ""
-    """See `sections`."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        found = super().resolve_envvar_value(ctx)
-        if found is not None and _SERVICE.match(found):
-            return None
-        if found is not None or self.envvar is None or self.name is None:
-            return found
-        return legacy.of_variable(self.name, os.environ)
+def _by_field(group: Group, section: str) -> dict[str, Setting]:
+    return {setting.field: setting._replace(section=section) for setting in declared(group)}
 
 
-def _option(setting: Setting) -> click.Option:
-    default = setting.shown_default()
-    option = _Option(
-        [setting.flag, setting.field],
-        type=declared.parameter_type(setting),
-        metavar=declared.FORMS.get(setting.field),
-        is_flag=setting.inner is bool,
-        multiple=setting.is_list,
-        default=setting.default,
-        envvar=setting.variable,
-        help=f"{setting.help} [default: {default}]" if default else setting.help,
-    )
-    option.section = setting.section
-    return option
+def title(group: Group) -> str:
+    """The first line of the group's docstring: the heading in the help."""
+    return (group.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+
+
+def _section(setting: Setting, owners_by_help: Mapping[str, Sequence[str]]) -> str:
+    owners = {owner for owners in owners_by_help.values() for owner in owners}
+    return setting.section if len(owners) == 1 or "nodewise" in owners else "Several agents"
+
+
+def _merged_help(owners_by_help: Mapping[str, Sequence[str]]) -> str:
+    if len(owners_by_help) == 1:
+        return next(iter(owners_by_help))
+    return " ".join(f"[{', '.join(owners)}] {text}" for text, owners in owners_by_help.items())
+
+
+def _wider(first: Setting, second: Setting) -> Setting:
+    """Of two settings that take words, the one that takes more of them."""
+    if first[:3] == second[:3]:
+        return first
+    narrow, wide = sorted((first, second), key=lambda setting: len(setting.words))
+    default = narrow.synonym(wide.default)
+    if not narrow.words or set(narrow.words) - set(wide.words) or default != narrow.default:
+        seen = "two agents declare it, with other values or another default"
+        raise BadSettings("settings", [Problem(first.flag, seen, "another name in one of them")])
+    return wide

@@ -3,24 +3,27 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar, cast
 
 import click
 import msgspec
 from click.core import ParameterSource
+from msgspec import Meta
 from rich.console import Console
 from rich.progress import Progress
 
 from nodewise.agent import AgentKind, ObjectKey, Watched
-from nodewise.cli import bursts, exits, feeds, forms, kinds, replayed, settings, trace
+from nodewise.cli import bursts, exits, feeds, kinds, options, replayed, trace
+from nodewise.cli.options import CommandLine
 from nodewise.cli.replayed import Replayed
-from nodewise.cli.sections import Sectioned
+from nodewise.cli.settings import CommandOptions, declared
 from nodewise.errors import BadInput, Problem
 from nodewise.extender import tape
 from nodewise.extender.tape import Header, Record
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube import files
 from nodewise.observe import logs
+from nodewise.option import Argument, Option
 from nodewise.simulate.differences import Difference
 from nodewise.simulate.replay import Cast, Player
 
@@ -38,7 +41,22 @@ def command() -> None:
     """
 
 
-def replay(file: str, policy: Sequence[str], output: str, limit: int, **given: Any) -> None:
+class ReplayOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise simulate replay`."""
+
+    file: Annotated[str, Argument()]
+
+    policies: Annotated[tuple[str, ...], Option("--policy", metavar="FILE")] = ()
+    """Policies in place of the recorded ones."""
+
+    limit: Annotated[int, Meta(ge=0)] = 20
+    """Differences that are shown one by one."""
+
+    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
+    """Form of what is printed."""
+
+
+def replay(command_line: CommandLine) -> None:
     """Answer the requests of a recording once more, and show what is answered otherwise than it was.
 
     FILE was written by `nodewise extender --record FILE`; of one that was cut off, all that was flushed is read.
@@ -59,16 +77,21 @@ def replay(file: str, policy: Sequence[str], output: str, limit: int, **given: A
       3  some answer differs
     """
     logs.configure("error")
-    told = _replayed(Path(file), policy, _chosen(given), limit)
-    replayed.FORMS[output](told)
-    if told.tally.different:
+    own = command_line.settings(ReplayOptions)
+    result = _replayed(Path(own.file), own.policies, _explicit(command_line), own.limit)
+    replayed.FORMS[own.output](result)
+    if result.tally.different:
         click.get_current_context().exit(exits.NO)
 
 
-def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given on the command line, by field."""
+def _explicit(command_line: CommandLine) -> dict[str, Any]:
+    """The values of the flags on the command line, by field."""
     source = click.get_current_context().get_parameter_source
-    return {name: value for name, value in given.items() if source(name) is ParameterSource.COMMANDLINE}
+    return {
+        field: value
+        for field, value in command_line.values.items()
+        if source(field) is ParameterSource.COMMANDLINE
+    }
 
 
 def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limit: int) -> Replayed:
@@ -76,18 +99,18 @@ def _replayed(path: Path, policy: Sequence[str], chosen: Mapping[str, Any], limi
         with path.open("rb") as file:
             records = tape.read(file)
             header = cast("Header", next(records).entry)
-            asked = kinds.chosen((one.name for one in header.agents), _ReplayOptions)
-            options, own, changed = _settings(header, asked, chosen)
-            objects = _objects(policy, feeds.watched(asked, options))
+            asked = kinds.chosen((one.name for one in header.agents), RecordedOptions)
+            agent_options, own, changed = _settings(header, asked, chosen)
+            objects = _objects(policy, feeds.watched(asked, agent_options))
             chain = ChainOptions(weights=own.weights)
-            player = Player(Cast(asked, options, own.sync_period_s, objects, chain))
+            player = Player(Cast(asked, agent_options, own.sync_period_s, objects, chain))
             found = _played(player, _shown(records, file, path.stat().st_size), limit)
     except OSError as error:
         raise BadInput("recording", [Problem(str(path), error.strerror or str(error), "a file")]) from error
     return Replayed(header, changed, player.tally, player.unrecorded(), found)
 
 
-class _ReplayOptions(ChainOptions, frozen=True, kw_only=True):
+class RecordedOptions(ChainOptions, frozen=True, kw_only=True):
     """What an answer depends on besides the agents' own settings."""
 
     sync_period_s: Annotated[float, msgspec.Meta(gt=0)] = 0.0
@@ -96,31 +119,30 @@ class _ReplayOptions(ChainOptions, frozen=True, kw_only=True):
 
 def _settings(
     header: Header, asked: Sequence[AgentKind], chosen: Mapping[str, Any]
-) -> tuple[dict[str, Any], _ReplayOptions, list[str]]:
+) -> tuple[dict[str, Any], RecordedOptions, list[str]]:
     """The options of each agent, the general ones, and what of both is not as recorded."""
     recorded = {one.name: one.options for one in header.agents}
-    options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in asked}
+    agent_options = {kind.name: _built(kind.options, recorded[kind.name], chosen) for kind in asked}
     general = {"sync_period_s": header.sync_period_s, "weights": header.weights}
-    own = _built(_ReplayOptions, general, chosen)
-    changed = _changed(_ReplayOptions, general, own)
+    own = _built(RecordedOptions, general, chosen)
+    changed = _changed(RecordedOptions, general, own)
     for kind in asked:
-        changed += _changed(kind.options, recorded[kind.name], options[kind.name])
-    return options, own, changed
+        changed += _changed(kind.options, recorded[kind.name], agent_options[kind.name])
+    return agent_options, own, changed
 
 
 def _built(group: type[T], recorded: Mapping[str, Any], chosen: Mapping[str, Any]) -> T:
     """The recorded settings but for the chosen ones; a setting that is newer than the recording has its default."""
-    defaults = {one.field: one.default for one in settings.settings(group)}
-    return settings.build(group, {**defaults, **recorded, **chosen})
+    defaults = {setting.field: setting.default for setting in declared(group)}
+    return options.build(group, {**defaults, **recorded, **chosen})
 
 
 def _changed(group: type[msgspec.Struct], recorded: Mapping[str, Any], built: msgspec.Struct) -> list[str]:
     after = msgspec.json.decode(msgspec.json.encode(built))
-    known = [one for one in settings.settings(group) if one.field in recorded]
     return [
-        f"{one.flag}: {recorded[one.field]} -> {after[one.field]}"
-        for one in known
-        if recorded[one.field] != after[one.field]
+        f"{setting.flag}: {recorded[setting.field]} -> {after[setting.field]}"
+        for setting in declared(group)
+        if setting.field in recorded and recorded[setting.field] != after[setting.field]
     ]
 
 
@@ -161,37 +183,21 @@ def _shown(records: Iterator[Record], file: BinaryIO, size_bytes: int) -> Iterat
 
 def _parameters() -> list[click.Parameter]:
     """Settings that nobody gives on the command line are the recorded ones, so neither variables nor files count."""
-    every = settings.options(_ReplayOptions, kinds=kinds.known(_ReplayOptions))
-    found = [option for option in every if option.expose_value]
-    for option in found:
+    recorded = options.parameters(RecordedOptions, kinds=kinds.known(RecordedOptions), has_file=False)
+    for option in recorded:
         assert isinstance(option, click.Option)
         option.envvar = None
         option.help = f"{(option.help or '').partition(' [default: ')[0]} [default: as recorded]"
-    return found
+    return recorded
 
 
 command.add_command(trace.command)
 command.add_command(bursts.command)
 command.add_command(
-    Sectioned(
+    options.make_command(
         "replay",
-        callback=replay,
-        help=replay.__doc__,
+        replay,
+        [*options.parameters(ReplayOptions), *_parameters()],
         short_help="Answer a recording's requests once more.",
-        params=[
-            click.Argument(["file"]),
-            click.Option(
-                ["--policy"], multiple=True, metavar="FILE", help="Policies in place of the recorded ones."
-            ),
-            click.Option(
-                ["--limit"],
-                type=click.IntRange(min=0),
-                default=20,
-                show_default=True,
-                help="Differences that are shown one by one.",
-            ),
-            forms.option(replayed.FORMS),
-            *_parameters(),
-        ],
     )
 )

@@ -4,16 +4,20 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import click
 import msgspec
+from msgspec import Meta
 from rich.console import Console
 from rich.progress import Progress
 
-from nodewise.agents.gpu.options import PLACEMENTS, Placement
-from nodewise.cli import curves, forms
+from nodewise.agents.gpu.options import Placement
+from nodewise.cli import curves, options
+from nodewise.cli.options import CommandLine
+from nodewise.cli.settings import CommandOptions
 from nodewise.errors import BadInput, BadSettings, Problem, shown
+from nodewise.option import Argument, Option
 from nodewise.simulate import trace, trace_files
 from nodewise.simulate.trace import Outcome, Trace
 
@@ -21,49 +25,40 @@ _TOLD_PCT: Final = (50, 80, 90, 100, 130)
 """The shares that the published results name."""
 
 
-@click.command(
-    "trace",
-    short_help="Place a published GPU trace with the gpu agent.",
-    params=[forms.option(["text", "json"])],
-)
-@click.argument("form", type=click.Choice(["openb"]))
-@click.option(
-    "--nodes", "nodes_file", required=True, metavar="FILE", help="CSV: sn,cpu_milli,memory_mib,gpu,model"
-)
-@click.option(
-    "--pods",
-    "pods_file",
-    required=True,
-    metavar="FILE",
-    help="CSV: cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec",
-)
-@click.option(
-    "--placement",
-    "placements",
-    multiple=True,
-    type=click.Choice(PLACEMENTS),
-    default=["first-fit"],
-    show_default=True,
-    help="As of --gpu-placement; may be given several times.",
-)
-@click.option(
-    "--arrivals",
-    type=click.FloatRange(min=0.01, max=10),
-    default=1.3,
-    show_default=True,
-    help="Stop when this share of all cards has been asked for.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the first run.")
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1, max=1000),
-    default=1,
-    show_default=True,
-    help="Runs of each placement, with seeds one after another.",
-)
-@click.option("--published", metavar="FILE", help="JSON with published results, to be shown beside.")
-@click.option("--svg", metavar="FILE", help="Draw what was allocated; needs matplotlib.")
-def command(form: str, **given: Any) -> None:  # noqa: ARG001 - there is one form
+class TraceOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise simulate trace`."""
+
+    form: Annotated[Literal["openb"], Argument()]
+
+    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
+    """Form of what is printed."""
+
+    nodes_file: Annotated[str, Option("--nodes", metavar="FILE")]
+    """CSV: sn,cpu_milli,memory_mib,gpu,model"""
+
+    pods_file: Annotated[str, Option("--pods", metavar="FILE")]
+    """CSV: cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"""
+
+    placements: Annotated[tuple[Placement, ...], Option("--placement")] = ("first-fit",)
+    """As of --gpu-placement; may be given several times."""
+
+    arrivals: Annotated[float, Meta(ge=0.01, le=10)] = 1.3
+    """Stop when this share of all cards has been asked for."""
+
+    seed: Annotated[int, Meta(ge=0)] = 42
+    """Of the first run."""
+
+    seeds: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """Runs of each placement, with seeds one after another."""
+
+    published: Annotated[str | None, Option(metavar="FILE")] = None
+    """JSON with published results, to be shown beside."""
+
+    svg: Annotated[str | None, Option(metavar="FILE")] = None
+    """Draw what was allocated; needs matplotlib."""
+
+
+def run(command_line: CommandLine) -> None:
     """Place a published GPU trace with the gpu agent: its filter, scores, choice of cards and books.
 
     Pods are drawn from the list with replacement and stay where they are put, until the cards that were asked for are
@@ -89,7 +84,7 @@ def command(form: str, **given: Any) -> None:  # noqa: ARG001 - there is one for
       1  a file cannot be read
       2  the command line or a setting is wrong
     """
-    asked = _Asked(**given)
+    asked = command_line.settings(TraceOptions)
     if asked.svg is not None:
         curves.check()
     known = _published(asked.published, Path(asked.pods_file).stem) if asked.published else {}
@@ -102,21 +97,7 @@ def command(form: str, **given: Any) -> None:  # noqa: ARG001 - there is one for
     click.echo(_json(runs, means) if asked.output == "json" else _text(means, known))
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line."""
-
-    nodes_file: str
-    pods_file: str
-    placements: Sequence[Placement]
-    arrivals: float
-    seed: int
-    seeds: int
-    published: str | None
-    svg: str | None
-    output: str
-
-
-def _runs(asked: _Asked, given: Trace) -> list[Outcome]:
+def _runs(asked: TraceOptions, pods: Trace) -> list[Outcome]:
     """All runs; on a terminal, with a bar of how far they are."""
     placements = list(dict.fromkeys(asked.placements))
     hidden = not sys.stderr.isatty()
@@ -124,7 +105,7 @@ def _runs(asked: _Asked, given: Trace) -> list[Outcome]:
         total = len(placements) * asked.seeds * round(asked.arrivals * 100)
         bar = progress.add_task("placing", total=total)
         return [
-            trace.run(given, placement, seed, asked.arrivals, lambda _: progress.advance(bar))
+            trace.run(pods, placement, seed, asked.arrivals, lambda _: progress.advance(bar))
             for placement in placements
             for seed in range(asked.seed, asked.seed + asked.seeds)
         ]
@@ -167,3 +148,11 @@ def _published(path: str, pods: str) -> dict[str, dict[int, float]]:
         raise BadSettings("--published", [Problem(path, error.strerror or str(error), "a file")]) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput("--published", [Problem(path, shown(str(error)), wanted)]) from error
+
+
+command = options.make_command(
+    "trace",
+    run,
+    options.parameters(TraceOptions),
+    short_help="Place a published GPU trace with the gpu agent.",
+)

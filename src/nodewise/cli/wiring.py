@@ -22,8 +22,8 @@ from nodewise.annotator.controller import AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.binder import Amending, Binder
 from nodewise.cli import alone, feeds, running
+from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.cli.feeds import Feed, Ground
-from nodewise.cli.options import ExtenderOptions
 from nodewise.cli.running import Given, Readiness, Running, Task, Tools
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import claims, recording, third_party

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from nodewise.errors import BadSettings, Problem
+from nodewise.option import Option
 
 _MOST: Final = 10**6
 """Far from where sums of scores would be no numbers any more."""
@@ -15,7 +16,7 @@ _MOST: Final = 10**6
 class ChainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the agents' answers become one."""
 
-    weights: str = ""
+    weights: Annotated[str, Option(metavar="NAME=WEIGHT,…")] = ""
     """How much priorities count beside each other, such as `safe-overload=1,safe-balance=10,congestion=2`: each by its
     own name, or all of an agent by the agent's. What is not named counts 1. A node's score is the weighted mean of
     those that have something to say about the pod, rounded."""

@@ -1,9 +1,11 @@
 """The settings of a server. They hold for every port that we open."""
 
 import ipaddress
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+
+from nodewise.option import Option
 
 SCHEDULER: Final = "system:kube-scheduler"
 """kube-scheduler's user name, the common name of its certificate in every kubeadm cluster."""
@@ -24,7 +26,7 @@ def is_loopback(address: str) -> bool:
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where and how requests are served."""
 
-    address: str = ""
+    address: Annotated[str, Option(metavar="ADDRESS")] = ""
     """Address or host name to listen on. Empty, the default: every IPv4 address (0.0.0.0) with TLS, loopback
     (127.0.0.1) without, so that leaving TLS off never opens a port to the network by itself. `::` listens on
     every address of both families."""
@@ -32,18 +34,18 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 9001
     """TCP port; 0 picks a free one. 9001 is what Telemetry Aware Scheduling's deployments name."""
 
-    cert: str = ""
+    cert: Annotated[str, Option(metavar="FILE")] = ""
     """Path of the serving certificate, PEM, the chain after it. Read again within `reload_period_s` of a change."""
 
-    key: str = ""
+    key: Annotated[str, Option(metavar="FILE")] = ""
     """Path of the certificate's private key, PEM, without a pass phrase. Read again with the certificate."""
 
-    client_ca: str = ""
+    client_ca: Annotated[str, Option(metavar="FILE")] = ""
     """Path of the PEM bundle that client certificates must come from. A certificate in it is trusted as it
     is, self-signed or not, as the Go programs do. Read again on a change; open connections whose
     certificate does not come from the new bundle are closed."""
 
-    client_name: tuple[str, ...] = (SCHEDULER, ISSUED_CLIENT)
+    client_name: Annotated[tuple[str, ...], Option(metavar="NAME")] = (SCHEDULER, ISSUED_CLIENT)
     """Names of the clients that may call; repeat the flag for several. A client certificate matches if its common
     name or one of its subject alternative names equals one of them and it has the extended key usage clientAuth.
     Given names replace the default."""
@@ -60,7 +62,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Serve plain HTTP: there are no client certificates, so every client that reaches the port may call filter,
     prioritize, preempt and bind. `/decisions` and `/state` are not on this port. Off by default."""
 
-    unsafe_address: str = ""
+    unsafe_address: Annotated[str, Option(metavar="ADDRESS")] = ""
     """The address that plain HTTP may be served on beyond loopback; must name `address` exactly. Empty:
     none."""
 
@@ -126,7 +128,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 class AdminOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where health, readiness and metrics are served, in plain HTTP."""
 
-    health_address: str = "127.0.0.1"
+    health_address: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1"
     """Address to listen on. Loopback by default; a kubelet that probes the pod needs the pod's address or
     0.0.0.0."""
 

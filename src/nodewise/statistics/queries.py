@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.metrics.source import Want
+from nodewise.option import Option
 
 
 class WindowOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,21 +19,21 @@ class WindowOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds after which statistics count as missing; 0: an hour. The age of annotations is that of
     nodewise.io/annotated-at; without it, it is unknown and they count as fresh."""
 
-    cpu_mean_query: str = ""
+    cpu_mean_query: Annotated[str, Option(metavar="QUERY")] = ""
     """What Prometheus is asked for the mean of the cores in use on each node; {window} stands for the window. Empty:
     1 - rate of node exporter's idle seconds, summed up over the CPUs."""
 
-    cpu_deviation_query: str = ""
+    cpu_deviation_query: Annotated[str, Option(metavar="QUERY")] = ""
     """The same for the standard deviation of the cores in use. On clusters of thousands of CPUs let it name a recording
     rule."""
 
-    memory_mean_query: str = ""
+    memory_mean_query: Annotated[str, Option(metavar="QUERY")] = ""
     """The same for the mean of the bytes of memory in use. Empty: MemTotal - MemAvailable of node exporter."""
 
-    memory_deviation_query: str = ""
+    memory_deviation_query: Annotated[str, Option(metavar="QUERY")] = ""
     """The same for the standard deviation of these bytes."""
 
-    exporter_matchers: str = ""
+    exporter_matchers: Annotated[str, Option(metavar="MATCHERS")] = ""
     """Which of node exporter's series these queries ask for, where there are several of a node: matchers of labels,
     such as job="node-exporter"."""
 

@@ -75,7 +75,7 @@ def test_each_option_says_what_it_means_and_in_which_form_it_is_wanted(typed: st
     silent = [one.opts for one in options(typed) if not help_and_default(one, context)[0]]
     formless = [one.opts for one in options(typed) if not one.is_flag and one.make_metavar(context) == "TEXT"]
     assert silent == []
-    assert formless == [], "metavar, or a row of `nodewise.cli.declared.FORMS`"
+    assert formless == [], "metavar, or `Option(metavar=…)` of the field"
 
 
 def test_a_hundred_options_stand_below_what_they_are_about() -> None:

@@ -12,7 +12,7 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
-from nodewise.cli import extender, legacy, settings
+from nodewise.cli import extender, legacy, options
 from nodewise.configure.doctor import trust
 from nodewise.errors import BadSettings
 from nodewise.observe import logs
@@ -96,10 +96,10 @@ def told(*arguments: str, file: str = "", **environment: str) -> tuple[Options, 
     seen: list[Options] = []
 
     def callback(**given: Any) -> None:
-        seen.append(settings.build(Options, given))
+        seen.append(options.build(Options, given))
         logs.configure(seen[0].log_level, "json")
 
-    command = click.Command("x", callback=callback, params=settings.options(Options))
+    command = click.Command("x", callback=callback, params=options.parameters(Options))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f.yaml"
         path.write_text(file)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from nodewise.cli import settings
+from nodewise.cli import options, settings
+from nodewise.cli.options import CommandLine
 from nodewise.errors import BadSettings
 from nodewise.kube.options import KubeOptions
 
@@ -40,9 +41,9 @@ def told(*arguments: str, file: Path | None = None, **environment: str) -> Optio
     seen: list[Options] = []
 
     def callback(**given: Any) -> None:
-        seen.append(settings.build(Options, given))
+        seen.append(options.build(Options, given))
 
-    command = click.Command("x", callback=callback, params=settings.options(Options))
+    command = click.Command("x", callback=callback, params=options.parameters(Options))
     given = [*(["--config", str(file)] if file else []), *arguments]
     done = CliRunner().invoke(command, given, env=environment, standalone_mode=False)
     if done.exception:
@@ -93,7 +94,7 @@ def test_a_file_that_cannot_be_used_says_why(text: str, tmp_path: Path) -> None:
 
 
 def test_help_and_pages_come_from_the_docstrings() -> None:
-    rows = {one.flag: (one.variable, one.shown_default(), one.help) for one in settings.settings(Options)}
+    rows = {one.flag: (one.variable, one.shown_default(), one.help) for one in settings.declared(Options)}
     assert rows["--wait"] == ("NODEWISE_WAIT", "5s", "How long.")
     assert rows["--room-bytes"] == ("NODEWISE_ROOM_BYTES", "1Mi", "How much.")
     assert rows["--dry"][1] == ""
@@ -146,9 +147,9 @@ def told_agents(*arguments: str, file: str = "", tmp_path: Path, **environment: 
     seen: dict[str, Any] = {}
 
     def callback(**given: Any) -> None:
-        seen.update({kind.name: settings.of_agent(kind, given) for kind in KINDS})
+        seen.update({kind.name: CommandLine(given).agent_options(kind) for kind in KINDS})
 
-    command = click.Command("x", callback=callback, params=settings.options(Options, kinds=KINDS))
+    command = click.Command("x", callback=callback, params=options.parameters(Options, kinds=KINDS))
     path = tmp_path / "f.yaml"
     path.write_text(file)
     done = CliRunner().invoke(
@@ -160,7 +161,7 @@ def told_agents(*arguments: str, file: str = "", tmp_path: Path, **environment: 
 
 
 def test_what_several_agents_inherit_is_one_option(tmp_path: Path) -> None:
-    every = settings.options(Options, kinds=KINDS)
+    every = options.parameters(Options, kinds=KINDS)
     assert len({one.name for one in every}) == len(every)
     [option] = [one for one in every if one.name == "when_missing"]
     assert isinstance(option, click.Option)
@@ -190,7 +191,7 @@ def test_two_settings_of_one_name_that_mean_different_things_are_refused() -> No
         wait_s: float = 1.0
 
     with pytest.raises(BadSettings, match="--wait: two agents declare it"):
-        settings.options(Options, kinds=[Kind("other", Other)])
+        options.parameters(Options, kinds=[Kind("other", Other)])
 
 
 def test_a_section_is_for_one_agent_alone(tmp_path: Path) -> None:
@@ -247,6 +248,6 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [{"kube_qps": 0.0}, {"kube_qps": -1.0}, {"kube_burst": 0}])
 def test_a_limit_under_which_nothing_could_ever_be_written_is_refused(given: dict[str, float]) -> None:
-    defaults = {one.field: one.default for one in settings.settings(KubeOptions)}
+    defaults = {one.field: one.default for one in settings.declared(KubeOptions)}
     with pytest.raises(BadSettings, match="--kube-"):
-        settings.build(KubeOptions, defaults | given)
+        options.build(KubeOptions, defaults | given)

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nodewise.cli import mounted
+from nodewise.cli.configure_options import ConfigureOptions
 from nodewise.configure import mounts
 from nodewise.errors import BadInput
 
@@ -45,21 +47,13 @@ def test_a_folder_of_another_path_on_the_host_is_told_once() -> None:
 
 
 def test_only_in_the_image_is_it_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given = {
-        "manifest": "/etc/kubernetes/manifests/kube-scheduler.yaml",
-        "config_dir": "/etc/kubernetes",
-        "cert_dir": "/etc/certs/",
-        "backup_dir": "/etc/kubernetes",
-        "no_backup": False,
-        "restore": None,
-        "uninstall": False,
-    }
+    options = ConfigureOptions()
     monkeypatch.setattr(mounted, "_MOUNTS", tmp_path / "mountinfo")
-    mounted.check(given)
+    mounted.check(options)
     (tmp_path / "mountinfo").write_text(INFO)
     monkeypatch.setenv("NODEWISE_IMAGE", "1")
     with pytest.raises(BadInput, match="file check error") as caught:
-        mounted.check(given)
+        mounted.check(options)
     assert [problem.field for problem in caught.value.problems] == ["--cert-dir"]
-    mounted.check(given | {"restore": "newest"})
-    mounted.check(given | {"cert_dir": "/etc/kubernetes/schedulercerts"})
+    mounted.check(msgspec.structs.replace(options, restore="newest"))
+    mounted.check(msgspec.structs.replace(options, cert_dir="/etc/kubernetes/schedulercerts"))

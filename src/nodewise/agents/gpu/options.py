@@ -6,6 +6,7 @@ import msgspec
 
 from nodewise.agents.gpu.profile import Profile
 from nodewise.errors import BadSettings, Problem, shown
+from nodewise.option import Option
 
 Placement = Literal["first-fit", "pack", "spread", "balanced", "fragmentation"]
 PLACEMENTS: Final[tuple[Placement, ...]] = get_args(Placement)
@@ -20,14 +21,14 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     --balanced-resource is used. `fragmentation`: the one where a placement spoils the least for the pods that usually
     come. A pod's annotation nodewise.io/gpu-placement says otherwise for itself."""
 
-    gpu_profile: str = "intel"
+    gpu_profile: Annotated[str, Option(metavar="NAME|FILE")] = "intel"
     """Names of resources, and how a node says which cards it has. `intel`: gpu.intel.com/, by labels. `generic`:
     nvidia.com/gpu, shared by gpu-milli, gpumem and gpucores; the number of cards is the node label
     nvidia.com/gpu.count or, without it, the allocatable nvidia.com/gpu. Anything else is a YAML file with prefix,
     counts, shares, monitoring, tiles, cards and count_label. The node annotation nodewise.io/gpu-cards wins over
     labels and counts."""
 
-    gpu_typical_pods: str = ""
+    gpu_typical_pods: Annotated[str, Option(metavar="FILE")] = ""
     """YAML, JSON or CSV file of the pods that usually come, for the placement `fragmentation`. Empty: the pods of the
     last seven days, kept in a ConfigMap; while there are none `fragmentation` is `pack`."""
 
@@ -38,7 +39,7 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_denylist: bool = False
     """Obey the pod annotation gas-deny: none of these cards, by name. Off for the same reason."""
 
-    balanced_resource: str = ""
+    balanced_resource: Annotated[str, Option(metavar="RESOURCE")] = ""
     """Placement `balanced` by this resource, named without the prefix (millicores). Empty: where a pod or
     --gpu-placement asks for `balanced`, it is by the resources that count cards."""
 

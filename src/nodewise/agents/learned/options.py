@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from nodewise.option import Option
 from nodewise.statistics.missing import MissingRules, Score
 
 
@@ -21,7 +22,7 @@ class LearnedOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     """How much nodes gain of which little is known, so that they are tried: times the root of ln(1 + tries on all
     nodes) / (1 + tries on the node), where tries fade as rewards do. 0: nothing."""
 
-    learned_namespaces: tuple[str, ...] = ()
+    learned_namespaces: Annotated[tuple[str, ...], Option(metavar="NAMESPACE")] = ()
     """Namespaces whose pods are learned from; repeat it for several. None: all."""
 
     learned_mttf_s: Annotated[float, msgspec.Meta(ge=0)] = 600.0

@@ -6,6 +6,7 @@ import msgspec
 
 from nodewise.agents.pigeon.ranks import Scaling
 from nodewise.agents.pigeon.resources import GPU, NAMES
+from nodewise.option import Option
 from nodewise.statistics.missing import MissingRules, Score, When
 
 
@@ -25,7 +26,7 @@ class PigeonOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     """The resource by which LOAD_BALANCE and CONSOLIDATE go: 0 is cpu, 1 memory, and so on. Not given: that of
     pigeon.cfg, else 0."""
 
-    pigeon_config: str = ""
+    pigeon_config: Annotated[str, Option(metavar="FILE")] = ""
     """The older system's file, with lines such as `policyObjective=CONSOLIDATE` and `policyResourceIndex=1`. Not given:
     pigeon.cfg in the working folder, if it is there."""
 
@@ -39,7 +40,7 @@ class PigeonOptions(MissingRules, msgspec.Struct, frozen=True, kw_only=True):
     worst that the pod fits 1, however little they differ. `absolute`: 10 for a value of 0, 0 for one of 1 or more; in
     clusters of more than some tens of nodes one pod makes little difference, and nodes score alike."""
 
-    pigeon_gpu_resource: str = GPU
+    pigeon_gpu_resource: Annotated[str, Option(metavar="RESOURCE")] = GPU
     """What the fourth resource is called on nodes and in pods' requests, such as nvidia.com/gpu."""
 
     when_missing: When = "accept"

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from nodewise.option import Option
+
 
 class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the agent treats values that are old or not there, and what it may write."""
@@ -21,19 +23,19 @@ class TelemetryOptions(msgspec.Struct, frozen=True, kw_only=True):
     every node, disable GPUs and ask Prometheus any query. For migrations only; otherwise grant trust to single
     namespaces with: kubectl label namespace NAME nodewise.io/trusted=true."""
 
-    own_namespace: str = ""
+    own_namespace: Annotated[str, Option(metavar="NAMESPACE")] = ""
     """The namespace of nodewise, which is trusted without a label. The extender knows it: --namespace, the service
     account's or the context's, but `default` only if --namespace names it."""
 
-    label_policies_from: tuple[str, ...] = ()
+    label_policies_from: Annotated[tuple[str, ...], Option(metavar="NAMESPACE")] = ()
     """Deprecated: label the namespaces with nodewise.io/trusted=true instead. Namespaces that are trusted as if they
     had that label; repeat it for several."""
 
-    allowed_metrics: str = ""
+    allowed_metrics: Annotated[str, Option(metavar="REGEX")] = ""
     """A regular expression that must match the whole name of each metric that policies in namespaces without trust
     name, such as `node_.*|cpu_usage`. Empty: any metric."""
 
-    advertise_resource: str = ""
+    advertise_resource: Annotated[str, Option(metavar="NAME=AMOUNT")] = ""
     """An extended resource that every node shall have, such as `telemetry/scheduling=1000`: the descheduler and the
     autoscaler take a pod that asks for a resource which no node has for one that fits nowhere. Empty: none."""
 

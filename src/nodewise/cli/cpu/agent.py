@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import settings
+from nodewise.cli import options
 from nodewise.cli.cpu import shared
-from nodewise.cli.declared import Duration
+from nodewise.cli.parameter_types import Duration
 from nodewise.cpu import names, procfs
 from nodewise.cpu.agent import chores, probing
 from nodewise.cpu.agent.agent import Agent, Chore
@@ -69,7 +69,7 @@ def run(**given: Any) -> None:
         agent = _agent(given, proc, limits, meters, stack)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: agent.stop())
-        admin = settings.build(AdminOptions, given)
+        admin = options.build(AdminOptions, given)
         url = stack.enter_context(probing.served(agent.waiting_for, admin, meters))
         logs.emit("started", address=given["socket"], health=url)
         agent.run(Path(given["socket"]))
@@ -241,6 +241,6 @@ command = click.Command(
     params=[
         *shared.options(*shared.PLACE, "sysfs", "proc_fs"),
         *_OWN,
-        *(one for one in settings.options(AdminOptions) if one.name != "config"),
+        *options.parameters(AdminOptions, has_file=False),
     ],
 )

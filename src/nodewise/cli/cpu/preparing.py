@@ -7,9 +7,10 @@ from typing import Final
 
 import click
 
-from nodewise.cli import forms, lines
+from nodewise.cli import lines
 from nodewise.cli.cpu import shared
 from nodewise.cli.cpu.shared import Given
+from nodewise.cli.options import output_option
 from nodewise.cli.progress import Progress
 from nodewise.cpu.cluster import objects
 from nodewise.cpu.cluster.objects import Wish
@@ -49,7 +50,7 @@ def options(timeout_s: float) -> list[click.Parameter]:
             ["--timeout", "timeout_s"], type=click.FloatRange(min=0, min_open=True), default=timeout_s,
             show_default=True, metavar="SECONDS", help="How long to wait for nodes.",
         ),
-        forms.option(["table", "json"]),
+        output_option(["table", "json"]),
     ]  # fmt: skip
 
 

@@ -5,11 +5,12 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import forms, lines, tables
+from nodewise.cli import lines, tables
 from nodewise.cli.cpu import picture, shared
+from nodewise.cli.options import output_option
 from nodewise.cpu.topology import Cpu, Topology
 
-OUTPUT: Final = forms.option(["table", "json", "svg"])
+OUTPUT: Final = output_option(["table", "json", "svg"])
 
 
 @click.command(params=[*shared.options("sysfs"), OUTPUT])

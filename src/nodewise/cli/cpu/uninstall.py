@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import forms, lines, tables
+from nodewise.cli import lines, tables
 from nodewise.cli.cpu import rounds, shared
 from nodewise.cli.cpu.shared import Given
+from nodewise.cli.options import output_option
 from nodewise.cpu import procfs
 from nodewise.cpu.agent import doorway
 from nodewise.cpu.cluster import removal, versions
@@ -145,6 +146,6 @@ command = click.Command(
             metavar="SECONDS",
             help="How long to wait until pods are gone.",
         ),
-        forms.option(["table", "json"]),
+        output_option(["table", "json"]),
     ],
 )

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import settings
+from nodewise.cli import options
 from nodewise.cli.cpu import shared
+from nodewise.cli.parameter_types import Duration
 from nodewise.cpu.names import DEFAULT_INSTALL_DIR
 from nodewise.cpu.webhook import admission, certificate, config, objects, serving
 from nodewise.cpu.webhook.objects import Installation
@@ -119,7 +120,7 @@ async def _serve(given: shared.Given, *, any_client: bool) -> None:
     meters = MetricsRegistry()
     file = config.server(given["conf_file"])
     mutations = config.LiveMutations(file.mutations, meters)
-    options = ServeOptions(
+    serve = ServeOptions(
         address=file.binding_address,
         port=file.port,
         cert=file.cert,
@@ -128,9 +129,9 @@ async def _serve(given: shared.Given, *, any_client: bool) -> None:
         any_client=True,  # the API server's name differs from cluster to cluster, and a mutation has no side effect
         max_body_bytes=serving.LONGEST_BYTES,
     )
-    server = serving.served(mutations, options, meters, any_client=any_client)
+    server = serving.served(mutations, serve, meters, any_client=any_client)
     admin_app = Application(admin_routes(tuple, meters), meters, max_body_bytes=2**16)
-    admin = admin_server(admin_app, settings.build(AdminOptions, given), meters)
+    admin = admin_server(admin_app, options.build(AdminOptions, given), meters)
     came: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number)
@@ -152,7 +153,7 @@ async def _serve(given: shared.Given, *, any_client: bool) -> None:
 def _serving() -> list[click.Parameter]:
     """Where it listens, and whom it serves."""
     option = click.Option
-    _, *admin = settings.options(AdminOptions)
+    admin = options.parameters(AdminOptions, has_file=False)
     return [
         option(["--conf-file"], metavar="PATH", default=config.DEFAULT_FILE, show_default=True,
                help="server.yaml, a folder of *.yaml, or a pattern."),
@@ -161,7 +162,7 @@ def _serving() -> list[click.Parameter]:
         option(["--insecure"], metavar="True|False", default="False", show_default=True,
                help="Ask for no certificate: whoever reaches the port is served."),
         *admin,
-        option(["--shutdown-delay"], type=settings.Duration(), default="5s", show_default=True,
+        option(["--shutdown-delay"], type=Duration(), default="5s", show_default=True,
                help="How long SIGTERM is not the end: all that come are served, and told to go elsewhere."),
     ]  # fmt: skip
 

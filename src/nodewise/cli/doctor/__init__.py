@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from nodewise.cli import cluster, exits, forms
+from nodewise.cli import exits, options
 from nodewise.cli.doctor import gathering, showing
 from nodewise.cli.doctor.asking import Asker
 from nodewise.cli.doctor.gathering import Wish
 from nodewise.cli.doctor.schedulers import Asked, Client
+from nodewise.cli.options import ClusterOptions
+from nodewise.cli.parameter_types import Duration
 from nodewise.cli.progress import Progress
-from nodewise.cli.settings import Duration
 from nodewise.clock import SystemClock
 from nodewise.configure.doctor import examination
 from nodewise.configure.doctor.findings import CATALOGUE, Report
@@ -70,7 +71,7 @@ def _skipped(names: tuple[str, ...]) -> frozenset[str]:
 
 
 async def _report(given: dict[str, Any], skip: frozenset[str]) -> Report:
-    chosen = cluster.chosen(given)
+    chosen = options.build(ClusterOptions, given).kube
     api = connect(chosen, MetricsRegistry())
     url = given["scheduler_url"]
     asked = Asked(given["scheduler_configs"], url, _client(chosen) if url else None)
@@ -98,7 +99,7 @@ command = click.Command(
     help=run.__doc__,
     short_help="Name what is wrong with a cluster's set-up, and the remedy.",
     params=[
-        forms.option(showing.FORMS),
+        options.output_option(showing.FORMS),
         click.Option(
             ["--scheduler-config", "scheduler_configs"],
             multiple=True,
@@ -128,7 +129,7 @@ command = click.Command(
             metavar="ID",
             help="The id of a finding not to look for; repeat it for several.",
         ),
-        *cluster.options(),
+        *options.parameters(ClusterOptions),
         click.Option(
             ["--timeout", "timeout_s"],
             type=Duration(),

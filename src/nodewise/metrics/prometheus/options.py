@@ -4,16 +4,23 @@ from typing import Annotated
 
 import msgspec
 
+from nodewise.option import Option
+
 
 class PrometheusOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How Prometheus is asked, where node metrics come from it."""
 
-    prometheus_url: tuple[str, ...] = ()
+    prometheus_url: Annotated[tuple[str, ...], Option(metavar="URL")] = ()
     """Where Prometheus answers, such as http://prometheus.monitoring:9090; a path before /api/v1 is part of it.
     Repeat it for replicas or for several servers: the first that has a metric wins. All get the same
     credentials."""
 
-    prometheus_node_label: tuple[str, ...] = ("node", "kubernetes_node", "nodename", "instance")
+    prometheus_node_label: Annotated[tuple[str, ...], Option(metavar="LABEL")] = (
+        "node",
+        "kubernetes_node",
+        "nodename",
+        "instance",
+    )
     """The label whose value says which node a series belongs to: by name, InternalIP or Hostname, a port does not
     matter. Repeat it for several: of those that name a node in an answer, the first that a series has counts."""
 
@@ -21,21 +28,21 @@ class PrometheusOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How long one query may take. Prometheus is told, and stops. Less than --metrics-timeout, so that what it
     says of it is not lost."""
 
-    prometheus_token_file: str = ""
+    prometheus_token_file: Annotated[str, Option(metavar="FILE")] = ""
     """A file with a bearer token. It is read at every query, so it may be renewed."""
 
-    prometheus_user: str = ""
+    prometheus_user: Annotated[str, Option(metavar="NAME")] = ""
     """The user for basic authentication."""
 
-    prometheus_password_file: str = ""
+    prometheus_password_file: Annotated[str, Option(metavar="FILE")] = ""
     """A file with that user's password, read at every query."""
 
-    prometheus_ca: str = ""
+    prometheus_ca: Annotated[str, Option(metavar="FILE")] = ""
     """Certificates in PEM that Prometheus' own is verified against. Empty: those of the system. Read again when
     the file changes."""
 
-    prometheus_cert: str = ""
+    prometheus_cert: Annotated[str, Option(metavar="FILE")] = ""
     """A client certificate in PEM. It and its key are read again when the files change."""
 
-    prometheus_key: str = ""
+    prometheus_key: Annotated[str, Option(metavar="FILE")] = ""
     """The key of the client certificate."""

@@ -4,6 +4,7 @@ import pytest
 
 from nodewise.agents.gpu.options import PLACEMENTS, GpuOptions, Placement
 from nodewise.agents.gpu.profile import GENERIC, INTEL
+from nodewise.cli import options as command_options
 from nodewise.cli import settings
 from nodewise.errors import BadSettings
 
@@ -35,13 +36,13 @@ def test_a_balanced_resource_and_another_placement_exclude_each_other(placement:
 
 
 def test_the_command_line_says_so_too() -> None:
-    given = {one.field: one.default for one in settings.settings(GpuOptions)}
-    assert settings.build(GpuOptions, given) == GpuOptions()
+    given = {one.field: one.default for one in settings.declared(GpuOptions)}
+    assert command_options.build(GpuOptions, given) == GpuOptions()
     with pytest.raises(BadSettings, match="--balanced-resource"):
-        settings.build(GpuOptions, given | {"gpu_placement": "pack", "balanced_resource": "tiles"})
+        command_options.build(GpuOptions, given | {"gpu_placement": "pack", "balanced_resource": "tiles"})
 
 
 def test_every_setting_is_explained() -> None:
-    found = {one.flag: one.help for one in settings.settings(GpuOptions)}
+    found = {one.flag: one.help for one in settings.declared(GpuOptions)}
     assert all(len(text) > 40 for text in found.values())
     assert set(PLACEMENTS) <= set(found["--gpu-placement"].replace("`", " ").split())

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import click
 import msgspec
 
 import nodewise
-from nodewise.cli.sections import titled
+from nodewise.cli.configure_options import SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
 from nodewise.configure import platforms, scheduler, secondary, versions, yamltext
 from nodewise.configure.platforms import PLATFORMS, Platform
 from nodewise.configure.scheduler import Papers, Role, Wish
@@ -20,59 +20,35 @@ from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.observe.metrics_registry import MetricsRegistry
 
-HOST: Final = "host"
-SECOND: Final = "second-scheduler"
-MODES: Final = (HOST, SECOND, *PLATFORMS)
-_NAME: Final = "nodewise-scheduler"
-_OF_HOSTS: Final = (
-    "check",
-    "print_plan",
-    "dry_run",
-    "merge",
-    "replace",
-    "restore",
-    "uninstall",
-    "template",
-    "allow_ca_key",
-    "container",
-)
 
-
-def run(given: dict[str, Any], roles: Sequence[Role], weights: Mapping[str, int]) -> None:
+def run(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]) -> None:
     """Print, or write into a folder, what a mode is made of."""
-    problems = [
-        Problem(f"--{name.replace('_', '-')}", f"given with --mode {given['mode']}", "no such flag there")
-        for name in _OF_HOSTS
-        if given[name] not in (None, False, "")
-    ]
-    if problems:
-        raise BadSettings("settings", problems)
-    if given["mode"] == SECOND:
-        _second(given, roles, weights)
+    if options.mode == SECOND:
+        _second(options, roles, weights)
     else:
-        _platform(given, PLATFORMS[given["mode"]], roles, weights)
+        _platform(options, PLATFORMS[options.mode], roles, weights)
 
 
-def _second(given: dict[str, Any], roles: Sequence[Role], weights: Mapping[str, int]) -> None:
-    version, tag = _version(given["kubernetes_version"])
-    name = given["scheduler_name"] or _NAME
+def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]) -> None:
+    version, tag = _version(options.kubernetes_version)
+    name = options.scheduler_name or SECOND_SCHEDULER_NAME
     if name == scheduler.DEFAULT_SCHEDULER:
         raise BadSettings(
             "settings", [Problem("--scheduler-name", repr(name), "another: that is the cluster's own")]
         )
-    wish = _wish(given, weights, secondary.URL)._replace(scheduler_name=name)
+    wish = _wish(options, weights, secondary.URL)._replace(scheduler_name=name)
     found = scheduler.configuration(roles, wish) | {"apiVersion": version.api_version}
     objects = secondary.objects(
         secondary.Wish(
             name,
-            given["namespace"] or "nodewise",
+            options.service_namespace,
             [role.agent for role in roles],
             f"registry.k8s.io/kube-scheduler:{tag}",
-            given["image"] or f"nodewise:{nodewise.__version__}",
+            options.image or f"nodewise:{nodewise.__version__}",
             found,
         )
     )
-    if given["output"] == "json":
+    if options.output == "json":
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": objects}))
     else:
         click.echo("---\n".join(map(yamltext.dumped, objects)), nl=False)
@@ -108,46 +84,46 @@ async def _asked() -> str:
 
 
 def _platform(
-    given: dict[str, Any], platform: Platform, roles: Sequence[Role], weights: Mapping[str, int]
+    options: ConfigureOptions, platform: Platform, roles: Sequence[Role], weights: Mapping[str, int]
 ) -> None:
-    namespace = given["namespace"] or "nodewise"
+    namespace = options.service_namespace
     service = f"nodewise.{namespace}.svc"
-    if not platform.has_dns and not given["extender_url"]:
+    if not platform.has_dns and not options.extender_url:
         wanted = "https:// and the Service's ClusterIP with its port: kube-scheduler finds no Service by name there"
         raise BadSettings("settings", [Problem("--extender-url", "not given", wanted)])
-    url = given["extender_url"] or f"https://{service}:9001"
+    url = options.extender_url or f"https://{service}:9001"
     folder = platform.certs
     papers = Papers(f"{folder}/ca.crt", f"{folder}/client.crt", f"{folder}/client.key")
-    wish = _wish(given, weights, url)._replace(papers=papers, kubeconfig=platform.kubeconfig)
+    wish = _wish(options, weights, url)._replace(papers=papers, kubeconfig=platform.kubeconfig)
     found = scheduler.configuration(roles, wish)
-    if given["kubernetes_version"]:
-        found["apiVersion"] = versions.of_setting(given["kubernetes_version"]).api_version
+    if options.kubernetes_version:
+        found["apiVersion"] = versions.of_setting(options.kubernetes_version).api_version
     for entry in found["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service
-    _give(given, platforms.files(platform, found))
-    click.echo(_REMARKS[given["mode"]].format(platform), err=True)
+    _give(options, platforms.files(platform, found))
+    click.echo(_REMARKS[options.mode].format(platform), err=True)
 
 
-def _wish(given: dict[str, Any], weights: Mapping[str, int], url: str) -> Wish:
+def _wish(options: ConfigureOptions, weights: Mapping[str, int], url: str) -> Wish:
     return Wish(
         url,
-        whole_nodes=given["host_whole_nodes"],
-        filter_all_pods=given["host_filter_all_pods"],
-        one_entry_per_agent=given["host_one_entry_per_agent"],
+        whole_nodes=options.whole_nodes,
+        filter_all_pods=options.filter_all_pods,
+        one_entry_per_agent=options.one_entry_per_agent,
         weights=weights,
     )
 
 
-def _give(given: dict[str, Any], texts: Mapping[str, str]) -> None:
-    if given["output"] == "json":
+def _give(options: ConfigureOptions, texts: Mapping[str, str]) -> None:
+    if options.output == "json":
         click.echo(msgspec.json.encode(texts))
         return
-    if not given["into"]:
+    if not options.into:
         click.echo("---\n".join(f"# file: {name}\n{text}" for name, text in texts.items()))
         return
     for name, text in texts.items():
-        path = Path(given["into"]) / name
+        path = Path(options.into) / name
         _put(path, text)
         click.echo(f"{path}", err=True)
 
@@ -186,20 +162,3 @@ _REMARKS: Final = {
     + "Put ca.crt, client.crt and client.key into {0.folder}; talosctl patch machineconfig with "
     "the patch.",
 }
-
-
-OWN: Final = ("scheduler_name", "image", "into")
-
-
-def parameters() -> list[click.Parameter]:
-    option = click.Option
-    options: list[click.Parameter] = [
-        option(["--mode"], type=click.Choice(MODES), default=HOST, show_default=True,
-               help="host: change this host. second-scheduler: print a scheduler of its own with nodewise in one pod, "
-               "for any cluster. Others: files for clusters of that kind."),
-        option(["--scheduler-name"], metavar="NAME", default="", help=f"Of the second scheduler. Default: {_NAME}."),
-        option(["--image"], metavar="IMAGE", default="", help="nodewise's image for the second scheduler."),
-        option(["--into"], metavar="DIR", default="",
-               help="Write a mode's files into this folder instead of printing them."),
-    ]  # fmt: skip
-    return titled("Clusters whose static pods are not edited", options)

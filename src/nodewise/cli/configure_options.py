@@ -1,0 +1,264 @@
+"""Options of `nodewise configure`: those of the older configurator by their names, and newer ones."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from nodewise.cli.settings import CommandOptions, Setting, declared
+from nodewise.configure.platforms import PLATFORMS
+from nodewise.errors import BadSettings, Problem
+from nodewise.option import Option
+
+DEFAULT_TEMPLATE: Final = "deploy/extender-configuration/scheduler-config.yaml"
+NEWEST: Final = "newest"
+NO_BACKUP_DIR: Final = "/dev/null"
+HOST: Final = "host"
+SECOND: Final = "second-scheduler"
+MODES: Final = (HOST, SECOND, *PLATFORMS)
+SECOND_SCHEDULER_NAME: Final = "nodewise-scheduler"
+_HOST_SECTION: Final = "Files of this host"
+_ENTRY_SECTION: Final = "What kube-scheduler is to ask, where no template says it"
+_MODE_SECTION: Final = "Clusters whose static pods are not edited"
+
+
+class ConfigureOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise configure`."""
+
+    dry_run: bool = False
+    """Show what would change, and change nothing."""
+
+    check: bool = False
+    """As --dry-run, with exit code 3 when something would change."""
+
+    print_plan: bool = False
+    """Change nothing, and print a script that does the same on the other hosts of the control plane: it compares the
+    files that it needs, runs this command, and compares what came out."""
+
+    merge: bool = False
+    """Put our entries into the configuration that is in use."""
+
+    replace: bool = False
+    """Replace the configuration that is in use. With --restore: bring back a backup of another version or cluster,
+    too."""
+
+    restore: Annotated[str | None, Option(metavar="[FOLDER]", value_of_bare_flag=NEWEST)] = None
+    """Bring a backup back; the newest if none is named."""
+
+    uninstall: bool = False
+    """Take out what was put in, and nothing else; what was in its place comes back."""
+
+    no_backup: bool = False
+    """Make no backup, as -b /dev/null."""
+
+    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
+    """json: a summary on stdout."""
+
+    no_color: bool = False
+    """No colours on a terminal."""
+
+    manifest: Annotated[str, Option("-m --manifest", metavar="FILE", section=_HOST_SECTION)] = (
+        "/etc/kubernetes/manifests/kube-scheduler.yaml"
+    )
+    """The static pod of kube-scheduler."""
+
+    template: Annotated[
+        str,
+        Option(
+            "-f --template",
+            metavar="FILE",
+            section=_HOST_SECTION,
+            help=f"Template of kube-scheduler's configuration. Without it {DEFAULT_TEMPLATE} where that exists, else "
+            "one of our own, by --agents.",
+        ),
+    ] = ""
+
+    config_dir: Annotated[str, Option("-d --config-dir", metavar="DIR", section=_HOST_SECTION)] = (
+        "/etc/kubernetes"
+    )
+    """Folder for the configuration, which takes the template's name."""
+
+    backup_dir: Annotated[str, Option("-b --backup-dir", metavar="DIR", section=_HOST_SECTION)] = (
+        "/etc/kubernetes"
+    )
+    """Folder in which a folder with a backup is made."""
+
+    cert: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = "/etc/kubernetes/pki/ca.crt"
+    """kube-scheduler's client certificate. The default is a CA's, as of old, and is refused."""
+
+    key: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = "/etc/kubernetes/pki/ca.key"
+    """Its key; never a CA's."""
+
+    cert_dir: Annotated[str, Option(metavar="DIR", section=_HOST_SECTION)] = "/etc/certs/"
+    """Folder to which they are copied."""
+
+    ca: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = ""
+    """CA of nodewise's certificate, copied as well. Default: pki/ca.crt beside the manifest's folder."""
+
+    insecure: Annotated[bool, Option(section=_HOST_SECTION)] = False
+    """Without a CA: anybody can answer in nodewise's place."""
+
+    allow_ca_key: Annotated[bool, Option(section=_HOST_SECTION)] = False
+    """Copy the key of a CA, with which whoever reads it can be anybody in the cluster."""
+
+    kubernetes_version: Annotated[str, Option(metavar="VERSION", section=_HOST_SECTION)] = ""
+    """Such as 1.30, where the image does not say."""
+
+    container: Annotated[str, Option(metavar="NAME", section=_HOST_SECTION)] = ""
+    """The container's name, if it is not kube-scheduler."""
+
+    tas_depl: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = ""
+    """Deployment of TAS in which nodes are called as before 1.24."""
+
+    gas_depl: Annotated[str, Option(metavar="FILE", section=_HOST_SECTION)] = ""
+    """The same of GAS."""
+
+    agents: Annotated[str, Option(metavar="NAMES", section=_ENTRY_SECTION)] = ""
+    """Agents to have asked. Default: telemetry."""
+
+    extender: Annotated[Literal["tas", "gas", "both"] | None, Option(section=_ENTRY_SECTION)] = None
+    """The same in the older systems' names."""
+
+    one_entry_per_agent: Annotated[bool, Option(section=_ENTRY_SECTION)] = False
+    """An entry for each agent, not one for all."""
+
+    entry_weights: Annotated[str, Option("--weights --weight", metavar="WEIGHTS", section=_ENTRY_SECTION)] = (
+        ""
+    )
+    """How much scores count: one number, or by agent, such as `telemetry=5,gpu=20`."""
+
+    filter_all_pods: Annotated[bool, Option(section=_ENTRY_SECTION)] = False
+    """Filter pods that nothing marks as well: none of them is placed while nodewise does not answer."""
+
+    whole_nodes: Annotated[bool, Option(section=_ENTRY_SECTION)] = False
+    """Have whole nodes sent, for `nodewise extender --no-cluster`."""
+
+    extender_url: Annotated[str, Option("--extender-url --url", metavar="URL", section=_ENTRY_SECTION)] = ""
+    """Where kube-scheduler finds nodewise."""
+
+    namespace: Annotated[str, Option(metavar="NAMESPACE", section=_ENTRY_SECTION)] = ""
+    """Namespace of nodewise's Service. Default: nodewise."""
+
+    mode: Annotated[str, Option(section=_MODE_SECTION, choices=MODES)] = HOST
+    """host: change this host. second-scheduler: print a scheduler of its own with nodewise in one pod, for any cluster.
+    Others: files for clusters of that kind."""
+
+    scheduler_name: Annotated[
+        str,
+        Option(
+            metavar="NAME",
+            section=_MODE_SECTION,
+            help=f"Of the second scheduler. Default: {SECOND_SCHEDULER_NAME}.",
+        ),
+    ] = ""
+
+    image: Annotated[str, Option(metavar="IMAGE", section=_MODE_SECTION)] = ""
+    """nodewise's image for the second scheduler."""
+
+    into: Annotated[str, Option(metavar="DIR", section=_MODE_SECTION)] = ""
+    """Write a mode's files into this folder instead of printing them."""
+
+    @property
+    def backup_folder(self) -> str:
+        """The folder of backups; empty without backups."""
+        return "" if self.no_backup or self.backup_dir == NO_BACKUP_DIR else self.backup_dir
+
+    @property
+    def changes_nothing(self) -> bool:
+        return self.dry_run or self.check or self.print_plan
+
+    @property
+    def service_namespace(self) -> str:
+        return self.namespace or "nodewise"
+
+
+_PATHS: Final = frozenset(
+    ["manifest", "config_dir", "backup_dir", "cert", "key", "cert_dir", "ca", "tas_depl", "gas_depl"]
+)
+_OF_THIS_RUN: Final = frozenset(
+    {"print_plan", "dry_run", "check", "output", "no_color", "template", "restore"}
+)
+"""Not repeated on the other hosts; the template is named by its whole path."""
+_OF_MODES: Final = ("scheduler_name", "image", "into")
+_OF_HOSTS: Final = (
+    "check",
+    "print_plan",
+    "dry_run",
+    "merge",
+    "replace",
+    "restore",
+    "uninstall",
+    "template",
+    "allow_ca_key",
+    "container",
+)
+_CONTRADICTIONS: Final = (
+    ("merge", "replace"),
+    ("insecure", "ca"),
+    ("uninstall", "restore"),
+    ("uninstall", "merge"),
+    ("uninstall", "replace"),
+    ("uninstall", "template"),
+    ("restore", "merge"),
+    ("restore", "template"),
+    ("template", "extender"),
+    ("template", "agents"),
+    ("template", "extender_url"),
+    ("template", "namespace"),
+    ("template", "entry_weights"),
+    ("extender", "agents"),
+    ("extender_url", "namespace"),
+    ("print_plan", "check"),
+    ("print_plan", "restore"),
+    ("print_plan", "uninstall"),
+)
+"""Pairs of which at most one is given."""
+_SETTINGS: Final = {setting.field: setting for setting in declared(ConfigureOptions)}
+
+
+def check_mode(options: ConfigureOptions) -> None:
+    """`BadSettings` names flags that the mode does not have."""
+    if options.mode == HOST:
+        problems = [
+            Problem(_SETTINGS[field].flag, "given without --mode", "a mode that has it")
+            for field in _OF_MODES
+            if getattr(options, field)
+        ]
+    else:
+        problems = [
+            Problem(_SETTINGS[field].flag, f"given with --mode {options.mode}", "no such flag there")
+            for field in _OF_HOSTS
+            if getattr(options, field)
+        ]
+    if problems:
+        raise BadSettings("settings", problems)
+
+
+def check_host(options: ConfigureOptions) -> None:
+    """`BadSettings` names flags that contradict each other, and those that are empty."""
+    problems = [
+        Problem(_SETTINGS[first].flag, f"given with {_SETTINGS[second].flag}", "one of them")
+        for first, second in _CONTRADICTIONS
+        if getattr(options, first) and getattr(options, second)
+    ]
+    if not options.backup_dir:
+        problems.append(Problem("-b", "empty", "a folder, or --no-backup"))
+    if problems:
+        raise BadSettings("settings", problems)
+
+
+def repeated_flags(options: ConfigureOptions, *, template: str) -> Iterator[str]:
+    """The flags that have the same meaning in any folder and on another host."""
+    if template:
+        yield f"--template={template}"
+    for setting in _SETTINGS.values():
+        if setting.field not in _OF_THIS_RUN:
+            yield from _repeated_flag(setting, getattr(options, setting.field))
+
+
+def _repeated_flag(setting: Setting, value: str | bool | None) -> Iterator[str]:
+    if value == setting.default or value in (None, False):
+        return
+    if value is True:
+        yield setting.flag
+    else:
+        yield f"{setting.flag}={Path(str(value)).absolute() if setting.field in _PATHS else value}"

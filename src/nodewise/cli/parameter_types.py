@@ -1,0 +1,63 @@
+"""Types of parameters: durations, sizes, and the type that follows from the declaration of a setting."""
+
+from typing import Any
+
+import click
+
+from nodewise import clock, quantity
+from nodewise.cli.settings import Setting
+
+
+class Duration(click.ParamType[float]):
+    """Seconds from a text such as `5s`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        try:
+            return clock.parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Size(click.ParamType[int]):
+    """Bytes from a text such as `64Mi`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return quantity.parse(str(value)) // quantity.NANO
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def parameter_type(setting: Setting) -> Any:
+    """The type with which click reads the setting. The bounds of numbers are those of the struct."""
+    if setting.field.endswith("_s"):
+        return Duration()
+    if setting.field.endswith("_bytes"):
+        return Size()
+    if setting.words:
+        return click.Choice(setting.words)
+    plain = {int: click.INT, float: click.FLOAT, bool: click.BOOL}
+    return plain.get(setting.inner, click.STRING)
+
+
+def bounded_type(setting: Setting) -> Any:
+    """The same with the bounds in it, so that the help shows them."""
+    bounds = setting.bounds
+    limits: dict[str, Any] = {
+        "min": bounds.ge if bounds.ge is not None else bounds.gt,
+        "max": bounds.le if bounds.le is not None else bounds.lt,
+        "min_open": bounds.gt is not None,
+        "max_open": bounds.lt is not None,
+    }
+    if (limits["min"] is None and limits["max"] is None) or setting.field.endswith(("_s", "_bytes")):
+        return parameter_type(setting)
+    ranges = {int: click.IntRange, float: click.FloatRange}
+    return ranges[setting.element](**limits)

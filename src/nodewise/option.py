@@ -1,0 +1,46 @@
+"""How a field of a settings struct is written on the command line, where its name and type do not say it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """A positional argument: `pod: Annotated[str, Argument(metavar="POD")]`."""
+
+    metavar: str | None = None
+    is_required: bool = True
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option: `cert_file: Annotated[str, Option("--cert", metavar="FILE")] = ""`."""
+
+    flags: str = ""
+    """Separated by blanks, such as `-n --namespace`. Empty: the field's name."""
+
+    metavar: str | None = None
+    """The form of the value in the help. None: from the type."""
+
+    help: str = ""
+    """The help text. Empty: the docstring of the field, which a frozen program does not have."""
+
+    section: str = ""
+    """The heading in the help of a command's own option."""
+
+    environment: str = ""
+    """The environment variable of a command's own option."""
+
+    shows_environment: bool = False
+    shows_default: bool = True
+    default_text: str = ""
+    """The default in the help and in the type's syntax. Empty: from the default itself."""
+
+    value_of_bare_flag: str | None = None
+    """The value of the flag without a value."""
+
+    choices: tuple[str, ...] = ()
+    """The allowed words, where the type is no Literal of them."""
+
+    type: Any = None
+    """A click.ParamType. None: from the type of the field."""
