@@ -100,7 +100,7 @@ class _Scores(msgspec.Struct, frozen=True):
     weight: float = 1.0
 
 
-class _Decision(msgspec.Struct, frozen=True):
+class _Decision(msgspec.Struct, frozen=True, rename={"snapshot": "view"}):
     at: float
     verb: Verb
     namespace: str
