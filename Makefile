@@ -1,11 +1,16 @@
 # nodewise: every recipe works on a fresh clone; what one needs it makes first.
 PYTHON ?= python3
+# `make test PYTHON=python3.13` leaves .venv as it is
+ifeq ($(origin PYTHON) $(filter test,$(MAKECMDGOALS)),command line test)
+VENV := .venv-$(notdir $(PYTHON))
+else
 VENV := .venv
+endif
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test laws check format docs site chart image bench bench-cluster controlplane lock clean
+.PHONY: help venv demo test test-cluster test-long laws check format docs site chart image bench bench-cluster controlplane lock clean
 
 help: ## list the recipes
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,11 +40,25 @@ else
 	@$(BIN)/nodewise demo
 endif
 
-test: $(VENV)/.dev ## every tier; REQUIRE=all: what cannot run here is a failure
-	@$(BIN)/python tools/test.py $(if $(REQUIRE),--require $(REQUIRE))
+# Workers take files from one queue; tests with programs wait for them half of the time, so one more worker has work.
+PYTEST = $(if $(REQUIRE),NODEWISE_REQUIRE=$(REQUIRE)) $(BIN)/pytest --dist loadfile --no-loadscope-reorder --longest-first -rfEs
+
+test: $(VENV)/.dev ## units, laws, hostile input, numbered cases: no servers, no root; PYTHON=python3.13: with that one
+	@$(PYTEST) -n $$(nproc) -m 'not (cluster or root or long)' $(ARGS)
+
+test-cluster: $(VENV)/.dev ## what needs real programs or root; REQUIRE=all: what cannot run here is a failure
+	@$(BIN)/python -m tests.cluster.programs > /dev/null || true
+	@$(PYTEST) -n $$(($$(nproc) + 1)) -m '(cluster or root) and not long' $(ARGS)
+
+test-long: $(VENV)/.dev ## every test, with as many cases as are worth hours, and `make test` with every Python found
+	@$(BIN)/python -m tests.cluster.programs > /dev/null || true
+	@NODEWISE_TESTS=long $(PYTEST) -n $$(($$(nproc) + 1)) -o faulthandler_timeout=0 $(ARGS)
+	@for version in 3.11 3.12 3.13 3.14; do \
+	  if python$$version -c '' 2> /dev/null; then $(MAKE) test PYTHON=python$$version || exit 1; fi; \
+	done
 
 laws: $(VENV)/.dev ## look for new cases that break a law, for some minutes
-	@HYPOTHESIS_PROFILE=search $(BIN)/pytest tests/laws -n 2
+	@NODEWISE_TESTS=long $(BIN)/pytest tests/laws -n $$(nproc) $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, complexity, import contracts, docs
 	@$(BIN)/ruff format --check --quiet .
@@ -83,5 +102,5 @@ lock: $(VENV)/.run ## lock the dependencies anew
 	@$(BIN)/python tools/lock.py $(BIN)/uv $(ARGS)
 
 clean: ## take away what the recipes made here (not the cache of programs)
-	rm -rf $(VENV) dist build .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-* dist build .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

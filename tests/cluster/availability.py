@@ -1,7 +1,6 @@
-"""What a test run could not set up is said, never skipped in silence.
+"""Skips a test that this machine cannot run, with the reason, which pytest prints at the end of the run.
 
-`make test` collects every reason that begins with `not run: ` into the list it closes with; REQUIRE=all,
-which comes here as NODEWISE_REQUIRE=all, makes each of them a failure.
+`make test-cluster REQUIRE=all` sets NODEWISE_REQUIRE=all, which turns each skip into a failure.
 """
 
 import os

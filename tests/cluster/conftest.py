@@ -33,13 +33,6 @@ from tests.cluster.toolchain import MissingError
 Got = TypeVar("Got")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test that asks for the programs is of the tier `cluster`."""
-    for item in items:
-        if "control_plane_programs" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.cluster)
-
-
 @pytest.fixture(scope="session")
 def control_plane_programs(request: pytest.FixtureRequest) -> Path:
     """The folder with the programs; built now where they are not, with its progress shown."""
@@ -122,7 +115,7 @@ def double() -> Iterator[Double]:
         yield serving
 
 
-@pytest.fixture(params=[pytest.param("kube-scheduler", marks=pytest.mark.cluster), "stand-in"])
+@pytest.fixture(params=["kube-scheduler", "stand-in"])
 def scheduler(request: pytest.FixtureRequest) -> Scheduler:
     """Each scheduler that the rules are held against."""
     made: dict[str, Callable[[], Scheduler]] = {

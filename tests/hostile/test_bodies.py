@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - rows of a table
-"""Ten thousand bodies against the running process: an answer to each, and a right one."""
+"""Bodies by chance against the running process: an answer to each, and a right one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,12 +8,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests import effort
 from tests.hostile import answers, shapes, world
 from tests.hostile.process import Line, Target, pod
 from tests.hostile.shapes import anything, encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt")
-BODIES = 10_000
+BODIES = effort.of(1000, 10_000)
 A_TIME = 25
 ASKED = settings(
     max_examples=BODIES // 2 // A_TIME,

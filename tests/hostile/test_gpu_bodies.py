@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from nodewise.kube.resources import PODS
+from tests import effort
 from tests.hostile import answers, gpu_world, shapes, world
 from tests.hostile.gpu_world import GOOD, PREFIX, Stage
 from tests.hostile.process import Line
 from tests.hostile.shapes import encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
-BODIES = 1500
+BODIES = effort.of(500, 10_000)
 A_TIME = 25
 ASKED = settings(
     max_examples=BODIES // A_TIME,

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests import effort
 from tests.hostile import answers, scoring
 from tests.hostile.process import Line, Target
 from tests.hostile.scoring import (
@@ -33,7 +34,7 @@ from tests.hostile.scoring import (
 )
 from tests.hostile.shapes import anything, encoded, mostly
 
-BODIES = 2_000
+BODIES = effort.of(400, 10_000)
 A_TIME = 20
 ASKED = settings(
     max_examples=BODIES // A_TIME,
