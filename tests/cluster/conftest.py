@@ -1,4 +1,4 @@
-"""Fixtures: one control plane for the whole session, a clean corner of it for each test.
+"""Fixtures: one control plane for all files, cleaned after each of them, and a namespace for each test.
 
 What cannot be set up on this machine is reported by `availability.not_run`.
 """
@@ -11,7 +11,6 @@ import pytest
 
 from tests.cluster import (
     availability,
-    controlplane,
     custom_metrics,
     example,
     extender_double,
@@ -21,12 +20,14 @@ from tests.cluster import (
     programs,
     sandbox,
 )
+from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.extender_double import Double
 from tests.cluster.pipeline import Measuring, Pipeline
 from tests.cluster.sandbox import Sandbox
 from tests.cluster.schedulers import RealScheduler, Scheduler
+from tests.cluster.shared_control_plane import SHARED, SharedControlPlane
 from tests.cluster.standin import StandIn
 from tests.cluster.toolchain import MissingError
 
@@ -51,10 +52,23 @@ def got(request: pytest.FixtureRequest, get: Callable[[], Got]) -> Got:
 
 
 @pytest.fixture(scope="session")
-def plane(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """The control plane that all tests of the session share."""
-    with controlplane.running(control_plane_programs, tmp_path_factory.getbasetemp()) as running:
-        yield running
+def shared_control_plane() -> Iterator[SharedControlPlane]:
+    """The control plane of this process, for all files."""
+    yield SHARED
+    SHARED.stop()
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane_programs: Path, shared_control_plane: SharedControlPlane) -> Iterator[ControlPlane]:
+    """A control plane without nodes or other objects; what a file creates is deleted after it."""
+    with shared_control_plane.use(control_plane_programs) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def audit_log(plane: ControlPlane, shared_control_plane: SharedControlPlane) -> AuditLog:
+    """The requests to that control plane."""
+    return shared_control_plane.audit_log()
 
 
 @pytest.fixture
@@ -89,7 +103,7 @@ def adapter_program(request: pytest.FixtureRequest) -> Path:
     return got(request, programs.prometheus_adapter)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def measuring(
     plane: ControlPlane, prometheus_programs: packages.Programs, adapter_program: Path
 ) -> Iterator[Measuring]:

@@ -68,10 +68,16 @@ class ControlPlane:
         """Ends every process, the last one started first."""
         self._stack.close()
 
+    def stop_others(self) -> None:
+        """Stops every process but etcd and the API server."""
+        for process in reversed(self.processes[2:]):
+            process.stop()
+        del self.processes[2:]
+
     def start_program(self, name: str, flags: Mapping[str, str]) -> Process:
         """Starts one of the programs, `flags` without their dashes; it ends with the control plane."""
         arguments = [str(self._programs / name), *(f"--{flag}={value}" for flag, value in flags.items())]
-        process = Process(arguments, self.folder / f"{name}-{len(self.processes) + 1}.log")
+        process = Process(arguments, self.folder / f"{name}-{processes.number()}.log")
         self.processes.append(process)
         self._stack.callback(process.stop)
         return process

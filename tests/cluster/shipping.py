@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from tests.cluster import (
     admission,
-    controlplane,
     custom_metrics,
     objects,
     processes,
@@ -116,20 +115,18 @@ def shown(papers: Papers) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(programs: Path, folder: Path) -> Iterator[Shipped]:
-    """A control plane of its own, gone at the end."""
-    log = AuditLog(folder)
-    with controlplane.running(programs, folder, log.flags) as plane:
-        served.define(plane.api)
-        for name in ("rbac.yaml", "reader.yaml"):
-            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
-        with (
-            sandbox.sandbox(plane) as own,
-            custom_metrics.behind(own, folder) as custom,
-            resource_metrics.behind(plane.api, folder) as resource,
-        ):
-            resource.cpu = {"a": "1", "b": "2", "c": "500m"}
-            papers = Papers(folder, HOST, processes.own_address())
-            account = plane.service_account("nodewise", NAMESPACE)
-            admission.wait_nodes(plane.api, account.api)
-            yield Shipped(plane, log, custom, account, papers)
+def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Shipped]:
+    """The manifests applied, and the metrics APIs served until the block is left."""
+    served.define(plane.api)
+    for name in ("rbac.yaml", "reader.yaml"):
+        plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+    with (
+        sandbox.sandbox(plane) as own,
+        custom_metrics.behind(own, folder) as custom,
+        resource_metrics.behind(plane.api, folder) as resource,
+    ):
+        resource.cpu = {"a": "1", "b": "2", "c": "500m"}
+        papers = Papers(folder, HOST, processes.own_address())
+        account = plane.service_account("nodewise", NAMESPACE)
+        admission.wait_nodes(plane.api, account.api)
+        yield Shipped(plane, log, custom, account, papers)

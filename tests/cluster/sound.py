@@ -213,10 +213,9 @@ def node(name: str, kubelet: str = "") -> Object:
 
 
 @contextlib.contextmanager
-def running(programs: Path, folder: Path) -> Iterator[Cluster]:
-    """The sound cluster, on a control plane of its own; gone at the end."""
-    log = AuditLog(folder)
-    with controlplane.running(programs, folder, log.flags) as plane, contextlib.ExitStack() as stack:
+def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Cluster]:
+    """The sound cluster, on a control plane without other objects; its processes end with the block."""
+    with contextlib.ExitStack() as stack:
         cluster = Cluster(plane, folder, log)
         for name in (NAMESPACE, TENANT, SYSTEM):
             plane.api.ensure(objects.namespace(name, trusted=name == TENANT))

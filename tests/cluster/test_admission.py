@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.cluster import access, admission, controlplane, objects, rights, served
+from tests.cluster import access, admission, objects, rights, served
 from tests.cluster.access import User
 from tests.cluster.api import JSON_PATCH, MERGE, ApiError, Object
 from tests.cluster.audit import AuditLog
@@ -315,20 +314,17 @@ class Cluster(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cluster(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("admission")
-    log = AuditLog(folder)
-    with controlplane.running(control_plane_programs, folder, log.flags) as plane:
-        for name in MANIFESTS:
-            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
-        plane.api.create(objects.namespace("tenant"))
-        plane.api.create(node())
-        plane.api.patch(STATUS, {"status": IN_STATUS})
-        plane.api.create(pod())
-        accounts = [plane.service_account(name, NAMESPACE) for name in ("nodewise", "nodewise-annotator")]
-        made = Cluster(plane, log, *accounts)
-        wait_enforced(made)
-        yield made
+def cluster(plane: ControlPlane, audit_log: AuditLog) -> Cluster:
+    for name in MANIFESTS:
+        plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+    plane.api.create(objects.namespace("tenant"))
+    plane.api.create(node())
+    plane.api.patch(STATUS, {"status": IN_STATUS})
+    plane.api.create(pod())
+    accounts = [plane.service_account(name, NAMESPACE) for name in ("nodewise", "nodewise-annotator")]
+    cluster = Cluster(plane, audit_log, *accounts)
+    wait_enforced(cluster)
+    return cluster
 
 
 def wait_enforced(cluster: Cluster) -> None:

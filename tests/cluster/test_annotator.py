@@ -22,7 +22,6 @@ from nodewise.simulate import api_server
 from nodewise.simulate.api import FakeApi
 from tests.cluster import (
     admission,
-    controlplane,
     looking,
     objects,
     packages,
@@ -224,12 +223,10 @@ ACCOUNT = f"system:serviceaccount:{NAMESPACE}:nodewise-annotator"
 
 
 def test_the_rights_that_ship_are_those_that_were_needed(
-    control_plane_programs: Path, tmp_path: Path
+    plane: ControlPlane, audit_log: AuditLog, tmp_path: Path
 ) -> None:
     """Neither more nor less: a run of the command as it ships, and the API server's audit log."""
-    log = AuditLog(tmp_path)
     with contextlib.ExitStack() as stack:
-        plane = stack.enter_context(controlplane.running(control_plane_programs, tmp_path, log.flags))
         for name in ("rbac.yaml", "annotator.yaml"):
             plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
         corners = [stack.enter_context(sandbox.sandbox(plane)) for _ in range(2)]
@@ -263,7 +260,7 @@ def test_the_rights_that_ship_are_those_that_were_needed(
             assert (
                 'nodewise_node_annotations_total{outcome="done"} 2.0' in client.get(f"{health}/metrics").text
             )
-    requests = [one for one in log.requests(ACCOUNT) if one.resource]
+    requests = [one for one in audit_log.requests(ACCOUNT) if one.resource]
     assert [one for one in requests if one.is_refused] == []
     assert [one for one in requests if "nodewise-annotator" not in one.allowed_by] == []
     assert rights.needed(requests) == rights.granted(served.manifest("annotator.yaml"))

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from nodewise.cpu.names import EXCLUSIVE_CORES, LABEL
-from tests.cluster import admission, availability, controlplane, objects, rights, served
+from tests.cluster import admission, availability, objects, rights, served
 from tests.cluster.access import User
 from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.audit import AuditLog
@@ -61,11 +61,11 @@ class Cluster(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cluster(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("agents")
-    log = AuditLog(folder)
     with contextlib.ExitStack() as stack:
-        plane = stack.enter_context(controlplane.running(control_plane_programs, folder, log.flags))
         for name in ("crds/cmk-reports.yaml", "cpu.yaml", "cpu-agent.yaml"):
             plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
         wait("reports are served", lambda: plane.api.answers(f"{REPORTS}/cmk-nodereports") or None)
@@ -74,7 +74,7 @@ def cluster(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFacto
             place.agent.wait_ready(place.socket.exists)
         another = f"/api/v1/nodes/{NODES[1]}", {"metadata": {"labels": {LABEL: "false"}}}
         admission.wait_denied(lambda: admission.try_patch(places[0].account.api, *another))
-        yield Cluster(plane, log, places)
+        yield Cluster(plane, audit_log, places)
 
 
 def _place(plane: ControlPlane, node: str, folder: Path, stack: contextlib.ExitStack) -> Place:

@@ -7,7 +7,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -17,6 +16,8 @@ from nodewise.configure.doctor.findings import CATALOGUE
 from tests.cluster import looking, objects, planting, processes, rights, served, shipping, sound
 from tests.cluster.ailments import AILMENTS, Ailment
 from tests.cluster.api import Object, path_of
+from tests.cluster.audit import AuditLog
+from tests.cluster.controlplane import ControlPlane
 from tests.cluster.hostile import HOSTILE, HOSTILE_FILES
 from tests.cluster.sandbox import wait
 from tests.cluster.sound import Cluster, Diagnosis
@@ -31,9 +32,11 @@ UNPRINTABLE: Final = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u20
 
 
 @pytest.fixture(scope="module")
-def cluster(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with sound.running(control_plane_programs, tmp_path_factory.mktemp("sound")) as running:
-        yield running
+def cluster(
+    plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    with sound.installed(plane, audit_log, tmp_path_factory.mktemp("sound")) as cluster:
+        yield cluster
 
 
 def _named(ailment: Ailment) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import httpx2
 import pytest
 
-from tests.cluster import admission, controlplane, gpu, processes, rights, sandbox, served
+from tests.cluster import admission, gpu, processes, rights, sandbox, served
 from tests.cluster.api import Object
 from tests.cluster.audit import AuditLog, Request
 from tests.cluster.controlplane import ControlPlane
@@ -108,26 +108,23 @@ class Run(NamedTuple):
 
 
 @pytest.fixture
-def run(control_plane_programs: Path, tmp_path: Path) -> Iterator[Run]:
-    log = AuditLog(tmp_path)
-    with controlplane.running(control_plane_programs, tmp_path, log.flags) as plane:
-        served.define(plane.api)
-        for name in ("rbac.yaml", "gpu.yaml"):
-            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
-        account = plane.service_account("nodewise", NAMESPACE)
-        admission.wait_nodes(plane.api, account.api)
-        admission.wait_pods(plane.api, account.api)
-        papers = Papers(tmp_path, HOST, processes.own_address())
-        given = [*served.arguments(account, papers), f"--namespace={NAMESPACE}", "--agents=gpu", *gpu.FAST]
-        with sandbox.sandbox(plane) as first, sandbox.sandbox(plane) as second:
-            first.nodes(*(gpu.node(name, 8, shares=100) for name in NODES))
-            with (
-                served.started(tmp_path, given, papers) as one,
-                served.started(tmp_path, given, papers) as other,
-            ):
-                made = Run(plane, log, (first, second), (one, other), papers)
-                wait("both are ready", lambda: (one.is_ready() and other.is_ready()) or None)
-                yield made
+def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Run]:
+    served.define(plane.api)
+    for name in ("rbac.yaml", "gpu.yaml"):
+        plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+    account = plane.service_account("nodewise", NAMESPACE)
+    admission.wait_nodes(plane.api, account.api)
+    admission.wait_pods(plane.api, account.api)
+    papers = Papers(tmp_path, HOST, processes.own_address())
+    options = [*served.arguments(account, papers), f"--namespace={NAMESPACE}", "--agents=gpu", *gpu.FAST]
+    with sandbox.sandbox(plane) as first, sandbox.sandbox(plane) as second:
+        first.nodes(*(gpu.node(name, 8, shares=100) for name in NODES))
+        with (
+            served.started(tmp_path, options, papers) as one,
+            served.started(tmp_path, options, papers) as other,
+        ):
+            wait("both are ready", lambda: (one.is_ready() and other.is_ready()) or None)
+            yield Run(plane, audit_log, (first, second), (one, other), papers)
 
 
 def test_the_rights_that_ship_are_those_that_were_needed(run: Run) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster import access, looking, objects, processes, rights, sandbox, served, shipping
 from tests.cluster.api import Api, path_of
+from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.rights import Right
 from tests.cluster.sandbox import Sandbox, wait
@@ -16,15 +17,11 @@ from tests.cluster.shipping import NAMESPACE, Shipped, pod, policy
 
 
 @pytest.fixture(scope="module")
-def shipped(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
-    with shipping.running(control_plane_programs, tmp_path_factory.mktemp("shipped")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def plane(shipped: Shipped) -> ControlPlane:
-    """The control plane of `corner`."""
-    return shipped.plane
+def shipped(
+    plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shipped]:
+    with shipping.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
+        yield shipped
 
 
 class Missing(NamedTuple):

@@ -1,7 +1,6 @@
 """The rights that ship are those that a run with everything on needed: the API server's audit log tells."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -18,6 +17,7 @@ from tests.cluster import (
 )
 from tests.cluster.api import Object
 from tests.cluster.audit import AuditLog
+from tests.cluster.controlplane import ControlPlane
 from tests.cluster.sandbox import Sandbox, wait
 from tests.cluster.served import Served
 from tests.cluster.shipping import ACCOUNT, HOST, NAMESPACE, Shipped, pod, policy
@@ -28,9 +28,11 @@ EVERYBODYS = "system:discovery"
 
 
 @pytest.fixture(scope="module")
-def shipped(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
-    with shipping.running(control_plane_programs, tmp_path_factory.mktemp("shipped")) as running:
-        yield running
+def shipped(
+    plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shipped]:
+    with shipping.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
+        yield shipped
 
 
 class Run(NamedTuple):

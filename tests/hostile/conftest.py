@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.conftest import control_plane_programs, plane
+from tests.cluster.conftest import control_plane_programs, plane, shared_control_plane
 from tests.hostile import world
 from tests.hostile.process import Target
 
-__all__ = ["control_plane_programs", "plane"]
+__all__ = ["control_plane_programs", "plane", "shared_control_plane"]
 
 RING = "4Mi"
 

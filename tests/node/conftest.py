@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import custom_metrics, imaging, packages, programs, sandbox
-from tests.cluster.conftest import control_plane_programs, corner, got, plane
+from tests.cluster.conftest import control_plane_programs, corner, got, plane, shared_control_plane
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.sandbox import Sandbox
@@ -14,7 +14,7 @@ from tests.node import host, installed, kubelet
 from tests.node.host import Host
 from tests.node.kubelet import Kubelet
 
-__all__ = ["control_plane_programs", "corner", "plane"]
+__all__ = ["control_plane_programs", "corner", "plane", "shared_control_plane"]
 
 
 @pytest.fixture(scope="session")
