@@ -13,6 +13,7 @@ from nodewise.cpu import configmap, names, state
 from nodewise.cpu.cluster.blocking import BlockingRequests
 from nodewise.cpu.state import State
 from nodewise.kube.options import KubeOptions
+from tests import commands
 from tests.cluster import objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
@@ -20,6 +21,8 @@ from tests.cluster.sandbox import Sandbox
 from tests.conformance.cmk import machines
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
+SHORT_WAITS = {"nodewise.cpu.cluster.pods.SETTLED_S": 0.3, "nodewise.cpu.cluster.removal.TASKS_S": 1.0}
+"""For containers that may fail after their start, and for tasks that may end; see `commands.run`."""
 GONE = 99_999_999
 """No process: ids end at 2^22."""
 
@@ -48,9 +51,9 @@ class Node:
         return self.corner.api.get(self.path)
 
     def run(self, *arguments: object, user: User | None = None) -> subprocess.CompletedProcess[str]:
-        with self.start(*arguments, user=user) as child:
-            out, err = child.communicate(timeout=120)
-        return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+        command, *options = arguments
+        words = self._words(command, "--node-name", self.name, *options, user=user)
+        return commands.run(words, environment={"PATH": os.environ["PATH"]})
 
     def start(self, command: object, *options: object, user: User | None = None) -> subprocess.Popen[str]:
         """A command of this node's own."""
@@ -58,15 +61,18 @@ class Node:
 
     def start_of(self, command: object, *options: object, user: User | None = None) -> subprocess.Popen[str]:
         """A command of the cluster's."""
-        user = user or self.corner.plane.admin
-        place = ["--kubeconfig", user.kubeconfig, "--namespace", self.corner.namespace]
         return subprocess.Popen(
-            [NODEWISE, "cpu", *map(str, [command, *place, *options])],
+            [NODEWISE, *self._words(command, *options, user=user)],
             env={"PATH": os.environ["PATH"]},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def _words(self, command: object, *options: object, user: User | None) -> list[str]:
+        user = user or self.corner.plane.admin
+        place = ["--kubeconfig", user.kubeconfig, "--namespace", self.corner.namespace]
+        return ["cpu", *map(str, [command, *place, *options])]
 
     def answered(self, *arguments: object) -> Any:
         done = self.run(*arguments)

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests import commands
 from tests.cluster import access, objects, processes, served
 from tests.cluster.access import User
 from tests.cluster.api import Object
@@ -17,15 +18,7 @@ from tests.cluster.sandbox import Sandbox
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The command without any configuration of this machine's user."""
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    return subprocess.run(
-        [served.NODEWISE, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-    )
+    return commands.run(arguments, environment=environment, stdin=stdin)
 
 
 def told(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:

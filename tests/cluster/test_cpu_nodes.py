@@ -15,9 +15,11 @@ from nodewise.cpu import names, pools, procfs
 from nodewise.cpu.cluster import node_agent, objects, versions
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.state import IDENTITIES
+from tests import commands
 from tests.cluster import kubelet_double, served
 from tests.cluster import objects as cluster_objects
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.cpu_node import SHORT_WAITS
 from tests.cluster.kubelet_double import Kubelets
 from tests.cluster.sandbox import Sandbox, wait
 
@@ -59,19 +61,26 @@ def kubelets(corner: Sandbox, nodes: list[str], account: None) -> Iterator[Kubel
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
-def run(corner: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
-    arguments = [*given, f"--namespace={corner.namespace}", f"--kubeconfig={corner.plane.admin.kubeconfig}"]
+def run(
+    corner: Sandbox, *given: str, timeout_s: float = 60, as_users_do: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    """Runs a command, with short waits and without its imports unless `as_users_do`."""
+    place = (f"--namespace={corner.namespace}", f"--kubeconfig={corner.plane.admin.kubeconfig}")
+    arguments = ["cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"]
+    environment = {**os.environ, "NODE_NAME": ""}
+    if not as_users_do:
+        return commands.run(arguments, environment=environment, constants=SHORT_WAITS, timeout_s=240)
     return subprocess.run(
-        [sys.executable, "-m", "nodewise", "cpu", *arguments, f"--timeout={timeout_s:g}", "-o", "json"],
+        [sys.executable, "-m", "nodewise", *arguments],
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
-        env={**os.environ, "NODE_NAME": ""},
+        env=environment,
     )
 
 
-def prepared(corner: Sandbox, nodes: list[str], *given: str, **more: float) -> Any:
+def prepared(corner: Sandbox, nodes: list[str], *given: str, **more: Any) -> Any:
     """The report of cluster-init, and whether the command says that all went well."""
     said = run(corner, "cluster-init", f"--host-list={','.join(nodes)}", *given, **more)
     assert "Traceback" not in said.stderr, said.stderr
@@ -107,7 +116,7 @@ def outcomes(report: Any) -> list[str]:
 
 
 def test_a_second_run_finds_what_is_there(corner: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
-    report = prepared(corner, nodes)
+    report = prepared(corner, nodes, as_users_do=True)
     assert [one["node"] for one in report["nodes"]] == nodes
     assert set(outcomes(report)) == {"created", "ready"}
     assert corner.api.find(f"{HOOKS}/cmk-webhook-config")
@@ -190,7 +199,7 @@ def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
     kubelets.fates[rf"{node_agent.NAME}-.*"] = kubelet_double.crashing(
         {"spec": shipped["spec"]["template"]["spec"]}
     )
-    report = prepared(corner, nodes[:1], timeout_s=15)
+    report = prepared(corner, nodes[:1], timeout_s=8)
     step = report["nodes"][0]["steps"][-1]
     assert step["name"] == f"node agent of DaemonSet {node_agent.NAME}"
     assert "container agent: CrashLoopBackOff" in step["error"]
@@ -351,11 +360,10 @@ class TestUninstall:
         corner.put(made)
 
     def left(
-        self, corner: Sandbox, node: str, folder: Path, *given: str
+        self, corner: Sandbox, node: str, folder: Path, *given: str, **more: Any
     ) -> "subprocess.CompletedProcess[str]":
-        return run(
-            corner, "uninstall", f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc", *given
-        )
+        place = (f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc")
+        return run(corner, "uninstall", *place, *given, **more)
 
     def test_nothing_is_left(
         self, corner: Sandbox, nodes: list[str], node: str, kubelets: Kubelets, tmp_path: Path
@@ -410,7 +418,7 @@ class TestUninstall:
         info = corner.api.get(f"/api/v1/nodes/{node}")["status"]["nodeInfo"] | {"bootID": "of-the-node"}
         corner.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"nodeInfo": info}})
         self.state(corner, node, pools.SHARED, boot="of-the-node")
-        said = self.left(corner, node, tmp_path)
+        said = self.left(corner, node, tmp_path, as_users_do=True)
         assert said.returncode == 1
         assert "running tasks" in said.stderr
         assert "not on node" in said.stderr

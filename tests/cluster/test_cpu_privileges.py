@@ -1,8 +1,6 @@
 """The rights of the commands that prepare and leave nodes that ship are those that were needed: the audit log tells."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +8,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from nodewise.cpu import names, procfs
-from tests.cluster import controlplane, kubelet_double, objects, rights, served
+from tests import commands
+from tests.cluster import kubelet_double, objects, rights, served
 from tests.cluster.access import User
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.cpu_node import SHORT_WAITS
 from tests.cluster.kubelet_double import Kubelets
 from tests.cluster.rights import Right
 
@@ -31,14 +31,9 @@ class Run(NamedTuple):
     folder: Path
 
     def cpu(self, user: User, *given: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "nodewise", "cpu", *given, f"--kubeconfig={user.kubeconfig}"],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-            env={**os.environ, "NODE_NAME": "", "CMK_PROC_FS": "/proc"},
-        )
+        environment = {**os.environ, "NODE_NAME": "", "CMK_PROC_FS": "/proc"}
+        arguments = ["cpu", *given, f"--kubeconfig={user.kubeconfig}"]
+        done = commands.run(arguments, environment=environment, constants=SHORT_WAITS, timeout_s=240)
         assert done.returncode == code, done.stderr
         return done.stdout
 
@@ -66,26 +61,20 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def run(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    folder = tmp_path_factory.mktemp("cpu-rights")
-    log = AuditLog(folder)
-    with controlplane.running(control_plane_programs, folder, log.flags) as plane:
-        for name in ("crds/cmk-reports.yaml", "cpu.yaml"):
-            plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
-        for one in served.manifest("cpu-agent.yaml"):
-            if one["kind"] in {
-                "ServiceAccount",
-                "DaemonSet",
-            }:  # the policy lets in who runs in a pod on a node
-                plane.api.create(one)
-        for name in NODES:
-            plane.api.create(objects.node(name))
-        controllers = "daemonset-controller,garbage-collector-controller"
-        with (
-            plane.start_controller_manager(controllers),
-            kubelet_double.playing(plane.api, NAMESPACE) as kubelets,
-        ):
-            yield Run(plane, log, kubelets, folder)
+def run(plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    for name in ("crds/cmk-reports.yaml", "cpu.yaml"):
+        plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
+    for manifest in served.manifest("cpu-agent.yaml"):
+        if manifest["kind"] in {"ServiceAccount", "DaemonSet"}:  # the policy admits pods on a node
+            plane.api.create(manifest)
+    for name in NODES:
+        plane.api.create(objects.node(name))
+    controllers = "daemonset-controller,garbage-collector-controller"
+    with (
+        plane.start_controller_manager(controllers),
+        kubelet_double.playing(plane.api, NAMESPACE) as kubelets,
+    ):
+        yield Run(plane, audit_log, kubelets, tmp_path_factory.mktemp("cpu-rights"))
 
 
 def test_of_who_prepares(run: Run) -> None:
