@@ -12,7 +12,7 @@ import msgspec
 from tests.cluster import objects
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 AT_ONCE: Final = 8
 """Requests in flight while objects are made."""
@@ -133,11 +133,11 @@ def at_once(do: Callable[[Object], Any], things: Sequence[Object]) -> None:
 
 
 def round_of(
-    corner: Sandbox, pods: int, policy: str, extenders: Sequence[Object], deadline_s: float
+    sandbox: Sandbox, pods: int, policy: str, extenders: Sequence[Object], deadline_s: float
 ) -> Bindings:
     """Makes pods of a policy, has a fresh kube-scheduler bind them all, and takes them away again."""
-    plane = corner.plane
-    place = f"/api/v1/namespaces/{corner.namespace}/pods"
+    plane = sandbox.plane
+    place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     labels = {"app": "web", "telemetry-policy": policy}
     wanted = [objects.pod(f"web-{number:05d}", labels=labels) for number in range(pods)]
     at_once(lambda pod: plane.api.request("POST", place, json=pod), wanted)

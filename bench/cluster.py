@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.cluster import controlplane, custom_metrics, programs, sandbox
-from tests.cluster.sandbox import Sandbox
+from tests.cluster import controlplane, custom_metrics, programs, sandboxes
+from tests.cluster.sandboxes import Sandbox
 
 from bench import binding, fleet, population, report, results, rivals
 from bench.binding import Bindings, Bound
@@ -43,7 +43,7 @@ Rounds = dict[str, list[Bound]]
 class Bench(NamedTuple):
     """What every round needs."""
 
-    corner: Sandbox
+    sandbox: Sandbox
     folder: Path
     nodes: int
     pods: int
@@ -78,15 +78,15 @@ def _arguments() -> argparse.Namespace:
 def _prepared(given: argparse.Namespace, found: Path, folder: Path) -> Iterator[Bench]:
     """A control plane with the nodes, the policy, and metrics that change."""
     names = fleet.names(given.nodes)
-    with controlplane.running(found, folder) as plane, sandbox.sandbox(plane) as corner:
+    with controlplane.running(found, folder) as plane, sandboxes.created(plane) as sandbox:
         told(f"making {given.nodes} nodes")
         population.fill(plane.etcd, population.nodes(names), lambda count: told(f"{count} made"))
-        rivals.policies(corner)
+        rivals.policies(sandbox)
         with (
-            custom_metrics.behind(corner, folder, ("v1beta2",)) as metrics,
+            custom_metrics.behind(sandbox, folder, ("v1beta2",)) as metrics,
             rivals.feeding(metrics, names),
         ):
-            yield Bench(corner, folder, given.nodes, given.pods)
+            yield Bench(sandbox, folder, given.nodes, given.pods)
 
 
 def _alternated(bench: Bench, count: int) -> Rounds:
@@ -104,11 +104,11 @@ def _alternated(bench: Bench, count: int) -> Rounds:
 
 def _round(bench: Bench, name: str, number: int) -> Bound:
     """RuntimeError if nodewise's rules were not obeyed: then it was not nodewise that was measured."""
-    plane = bench.corner.plane
+    plane = bench.sandbox.plane
     deadline_s = 60 + bench.pods / SLOWEST_RATE
     with rivals.extenders(name, plane, bench.folder / f"{name}-{number}") as extenders:
         policy = ALL if name == ADMITTING else HALF
-        seen = binding.round_of(bench.corner, bench.pods, policy, extenders, deadline_s)
+        seen = binding.round_of(bench.sandbox, bench.pods, policy, extenders, deadline_s)
     if name == NODEWISE and (wrong := _violating(seen, bench.nodes)):
         raise RuntimeError(f"{wrong} pods are on nodes that the policy rejects")
     return binding.summary(seen)

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from tests.cluster import controlplane, gpu, programs, replicas, sandbox
+from tests.cluster import controlplane, gpu, programs, replicas, sandboxes
 from tests.cluster.replicas import Replicas
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 from bench import binding, fleet, names, rounds, stage
 from bench.binding import Bindings
@@ -115,24 +115,24 @@ def _bind(folder: Path, times: int) -> list[float]:
     told(f"starting a control plane, {BIND_NODES} nodes and two replicas")
     with (
         controlplane.running(programs.folder(), folder) as plane,
-        sandbox.sandbox(plane) as corner,
+        sandboxes.created(plane) as sandbox,
         replicas.behind_a_service(plane, folder, 2) as made,
     ):
-        corner.nodes(
+        sandbox.nodes(
             *(gpu.node(f"n{number}", CARDS, shares=2, millicores=1000) for number in range(BIND_NODES))
         )
-        return [_round(corner, made, number) for number in range(times)]
+        return [_round(sandbox, made, number) for number in range(times)]
 
 
-def _round(corner: Sandbox, made: Replicas, number: int) -> float:
+def _round(sandbox: Sandbox, made: Replicas, number: int) -> float:
     """Pods wait, a scheduler starts, and they are taken away again."""
-    place = f"/api/v1/namespaces/{corner.namespace}/pods"
+    place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
     pods = [gpu.pod(f"p-{number}-{count}", 1, millicores=600) for count in range(BIND_PODS)]
-    binding.at_once(lambda pod: corner.api.request("POST", place, json=pod), pods)
+    binding.at_once(lambda pod: sandbox.api.request("POST", place, json=pod), pods)
     config = {"clientConnection": binding.CONNECTION, "extenders": [made.entry()]}
-    with binding.watching(corner.plane, place) as seen, corner.plane.start_scheduler(config, verbosity=0):
+    with binding.watching(sandbox.plane, place) as seen, sandbox.plane.start_scheduler(config, verbosity=0):
         wait("all pods are bound", lambda: seen.is_done(BIND_PODS) or None, DEADLINE_S, seen.told)
-    corner.api.delete(place)
+    sandbox.api.delete(place)
     wait("all cards are free", lambda: not any(map(replicas.held, made.running)) or None, DEADLINE_S)
     found = _summary(seen)
     told(f"round {number + 1}: {found:.1f} pods bound a second, {len(seen.turned_down)} turned down at first")

@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.cluster import packages
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.cluster.toolchain import MissingError
 from tests.node import installed, runtime
 

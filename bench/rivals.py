@@ -17,7 +17,7 @@ from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.cluster.served import Papers
 
 from bench import fleet
@@ -36,14 +36,14 @@ ANSWERS: Final = 5
 """Different answers of each metric, which take turns."""
 
 
-def policies(corner: Sandbox) -> None:
+def policies(sandbox: Sandbox) -> None:
     """Two of the same form, two rules that reject and one that ranks: one rejects half of the nodes, one none."""
-    served.define(corner.api)
+    served.define(sandbox.api)
     half = next(one for one in fleet.policies() if one["metadata"]["name"] == fleet.POLICY)
     strategies = half["spec"]["strategies"]
     loose = [rule | {"target": NEVER} for rule in strategies["dontschedule"]["rules"]]
     for name, kept in ((HALF, strategies), (ALL, strategies | {"dontschedule": {"rules": loose}})):
-        corner.put(half | {"metadata": {"name": name}, "spec": {"strategies": kept}})
+        sandbox.put(half | {"metadata": {"name": name}, "spec": {"strategies": kept}})
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.cluster import controlplane, custom_metrics, objects, programs, sandbox, served
+from tests.cluster import controlplane, custom_metrics, objects, programs, sandboxes, served
 from tests.cluster.access import User
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 from bench import fleet, names, population, rivals, stage, steps
 from bench.clients import Client, Question
@@ -41,7 +41,7 @@ class Start(NamedTuple):
 class Plane(NamedTuple):
     """The control plane with everything in it, and who the extender is to it."""
 
-    corner: Sandbox
+    sandbox: Sandbox
     folder: Path
     user: User
 
@@ -74,7 +74,7 @@ def measure(ground: stage.Ground, times: int, seconds: float) -> Measured:
 def _filled(found: Path, folder: Path) -> Iterator[Plane]:
     """A control plane with nodes, pods, policies, and ten metrics that change."""
     named = fleet.names(NODES)
-    with controlplane.running(found, folder) as plane, sandbox.sandbox(plane) as corner:
+    with controlplane.running(found, folder) as plane, sandboxes.created(plane) as sandbox:
         for what, entries in (
             (f"{NODES} nodes", population.nodes(named)),
             (f"{POD_COUNT} pods", population.pods(named, POD_COUNT)),
@@ -82,14 +82,14 @@ def _filled(found: Path, folder: Path) -> Iterator[Plane]:
             told(f"writing {what} into etcd")
             population.fill(plane.etcd, entries, lambda count: told(f"{count} written"))
         served.define(plane.api)
-        corner.create(objects.namespace(fleet.NAMESPACE, trusted=True))
+        sandbox.create(objects.namespace(fleet.NAMESPACE, trusted=True))
         for policy in policies():
-            corner.create(policy)
+            sandbox.create(policy)
         with (
-            custom_metrics.behind(corner, folder, ("v1beta2",)) as metrics,
+            custom_metrics.behind(sandbox, folder, ("v1beta2",)) as metrics,
             rivals.feeding(metrics, named, fleet.METRICS),
         ):
-            yield Plane(corner, folder, served.user(plane))
+            yield Plane(sandbox, folder, served.user(plane))
 
 
 def policies() -> list[Object]:

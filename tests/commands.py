@@ -15,7 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-COMMANDS: Final = ("main", "annotate", "certs", "cpu.cluster_init", "cpu.init", "decide", "doctor", "explain")
+COMMANDS: Final = (
+    "main",
+    "annotate",
+    "certs",
+    "cpu.cluster_init",
+    "cpu.init",
+    "decide",
+    "doctor",
+    "extender",
+)
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["pytest", *(f"nodewise.cli.{name}" for name in COMMANDS)])
 

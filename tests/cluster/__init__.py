@@ -1,27 +1,36 @@
-"""Tests against real programs on loopback: a control plane, and what measures nodes and evicts pods around it.
+"""Tests with real programs on loopback: a control plane, and programs that measure nodes and evict pods.
 
-What one room of this folder is for:
+Modules with helpers:
 
-    programs, building       finding the programs, or building them once; bin/ pins what is built
-    packages, toolchain      Prometheus out of Debian's packages; a Go to build with
-    availability             saying what could not be set up
-    processes                one child process: its port, its log, its readiness, its end
-    certificates             a CA of a test's own
-    controlplane             etcd and an API server, and schedulers on demand
-    access, api              who may ask the API server, and asking it
-    audit, rights            who asked it for what, by its own record; rights granted and rights needed
-    objects, sandbox         nodes and pods, and a test's own corner with the words for what it waits for
-    loopback                 serving from a thread of the test
-    custom_metrics           a metrics server behind the real aggregation layer
-    resource_metrics         the same in metrics-server's place
-    monitoring, prometheus   node exporters fed by text files, and the Prometheus that scrapes them
-    machine                  a virtual machine with a node exporter and a load of its own
-    pipeline, aggregation    from there through prometheus-adapter to the API server's custom metrics
-    descheduling             one pass of the descheduler
-    example                  the health example's files, as objects
-    shipping                 a cluster with the manifests as they ship, and nodewise as the account they bind
-    extender_double          a scheduler extender that does nothing, or fails as told
-    balancer                 a Service in front of replicas, and their readiness
-    load                     calls and pods that do not end, and what became of each
-    schedulers               what a scheduler is to a test, so that a stand-in can pass the same tests
+    programs, building             finds the programs, or builds them once; bin/ pins the versions
+    packages, toolchain            Prometheus from Debian packages; a Go toolchain
+    availability                   reports what could not be set up
+    processes                      a child process: port, log, readiness, end
+    certificates                   a CA of a test's own
+    controlplane                   etcd and an API server, and schedulers on demand
+    shared_control_plane, cleanup  one control plane for all files, and what a file leaves behind
+    access, api                    users with rights, and requests to the API server
+    audit, rights                  the API server's record of requests; rights granted and rights needed
+    admission                      waits until admission policies and webhooks are enforced, or no longer are
+    objects, sandboxes             nodes and pods; a namespace for a test, and waits for what happens in it
+    loopback                       serves from a thread of the test
+    custom_metrics                 a metrics server behind the real aggregation layer
+    resource_metrics               the same in place of metrics-server
+    monitoring, prometheus         node exporters with text files, and the Prometheus that scrapes them
+    virtual_machine                starts a virtual machine from a few files
+    measured_machine               one with a node exporter and a load that can be switched on
+    pipeline, aggregation          from there through prometheus-adapter to the API server's custom metrics
+    metric_history, faults         expected answers while programs are killed
+    descheduling                   one pass of the descheduler
+    health_example                 the files of the health example, as objects
+    installation                   a cluster with the manifests that ship, and nodewise as the account they bind
+    healthy_cluster                an installation in which doctor finds nothing
+    defects, doctor_cases          misconfigurations of it, and the finding that doctor has to report for each
+    hostile_objects                objects of other users that try to stop doctor
+    read_only_commands             commands that only read a cluster, as a user with the rights for that
+    extender_double                a scheduler extender that does nothing, or fails on demand
+    balancer, replicas             a Service in front of replicas, and their readiness
+    load, steady_load              endless calls and pods, and what became of each
+    schedulers                     what a test expects of a scheduler: kube-scheduler, or
+    simulated_scheduler            the one of `nodewise simulate`
 """

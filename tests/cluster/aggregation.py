@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import httpx2
 
-from tests.cluster import objects, sandbox
+from tests.cluster import objects, sandboxes
 from tests.cluster.api import Api, ApiError, Object, path_of
 from tests.cluster.certificates import Authority, Pair
 
@@ -82,4 +82,4 @@ def wait_available(api: Api, one: Object) -> None:
             return None if error.code == httpx2.codes.SERVICE_UNAVAILABLE else True
         return True
 
-    sandbox.wait(f"{path} is available", available, show=lambda: api.get(path).get("status"))
+    sandboxes.wait(f"{path} is available", available, show=lambda: api.get(path).get("status"))

@@ -12,23 +12,23 @@ import pytest
 from tests.cluster import (
     availability,
     custom_metrics,
-    example,
     extender_double,
+    health_example,
     monitoring,
     packages,
     pipeline,
     programs,
-    sandbox,
+    sandboxes,
 )
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.extender_double import Double
 from tests.cluster.pipeline import Measuring, Pipeline
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.cluster.schedulers import RealScheduler, Scheduler
 from tests.cluster.shared_control_plane import SHARED, SharedControlPlane
-from tests.cluster.standin import StandIn
+from tests.cluster.simulated_scheduler import SimulatedScheduler
 from tests.cluster.toolchain import MissingError
 
 Got = TypeVar("Got")
@@ -72,16 +72,16 @@ def audit_log(plane: ControlPlane, shared_control_plane: SharedControlPlane) -> 
 
 
 @pytest.fixture
-def corner(plane: ControlPlane) -> Iterator[Sandbox]:
+def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
     """A namespace of the test's own; nodes and all else made through it are gone afterwards."""
-    with sandbox.sandbox(plane) as own:
+    with sandboxes.created(plane) as own:
         yield own
 
 
 @pytest.fixture
-def metrics(corner: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
+def metrics(sandbox: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
     """The custom metrics API of the control plane, served by a test's own server."""
-    with custom_metrics.behind(corner, tmp_path) as serving:
+    with custom_metrics.behind(sandbox, tmp_path) as serving:
         yield serving
 
 
@@ -109,16 +109,18 @@ def measuring(
 ) -> Iterator[Measuring]:
     """Exporters of the example's nodes, a Prometheus that scrapes them, and an adapter that asks it."""
     with (
-        monitoring.running(prometheus_programs, plane.folder / "monitoring", example.NODES) as scraping,
+        monitoring.running(
+            prometheus_programs, plane.folder / "monitoring", health_example.NODES
+        ) as scraping,
         pipeline.adapting(plane, adapter_program, scraping.url) as adapting,
     ):
         yield Measuring(scraping, adapting)
 
 
 @pytest.fixture(name="pipeline")
-def _pipeline(measuring: Measuring, corner: Sandbox) -> Iterator[Pipeline]:
+def _pipeline(measuring: Measuring, sandbox: Sandbox) -> Iterator[Pipeline]:
     """The custom metrics API of the control plane, with values that travel from text files; nodes are the test's."""
-    with pipeline.registered(corner.api, *measuring) as both_ends:
+    with pipeline.registered(sandbox.api, *measuring) as both_ends:
         yield both_ends
 
 
@@ -134,6 +136,6 @@ def scheduler(request: pytest.FixtureRequest) -> Scheduler:
     """Each scheduler that the rules are held against."""
     made: dict[str, Callable[[], Scheduler]] = {
         "kube-scheduler": lambda: RealScheduler(request.getfixturevalue("plane")),
-        "stand-in": StandIn,
+        "stand-in": SimulatedScheduler,
     }
     return made[request.param]()

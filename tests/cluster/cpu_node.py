@@ -17,7 +17,7 @@ from tests import commands
 from tests.cluster import objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.conformance.cmk import machines
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -30,11 +30,11 @@ GONE = 99_999_999
 class Node:
     """A node of its own, and the commands about it, as some user."""
 
-    def __init__(self, corner: Sandbox, folder: Path) -> None:
-        self.corner = corner
+    def __init__(self, sandbox: Sandbox, folder: Path) -> None:
+        self.sandbox = sandbox
         self.name = f"cpu-{processes.number()}"
         self.folder = folder
-        corner.nodes(objects.node(self.name))
+        sandbox.nodes(objects.node(self.name))
         for path, text in machines.texts("T8").items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
@@ -45,10 +45,10 @@ class Node:
 
     @property
     def config_map(self) -> str:
-        return f"/api/v1/namespaces/{self.corner.namespace}/configmaps/{names.config_map(self.name)}"
+        return f"/api/v1/namespaces/{self.sandbox.namespace}/configmaps/{names.config_map(self.name)}"
 
     def now(self) -> Object:
-        return self.corner.api.get(self.path)
+        return self.sandbox.api.get(self.path)
 
     def run(self, *arguments: object, user: User | None = None) -> subprocess.CompletedProcess[str]:
         command, *options = arguments
@@ -70,8 +70,8 @@ class Node:
         )
 
     def _words(self, command: object, *options: object, user: User | None) -> list[str]:
-        user = user or self.corner.plane.admin
-        place = ["--kubeconfig", user.kubeconfig, "--namespace", self.corner.namespace]
+        user = user or self.sandbox.plane.admin
+        place = ["--kubeconfig", user.kubeconfig, "--namespace", self.sandbox.namespace]
         return ["cpu", *map(str, [command, *place, *options])]
 
     def answered(self, *arguments: object) -> Any:
@@ -89,10 +89,10 @@ class Node:
             "metadata": {"annotations": {state.IDENTITIES: texts.identities}},
             "data": {"config": texts.config},
         }
-        self.corner.api.patch(self.config_map, patch)
+        self.sandbox.api.patch(self.config_map, patch)
 
     def stored(self) -> State:
-        found = self.corner.api.get(self.config_map)
+        found = self.sandbox.api.get(self.config_map)
         identities = (found["metadata"].get("annotations") or {}).get(state.IDENTITIES, "{}")
         return configmap.parse(configmap.Texts(found["data"]["config"], identities))
 

@@ -17,7 +17,7 @@ from tests.cluster import aggregation, api, loopback
 from tests.cluster.api import Object
 from tests.cluster.certificates import Authority
 from tests.cluster.loopback import Receive, Scope, Send, Tls
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 
 GROUP = "custom.metrics.k8s.io"
 VERSIONS = ("v1beta1", "v1beta2")

@@ -11,11 +11,11 @@ import yaml
 
 from nodewise.cli.demo import say
 from nodewise.cli.stage import METRIC, example
-from tests.cluster import controlplane, custom_metrics, objects, programs, sandbox, served
+from tests.cluster import controlplane, custom_metrics, objects, programs, sandboxes, served
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.cluster.served import Served
 
 BAD = {"rack1-a": 0, "rack1-b": 2, "rack2-a": 0}
@@ -27,9 +27,9 @@ def main() -> None:
     assets = programs.folder()
     say("starting etcd, kube-apiserver and kube-scheduler 1.36.3 …")
     with tempfile.TemporaryDirectory() as folder, controlplane.running(assets) as plane:
-        with corner(plane) as alone:
+        with sandbox(plane) as alone:
             by_requests = by_requests_alone(plane, alone)
-        with corner(plane) as ours, custom_metrics.behind(ours, Path(folder)) as metrics:
+        with sandbox(plane) as ours, custom_metrics.behind(ours, Path(folder)) as metrics:
             definition(ours)
             metrics.set(METRIC, BAD)
             with served.extender(plane, Path(folder)) as nodewise:
@@ -38,9 +38,9 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def corner(plane: ControlPlane) -> Iterator[Sandbox]:
+def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
     """A namespace, and the nodes of the example."""
-    with sandbox.sandbox(plane) as own:
+    with sandboxes.created(plane) as own:
         own.nodes(*(objects.node(name, cpu=cpu) for name, cpu in CPU.items()))
         yield own
 
@@ -49,7 +49,7 @@ def definition(own: Sandbox) -> None:
     for one in served.manifest("crds/taspolicies.yaml"):
         own.api.ensure(one)
     path = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
-    sandbox.wait("TASPolicy is served", lambda: own.api.answers(path) or None)
+    sandboxes.wait("TASPolicy is served", lambda: own.api.answers(path) or None)
     policy: Object = yaml.safe_load((example() / "policy.yaml").read_text())
     own.put({**policy, "metadata": {"name": policy["metadata"]["name"]}})
 
@@ -71,7 +71,7 @@ def by_us(
     plane: ControlPlane, own: Sandbox, metrics: CustomMetrics, nodewise: Served, by_requests: dict[str, str]
 ) -> None:
     names = list(by_requests)
-    sandbox.wait("the metric is known", lambda: nodewise.fetched(METRIC) or None)
+    sandboxes.wait("the metric is known", lambda: nodewise.fetched(METRIC) or None)
     with plane.start_scheduler({"extenders": [nodewise.entry(ignorable=False)]}):
         own.pods(*(pod(name) for name in names))
         ours = {name: own.expect_bound(name) for name in names}
@@ -89,12 +89,12 @@ def by_us(
 def waits_and_heals(own: Sandbox, metrics: CustomMetrics, nodewise: Served) -> None:
     metrics.set(METRIC, dict.fromkeys(BAD, 1))
     bad = all_rejected(own, nodewise)
-    sandbox.wait("every node is bad", bad)
+    sandboxes.wait("every node is bad", bad)
     own.pods(pod("app-5"))
     say(f"\nevery disk fails; kubectl describe pod app-5:\n  {own.expect_event('app-5')}")
     began = time.monotonic()
     metrics.set(METRIC, BAD | {"rack1-a": 1})
-    sandbox.wait(
+    sandboxes.wait(
         "rack2-a is good", lambda: not nodewise.rejects(own.namespace, "rack2-a", "demo-policy") or None
     )
     own.annotate("rack1-a", "nodewise.io/demo", "woken")

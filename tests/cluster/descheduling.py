@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster import example, processes, sandbox
+from tests.cluster import health_example, processes, sandboxes
 from tests.cluster.access import rule
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
@@ -25,7 +25,7 @@ class Run(NamedTuple):
     log: str
 
 
-def once(plane: ControlPlane, program: Path, policy: Path = example.DESCHEDULER_POLICY) -> Run:
+def once(plane: ControlPlane, program: Path, policy: Path = health_example.DESCHEDULER_POLICY) -> Run:
     """One pass over all nodes, from start to end; it does nothing in a cluster of fewer than two ready nodes."""
     port = processes.free_port()
     user = plane.user(f"descheduler-{port}", RIGHTS)
@@ -41,7 +41,7 @@ def once(plane: ControlPlane, program: Path, policy: Path = example.DESCHEDULER_
         "-v=4",
     ]
     with Process(arguments, plane.folder / f"{user.name}.log") as process:
-        sandbox.wait("the descheduler ends", lambda: None if process.is_running else True, 60, process.tail)
+        sandboxes.wait("the descheduler ends", lambda: None if process.is_running else True, 60, process.tail)
     log = process.log.read_text()
     found = re.search(r'"Number of evictions/requests" totalEvicted=(\d+)', log)
     assert found, f"the descheduler did not get to the end of its pass:\n{process.tail()}"

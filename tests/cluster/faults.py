@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 
 from tests.cluster.api import Object
+from tests.cluster.metric_history import HOT, OURS, POLICY, Held, History, Truth
 from tests.cluster.processes import Process
-from tests.cluster.truths import HOT, OURS, POLICY, Held, History, Truth
 
 NAMESPACE = "shop"
 RULE = f"heat GreaterThan {HOT}"

@@ -10,7 +10,7 @@ from tests.cluster import access, objects, processes, served
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.cluster.served import OWN_NAMESPACE, Papers, Served
 
 PREFIX = "gpu.intel.com/"
@@ -64,10 +64,10 @@ def cards_of(pod: Object) -> list[str]:
     return [card for part in text.split("|") for card in part.split(",") if card]
 
 
-def ledger(corner: Sandbox, node: str, namespace: str = OWN_NAMESPACE) -> Mapping[str, Any]:
+def ledger(sandbox: Sandbox, node: str, namespace: str = OWN_NAMESPACE) -> Mapping[str, Any]:
     """The entries of a node's ledger, by pod uid; none where there is none."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/gpu-{node}"
-    found = corner.api.find(path) or {"metadata": {}}
+    found = sandbox.api.find(path) or {"metadata": {}}
     entries: Mapping[str, Any] = json.loads(
         found["metadata"].get("annotations", {}).get("nodewise.io/holdings", "{}")
     )

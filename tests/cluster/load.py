@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 
 VERBS = ("filter", "prioritize")
 
@@ -117,11 +117,11 @@ def calling(count: int, make: Callable[[], Caller]) -> Iterator[Sequence[Caller]
 class Pods:
     """Pods that come one after another, as many as may be unbound at once, and when each was made and bound."""
 
-    def __init__(self, corner: Sandbox, most_unbound: int, pause_s: float) -> None:
-        self._corner = corner
+    def __init__(self, sandbox: Sandbox, most_unbound: int, pause_s: float) -> None:
+        self._corner = sandbox
         self._most_unbound = most_unbound
         self._pause_s = pause_s
-        self.place = f"/api/v1/namespaces/{corner.namespace}/pods"
+        self.place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
         self._ended = threading.Event()
         self.made_s: dict[str, float] = {}
         self.bound_s: dict[str, float] = {}
@@ -171,12 +171,12 @@ class Pods:
 
 @contextlib.contextmanager
 def coming(
-    corner: Sandbox, pod: Callable[[str], Object], prefix: str, most_unbound: int, pause_s: float = 0.0
+    sandbox: Sandbox, pod: Callable[[str], Object], prefix: str, most_unbound: int, pause_s: float = 0.0
 ) -> Iterator[Pods]:
     """Pods until the block is left."""
-    pods = Pods(corner, most_unbound, pause_s)
+    pods = Pods(sandbox, most_unbound, pause_s)
     maker = threading.Thread(target=pods.make, args=(pod, prefix), daemon=True)
-    with watched(corner.plane, pods):
+    with watched(sandbox.plane, pods):
         maker.start()
         try:
             yield pods

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster import aggregation, example, processes, sandbox
+from tests.cluster import aggregation, health_example, processes, sandboxes
 from tests.cluster.access import rule
 from tests.cluster.aggregation import Backend
 from tests.cluster.api import Api, ApiError
@@ -44,7 +44,7 @@ class Measuring(NamedTuple):
 
 @contextlib.contextmanager
 def adapting(
-    plane: ControlPlane, program: Path, prometheus_url: str, rules: Path = example.ADAPTER_RULES
+    plane: ControlPlane, program: Path, prometheus_url: str, rules: Path = health_example.ADAPTER_RULES
 ) -> Iterator[Adapter]:
     """prometheus-adapter as a user of the control plane with no more rights than it needs."""
     port = processes.free_port()
@@ -103,10 +103,10 @@ class Pipeline:
             return None
 
     def wait_visible(
-        self, metric: str, values: Mapping[str, str], deadline_s: float = sandbox.PATIENCE_S
+        self, metric: str, values: Mapping[str, str], deadline_s: float = sandboxes.PATIENCE_S
     ) -> None:
         """Waits until the API server answers with exactly these; of nodes that exist, others are left out."""
-        sandbox.wait(
+        sandboxes.wait(
             f"{metric} is {dict(values)}",
             lambda: self.values(metric) == dict(values) or None,
             deadline_s,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster import imaging, packages
+from tests.cluster import image_archive, packages
 from tests.cluster.building import Module, say
 from tests.cluster.toolchain import MissingError
 
@@ -138,7 +138,7 @@ def containers_folder() -> Path:
 
 def image_folder() -> Path:
     """The folder of nodewise's own image. Raises MissingError."""
-    return imaging.archive().parent
+    return image_archive.archive().parent
 
 
 ALL: tuple[Callable[[], Path], ...] = (

@@ -13,7 +13,7 @@ from tests.cluster import balancer, gpu, load
 from tests.cluster.api import Object
 from tests.cluster.balancer import Balancer, Endpoint
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Papers, Served
 
 
@@ -70,8 +70,8 @@ def behind_a_service(plane: ControlPlane, folder: Path, count: int) -> Iterator[
 class History:
     """Every state of the pods of a namespace that the API server told of, in order."""
 
-    def __init__(self, corner: Sandbox) -> None:
-        self.place = f"/api/v1/namespaces/{corner.namespace}/pods"
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.place = f"/api/v1/namespaces/{sandbox.namespace}/pods"
         self.events: list[tuple[str, Object]] = []
         self.ended = ""
         self._changed = threading.Condition()
@@ -130,10 +130,10 @@ def charge(pod: Object, resource: str) -> dict[tuple[str, str], int]:
 
 
 @contextlib.contextmanager
-def recorded(corner: Sandbox) -> Iterator[History]:
+def recorded(sandbox: Sandbox) -> Iterator[History]:
     """The history of a namespace's pods while the block lasts."""
-    history = History(corner)
-    with load.watched(corner.plane, history):
+    history = History(sandbox)
+    with load.watched(sandbox.plane, history):
         yield history
 
 

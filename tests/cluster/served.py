@@ -17,7 +17,7 @@ from tests.cluster.certificates import Authority, Pair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -73,10 +73,10 @@ def tas_policy(name: str, strategies: Object, namespace: str = "") -> Object:
     }
 
 
-def policy(corner: Sandbox, **strategies: list[Object]) -> None:
+def policy(sandbox: Sandbox, **strategies: list[Object]) -> None:
     """A TASPolicy `pol` in the test's namespace."""
-    define(corner.api)
-    corner.put(tas_policy("pol", {name: {"rules": rules} for name, rules in strategies.items()}))
+    define(sandbox.api)
+    sandbox.put(tas_policy("pol", {name: {"rules": rules} for name, rules in strategies.items()}))
 
 
 def pod(name: str, **more: Any) -> Object:
@@ -85,24 +85,24 @@ def pod(name: str, **more: Any) -> Object:
 
 
 def heated(
-    corner: Sandbox, metrics: CustomMetrics, heat: Mapping[str, str | int], **strategies: list[Object]
+    sandbox: Sandbox, metrics: CustomMetrics, heat: Mapping[str, str | int], **strategies: list[Object]
 ) -> None:
     """Nodes that measure this heat, and a policy that avoids the hot ones, or what `strategies` say."""
-    corner.nodes(*objects.nodes(" ".join(heat)))
+    sandbox.nodes(*objects.nodes(" ".join(heat)))
     metrics.set("heat", heat)
-    policy(corner, **(strategies or {"dontschedule": [HOT]}))
+    policy(sandbox, **(strategies or {"dontschedule": [HOT]}))
 
 
-def status(corner: Sandbox, name: str = "pol") -> Object:
+def status(sandbox: Sandbox, name: str = "pol") -> Object:
     """The status of a policy of the test; empty while there is none."""
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{name}"
-    found: Object = corner.api.get(path).get("status", {})
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/{name}"
+    found: Object = sandbox.api.get(path).get("status", {})
     return found
 
 
-def condition(corner: Sandbox, kind: str, name: str = "pol") -> Object:
+def condition(sandbox: Sandbox, kind: str, name: str = "pol") -> Object:
     """One condition of a policy's status; one without a word where it is not there."""
-    found = status(corner, name).get("conditions", [])
+    found = status(sandbox, name).get("conditions", [])
     return next((one for one in found if one["type"] == kind), {"status": "", "message": ""})
 
 

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tests.cluster import processes, served, shipping
+from tests.cluster import installation, processes, served
 from tests.cluster.certificates import Authority, Pair
 
 SERVER, CLIENT_USE = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
@@ -24,7 +24,7 @@ class Certificates(served.Papers):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.authority = Authority(folder, "nodewise-ca")
-        hosts = (processes.own_address(), shipping.HOST)
+        hosts = (processes.own_address(), installation.HOST)
         self.server = self.leaf("server", self.authority, *hosts, use=SERVER)
         self.client = self.leaf(CLIENT, self.authority)
 

@@ -12,7 +12,7 @@ from tests.cluster.api import JSON_PATCH, MERGE, ApiError, Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.rights import Right
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 
 NAMESPACE: Final = "nodewise"
 MANIFESTS: Final = ("rbac.yaml", "gpu.yaml", "annotator.yaml", "trust.yaml")

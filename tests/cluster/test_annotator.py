@@ -22,20 +22,20 @@ from nodewise.simulate import api_server
 from nodewise.simulate.api import FakeApi
 from tests.cluster import (
     admission,
-    looking,
     objects,
     packages,
     prometheus,
+    read_only_commands,
     resource_metrics,
     rights,
-    sandbox,
+    sandboxes,
     served,
 )
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
 from tests.cluster.prometheus import Prometheus
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.unit.annotator.objects import node, pod
 
 STEP_S = 15
@@ -113,7 +113,7 @@ class Cluster:
         """What the command says, and what the nodes have then."""
         with api_server.serving(self.api) as server:
             given = [f"--kubeconfig={server.kubeconfig(self._folder)}", f"--prometheus-url={self._url}"]
-            done = looking.run("annotate", "--once", "-o", "json", *given, *arguments)
+            done = read_only_commands.run("annotate", "--once", "-o", "json", *given, *arguments)
             assert done.stdout, done.stderr
             found = server.call(lambda api: api.objects(NODES))
         return msgspec.json.decode(done.stdout), {
@@ -197,9 +197,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_a_write_insists_on_the_uid_and_makes_no_ghost(plane: ControlPlane, corner: Sandbox) -> None:
+async def test_a_write_insists_on_the_uid_and_makes_no_ghost(plane: ControlPlane, sandbox: Sandbox) -> None:
     """Of a real API server; so does the one in memory."""
-    corner.nodes(objects.node("anew"), objects.node("there"))
+    sandbox.nodes(objects.node("anew"), objects.node("there"))
     uid = plane.api.get("/api/v1/nodes/there")["metadata"]["uid"]
     api = connect(KubeOptions(kubeconfig=str(plane.admin.kubeconfig)), MetricsRegistry())
     plans = [
@@ -229,12 +229,12 @@ def test_the_rights_that_ship_are_those_that_were_needed(
     with contextlib.ExitStack() as stack:
         for name in ("rbac.yaml", "annotator.yaml"):
             plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
-        corners = [stack.enter_context(sandbox.sandbox(plane)) for _ in range(2)]
+        all_sandboxes = [stack.enter_context(sandboxes.created(plane)) for _ in range(2)]
         measured = stack.enter_context(resource_metrics.behind(plane.api, tmp_path))
         measured.cpu = {"a": "1", "b": "500m"}
-        corners[0].nodes(*objects.nodes("a b"))
-        for corner, name in zip(corners, "ab", strict=True):
-            corner.pods(objects.running_on(name, objects.pod("web", cpu="250m")))
+        all_sandboxes[0].nodes(*objects.nodes("a b"))
+        for sandbox, name in zip(all_sandboxes, "ab", strict=True):
+            sandbox.pods(objects.running_on(name, objects.pod("web", cpu="250m")))
         account = plane.service_account("nodewise-annotator", NAMESPACE)
         admission.wait_nodes(plane.api, account.api)
         command = ["annotate", f"--kubeconfig={account.kubeconfig}", "--health-port=0", "--log-format=json"]
@@ -267,10 +267,10 @@ def test_the_rights_that_ship_are_those_that_were_needed(
 
 
 def test_the_extenders_leader_annotates_with_the_rights_of_the_extender(
-    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    corner.nodes(*objects.nodes("a b"))
-    corner.pods(objects.running_on("a", objects.pod("web", cpu="250m")))
+    sandbox.nodes(*objects.nodes("a b"))
+    sandbox.pods(objects.running_on("a", objects.pod("web", cpu="250m")))
     with resource_metrics.behind(plane.api, tmp_path) as measured:
         measured.cpu = {"a": "1", "b": "500m"}
         with served.extender(plane, tmp_path, "--annotate=all") as running:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster import example, objects, packages, pipeline, programs
+from tests.cluster import health_example, objects, packages, pipeline, programs
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.pipeline import Measuring, Pipeline
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
-FOLDER = example.FOLDER.parent / "power" / "cluster"
+FOLDER = health_example.FOLDER.parent / "power" / "cluster"
 SERIES = "node_package_power_avg"
 DRAWN = {"rack1-a": "72.133", "rack1-b": "40.821", "rack2-a": "51.774"}
 EXTERNAL = "external.metrics.k8s.io"
@@ -21,55 +21,55 @@ APIS = {**pipeline.APIS, EXTERNAL: ("v1beta1",)}
 
 
 @pytest.fixture
-def power(plane: ControlPlane, corner: Sandbox, measuring: Measuring) -> Iterator[Pipeline]:
+def power(plane: ControlPlane, sandbox: Sandbox, measuring: Measuring) -> Iterator[Pipeline]:
     """Both APIs from an adapter with the rules of the power example."""
-    corner.nodes(*(objects.node(name) for name in DRAWN))
+    sandbox.nodes(*(objects.node(name) for name in DRAWN))
     program, url = programs.prometheus_adapter(), measuring.monitoring.url
     with (
         pipeline.adapting(plane, program, url, FOLDER / "adapter-rules.yaml") as adapter,
-        pipeline.registered(corner.api, measuring.monitoring, adapter, APIS) as both_ends,
+        pipeline.registered(sandbox.api, measuring.monitoring, adapter, APIS) as both_ends,
     ):
         both_ends.monitoring.set(SERIES, DRAWN)
         yield both_ends
 
 
-def external(corner: Sandbox) -> str | None:
+def external(sandbox: Sandbox) -> str | None:
     """The number that the autoscaler goes by."""
     try:
-        found = corner.api.get(f"/apis/{EXTERNAL}/v1beta1/namespaces/{corner.namespace}/package_power_max")
+        found = sandbox.api.get(f"/apis/{EXTERNAL}/v1beta1/namespaces/{sandbox.namespace}/package_power_max")
     except ApiError:
         return None
     return found["items"][0]["value"] if found["items"] else None
 
 
-def run(corner: Sandbox) -> bool | None:
+def run(sandbox: Sandbox) -> bool | None:
     """Calls the pods running and ready, as their kubelet would; the autoscaler counts only those."""
-    pods = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"]
+    pods = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     for pod in pods:
-        path = f"/api/v1/namespaces/{corner.namespace}/pods/{pod['metadata']['name']}/status"
-        corner.api.patch(path, {"status": ready})
+        path = f"/api/v1/namespaces/{sandbox.namespace}/pods/{pod['metadata']['name']}/status"
+        sandbox.api.patch(path, {"status": ready})
     return True if pods else None
 
 
 def test_the_autoscaler_spreads_the_work_while_a_node_is_above_the_limit(
-    plane: ControlPlane, corner: Sandbox, power: Pipeline
+    plane: ControlPlane, sandbox: Sandbox, power: Pipeline
 ) -> None:
     power.wait_visible("package_power_avg", {"rack1-a": "72133m", "rack1-b": "40821m", "rack2-a": "51774m"})
-    assert wait("there is an external metric", lambda: external(corner)) == "72133m"
-    path = f"/apis/autoscaling/v2/namespaces/{corner.namespace}/horizontalpodautoscalers/power-autoscaler"
+    assert wait("there is an external metric", lambda: external(sandbox)) == "72133m"
+    path = f"/apis/autoscaling/v2/namespaces/{sandbox.namespace}/horizontalpodautoscalers/power-autoscaler"
 
     def status() -> Object:
-        found: Object = corner.api.get(path).get("status", {})
+        found: Object = sandbox.api.get(path).get("status", {})
         return found
 
     controllers = "deployment-controller,replicaset-controller,horizontal-pod-autoscaler-controller"
     with plane.start_controller_manager(controllers):
-        corner.put(example.read(FOLDER / "deployment.yaml"))
-        wait("the pod runs", lambda: run(corner))
-        corner.put(example.read(FOLDER / "autoscaler.yaml"))
+        sandbox.put(health_example.read(FOLDER / "deployment.yaml"))
+        wait("the pod runs", lambda: run(sandbox))
+        sandbox.put(health_example.read(FOLDER / "autoscaler.yaml"))
         wait("two replicas are wanted", lambda: status().get("desiredReplicas") == 2 or None, 60, status)
-    assert "72133m/60" in plane.kubectl("get", "hpa", "--namespace", corner.namespace)
+    assert "72133m/60" in plane.kubectl("get", "hpa", "--namespace", sandbox.namespace)
 
 
 def test_the_recording_rule_makes_per_cent_of_the_energy_counters(

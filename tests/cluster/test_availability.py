@@ -30,7 +30,7 @@ from tests.cluster import (
     monitoring,
     objects,
     packages,
-    sandbox,
+    sandboxes,
     served,
 )
 from tests.cluster.access import User
@@ -40,7 +40,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.load import Caller, Failed, Pods
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Papers, Served
 
 HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
@@ -131,12 +131,12 @@ def leads(one: Served) -> bool:
 
 @pytest.fixture
 def replicas(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> Iterator[Replicas]:
     """Two of them, three nodes of which `a` is hot, and a policy."""
-    corner.nodes(*map(roomy, "abc"))
+    sandbox.nodes(*map(roomy, "abc"))
     metrics.set("heat", {"a": 90, "b": 10, "c": 10})
-    served.policy(corner, dontschedule=[HOT], deschedule=[HOT])
+    served.policy(sandbox, dontschedule=[HOT], deschedule=[HOT])
     with balancer.serving() as service:
         made = Replicas(plane, tmp_path, service)
         try:
@@ -158,21 +158,21 @@ def until_all_bound(pods: Pods) -> None:
     wait("all pods are bound", lambda: not pods.unbound() or None, 60, lambda: pods.unbound()[:5])
 
 
-def failures(corner: Sandbox) -> dict[str, str]:
+def failures(sandbox: Sandbox) -> dict[str, str]:
     """The pods of which kube-scheduler told a failure, and what it said."""
-    path = f"/api/v1/namespaces/{corner.namespace}/events"
-    found = corner.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
+    path = f"/api/v1/namespaces/{sandbox.namespace}/events"
+    found = sandbox.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
     return {event["involvedObject"]["name"]: event["message"] for event in found}
 
 
 def test_a_rolling_update_fails_no_call_and_delays_no_pod(
-    plane: ControlPlane, corner: Sandbox, replicas: Replicas
+    plane: ControlPlane, sandbox: Sandbox, replicas: Replicas
 ) -> None:
-    body = asked(corner.namespace, "pol", "a", "b", "c")
+    body = asked(sandbox.namespace, "pol", "a", "b", "c")
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [replicas.entry()]}),
         load.calling(CALLERS, lambda: replicas.caller(body)) as callers,
-        load.coming(corner, pod, "web", most_unbound=20, pause_s=0.02) as pods,
+        load.coming(sandbox, pod, "web", most_unbound=20, pause_s=0.02) as pods,
     ):
         until_bound(pods, 20)
         leader = replicas.leader()
@@ -187,20 +187,20 @@ def test_a_rolling_update_fails_no_call_and_delays_no_pod(
         wait("each caller has called often", lambda: all(one.calls > 100 for one in callers) or None)
         until_all_bound(pods)
     assert [one for caller in callers for one in caller.failed] == []
-    assert failures(corner) == {}
+    assert failures(sandbox) == {}
     assert all(set(caller.answers["filter"]["NodeNames"]) == {"b", "c"} for caller in callers)
 
 
 def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followed(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, replicas: Replicas, record_property: Any
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, replicas: Replicas, record_property: Any
 ) -> None:
     leader = replicas.leader()
-    body = asked(corner.namespace, "pol", "a", "b", "c")
+    body = asked(sandbox.namespace, "pol", "a", "b", "c")
     filtering = replicas.entry() | {"prioritizeVerb": ""}  # a broken call of it would cost no attempt
     replicas.service.only = endpoint(leader)  # kube-scheduler's connection is one of those that break
     with (
         plane.start_scheduler(POD_SCHEDULER | {"extenders": [filtering]}),
-        load.coming(corner, pod, "web", most_unbound=20) as pods,
+        load.coming(sandbox, pod, "web", most_unbound=20) as pods,
     ):
         until_bound(pods, 20)
         replicas.service.only = None
@@ -218,12 +218,12 @@ def test_a_leader_that_is_killed_takes_only_its_own_calls_with_it_and_is_followe
             follower = replicas.leader()
             followed_s = time.monotonic() - killed_s
             metrics.set("heat", {"a": 90, "b": 95, "c": 10})
-            wait("the new leader labels", lambda: "pol" in labels(corner, "b") or None)
+            wait("the new leader labels", lambda: "pol" in labels(sandbox, "b") or None)
         until_all_bound(pods)
     lost = [one for caller in callers for one in caller.failed]
     assert [one for one in lost if not is_of(one, dead, replicas.service, killed_s, known_s)] == []
     assert {str(caller.answers["filter"]["NodeNames"]) for caller in callers} == {"['c']"}
-    said = failures(corner)
+    said = failures(sandbox)
     assert said, "kube-scheduler's own call was to break"
     assert all(replicas.service.url in text for text in said.values()), said
     waits = [pods.waits_s()[name] for name in said]
@@ -246,8 +246,8 @@ def is_of(one: Failed, dead: Endpoint, service: Balancer, begin_s: float, end_s:
     return gone and one.at_s >= begin_s and one.began_s <= end_s
 
 
-def labels(corner: Sandbox, node: str) -> dict[str, str]:
-    found: dict[str, str] = corner.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+def labels(sandbox: Sandbox, node: str) -> dict[str, str]:
+    found: dict[str, str] = sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
     return found
 
 
@@ -267,9 +267,9 @@ def stopped(*processes: Process) -> Iterator[None]:
 class Rates:
     """How many plain pods a second are bound while 40 wait all the time."""
 
-    def __init__(self, plane: ControlPlane, corner: Sandbox) -> None:
+    def __init__(self, plane: ControlPlane, sandbox: Sandbox) -> None:
         self._plane = plane
-        self._corner = corner
+        self._corner = sandbox
         self._rounds = 0
 
     def measure(
@@ -298,24 +298,24 @@ class Rates:
 
 
 def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
-    plane: ControlPlane, corner: Sandbox, replicas: Replicas, record_property: Any
+    plane: ControlPlane, sandbox: Sandbox, replicas: Replicas, record_property: Any
 ) -> None:
     """At half the rate at least, in the best of some tries: other work on the machine slows the one or the other."""
-    rates = Rates(plane, corner)
+    rates = Rates(plane, sandbox)
     waiting = [f"waits-{number}" for number in range(10)]
 
     def policy_pods() -> None:
-        if corner.pod(waiting[0]) is None:
-            corner.pods(*map(pod, waiting))
+        if sandbox.pod(waiting[0]) is None:
+            sandbox.pods(*map(pod, waiting))
         for name in waiting:
-            corner.expect_event(name)
+            sandbox.expect_event(name)
 
     with stopped(*(one.process for one in replicas.running)):
         still = rates.compare([replicas.entry()])
         wait("the Service knows", lambda: not replicas.service.ready or None)
         crowded = rates.compare([replicas.entry()], policy_pods)
-        assert [name for name in waiting if sandbox.node_of(corner.pod(name))] == []
-        said = failures(corner)
+        assert [name for name in waiting if sandboxes.node_of(sandbox.pod(name))] == []
+        said = failures(sandbox)
         assert set(said) == set(waiting)
         assert all(replicas.service.url in text for text in said.values()), said
     figures = {"none, and all stopped": still, "and ten pods of a policy wait": crowded}
@@ -326,7 +326,7 @@ def test_pods_without_a_policy_are_bound_as_ever_while_all_replicas_stand_still(
         assert rate >= 0.5 * none, figures
     wait("the Service has them again", lambda: len(replicas.service.ready) == 2 or None)
     with plane.start_scheduler({"extenders": [replicas.entry()]}):
-        assert {corner.expect_bound(name) for name in waiting} <= {"b", "c"}
+        assert {sandbox.expect_bound(name) for name in waiting} <= {"b", "c"}
 
 
 AWAY_S = 60.0
@@ -353,15 +353,15 @@ class Scene:
         self._stack = contextlib.ExitStack()
         enter = self._stack.enter_context
         served.define(plane.api)
-        self.corner = enter(sandbox.sandbox(plane))
-        self.corner.nodes(*map(roomy, "abc"))
-        self.metrics = enter(custom_metrics.behind(self.corner, folder))
+        self.sandbox = enter(sandboxes.created(plane))
+        self.sandbox.nodes(*map(roomy, "abc"))
+        self.metrics = enter(custom_metrics.behind(self.sandbox, folder))
         self.scraping = enter(monitoring.running(programs, folder / "prometheus", "abc"))
         self.metrics.set("heat", {"a": 90, "b": 10, "c": 10})
         self.load("b")
         self.scraping.wait_scraped("node_load", {"a": 1, "b": 9, "c": 1})
         for name, rule in (("far", HOT), ("near", BUSY)):
-            self.corner.put(policy(name, rule))
+            self.sandbox.put(policy(name, rule))
         self.nodewise = self._start_nodewise()
 
     def _start_nodewise(self) -> Served:
@@ -378,7 +378,7 @@ class Scene:
 
     def rejects(self, name: str, nodes: str) -> bool | None:
         """Whether the nodes that nodewise rejects for a policy are these."""
-        rejected = [node for node in "abc" if self.nodewise.rejects(self.corner.namespace, node, name)]
+        rejected = [node for node in "abc" if self.nodewise.rejects(self.sandbox.namespace, node, name)]
         return rejected == list(nodes) or None
 
     def until_rejected(self, name: str, nodes: str, deadline_s: float = 60) -> None:
@@ -391,7 +391,7 @@ class Scene:
 
     def caller(self, name: str) -> Caller:
         papers = self.nodewise.papers
-        body = asked(self.corner.namespace, name, *"abc")
+        body = asked(self.sandbox.namespace, name, *"abc")
         return Caller(self.nodewise.url, papers.authority.client_context(papers.client), body, 0.02)
 
     def stand_still(self) -> contextlib.AbstractContextManager[None]:
@@ -450,7 +450,7 @@ def test_without_the_api_server_calls_are_answered_from_what_is_held_and_it_is_s
         assert scene.states("heat") == {"stale"}, "and it is told as what it is"
         scene.start_again()
         changed_s = time.monotonic()
-        scene.corner.api.patch(path(scene.corner, "far"), policy("far", HOT | {"target": 5}))
+        scene.sandbox.api.patch(path(scene.sandbox, "far"), policy("far", HOT | {"target": 5}))
         scene.until_rejected("far", "abc")
         took_s = time.monotonic() - changed_s
         wait("its return is said", lambda: nodewise.events("kube_answers") or None)
@@ -472,5 +472,5 @@ def policy(name: str, rule: Object) -> Object:
     }
 
 
-def path(corner: Sandbox, name: str) -> str:
-    return f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{name}"
+def path(sandbox: Sandbox, name: str) -> str:
+    return f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/{name}"

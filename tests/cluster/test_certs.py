@@ -17,15 +17,15 @@ from cryptography.hazmat.primitives import serialization
 
 from nodewise.serve.issuing import is_by
 from tests import commands
-from tests.cluster import access, objects, processes, served, steady
+from tests.cluster import access, objects, processes, served, steady_load
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE, ROOT, policy
-from tests.cluster.steady import Identity
+from tests.cluster.steady_load import Identity
 from tests.cluster.test_rotation import clients_end_after, reloads
 from tests.cluster.test_rotation_scheduler import HOT, stream
 
@@ -94,7 +94,7 @@ def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file
     ]
     with served.started(tmp_path, arguments, written) as nodewise:
         nodewise.process.wait_ready(nodewise.is_ready)
-        with steady.load(nodewise, Identity(trusted, written.client)) as load:
+        with steady_load.load(nodewise, Identity(trusted, written.client)) as load:
             for times in (1, 2):
                 before = written.serial()
                 written.certs("--renew")
@@ -111,15 +111,15 @@ def test_two_renewals_under_load_cost_no_call_of_clients_that_read_their_ca_file
 
 
 def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_it_is_told_to(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, written: Written, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, written: Written, tmp_path: Path
 ) -> None:
-    corner.nodes(*(objects.node(name, cpu="400") for name in "ab"))
+    sandbox.nodes(*(objects.node(name, cpu="400") for name in "ab"))
     metrics.set("heat", {"a": 90, "b": 10})
-    policy(corner, dontschedule=[HOT])
+    policy(sandbox, dontschedule=[HOT])
     with served.extender(plane, tmp_path, *written.flags, papers=written) as nodewise:
         wait("the metric is known", lambda: nodewise.fetched("heat") or None)
         config = {"extenders": [nodewise.entry()]}
-        with plane.start_scheduler(config) as first, stream(corner) as pods:
+        with plane.start_scheduler(config) as first, stream(sandbox) as pods:
             written.certs("--renew", "--lifetime=700d")
             wait("both are trusted", lambda: reloads(nodewise, "client_ca") or None)
             pods.goes_on()
@@ -138,24 +138,24 @@ def test_a_real_scheduler_binds_on_through_a_renewal_if_it_is_started_anew_when_
 
 
 @pytest.fixture
-def operator(plane: ControlPlane, corner: Sandbox) -> User:
+def operator(plane: ControlPlane, sandbox: Sandbox) -> User:
     """Somebody with the rights that the page on certificates names, in the test's namespace only."""
     rules = [access.rule("get create update", "secrets")]
-    return plane.user(f"operator-{processes.number()}", rules, corner.namespace)
+    return plane.user(f"operator-{processes.number()}", rules, sandbox.namespace)
 
 
 class Applied:
     """The command, as a user, for the test's namespace."""
 
-    def __init__(self, corner: Sandbox, user: User) -> None:
-        self.corner = corner
-        self.given = (f"--kubeconfig={user.kubeconfig}", f"--namespace={corner.namespace}", "--settle=0s")
+    def __init__(self, sandbox: Sandbox, user: User) -> None:
+        self.sandbox = sandbox
+        self.given = (f"--kubeconfig={user.kubeconfig}", f"--namespace={sandbox.namespace}", "--settle=0s")
 
     def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         return certs(*self.given, *arguments, code=code)
 
     def secret(self, name: str) -> Object:
-        return self.corner.api.get(f"/api/v1/namespaces/{self.corner.namespace}/secrets/{name}")
+        return self.sandbox.api.get(f"/api/v1/namespaces/{self.sandbox.namespace}/secrets/{name}")
 
     def held(self) -> list[dict[str, bytes]]:
         """What both Secrets hold; no private key in them is an authority's."""
@@ -177,8 +177,8 @@ class Applied:
 
 
 @pytest.fixture
-def applied(corner: Sandbox, operator: User) -> Applied:
-    return Applied(corner, operator)
+def applied(sandbox: Sandbox, operator: User) -> Applied:
+    return Applied(sandbox, operator)
 
 
 def test_secrets_are_written_once_and_renewed_in_two_steps(applied: Applied) -> None:
@@ -226,7 +226,7 @@ def test_runs_at_once_leave_sides_that_trust_each_other(applied: Applied) -> Non
 def test_what_is_printed_is_what_kubectl_applies_and_the_command_renews(
     plane: ControlPlane, applied: Applied, tmp_path: Path
 ) -> None:
-    command = [NODEWISE, "certs", f"--namespace={applied.corner.namespace}"]
+    command = [NODEWISE, "certs", f"--namespace={applied.sandbox.namespace}"]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     (tmp_path / "secrets.yaml").write_text(printed)
     plane.kubectl("apply", "-f", str(tmp_path / "secrets.yaml"))
@@ -238,24 +238,24 @@ def test_what_is_printed_is_what_kubectl_applies_and_the_command_renews(
 
 @pytest.mark.parametrize("kind", ["Opaque", "kubernetes.io/tls"])
 def test_another_ones_secret_is_not_written_over_unless_it_is_to_be_replaced(
-    applied: Applied, corner: Sandbox, plane: ControlPlane, kind: str
+    applied: Applied, sandbox: Sandbox, plane: ControlPlane, kind: str
 ) -> None:
     data = {"tls.crt": base64.b64encode(b"mine").decode(), "tls.key": ""}
-    corner.put(
+    sandbox.put(
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": CLIENT}, "type": kind, "data": data}
     )
     said = applied("--apply", code=1).stderr
-    assert f"Secret {corner.namespace}/{CLIENT}: was not written by nodewise certs" in said
+    assert f"Secret {sandbox.namespace}/{CLIENT}: was not written by nodewise certs" in said
     assert applied.secret(CLIENT)["data"] == data
-    assert corner.api.find(f"/api/v1/namespaces/{corner.namespace}/secrets/{NAMES[0]}") is None
-    Applied(corner, plane.admin)("--apply", "--replace")
+    assert sandbox.api.find(f"/api/v1/namespaces/{sandbox.namespace}/secrets/{NAMES[0]}") is None
+    Applied(sandbox, plane.admin)("--apply", "--replace")
     assert applied.secret(CLIENT)["type"] == "kubernetes.io/tls"
     applied("--check")
 
 
-def test_who_may_not_read_secrets_is_told(plane: ControlPlane, corner: Sandbox) -> None:
+def test_who_may_not_read_secrets_is_told(plane: ControlPlane, sandbox: Sandbox) -> None:
     user = plane.user(f"nobody-{processes.number()}")
-    assert "is forbidden" in Applied(corner, user)("--apply", code=1).stderr
+    assert "is forbidden" in Applied(sandbox, user)("--apply", code=1).stderr
 
 
 # the cluster's own signer
@@ -274,15 +274,15 @@ def signer(plane: ControlPlane) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def asking(corner: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def asking(sandbox: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command, and the name of its request, once that is there."""
     path = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-    before = {one["metadata"]["name"] for one in corner.api.get(path)["items"]}
+    before = {one["metadata"]["name"] for one in sandbox.api.get(path)["items"]}
     command = [
         NODEWISE,
         "certs",
-        f"--kubeconfig={corner.plane.admin.kubeconfig}",
-        f"--namespace={corner.namespace}",
+        f"--kubeconfig={sandbox.plane.admin.kubeconfig}",
+        f"--namespace={sandbox.namespace}",
         f"--signer-name={SIGNER}",
         "--settle=0s",
         *arguments,
@@ -290,7 +290,7 @@ def asking(corner: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
 
         def asked() -> str | None:
-            names = {one["metadata"]["name"] for one in corner.api.get(path)["items"]} - before
+            names = {one["metadata"]["name"] for one in sandbox.api.get(path)["items"]} - before
             return next(iter(names), None)
 
         try:
@@ -300,12 +300,12 @@ def asking(corner: Sandbox, *arguments: str) -> Iterator[tuple[subprocess.Popen[
 
 
 def test_the_clusters_signer_signs_the_client_which_is_trusted_through_the_next_renewal(
-    plane: ControlPlane, corner: Sandbox, signer: None, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, signer: None, tmp_path: Path
 ) -> None:
-    applied = Applied(corner, plane.admin)
+    applied = Applied(sandbox, plane.admin)
     applied("--apply")
     before = applied.held()
-    with asking(corner, "--apply", "--timeout=60s") as (child, name):
+    with asking(sandbox, "--apply", "--timeout=60s") as (child, name):
         plane.kubectl("certificate", "approve", name)
         out, err = child.communicate(timeout=90)
     assert child.returncode == 0, err
@@ -342,9 +342,9 @@ def who_is(plane: ControlPlane, held: dict[str, bytes], folder: Path) -> str:
 
 
 def test_what_the_signer_signed_is_printed_as_one_secret(
-    plane: ControlPlane, corner: Sandbox, signer: None
+    plane: ControlPlane, sandbox: Sandbox, signer: None
 ) -> None:
-    with asking(corner, "--timeout=60s") as (child, name):
+    with asking(sandbox, "--timeout=60s") as (child, name):
         plane.kubectl("certificate", "approve", name)
         out, err = child.communicate(timeout=90)
     assert child.returncode == 0, err
@@ -354,12 +354,12 @@ def test_what_the_signer_signed_is_printed_as_one_secret(
 
 @pytest.mark.parametrize("answer", ["denied", "silence"])
 def test_a_request_that_comes_to_nothing_is_told_and_removed(
-    plane: ControlPlane, corner: Sandbox, answer: str
+    plane: ControlPlane, sandbox: Sandbox, answer: str
 ) -> None:
-    applied = Applied(corner, plane.admin)
+    applied = Applied(sandbox, plane.admin)
     applied("--apply")
     before = applied.held()
-    with asking(corner, "--apply", "--timeout=2s" if answer == "silence" else "--timeout=60s") as (
+    with asking(sandbox, "--apply", "--timeout=2s" if answer == "silence" else "--timeout=60s") as (
         child,
         name,
     ):
@@ -368,19 +368,19 @@ def test_a_request_that_comes_to_nothing_is_told_and_removed(
         _, err = child.communicate(timeout=90)
     assert child.returncode == 1
     assert ("Denied" if answer == "denied" else "not approved and signed after 2 s") in err
-    assert corner.api.find(f"/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}") is None
+    assert sandbox.api.find(f"/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}") is None
     assert applied.held() == before
 
 
 def test_nodewise_has_a_certificate_before_the_cluster_signs_for_its_client(
-    plane: ControlPlane, corner: Sandbox
+    plane: ControlPlane, sandbox: Sandbox
 ) -> None:
-    done = Applied(corner, plane.admin)("--apply", f"--signer-name={SIGNER}", code=1)
-    assert f"Secret {corner.namespace}/nodewise-tls: is not there; wanted `--apply` without" in done.stderr
+    done = Applied(sandbox, plane.admin)("--apply", f"--signer-name={SIGNER}", code=1)
+    assert f"Secret {sandbox.namespace}/nodewise-tls: is not there; wanted `--apply` without" in done.stderr
 
 
 def test_a_signer_whose_authority_nobody_knows_needs_it_to_be_named(
-    plane: ControlPlane, corner: Sandbox
+    plane: ControlPlane, sandbox: Sandbox
 ) -> None:
-    done = Applied(corner, plane.admin)("--apply", "--signer-name=example.com/clients", code=1)
+    done = Applied(sandbox, plane.admin)("--apply", "--signer-name=example.com/clients", code=1)
     assert "--signer-ca: not given, and nobody says who stands behind example.com/clients" in done.stderr

@@ -14,7 +14,7 @@ from tests.cluster import monitoring, objects, packages, pipeline, programs, rig
 from tests.cluster.api import Object
 from tests.cluster.conftest import got
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 pytestmark = pytest.mark.cluster
 
@@ -108,22 +108,22 @@ def test_lint_finds_nothing(helm: Helm, values: Path) -> None:
 
 @each_combination
 def test_every_object_is_one_for_a_real_api_server(
-    helm: Helm, corner: Sandbox, with_definitions: None, tmp_path: Path, values: Path
+    helm: Helm, sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path
 ) -> None:
-    here = ["--set", f"cpu.namespace={corner.namespace},cpu.createNamespace=false"]
-    made = helm.rendered(corner.namespace, "--values", values, *here)
+    here = ["--set", f"cpu.namespace={sandbox.namespace},cpu.createNamespace=false"]
+    made = helm.rendered(sandbox.namespace, "--values", values, *here)
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all(made))
     apply = ["apply", "--server-side", "--validate=strict", "-f", str(file)]
-    corner.plane.kubectl(*apply, "--dry-run=server")
+    sandbox.plane.kubectl(*apply, "--dry-run=server")
     try:
-        said = corner.plane.kubectl(*apply)
+        said = sandbox.plane.kubectl(*apply)
         assert said.count("serverside-applied") == len(made)
     finally:
-        corner.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
+        sandbox.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
 
 
-def test_everything_else_that_can_be_switched_on(helm: Helm, corner: Sandbox, tmp_path: Path) -> None:
+def test_everything_else_that_can_be_switched_on(helm: Helm, sandbox: Sandbox, tmp_path: Path) -> None:
     values = {
         "extender": {
             "hostNetwork": True,
@@ -137,7 +137,7 @@ def test_everything_else_that_can_be_switched_on(helm: Helm, corner: Sandbox, tm
         "settings": {"prometheus_url": ["http://prometheus:9090"]},
         "cpu": {
             "enabled": True,
-            "namespace": corner.namespace,
+            "namespace": sandbox.namespace,
             "createNamespace": False,
             "agent": {"args": ["--enforce=cgroup"], "runtimeFolder": "/run/containerd"},
             "setup": {"enabled": True},
@@ -146,12 +146,12 @@ def test_everything_else_that_can_be_switched_on(helm: Helm, corner: Sandbox, tm
     }
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(values))
-    made = helm.rendered(corner.namespace, "--values", file)
+    made = helm.rendered(sandbox.namespace, "--values", file)
     registration = next(one for one in made if one["kind"] == "MutatingWebhookConfiguration")
     assert registration["webhooks"][0]["clientConfig"]["caBundle"] == "LS0tLS1CRUdJTg=="
     registration["webhooks"][0]["clientConfig"]["caBundle"] = ""  # the API server reads it, and that is none
     (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(made))
-    corner.plane.kubectl(
+    sandbox.plane.kubectl(
         "apply",
         "--server-side",
         "--validate=strict",
@@ -321,15 +321,15 @@ def test_pods_run_this_image_and_nothing_of_other_services_reaches_their_setting
         )
 
 
-def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, corner: Sandbox) -> None:
+def test_pods_are_admitted_where_only_restricted_ones_are(helm: Helm, sandbox: Sandbox) -> None:
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-    corner.api.patch(f"/api/v1/namespaces/{corner.namespace}", label)
+    sandbox.api.patch(f"/api/v1/namespaces/{sandbox.namespace}", label)
     more: list[str | Path] = ["--values", ALL, "--set", "cpu.enabled=false"]
-    made = [one for one in helm.rendered(corner.namespace, *more) if one["kind"] in WORKLOADS]
+    made = [one for one in helm.rendered(sandbox.namespace, *more) if one["kind"] in WORKLOADS]
     assert {one["metadata"]["name"] for one in made} == {"nodewise", "nodewise-annotator", "nodewise-certs"}
     for one in made:
         spec = {key: value for key, value in _pod(one).items() if key != "serviceAccountName"}
-        corner.put(
+        sandbox.put(
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": one["metadata"]["name"]}, "spec": spec}
         )
 
@@ -467,33 +467,35 @@ def test_a_webhook_that_nobody_would_trust_is_refused(helm: Helm) -> None:
 
 
 def test_an_upgrade_keeps_names_and_selectors_and_restarts_for_a_new_setting(
-    helm: Helm, corner: Sandbox, with_definitions: None
+    helm: Helm, sandbox: Sandbox, with_definitions: None
 ) -> None:
-    release: list[str | Path] = ["nodewise", CHART, "--namespace", corner.namespace, "--skip-crds"]
+    release: list[str | Path] = ["nodewise", CHART, "--namespace", sandbox.namespace, "--skip-crds"]
     notes = helm.said("install", *release)
-    assert f"https://nodewise.{corner.namespace}.svc:9001" in notes
+    assert f"https://nodewise.{sandbox.namespace}.svc:9001" in notes
     assert "nodewise configure render-scheduler --config nodewise.yaml --one-entry-per-agent" in notes
     try:
-        before = yaml.safe_load_all(helm.said("get", "manifest", "nodewise", "--namespace", corner.namespace))
+        before = yaml.safe_load_all(
+            helm.said("get", "manifest", "nodewise", "--namespace", sandbox.namespace)
+        )
         old = {_key(one): one for one in before}
-        deployment = f"/apis/apps/v1/namespaces/{corner.namespace}/deployments/nodewise"
-        first = corner.api.get(deployment)
+        deployment = f"/apis/apps/v1/namespaces/{sandbox.namespace}/deployments/nodewise"
+        first = sandbox.api.get(deployment)
         helm.said("upgrade", *release, "--set", "agents.gpu.enabled=true,settings.sync_period=2s")
-        after = yaml.safe_load_all(helm.said("get", "manifest", "nodewise", "--namespace", corner.namespace))
+        after = yaml.safe_load_all(helm.said("get", "manifest", "nodewise", "--namespace", sandbox.namespace))
         new = {_key(one) for one in after}
         assert old.keys() < new
-        second = corner.api.get(deployment)
+        second = sandbox.api.get(deployment)
         assert second["metadata"]["uid"] == first["metadata"]["uid"]
         assert second["spec"]["selector"] == first["spec"]["selector"]
         assert _checksum(second) != _checksum(first)
-        config = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/configmaps/nodewise")
+        config = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/configmaps/nodewise")
         assert yaml.safe_load(config["data"]["nodewise.yaml"]) == {
             "agents": "telemetry,gpu",
             "sync_period": "2s",
         }
     finally:
-        helm.said("uninstall", "nodewise", "--namespace", corner.namespace)
-    assert corner.api.find(deployment) is None
+        helm.said("uninstall", "nodewise", "--namespace", sandbox.namespace)
+    assert sandbox.api.find(deployment) is None
 
 
 def _checksum(deployment: Object) -> str:
@@ -503,18 +505,18 @@ def _checksum(deployment: Object) -> str:
 
 @each_extender
 def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
-    helm: Helm, corner: Sandbox, with_definitions: None, tmp_path: Path, values: Path
+    helm: Helm, sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path
 ) -> None:
     """The container's command, with its files and its account, as the kubelet would start it."""
-    space = corner.namespace
+    space = sandbox.namespace
     made = helm.rendered(space, "--values", values, "--set", "cpu.enabled=false,annotator.enabled=false")
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all([one for one in made if one["kind"] != "Deployment"]))
-    corner.plane.kubectl("apply", "--server-side", "-f", str(file))
+    sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
     try:
         papers = served.Papers(tmp_path)
         papers.client = papers.authority.issue("nodewise-scheduler-client")
-        account = corner.plane.service_account("nodewise", space)
+        account = sandbox.plane.service_account("nodewise", space)
         config = next(
             one for one in made if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "nodewise"
         )["data"]["nodewise.yaml"]
@@ -536,7 +538,7 @@ def test_what_the_pod_runs_serves_with_the_rights_that_it_has(
                 assert running.rejects(space, "a", "no-such-policy")
             assert [one for one in running.events() if "cannot" in json.dumps(one)] == []
     finally:
-        corner.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
+        sandbox.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
 
 
 def _at(argument: str, mounted: dict[str, str]) -> str:
@@ -554,20 +556,20 @@ def test_files_of_kustomize_are_what_helm_makes(helm_program: Path, monkeypatch:
 
 
 @each_combination
-def test_kubectl_applies_them(corner: Sandbox, with_definitions: None, tmp_path: Path, values: Path) -> None:
+def test_kubectl_applies_them(sandbox: Sandbox, with_definitions: None, tmp_path: Path, values: Path) -> None:
     folder = ROOT / chart.KUSTOMIZE / values.stem.removeprefix("values-")
-    found = list(yaml.safe_load_all(corner.plane.kubectl("kustomize", str(folder))))
+    found = list(yaml.safe_load_all(sandbox.plane.kubectl("kustomize", str(folder))))
     assert {one["kind"] for one in found} & WORKLOADS
     made = {one["metadata"]["name"] for one in found if one["kind"] == "Namespace"}
     used = {one["metadata"]["namespace"] for one in found if "namespace" in one["metadata"]}
     assert used <= {"default", "kube-system", *made}
     for one in found:
         if one["metadata"].get("namespace") in made:
-            one["metadata"]["namespace"] = corner.namespace
+            one["metadata"]["namespace"] = sandbox.namespace
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all(found))
     apply = ["apply", "--server-side", "--force-conflicts", "--validate=strict", "--dry-run=server"]
-    corner.plane.kubectl(*apply, "-f", str(file))
+    sandbox.plane.kubectl(*apply, "-f", str(file))
 
 
 def test_objects_of_other_projects_are_made_where_they_are_wanted(helm: Helm) -> None:
@@ -618,14 +620,14 @@ def test_a_second_scheduler_is_configured_as_the_program_would_have_it(
 
 
 def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
-    helm: Helm, corner: Sandbox, with_definitions: None, tmp_path: Path
+    helm: Helm, sandbox: Sandbox, with_definitions: None, tmp_path: Path
 ) -> None:
     """kube-scheduler itself, with the configuration and as the account of the chart, places a pod by its Lease."""
-    space = corner.namespace
+    space = sandbox.namespace
     made = helm.rendered(space, "--values", CHART / "values/values-second-scheduler.yaml")
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all([one for one in made if one["kind"] != "Deployment"]))
-    corner.plane.kubectl("apply", "--server-side", "-f", str(file))
+    sandbox.plane.kubectl("apply", "--server-side", "-f", str(file))
     papers = served.Papers(tmp_path)
     papers.client = papers.authority.issue("nodewise-scheduler-client")
     try:
@@ -640,26 +642,26 @@ def test_a_second_scheduler_runs_and_has_every_right_that_it_needs(
             ("tls.key", papers.client.key),
         ):
             config = config.replace(f"/etc/nodewise/client/{name}", str(path))
-        account = corner.plane.service_account("nodewise-scheduler", space)
+        account = sandbox.plane.service_account("nodewise-scheduler", space)
         with served.extender(
-            corner.plane, tmp_path, "--client-name=nodewise-scheduler-client", papers=papers
+            sandbox.plane, tmp_path, "--client-name=nodewise-scheduler-client", papers=papers
         ) as running:
             config = config.replace(f"https://nodewise.{space}.svc:9001", running.url)
-            process = corner.plane.start_scheduler(config, user=account)
+            process = sandbox.plane.start_scheduler(config, user=account)
             try:
-                corner.nodes(objects.node("chart-node"))
-                corner.put(_chosen("one"))
+                sandbox.nodes(objects.node("chart-node"))
+                sandbox.put(_chosen("one"))
                 one = f"/api/v1/namespaces/{space}/pods/one"
-                wait("the pod is bound", lambda: corner.api.get(one)["spec"].get("nodeName"))
-                corner.put(_chosen("two", limits=served.LIMITS))
+                wait("the pod is bound", lambda: sandbox.api.get(one)["spec"].get("nodeName"))
+                sandbox.put(_chosen("two", limits=served.LIMITS))
                 wait("nodewise was asked", lambda: running.decisions("two") or None)
                 lease = f"/apis/coordination.k8s.io/v1/namespaces/{space}/leases/nodewise-scheduler"
-                assert corner.api.find(lease)
+                assert sandbox.api.find(lease)
                 assert "is forbidden" not in process.log.read_text()
             finally:
                 process.stop()
     finally:
-        corner.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
+        sandbox.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(file))
 
 
 def _chosen(name: str, **more: Any) -> Object:
@@ -671,7 +673,7 @@ def _chosen(name: str, **more: Any) -> Object:
 
 def test_the_demo_of_metrics_names_each_nodes_value(
     plane: ControlPlane,
-    corner: Sandbox,
+    sandbox: Sandbox,
     prometheus_programs: packages.Programs,
     adapter_program: Path,
     tmp_path: Path,
@@ -686,14 +688,14 @@ def test_the_demo_of_metrics_names_each_nodes_value(
     rules = tmp_path / "rules.yaml"
     given = yaml.safe_load((METRICS / "prometheus-adapter.yaml").read_text())["rules"]
     rules.write_text(yaml.safe_dump({"rules": given["custom"]}))
-    corner.nodes(objects.node("chart-a"), objects.node("chart-b"))
+    sandbox.nodes(objects.node("chart-a"), objects.node("chart-b"))
     settings = yaml.safe_load((CHART / "values/values-prometheus.yaml").read_text())["settings"]
     with (
         monitoring.running(
             prometheus_programs, tmp_path / "monitoring", ["chart-a", "chart-b"], [job]
         ) as scraping,
         pipeline.adapting(plane, adapter_program, scraping.url, rules) as adapter,
-        pipeline.registered(corner.api, scraping, adapter) as ends,
+        pipeline.registered(sandbox.api, scraping, adapter) as ends,
     ):
         ends.set_health("chart-a", 0)
         ends.set_health("chart-b", 2)
@@ -701,8 +703,8 @@ def test_the_demo_of_metrics_names_each_nodes_value(
         config = tmp_path / "nodewise.yaml"
         config.write_text(yaml.safe_dump(settings | {"prometheus_url": [scraping.url]}))
         unhealthy = {"metricname": "node_health_metric", "operator": "GreaterThan", "target": 0}
-        served.policy(corner, dontschedule=[unhealthy])
+        served.policy(sandbox, dontschedule=[unhealthy])
         with served.extender(plane, tmp_path, f"--config={config}") as running:
             running.wait_fetched("node_health_metric")
-            wait("b is avoided", lambda: running.rejects(corner.namespace, "chart-b") or None)
-            assert not running.rejects(corner.namespace, "chart-a")
+            wait("b is avoided", lambda: running.rejects(sandbox.namespace, "chart-b") or None)
+            assert not running.rejects(sandbox.namespace, "chart-a")

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cluster import sandbox, served
+from tests.cluster import sandboxes, served
 from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.conformance.tas import rows
@@ -30,7 +30,7 @@ def api(plane: ControlPlane) -> Iterator[Api]:
     served.define(plane.api)
     made = plane.api.create(_definition(OLDER, TABLE.older))
     path = f"/apis/{OLDER}/{VERSION}/taspolicies"
-    sandbox.wait("the older definition is served", lambda: plane.api.answers(path) or None)
+    sandboxes.wait("the older definition is served", lambda: plane.api.answers(path) or None)
     with served.refusing_unknown_fields(plane.api):
         yield plane.api
     plane.api.delete(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{made['metadata']['name']}")

@@ -10,7 +10,7 @@ from tests.cluster.access import rule
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import NotReadyError, Process
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
@@ -20,10 +20,10 @@ def test_the_version_is_one_that_clients_can_parse(plane: ControlPlane) -> None:
     assert plane.api.get("/version")["gitVersion"] == "v1.36.3"
 
 
-def test_kubectl_sees_a_ready_node_without_taints(plane: ControlPlane, corner: Sandbox) -> None:
-    corner.nodes(objects.node("a"))
+def test_kubectl_sees_a_ready_node_without_taints(plane: ControlPlane, sandbox: Sandbox) -> None:
+    sandbox.nodes(objects.node("a"))
     assert "Ready" in plane.kubectl("get", "nodes", "a").split()
-    assert "taints" not in corner.api.get(f"{NODES}/a")["spec"]
+    assert "taints" not in sandbox.api.get(f"{NODES}/a")["spec"]
 
 
 def test_a_user_may_do_what_the_rules_say_and_nothing_else(plane: ControlPlane) -> None:
@@ -33,15 +33,15 @@ def test_a_user_may_do_what_the_rules_say_and_nothing_else(plane: ControlPlane) 
         reader.api.get(PODS)
 
 
-def test_rights_can_end_at_a_namespace(plane: ControlPlane, corner: Sandbox) -> None:
-    reader = plane.user("local-reader", [rule("list", "pods")], namespace=corner.namespace)
-    assert reader.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"] == []
+def test_rights_can_end_at_a_namespace(plane: ControlPlane, sandbox: Sandbox) -> None:
+    reader = plane.user("local-reader", [rule("list", "pods")], namespace=sandbox.namespace)
+    assert reader.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"] == []
     with pytest.raises(ApiError, match="403"):
         reader.api.get(PODS)
 
 
-def test_a_service_account_comes_in_by_token(plane: ControlPlane, corner: Sandbox) -> None:
-    robot = plane.service_account("robot", corner.namespace, [rule("list", "nodes")])
+def test_a_service_account_comes_in_by_token(plane: ControlPlane, sandbox: Sandbox) -> None:
+    robot = plane.service_account("robot", sandbox.namespace, [rule("list", "nodes")])
     assert robot.token in robot.kubeconfig.read_text()
     assert robot.api.get(NODES)["kind"] == "NodeList"
 
@@ -52,28 +52,28 @@ def test_a_stranger_is_not_let_in(plane: ControlPlane, tmp_path: Path) -> None:
         server.bearer("stranger", "no token of ours").api.get(NODES)
 
 
-def test_a_scheduler_takes_its_configuration_as_yaml(plane: ControlPlane, corner: Sandbox) -> None:
-    corner.nodes(objects.node("a"))
+def test_a_scheduler_takes_its_configuration_as_yaml(plane: ControlPlane, sandbox: Sandbox) -> None:
+    sandbox.nodes(objects.node("a"))
     scheduler = plane.start_scheduler("profiles: [{schedulerName: mine}]")
-    corner.pods(objects.pod("others"), _scheduled_by("mine", objects.pod("ours")))
-    assert corner.expect_bound("ours") == "a"
-    corner.expect_stays_unbound("others", for_s=0.5)
+    sandbox.pods(objects.pod("others"), _scheduled_by("mine", objects.pod("ours")))
+    assert sandbox.expect_bound("ours") == "a"
+    sandbox.expect_stays_unbound("others", for_s=0.5)
     scheduler.stop()
     assert not scheduler.is_running
 
 
-def test_the_words_of_a_sandbox(plane: ControlPlane, corner: Sandbox) -> None:
-    corner.nodes(*objects.nodes("a b"))
+def test_the_words_of_a_sandbox(plane: ControlPlane, sandbox: Sandbox) -> None:
+    sandbox.nodes(*objects.nodes("a b"))
     with plane.start_scheduler({}):
-        corner.pods(objects.pod("small"), objects.pod("large", cpu="99"))
-        assert corner.expect_bound("small") in {"a", "b"}
-        assert corner.expect_rejected("large").startswith("0/2 nodes are available: 2 Insufficient cpu.")
-        assert corner.expect_event("large") == corner.expect_rejected("large")
-        assert corner.expect_event("small", "Scheduled").startswith("Successfully assigned ")
-    corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods/small")
-    corner.expect_gone("small")
+        sandbox.pods(objects.pod("small"), objects.pod("large", cpu="99"))
+        assert sandbox.expect_bound("small") in {"a", "b"}
+        assert sandbox.expect_rejected("large").startswith("0/2 nodes are available: 2 Insufficient cpu.")
+        assert sandbox.expect_event("large") == sandbox.expect_rejected("large")
+        assert sandbox.expect_event("small", "Scheduled").startswith("Successfully assigned ")
+    sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/small")
+    sandbox.expect_gone("small")
     with pytest.raises(AssertionError, match=r"pod small is bound: not so after 0.1 s; None"):
-        corner.expect_bound("small", deadline_s=0.1)
+        sandbox.expect_bound("small", deadline_s=0.1)
 
 
 def test_a_scheduler_that_cannot_start_says_why(plane: ControlPlane) -> None:

@@ -21,7 +21,7 @@ from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.node import cgroups
 
 NAMESPACE = "cmk-namespace"

@@ -23,7 +23,7 @@ from tests.cluster import access, availability, objects, processes
 from tests.cluster.access import rule
 from tests.cluster.certificates import Authority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.conformance.cmk import crowd, isolating
 from tests.conformance.cmk.isolating import clean, show
 from tests.unit.cpu.requests_suite import CONFIG_MAPS, RequestsSuite
@@ -39,8 +39,8 @@ mount -t tmpfs tmpfs /run && mkdir -p "$0" && mount --bind "$1" "$0" && shift &&
 
 
 @pytest.fixture
-def space(corner: Sandbox) -> str:
-    return corner.namespace
+def space(sandbox: Sandbox) -> str:
+    return sandbox.namespace
 
 
 @pytest.fixture
@@ -112,12 +112,12 @@ def test_outside_of_pods_it_says_what_to_do(tmp_path: Path) -> None:
 class Pod:
     """Processes that find what those of a pod's containers find, in the host's namespace of process ids."""
 
-    def __init__(self, plane: ControlPlane, corner: Sandbox, account: Path) -> None:
+    def __init__(self, plane: ControlPlane, sandbox: Sandbox, account: Path) -> None:
         self._account = account
-        self.space = corner.namespace
+        self.space = sandbox.namespace
         pod = objects.pod("worker-1")
         pod["spec"]["nodeName"] = NODE
-        corner.put(pod)
+        sandbox.put(pod)
         self.environment = environment(plane) | {"HOSTNAME": "worker-1", "CMK_PROC_FS": "/proc"}
 
     def words(self, *words: str) -> list[str]:
@@ -140,10 +140,10 @@ class Pod:
 
 
 @pytest.fixture
-def pod(plane: ControlPlane, corner: Sandbox, account: Path) -> Pod:
+def pod(plane: ControlPlane, sandbox: Sandbox, account: Path) -> Pod:
     if os.geteuid() != 0 or not {0, 1} <= os.sched_getaffinity(0):
         availability.not_run("a mount takes root, and isolate CPUs 0 and 1")
-    return Pod(plane, corner, account)
+    return Pod(plane, sandbox, account)
 
 
 @pytest.fixture

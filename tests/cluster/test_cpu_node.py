@@ -20,7 +20,7 @@ from tests.cluster import processes
 from tests.cluster.access import User, rule
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.cpu_node import GONE, Node, requests
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 CRDS = Path(__file__).parents[2] / "deploy" / "crds" / "cmk-reports.yaml"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -28,8 +28,8 @@ FOREIGN = {"key": "other", "effect": "NoExecute", "timeAdded": "2026-01-02T03:04
 
 
 @pytest.fixture
-def node(corner: Sandbox, tmp_path: Path) -> Node:
-    return Node(corner, tmp_path)
+def node(sandbox: Sandbox, tmp_path: Path) -> Node:
+    return Node(sandbox, tmp_path)
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def pids(pools: Mapping[str, Any]) -> list[str]:
 class TestPools:
     def test_are_made_once(self, node: Node) -> None:
         assert node.init().returncode == 0
-        made = node.corner.api.get(node.config_map)
+        made = node.sandbox.api.get(node.config_map)
         assert node.init().returncode == 0
-        assert node.corner.api.get(node.config_map) == made
+        assert node.sandbox.api.get(node.config_map) == made
         other = node.init(3)
         assert other.returncode == 1
         assert "pool exclusive: 2 CPU lists (0,8 1,9); wanted 3 CPU lists" in other.stderr
-        assert node.corner.api.get(node.config_map) == made
+        assert node.sandbox.api.get(node.config_map) == made
         told = node.answered("describe")["pools"]
         assert list(told["exclusive"]["cpuLists"]) == ["0,8", "1,9"]
 
@@ -81,14 +81,14 @@ class TestPools:
             word = {1: "performance", 2: "performance", 3: "balance_performance", 4: "balance_performance"}
             (folder / "energy_performance_preference").write_text(word.get(cpu % 8, "power") + "\n")
         (node.folder / CPUS / "isolated").write_text("1-4,9-12\n")
-        node.corner.api.patch(node.path, {"metadata": {"labels": {names.SST_CP: "true"}}})
+        node.sandbox.api.patch(node.path, {"metadata": {"labels": {names.SST_CP: "true"}}})
         done = node.init(2, "--num-shared-cores", 2)
         assert done.returncode == 0, done.stderr
         assert "performance, balance_performance, power" in done.stderr
         lists = {pool.name: [slot.text for slot in pool.slots] for pool in node.stored().pools.values()}
         assert lists["exclusive"] == ["1,9", "2,10"]
         assert lists["shared"] == ["3,11,4,12"]
-        without_label = Node(node.corner, node.folder)
+        without_label = Node(node.sandbox, node.folder)
         assert without_label.init(3, "--num-shared-cores", 1).returncode == 0
         lists = {
             pool.name: [slot.text for slot in pool.slots] for pool in without_label.stored().pools.values()
@@ -99,7 +99,7 @@ class TestPools:
         done = node.init(40)
         assert done.returncode == 1
         assert "pool exclusive: 8 cores available; wanted 40 requested" in done.stderr
-        assert node.corner.api.find(node.config_map) is None
+        assert node.sandbox.api.find(node.config_map) is None
 
     def test_a_table_says_who_holds_what(self, node: Node) -> None:
         node.init()
@@ -116,15 +116,15 @@ class TestPools:
     def test_a_corrupt_state_is_named_and_left(self, command: str, node: Node) -> None:
         node.init()
         broken = "exclusive: {0: {'0,8': [x]}}\nfoo: {}\n"
-        node.corner.api.patch(node.config_map, {"data": {"config": broken}})
-        before = node.corner.api.get(node.config_map)
+        node.sandbox.api.patch(node.config_map, {"data": {"config": broken}})
+        before = node.sandbox.api.get(node.config_map)
         done = node.init() if command == "init" else node.run(command)
         told = done.stdout if command == "node-report" else done.stderr
         assert done.returncode == (command != "node-report")
         assert "pool 'foo'" in told
         assert "config.exclusive.0.0,8" in told
         assert "Traceback" not in done.stderr
-        assert node.corner.api.get(node.config_map) == before
+        assert node.sandbox.api.get(node.config_map) == before
 
     @pytest.mark.parametrize("command", ["init", "describe", "discover", "reconcile"])
     def test_rights_that_lack_are_named(self, command: str, node: Node, nobody: User) -> None:
@@ -143,7 +143,7 @@ def nobody(plane: ControlPlane) -> User:
 
 class TestDiscover:
     def test_the_node_says_what_it_has(self, node: Node) -> None:
-        node.corner.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
+        node.sandbox.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
         node.init()
         assert node.run("discover").returncode == 0
         now = node.now()
@@ -157,7 +157,7 @@ class TestDiscover:
 
     def test_a_taint_that_is_ours_in_part_is_mended(self, node: Node) -> None:
         wrong = {"key": names.TAINT, "value": "false", "effect": "NoSchedule"}
-        node.corner.api.patch(node.path, {"spec": {"taints": [wrong, FOREIGN]}})
+        node.sandbox.api.patch(node.path, {"spec": {"taints": [wrong, FOREIGN]}})
         node.init()
         node.run("discover", "--no-taint")
         assert node.now()["spec"]["taints"] == [wrong, FOREIGN]
@@ -168,7 +168,7 @@ class TestDiscover:
         node.init()
         node.run("discover")
         zero = {"capacity": {EXCLUSIVE_CORES: "0"}, "allocatable": {EXCLUSIVE_CORES: "0"}}
-        node.corner.api.patch(f"{node.path}/status", {"status": zero})
+        node.sandbox.api.patch(f"{node.path}/status", {"status": zero})
         node.run("discover")
         assert node.now()["status"]["capacity"][EXCLUSIVE_CORES] == "2"
 
@@ -181,7 +181,7 @@ class TestDiscover:
                 assert {name: int(capacity[name]) for name in capacity if "cmk" in name} == counts
 
     def test_all_of_it_can_be_taken_back(self, node: Node, plane: ControlPlane) -> None:
-        node.corner.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
+        node.sandbox.api.patch(node.path, {"spec": {"taints": [FOREIGN]}})
         before = node.now()
         with requests(plane.admin) as asked:
             advertise.advertise(asked, node.name, {EXCLUSIVE_CORES: 1, NON_ISOLCPUS_CORES: 3}, taint=True)
@@ -246,9 +246,9 @@ class TestReconcile:
 
     def test_nothing_is_written_where_nothing_is_over(self, node: Node) -> None:
         node.init()
-        before = node.corner.api.get(node.config_map)
+        before = node.sandbox.api.get(node.config_map)
         assert node.answered("reconcile", "--proc-fs", "/proc") == {"reclaimedCpuLists": []}
-        assert node.corner.api.get(node.config_map) == before
+        assert node.sandbox.api.get(node.config_map) == before
 
     def test_rounds_go_on_after_one_that_failed(self, node: Node) -> None:
         """The API server is there, and the state only later: a node whose `init` is yet to come."""
@@ -272,28 +272,28 @@ class TestReports:
         node.init()
         report = node.answered("node-report", "--publish", "--sysfs", node.folder)
         told = node.answered("reconcile", "--publish", "--proc-fs", "/proc")
-        namespace = node.corner.namespace
-        found = {kind.name: node.corner.api.get(kind.resource.path(namespace, node.name)) for kind in KINDS}
+        namespace = node.sandbox.namespace
+        found = {kind.name: node.sandbox.api.get(kind.resource.path(namespace, node.name)) for kind in KINDS}
         assert found[NODE_REPORT.name]["spec"]["report"] == report
         assert found[RECONCILE_REPORT.name]["spec"]["report"] == told
-        shown = node.corner.plane.kubectl("get", "cmk-nr", node.name, "-n", namespace)
+        shown = node.sandbox.plane.kubectl("get", "cmk-nr", node.name, "-n", namespace)
         assert shown.split()[-3:-1] == [node.name, "true"]
         for kind in KINDS:
             path = f"{DEFINITIONS}/{kind.resource.plural}.intel.com"
             conditions = {
-                one["type"]: one["status"] for one in node.corner.api.get(path)["status"]["conditions"]
+                one["type"]: one["status"] for one in node.sandbox.api.get(path)["status"]["conditions"]
             }
             assert conditions.get("NonStructuralSchema", "False") == "False"
             assert conditions["Established"] == "True"
 
     def test_a_node_without_pools_is_reported_too(self, node: Node, without_definitions: None) -> None:
         report = node.answered("node-report", "--publish", "--sysfs", node.folder)
-        found = node.corner.api.get(NODE_REPORT.resource.path(node.corner.namespace, node.name))
+        found = node.sandbox.api.get(NODE_REPORT.resource.path(node.sandbox.namespace, node.name))
         assert found["spec"]["report"] == report
         assert found["spec"]["report"]["description"] is None
 
     def test_the_definitions_may_be_applied_before(self, node: Node, without_definitions: None) -> None:
-        plane = node.corner.plane
+        plane = node.sandbox.plane
         plane.kubectl("apply", "-f", str(CRDS))
         writer = plane.user(
             f"reporter-{processes.number()}",
@@ -306,10 +306,10 @@ class TestReports:
         plane.kubectl("wait", "--for=condition=established", "-f", str(CRDS))
         done = node.run("node-report", "--publish", "--sysfs", node.folder, user=writer)
         assert (done.returncode, "cpu_report" in done.stderr) == (0, False), done.stderr
-        assert node.corner.api.get(NODE_REPORT.resource.path(node.corner.namespace, node.name))
+        assert node.sandbox.api.get(NODE_REPORT.resource.path(node.sandbox.namespace, node.name))
 
     def test_who_may_not_define_them_is_told(self, node: Node, without_definitions: None) -> None:
-        plane = node.corner.plane
+        plane = node.sandbox.plane
         reader = plane.user(
             f"reporter-{processes.number()}",
             [rule("get create update", "cmk-nodereports", "intel.com"), rule("get", "configmaps nodes")],
@@ -321,11 +321,11 @@ class TestReports:
         assert "cpu_report_skipped" in done.stderr
 
     def test_a_report_that_is_none_is_refused(self, node: Node, without_definitions: None) -> None:
-        plane = node.corner.plane
+        plane = node.sandbox.plane
         with requests(plane.admin) as asked:
             dialect = versions.TABLE[-1]
             assert reports.define(asked, NODE_REPORT, dialect)
             with pytest.raises(Exception, match=r"spec.report.checks"):
                 reports.publish(
-                    asked, NODE_REPORT, node.name, node.corner.namespace, {"checks": 5, "topology": {}}
+                    asked, NODE_REPORT, node.name, node.sandbox.namespace, {"checks": 5, "topology": {}}
                 )

@@ -21,7 +21,7 @@ from tests.cluster import objects as cluster_objects
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.cpu_node import SHORT_WAITS
 from tests.cluster.kubelet_double import Kubelets
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 CONTROLLERS = "daemonset-controller,garbage-collector-controller"
 PREPARING = ("init", "install", "discover")
@@ -36,36 +36,36 @@ def controllers(plane: ControlPlane) -> Iterator[None]:
 
 
 @pytest.fixture
-def nodes(corner: Sandbox, controllers: None) -> list[str]:
+def nodes(sandbox: Sandbox, controllers: None) -> list[str]:
     """Two nodes, one's name in the other's."""
-    found = [f"{corner.namespace}-n1", f"{corner.namespace}-n10"]
-    corner.nodes(*map(cluster_objects.node, found))
+    found = [f"{sandbox.namespace}-n1", f"{sandbox.namespace}-n10"]
+    sandbox.nodes(*map(cluster_objects.node, found))
     return found
 
 
 @pytest.fixture
-def account(corner: Sandbox) -> None:
+def account(sandbox: Sandbox) -> None:
     """Of the node agent, as deploy/cpu-agent.yaml has it."""
-    corner.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": node_agent.NAME}})
+    sandbox.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": node_agent.NAME}})
 
 
 @pytest.fixture
-def kubelets(corner: Sandbox, nodes: list[str], account: None) -> Iterator[Kubelets]:
-    with kubelet_double.playing(corner.api, corner.namespace) as playing:
+def kubelets(sandbox: Sandbox, nodes: list[str], account: None) -> Iterator[Kubelets]:
+    with kubelet_double.playing(sandbox.api, sandbox.namespace) as playing:
         yield playing
         for kind in ("daemonsets", "deployments"):
-            corner.api.delete(f"/apis/apps/v1/namespaces/{corner.namespace}/{kind}")
-        corner.api.delete(f"{HOOKS}/cmk-webhook-config")
+            sandbox.api.delete(f"/apis/apps/v1/namespaces/{sandbox.namespace}/{kind}")
+        sandbox.api.delete(f"{HOOKS}/cmk-webhook-config")
 
 
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
 def run(
-    corner: Sandbox, *given: str, timeout_s: float = 60, as_users_do: bool = False
+    sandbox: Sandbox, *given: str, timeout_s: float = 60, as_users_do: bool = False
 ) -> "subprocess.CompletedProcess[str]":
     """Runs a command, with short waits and without its imports unless `as_users_do`."""
-    place = (f"--namespace={corner.namespace}", f"--kubeconfig={corner.plane.admin.kubeconfig}")
+    place = (f"--namespace={sandbox.namespace}", f"--kubeconfig={sandbox.plane.admin.kubeconfig}")
     arguments = ["cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"]
     environment = {**os.environ, "NODE_NAME": ""}
     if not as_users_do:
@@ -80,9 +80,9 @@ def run(
     )
 
 
-def prepared(corner: Sandbox, nodes: list[str], *given: str, **more: Any) -> Any:
+def prepared(sandbox: Sandbox, nodes: list[str], *given: str, **more: Any) -> Any:
     """The report of cluster-init, and whether the command says that all went well."""
-    said = run(corner, "cluster-init", f"--host-list={','.join(nodes)}", *given, **more)
+    said = run(sandbox, "cluster-init", f"--host-list={','.join(nodes)}", *given, **more)
     assert "Traceback" not in said.stderr, said.stderr
     report = json.loads(said.stdout)
     ready = all(one["ready"] for one in (*report["nodes"], report["agent"], report["webhook"]))
@@ -90,14 +90,14 @@ def prepared(corner: Sandbox, nodes: list[str], *given: str, **more: Any) -> Any
     return report
 
 
-def made(corner: Sandbox) -> dict[str, tuple[str, str]]:
+def made(sandbox: Sandbox) -> dict[str, tuple[str, str]]:
     """UID and version of what is in the namespace, by kind and name; of pods the UID only: kubelets write them."""
     folders = ["api/v1/{}/pods", "api/v1/{}/secrets", "api/v1/{}/configmaps", "api/v1/{}/services"]
     folders += ["apis/apps/v1/{}/daemonsets", "apis/apps/v1/{}/deployments"]
     found = {}
     for folder in folders:
-        path = "/" + folder.format(f"namespaces/{corner.namespace}")
-        for one in corner.api.get(path)["items"]:
+        path = "/" + folder.format(f"namespaces/{sandbox.namespace}")
+        for one in sandbox.api.get(path)["items"]:
             about = one["metadata"]
             version = about["generation"] if "generation" in about else about["resourceVersion"]
             found[f"{folder.rpartition('/')[2]} {about['name']}"] = (
@@ -115,30 +115,30 @@ def outcomes(report: Any) -> list[str]:
     ]
 
 
-def test_a_second_run_finds_what_is_there(corner: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
-    report = prepared(corner, nodes, as_users_do=True)
+def test_a_second_run_finds_what_is_there(sandbox: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
+    report = prepared(sandbox, nodes, as_users_do=True)
     assert [one["node"] for one in report["nodes"]] == nodes
     assert set(outcomes(report)) == {"created", "ready"}
-    assert corner.api.find(f"{HOOKS}/cmk-webhook-config")
-    before = made(corner)
+    assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config")
+    before = made(sandbox)
     assert {f"daemonsets {objects.daemon_set_name(LOOKING, node)}" for node in nodes} <= before.keys()
     assert len([name for name in before if name.startswith(f"pods {node_agent.NAME}-")]) == len(nodes)
-    again = prepared(corner, nodes)
+    again = prepared(sandbox, nodes)
     assert set(outcomes(again)) == {"unchanged", "ready"}
-    assert made(corner) == before
+    assert made(sandbox) == before
     once = [objects.pod_name(PREPARING, node) for node in nodes]
     assert sorted(name for name in kubelets.seen if name in once) == sorted(once)
 
 
-def test_what_differs_is_replaced(corner: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
+def test_what_differs_is_replaced(sandbox: Sandbox, nodes: list[str], kubelets: Kubelets) -> None:
     first = nodes[:1]
-    prepared(corner, first)
-    before = made(corner)
-    report = prepared(corner, first, "--num-exclusive-cores=2")
+    prepared(sandbox, first)
+    before = made(sandbox)
+    report = prepared(sandbox, first, "--num-exclusive-cores=2")
     assert outcomes(report)[:2] == ["replaced", "unchanged"]
-    report = prepared(corner, first, "--num-exclusive-cores=2", "--cmk-img=other:v2")
+    report = prepared(sandbox, first, "--num-exclusive-cores=2", "--cmk-img=other:v2")
     assert outcomes(report)[:2] == ["replaced", "replaced"]
-    after = made(corner)
+    after = made(sandbox)
     pod = f"pods {objects.pod_name(PREPARING, first[0])}"
     daemon_set = f"daemonsets {objects.daemon_set_name(LOOKING, first[0])}"
     secret = "secrets cmk-webhook-certs"
@@ -146,7 +146,7 @@ def test_what_differs_is_replaced(corner: Sandbox, nodes: list[str], kubelets: K
     assert (before[daemon_set][0], before[secret]) == (after[daemon_set][0], after[secret])
     images = {
         one["image"]
-        for pod in corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"]
+        for pod in sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
         for one in pod["spec"]["containers"]
         if not pod["metadata"].get("deletionTimestamp")
     }
@@ -154,96 +154,96 @@ def test_what_differs_is_replaced(corner: Sandbox, nodes: list[str], kubelets: K
 
 
 def test_a_pod_that_failed_is_told_and_tried_again(
-    corner: Sandbox, nodes: list[str], kubelets: Kubelets
+    sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
 ) -> None:
     ill, well = nodes
     name = objects.pod_name(PREPARING, ill)
     kubelets.fates[name] = kubelet_double.failed("too few cores are isolated", "discover")
-    report = prepared(corner, nodes)
+    report = prepared(sandbox, nodes)
     assert [one["ready"] for one in report["nodes"]] == [False, True]
     [step] = report["nodes"][0]["steps"]
     assert f"pod {name} went into Failed state" in step["error"]
     assert "container discover: exit code 1: too few cores are isolated" in step["error"]
-    assert f"daemonsets {objects.daemon_set_name(LOOKING, ill)}" not in made(corner)
-    assert f"daemonsets {objects.daemon_set_name(LOOKING, well)}" in made(corner)
+    assert f"daemonsets {objects.daemon_set_name(LOOKING, ill)}" not in made(sandbox)
+    assert f"daemonsets {objects.daemon_set_name(LOOKING, well)}" in made(sandbox)
     kubelets.fates.clear()
-    again = prepared(corner, nodes)
+    again = prepared(sandbox, nodes)
     assert [step["outcome"] for step in again["nodes"][0]["steps"]] == ["replaced", "created", "ready"]
     assert {step["outcome"] for step in again["nodes"][1]["steps"]} == {"unchanged", "ready"}
 
 
 def test_a_pod_that_starts_again_and_again_is_not_ready(
-    corner: Sandbox, nodes: list[str], kubelets: Kubelets
+    sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
 ) -> None:
     daemon_set = objects.daemon_set_name(("reconcile",), nodes[0])
     wanted = objects.daemon_set(("reconcile",), nodes[0], Wish(), versions.TABLE[-1])
     kubelets.fates[rf"{daemon_set}-.*"] = kubelet_double.crashing(
         {"spec": wanted["spec"]["template"]["spec"]}
     )
-    report = prepared(corner, nodes, "--cmk-cmd-list=reconcile", timeout_s=8)
+    report = prepared(sandbox, nodes, "--cmk-cmd-list=reconcile", timeout_s=8)
     first, second = report["nodes"]
     assert "container reconcile: CrashLoopBackOff" in first["steps"][0]["error"]
     assert second["ready"]
 
 
 def test_an_agent_that_does_not_run_is_told_and_what_ships_is_taken_over(
-    corner: Sandbox, nodes: list[str], kubelets: Kubelets
+    sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
 ) -> None:
     """As who applies deploy/cpu-agent.yaml first: the DaemonSet stays the same one, and gets the image."""
     [shipped] = [one for one in served.manifest("cpu-agent.yaml") if one["kind"] == "DaemonSet"]
     container = shipped["spec"]["template"]["spec"]["containers"][0]
-    container["args"][0] = f"--namespace={corner.namespace}"
-    shipped["metadata"]["namespace"] = corner.namespace
-    corner.api.create(shipped)
-    before = made(corner)[f"daemonsets {node_agent.NAME}"]
+    container["args"][0] = f"--namespace={sandbox.namespace}"
+    shipped["metadata"]["namespace"] = sandbox.namespace
+    sandbox.api.create(shipped)
+    before = made(sandbox)[f"daemonsets {node_agent.NAME}"]
     kubelets.fates[rf"{node_agent.NAME}-.*"] = kubelet_double.crashing(
         {"spec": shipped["spec"]["template"]["spec"]}
     )
-    report = prepared(corner, nodes[:1], timeout_s=8)
+    report = prepared(sandbox, nodes[:1], timeout_s=8)
     step = report["nodes"][0]["steps"][-1]
     assert step["name"] == f"node agent of DaemonSet {node_agent.NAME}"
     assert "container agent: CrashLoopBackOff" in step["error"]
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
-    assert made(corner)[f"daemonsets {node_agent.NAME}"] == before  # its pods stay
+    assert made(sandbox)[f"daemonsets {node_agent.NAME}"] == before  # its pods stay
     kubelets.fates.clear()
-    report = prepared(corner, nodes[:1], "--cmk-img=other:v2")
+    report = prepared(sandbox, nodes[:1], "--cmk-img=other:v2")
     assert report["agent"]["steps"][0]["outcome"] == "replaced"
-    uid, generation = made(corner)[f"daemonsets {node_agent.NAME}"]
+    uid, generation = made(sandbox)[f"daemonsets {node_agent.NAME}"]
     assert uid == before[0]
     assert generation != before[1]
 
 
 def test_a_new_certificate_is_trusted_before_it_is_shown(
-    corner: Sandbox, nodes: list[str], kubelets: Kubelets
+    sandbox: Sandbox, nodes: list[str], kubelets: Kubelets
 ) -> None:
-    report = prepared(corner, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
+    report = prepared(sandbox, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
     first = [step["name"].split()[0] for step in report["webhook"]["steps"]]
     assert (first[0], first[-1]) == ("Secret", "MutatingWebhookConfiguration")
-    secret = f"/api/v1/namespaces/{corner.namespace}/secrets/cmk-webhook-certs"
-    corner.api.patch(secret, {"data": {"cert.pem": ""}})
-    report = prepared(corner, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
+    secret = f"/api/v1/namespaces/{sandbox.namespace}/secrets/cmk-webhook-certs"
+    sandbox.api.patch(secret, {"data": {"cert.pem": ""}})
+    report = prepared(sandbox, nodes[:1], "--no-agent", "--cmk-cmd-list=init")
     steps = [(step["name"].split()[0], step["outcome"]) for step in report["webhook"]["steps"]]
     assert steps[:2] == [("MutatingWebhookConfiguration", "replaced"), ("Secret", "replaced")]
 
 
-def test_without_the_agents_account_nothing_is_made(corner: Sandbox, nodes: list[str]) -> None:
-    said = run(corner, "cluster-init", f"--host-list={nodes[0]}")
+def test_without_the_agents_account_nothing_is_made(sandbox: Sandbox, nodes: list[str]) -> None:
+    said = run(sandbox, "cluster-init", f"--host-list={nodes[0]}")
     assert said.returncode == 1
-    assert f"ServiceAccount {corner.namespace}/{node_agent.NAME}: not there" in said.stderr
-    assert node_agent.how_to_apply(corner.namespace) in said.stderr
-    assert made(corner) == {}
+    assert f"ServiceAccount {sandbox.namespace}/{node_agent.NAME}: not there" in said.stderr
+    assert node_agent.how_to_apply(sandbox.namespace) in said.stderr
+    assert made(sandbox) == {}
 
 
-def test_a_host_that_is_not_there_is_named(corner: Sandbox, nodes: list[str]) -> None:
-    said = run(corner, "cluster-init", f"--host-list={nodes[0]},nobody")
+def test_a_host_that_is_not_there_is_named(sandbox: Sandbox, nodes: list[str]) -> None:
+    said = run(sandbox, "cluster-init", f"--host-list={nodes[0]},nobody")
     assert said.returncode == 2
     assert "nobody" in said.stderr
-    assert made(corner) == {}
+    assert made(sandbox) == {}
 
 
-def test_all_that_is_made_is_what_the_api_server_knows(corner: Sandbox, nodes: list[str]) -> None:
+def test_all_that_is_made_is_what_the_api_server_knows(sandbox: Sandbox, nodes: list[str]) -> None:
     """It refuses unknown and misplaced fields if it is asked to, which it is by kubectl."""
-    wish = Wish(namespace=corner.namespace, pull_secret="sec")
+    wish = Wish(namespace=sandbox.namespace, pull_secret="sec")
     newest = versions.TABLE[-1]
     some = [
         objects.preparing(PREPARING, nodes[0], wish, newest),
@@ -255,65 +255,65 @@ def test_all_that_is_made_is_what_the_api_server_knows(corner: Sandbox, nodes: l
     ]
     for one in some:
         path = (
-            f"/{'api' if one['kind'] == 'Pod' else 'apis'}/{one['apiVersion']}/namespaces/{corner.namespace}"
+            f"/{'api' if one['kind'] == 'Pod' else 'apis'}/{one['apiVersion']}/namespaces/{sandbox.namespace}"
         )
         strict = {"dryRun": "All", "fieldValidation": "Strict"}
-        corner.api.request("POST", f"{path}/{one['kind'].lower()}s", json=one, params=strict)
+        sandbox.api.request("POST", f"{path}/{one['kind'].lower()}s", json=one, params=strict)
 
 
 @pytest.mark.parametrize("name", ["cpu-cluster-init.yaml", "cpu-uninstall.yaml", "cpu-pods.yaml"])
-def test_the_manifests_that_ship_are_what_the_api_server_knows(corner: Sandbox, name: str) -> None:
+def test_the_manifests_that_ship_are_what_the_api_server_knows(sandbox: Sandbox, name: str) -> None:
     for one in served.manifest(name):
-        about = one["metadata"] | {"namespace": corner.namespace}
+        about = one["metadata"] | {"namespace": sandbox.namespace}
         version = one["apiVersion"]
-        path = f"/{'api' if version == 'v1' else 'apis'}/{version}/namespaces/{corner.namespace}"
+        path = f"/{'api' if version == 'v1' else 'apis'}/{version}/namespaces/{sandbox.namespace}"
         strict = {"dryRun": "All", "fieldValidation": "Strict"}
         body = one | {"metadata": about}
-        corner.api.request("POST", f"{path}/{one['kind'].lower()}s", json=body, params=strict)
+        sandbox.api.request("POST", f"{path}/{one['kind'].lower()}s", json=body, params=strict)
 
 
 class TestReconfigureSetup:
     """Case 207 and Appendix E 9 for a whole cluster: nothing is changed unless all nodes can be."""
 
     @pytest.fixture
-    def labelled(self, corner: Sandbox, nodes: list[str]) -> list[str]:
+    def labelled(self, sandbox: Sandbox, nodes: list[str]) -> list[str]:
         for node in nodes:
-            corner.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {names.LABEL: "true"}}})
+            sandbox.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {names.LABEL: "true"}}})
         return nodes
 
-    def reconfigured(self, corner: Sandbox) -> Any:
-        said = run(corner, "reconfigure_setup", "--num-exclusive-cores=2")
+    def reconfigured(self, sandbox: Sandbox) -> Any:
+        said = run(sandbox, "reconfigure_setup", "--num-exclusive-cores=2")
         report = json.loads(said.stdout)
         assert (said.returncode == 0) == all("error" not in one for one in report["nodes"]), said.stderr
         return report["nodes"]
 
     def test_one_after_the_other_and_again(
-        self, corner: Sandbox, labelled: list[str], kubelets: Kubelets
+        self, sandbox: Sandbox, labelled: list[str], kubelets: Kubelets
     ) -> None:
         for _ in range(2):
             kubelets.seen.clear()
-            found = self.reconfigured(corner)
+            found = self.reconfigured(sandbox)
             assert [one["state"] for one in found] == ["reconfigured"] * 2
             changing = [objects.reconfigure_name(node) for node in labelled]
             assert [name for name in kubelets.seen if "check" not in name] == changing
             assert len(kubelets.seen) == 4
-            assert made(corner) == {}
+            assert made(sandbox) == {}
 
     def test_nothing_is_changed_unless_every_node_can_be(
-        self, corner: Sandbox, labelled: list[str], kubelets: Kubelets
+        self, sandbox: Sandbox, labelled: list[str], kubelets: Kubelets
     ) -> None:
         why = "the tasks that run do not fit into the new pools"
         kubelets.fates[objects.reconfigure_name(labelled[1], checks=True)] = kubelet_double.failed(why)
-        found = self.reconfigured(corner)
+        found = self.reconfigured(sandbox)
         assert [one["state"] for one in found] == ["can be reconfigured", "failed"]
         assert why in found[1]["error"]
         assert [name for name in kubelets.seen if "check" not in name] == []
         kubelets.fates.clear()
-        assert [one["state"] for one in self.reconfigured(corner)] == ["reconfigured"] * 2
+        assert [one["state"] for one in self.reconfigured(sandbox)] == ["reconfigured"] * 2
 
-    def test_it_ends_where_it_fails(self, corner: Sandbox, labelled: list[str], kubelets: Kubelets) -> None:
+    def test_it_ends_where_it_fails(self, sandbox: Sandbox, labelled: list[str], kubelets: Kubelets) -> None:
         kubelets.fates[objects.reconfigure_name(labelled[0])] = kubelet_double.failed("moved back")
-        found = self.reconfigured(corner)
+        found = self.reconfigured(sandbox)
         assert [one["state"] for one in found] == ["failed", "not touched"]
         assert objects.reconfigure_name(labelled[1]) not in kubelets.seen
 
@@ -322,20 +322,20 @@ class TestUninstall:
     """Appendix E 11: cluster-init then uninstall restores labels, taints, capacity and objects."""
 
     @pytest.fixture
-    def node(self, corner: Sandbox, nodes: list[str]) -> str:
+    def node(self, sandbox: Sandbox, nodes: list[str]) -> str:
         """A node with pools, as `init` and `discover` leave it, and taints of others."""
         path = f"/api/v1/nodes/{nodes[0]}"
         boot = procfs.read_boot(Path("/proc"))
-        info = corner.api.get(path)["status"].get("nodeInfo", {}) | {"bootID": boot}
+        info = sandbox.api.get(path)["status"].get("nodeInfo", {}) | {"bootID": boot}
         cores = {names.EXCLUSIVE_CORES: "2", names.NON_ISOLCPUS_CORES: "1"}
         status = {"status": {"nodeInfo": info, "capacity": cores, "allocatable": cores}}
-        corner.api.patch(f"{path}/status", status)
+        sandbox.api.patch(f"{path}/status", status)
         cmk = {"key": "cmk", "value": "true", "effect": "NoSchedule"}
         taints = {"spec": {"taints": [FOREIGN, cmk]}, "metadata": {"labels": {names.LABEL: "true"}}}
-        corner.api.patch(path, taints)
+        sandbox.api.patch(path, taints)
         return nodes[0]
 
-    def state(self, corner: Sandbox, node: str, pool: str = "", boot: str = "") -> None:
+    def state(self, sandbox: Sandbox, node: str, pool: str = "", boot: str = "") -> None:
         """The node's ConfigMap; with a task of this process on a pool, if one is named."""
         me = procfs.read_self(Path("/proc"))
         task = {
@@ -356,38 +356,38 @@ class TestUninstall:
             "metadata": metadata,
             "data": {"config": yaml.safe_dump(config)},
         }
-        corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/configmaps/{names.config_map(node)}")
-        corner.put(made)
+        sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/configmaps/{names.config_map(node)}")
+        sandbox.put(made)
 
     def left(
-        self, corner: Sandbox, node: str, folder: Path, *given: str, **more: Any
+        self, sandbox: Sandbox, node: str, folder: Path, *given: str, **more: Any
     ) -> "subprocess.CompletedProcess[str]":
         place = (f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc")
-        return run(corner, "uninstall", *place, *given, **more)
+        return run(sandbox, "uninstall", *place, *given, **more)
 
     def test_nothing_is_left(
-        self, corner: Sandbox, nodes: list[str], node: str, kubelets: Kubelets, tmp_path: Path
+        self, sandbox: Sandbox, nodes: list[str], node: str, kubelets: Kubelets, tmp_path: Path
     ) -> None:
-        prepared(corner, nodes)
-        self.state(corner, node, pools.EXCLUSIVE, boot="another")
-        said = self.left(corner, node, tmp_path)
+        prepared(sandbox, nodes)
+        self.state(sandbox, node, pools.EXCLUSIVE, boot="another")
+        said = self.left(sandbox, node, tmp_path)
         assert said.returncode == 0, said.stderr
-        self.is_left(corner, node)
+        self.is_left(sandbox, node)
         assert {
             f"daemonsets {node_agent.NAME}",  # the other node has pools
             f"daemonsets {objects.daemon_set_name(LOOKING, nodes[1])}",
             f"pods {objects.pod_name(PREPARING, nodes[1])}",
-        } <= made(corner).keys()
-        assert corner.api.find(f"{HOOKS}/cmk-webhook-config") is None
-        again = self.left(corner, node, tmp_path)
+        } <= made(sandbox).keys()
+        assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config") is None
+        again = self.left(sandbox, node, tmp_path)
         assert again.returncode == 0, again.stderr
         assert {step["outcome"] for step in json.loads(again.stdout)["steps"]} == {
             "not there",
             f"left: node {nodes[1]} has pools",
         }
 
-    def is_left(self, corner: Sandbox, node: str) -> None:
-        found = corner.api.get(f"/api/v1/nodes/{node}")
+    def is_left(self, sandbox: Sandbox, node: str) -> None:
+        found = sandbox.api.get(f"/api/v1/nodes/{node}")
         assert found["spec"]["taints"] == [FOREIGN]
         assert names.LABEL not in found["metadata"]["labels"]
         for part in ("capacity", "allocatable"):
@@ -397,44 +397,44 @@ class TestUninstall:
             objects.daemon_set_name(LOOKING, node),
             names.config_map(node),
         }
-        assert not [one for one in made(corner) if one.split(maxsplit=1)[1] in own]
+        assert not [one for one in made(sandbox) if one.split(maxsplit=1)[1] in own]
 
     @pytest.mark.parametrize("pool", [pools.EXCLUSIVE, pools.SHARED, pools.INFRA])
     def test_a_running_task_keeps_all_as_it_is(
-        self, corner: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path, pool: str
+        self, sandbox: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path, pool: str
     ) -> None:
-        prepared(corner, [node], "--cmk-cmd-list=init")
-        self.state(corner, node, pool)
-        before = made(corner), corner.api.get(f"/api/v1/nodes/{node}")
-        said = self.left(corner, node, tmp_path)
+        prepared(sandbox, [node], "--cmk-cmd-list=init")
+        self.state(sandbox, node, pool)
+        before = made(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")
+        said = self.left(sandbox, node, tmp_path)
         assert said.returncode == 1
         assert "running tasks" in said.stderr
         assert f"process {os.getpid()} of pod p1" in said.stderr
-        assert (made(corner), corner.api.get(f"/api/v1/nodes/{node}")) == before
+        assert (made(sandbox), sandbox.api.get(f"/api/v1/nodes/{node}")) == before
 
     def test_elsewhere_no_task_is_taken_to_be_over(
-        self, corner: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path
+        self, sandbox: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path
     ) -> None:
-        info = corner.api.get(f"/api/v1/nodes/{node}")["status"]["nodeInfo"] | {"bootID": "of-the-node"}
-        corner.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"nodeInfo": info}})
-        self.state(corner, node, pools.SHARED, boot="of-the-node")
-        said = self.left(corner, node, tmp_path, as_users_do=True)
+        info = sandbox.api.get(f"/api/v1/nodes/{node}")["status"]["nodeInfo"] | {"bootID": "of-the-node"}
+        sandbox.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"nodeInfo": info}})
+        self.state(sandbox, node, pools.SHARED, boot="of-the-node")
+        said = self.left(sandbox, node, tmp_path, as_users_do=True)
         assert said.returncode == 1
         assert "running tasks" in said.stderr
         assert "not on node" in said.stderr
 
-    def test_in_two_parts(self, corner: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path) -> None:
-        prepared(corner, [node])
+    def test_in_two_parts(self, sandbox: Sandbox, node: str, kubelets: Kubelets, tmp_path: Path) -> None:
+        prepared(sandbox, [node])
         (tmp_path / ".cmk-1").mkdir()
         (tmp_path / ".cmk-1" / "cmk").write_text("a program")
         (tmp_path / "cmk").symlink_to(".cmk-1/cmk")
         (tmp_path / "other").write_text("somebody's")
-        said = self.left(corner, node, tmp_path, "--scope=node")
+        said = self.left(sandbox, node, tmp_path, "--scope=node")
         assert said.returncode == 0, said.stderr
-        self.is_left(corner, node)
+        self.is_left(sandbox, node)
         assert [path.name for path in tmp_path.iterdir()] == ["other"]
-        assert corner.api.find(f"{HOOKS}/cmk-webhook-config")
-        said = run(corner, "uninstall", "--scope=cluster")
+        assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config")
+        said = run(sandbox, "uninstall", "--scope=cluster")
         assert said.returncode == 0, said.stderr
-        assert corner.api.find(f"{HOOKS}/cmk-webhook-config") is None
-        wait("nothing is left", lambda: None if made(corner) else True)
+        assert sandbox.api.find(f"{HOOKS}/cmk-webhook-config") is None
+        wait("nothing is left", lambda: None if made(sandbox) else True)

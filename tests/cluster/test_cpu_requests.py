@@ -10,7 +10,7 @@ from nodewise.errors import Refused, Unavailable
 from nodewise.kube.options import KubeOptions
 from tests.cluster import processes
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.unit.cpu.requests_suite import CONFIG_MAPS, RequestsSuite, item
 
 
@@ -22,8 +22,8 @@ def asked(plane: ControlPlane) -> Iterator[BlockingRequests]:
 
 
 @pytest.fixture
-def space(corner: Sandbox) -> str:
-    return corner.namespace
+def space(sandbox: Sandbox) -> str:
+    return sandbox.namespace
 
 
 class TestBlockingOnReal(RequestsSuite):

@@ -12,12 +12,12 @@ from nodewise.cpu.state import Task
 from tests.cluster import objects, test_cpu_webhook
 from tests.cluster.api import Object
 from tests.cluster.cpu_node import Node
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 
 
 @pytest.fixture
-def node(corner: Sandbox, tmp_path: Path) -> Node:
-    return Node(corner, tmp_path)
+def node(sandbox: Sandbox, tmp_path: Path) -> Node:
+    return Node(sandbox, tmp_path)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def prepared(node: Node) -> Node:
     node.init()
     node.run("discover")
     gives = node.now()["status"]["capacity"][EXCLUSIVE_CORES]
-    node.corner.api.patch(f"{node.path}/status", {"status": {"allocatable": {EXCLUSIVE_CORES: gives}}})
+    node.sandbox.api.patch(f"{node.path}/status", {"status": {"allocatable": {EXCLUSIVE_CORES: gives}}})
     node.run("node-report", "--publish", "--sysfs", node.folder)
     agent(node)
     return node
@@ -36,10 +36,10 @@ def agent(node: Node) -> Object:
     """A pod that says that it is the node agent."""
     pod = objects.running_on(node.name, objects.pod("agent"))
     pod["spec"]["containers"][0]["args"] = ["nodewise cpu agent"]
-    made = node.corner.put(pod)
+    made = node.sandbox.put(pod)
     status = {"conditions": [{"type": "Ready", "status": "True"}]}
-    path = f"/api/v1/namespaces/{node.corner.namespace}/pods/agent/status"
-    node.corner.api.patch(path, {"status": status})
+    path = f"/api/v1/namespaces/{node.sandbox.namespace}/pods/agent/status"
+    node.sandbox.api.patch(path, {"status": status})
     return made
 
 
@@ -78,12 +78,12 @@ def test_a_node_that_is_none(node: Node) -> None:
 
 def test_what_a_kubelet_took_back(prepared: Node) -> None:
     zero = {"capacity": {EXCLUSIVE_CORES: "0"}, "allocatable": {EXCLUSIVE_CORES: "0"}}
-    prepared.corner.api.patch(f"{prepared.path}/status", {"status": zero})
+    prepared.sandbox.api.patch(f"{prepared.path}/status", {"status": zero})
     assert wrong(checks(prepared, code=3)) == {EXCLUSIVE_CORES}
 
 
 def test_a_taint_that_nobody_wants(prepared: Node) -> None:
-    prepared.corner.api.patch(prepared.path, {"spec": {"taints": None}})
+    prepared.sandbox.api.patch(prepared.path, {"spec": {"taints": None}})
     assert wrong(checks(prepared, code=3)) == {"taint"}
     assert wrong(checks(prepared, "--no-taint")) == set()
 
@@ -97,30 +97,30 @@ def test_tasks_of_pods_that_are_gone(prepared: Node) -> None:
 
 
 def test_tasks_of_pods_that_run(prepared: Node) -> None:
-    pod = prepared.corner.api.get(f"/api/v1/namespaces/{prepared.corner.namespace}/pods/agent")
+    pod = prepared.sandbox.api.get(f"/api/v1/namespaces/{prepared.sandbox.namespace}/pods/agent")
     tasks = [Task(7, 5, "b", pod["metadata"]["uid"], "c")]
     prepared.store(prepared.stored().mapped(lambda pool, _: tasks if pool.name == "infra" else []))
     assert checks(prepared)["tasks"]["seen"] == "1 running"
 
 
 def test_a_corrupt_state(prepared: Node) -> None:
-    prepared.corner.api.patch(prepared.config_map, {"data": {"config": "foo: {}"}})
+    prepared.sandbox.api.patch(prepared.config_map, {"data": {"config": "foo: {}"}})
     found = checks(prepared, code=3)
     assert wrong(found) == {"pools"}
     assert "pool 'foo'" in found["pools"]["seen"]
 
 
 def test_a_report_of_other_pools(prepared: Node) -> None:
-    prepared.corner.api.delete(prepared.config_map)
+    prepared.sandbox.api.delete(prepared.config_map)
     prepared.init(3)
     assert wrong(checks(prepared, code=3)) == {EXCLUSIVE_CORES, "cmk-nodereport"}
 
 
 def test_a_webhook_that_works(prepared: Node, tmp_path: Path) -> None:
-    space = prepared.corner.namespace
-    with test_cpu_webhook.running(prepared.corner, tmp_path, "--insecure=True") as running:
+    space = prepared.sandbox.namespace
+    with test_cpu_webhook.running(prepared.sandbox, tmp_path, "--insecure=True") as running:
         assert checks(prepared, "--pod-namespace", space)["webhook"]["ok"] is True
-        assert prepared.corner.api.get(f"/api/v1/namespaces/{space}/pods")["items"][1:] == []
+        assert prepared.sandbox.api.get(f"/api/v1/namespaces/{space}/pods")["items"][1:] == []
         running.process.stop()
         found = checks(prepared, "--pod-namespace", space, code=3)
         assert wrong(found) == {"webhook"}
@@ -128,7 +128,7 @@ def test_a_webhook_that_works(prepared: Node, tmp_path: Path) -> None:
 
 
 def test_a_webhook_that_does_not_see_the_pod(prepared: Node, tmp_path: Path) -> None:
-    with test_cpu_webhook.running(prepared.corner, tmp_path, "--insecure=True"):
+    with test_cpu_webhook.running(prepared.sandbox, tmp_path, "--insecure=True"):
         found = checks(prepared, code=3)
     assert wrong(found) == {"webhook"}
     assert names.INJECTED in found["webhook"]["seen"]

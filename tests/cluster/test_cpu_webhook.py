@@ -16,11 +16,11 @@ import yaml
 
 from nodewise.cpu import names
 from nodewise.cpu.webhook import certificate, objects
-from tests.cluster import controlplane, loopback, sandbox
+from tests.cluster import controlplane, loopback, sandboxes
 from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
 from tests.cluster.certificates import Authority, Pair
 from tests.cluster.processes import Process, free_port, number
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE
 
 REGISTRATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -29,15 +29,15 @@ REGISTRATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurat
 class Running(NamedTuple):
     """The webhook, as the API server reaches it: by a name of the cluster that leads to this machine."""
 
-    corner: Sandbox
+    sandbox: Sandbox
     process: Process
     health: str
     pair: Pair
 
     def offered(self, pod: Object) -> Object:
         """What becomes of a pod, without making it."""
-        path = f"/api/v1/namespaces/{self.corner.namespace}/pods"
-        answer: Object = self.corner.api.request("POST", path, json=pod, params={"dryRun": "All"}).json()
+        path = f"/api/v1/namespaces/{self.sandbox.namespace}/pods"
+        answer: Object = self.sandbox.api.request("POST", path, json=pod, params={"dryRun": "All"}).json()
         return answer
 
     def says(self, *parts: str) -> bool:
@@ -60,12 +60,12 @@ def manifests(*arguments: str) -> dict[str, Object]:
 
 @contextlib.contextmanager
 def running(
-    corner: Sandbox, folder: Path, *arguments: str, port: int = 0, asks: bool = True
+    sandbox: Sandbox, folder: Path, *arguments: str, port: int = 0, asks: bool = True
 ) -> Iterator[Running]:
     """The webhook with what it printed for a cluster, but that it runs here, with `arguments` in place of the
     Deployment's. `asks`: until the API server asks it.
     """
-    space = corner.namespace
+    space = sandbox.namespace
     selector = f"kubernetes.io/metadata.name={space}"
     printed = manifests(f"--namespace={space}", "--failure-policy=Fail", f"--namespace-selector={selector}")
     files = {name: base64.b64decode(text) for name, text in printed["Secret"]["data"].items()}
@@ -84,10 +84,10 @@ def running(
         registration = at_hand(
             printed["MutatingWebhookConfiguration"], space, int(urls[0].rpartition(":")[2])
         )
-        corner.put(printed["Service"] | {"spec": {"type": "ExternalName", "externalName": "localhost"}})
-        corner.api.create(registration)
-        stack.callback(corner.api.delete, path_of(registration))
-        made = Running(corner, process, urls[1], Pair(folder / "cert.pem", folder / "key.pem"))
+        sandbox.put(printed["Service"] | {"spec": {"type": "ExternalName", "externalName": "localhost"}})
+        sandbox.api.create(registration)
+        stack.callback(sandbox.api.delete, path_of(registration))
+        made = Running(sandbox, process, urls[1], Pair(folder / "cert.pem", folder / "key.pem"))
         if asks:
             wait("the API server asks the webhook", functools.partial(mutated, made))
         yield made
@@ -133,8 +133,8 @@ def expect_ready_for_cores(found: Object) -> None:
 def plain(plane: controlplane.ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """With TLS of the server alone, as it is where the API server was told nothing."""
     with (
-        sandbox.sandbox(plane) as corner,
-        running(corner, tmp_path_factory.mktemp("webhook"), "--insecure=True") as made,
+        sandboxes.created(plane) as sandbox,
+        running(sandbox, tmp_path_factory.mktemp("webhook"), "--insecure=True") as made,
     ):
         yield made
 
@@ -142,8 +142,8 @@ def plain(plane: controlplane.ControlPlane, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("resource", [names.EXCLUSIVE_CORES, names.NON_ISOLCPUS_CORES])
 def test_a_pod_that_is_made_is_mutated(plain: Running, resource: str) -> None:
     name = f"made-{resource.rpartition('/')[2]}"
-    plain.corner.put(pod(name, requests={resource: "1"}))
-    expect_ready_for_cores(plain.corner.pod(name) or {})
+    plain.sandbox.put(pod(name, requests={resource: "1"}))
+    expect_ready_for_cores(plain.sandbox.pod(name) or {})
 
 
 def test_that_everybody_is_served_is_said(plain: Running) -> None:
@@ -182,7 +182,7 @@ def test_all_containers_of_a_pod_that_wants_to_be_mutated(plain: Running) -> Non
 def test_a_namespace_that_enforces_pod_security_rejects_what_the_webhook_adds(
     plain: Running, level: str
 ) -> None:
-    space, api = f"/api/v1/namespaces/{plain.corner.namespace}", plain.corner.api
+    space, api = f"/api/v1/namespaces/{plain.sandbox.namespace}", plain.sandbox.api
     label = "pod-security.kubernetes.io/enforce"
     api.patch(space, {"metadata": {"labels": {label: level}}})
     try:
@@ -208,18 +208,18 @@ def test_a_container_that_runs_first_is_seen(plain: Running) -> None:
     assert "volumeMounts" not in found["containers"][0]
 
 
-def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(plain: Running, corner: Sandbox) -> None:
+def test_the_webhooks_own_pods_and_other_namespaces_do_not_need_it(plain: Running, sandbox: Sandbox) -> None:
     own = pod(requests={names.EXCLUSIVE_CORES: "1"})
     own["metadata"]["labels"] = {"app": "cmk-webhook-app"}
     assert "volumes" not in plain.offered(own)["spec"]
-    corner.put(pod("elsewhere", requests={names.EXCLUSIVE_CORES: "1"}))
-    assert "volumes" not in (corner.pod("elsewhere") or {})["spec"]
+    sandbox.put(pod("elsewhere", requests={names.EXCLUSIVE_CORES: "1"}))
+    assert "volumes" not in (sandbox.pod("elsewhere") or {})["spec"]
 
 
 def test_a_container_that_another_webhook_adds_gets_what_it_needs(plain: Running, tmp_path: Path) -> None:
     """It is asked after ours, by its name; so the API server asks ours once more."""
     added = {"name": "added", "image": "none", "resources": {"limits": {names.EXCLUSIVE_CORES: "2"}}}
-    with another_webhook(plain.corner, tmp_path, added):
+    with another_webhook(plain.sandbox, tmp_path, added):
 
         def seen() -> Object | None:
             spec: Object = plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"}))["spec"]
@@ -234,7 +234,7 @@ def test_a_container_that_another_webhook_adds_gets_what_it_needs(plain: Running
 
 
 @contextlib.contextmanager
-def another_webhook(corner: Sandbox, folder: Path, container: Object) -> Iterator[None]:
+def another_webhook(sandbox: Sandbox, folder: Path, container: Object) -> Iterator[None]:
     """One that adds a container to every pod of the namespace."""
 
     async def application(_scope: loopback.Scope, receive: loopback.Receive, send: loopback.Send) -> None:
@@ -254,31 +254,31 @@ def another_webhook(corner: Sandbox, folder: Path, container: Object) -> Iterato
             "rules": [
                 {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
             ],
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": corner.namespace}},
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": sandbox.namespace}},
             "admissionReviewVersions": ["v1"],
             "sideEffects": "None",
         }
         registration = {
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "MutatingWebhookConfiguration",
-            "metadata": {"name": f"other-{corner.namespace}"},
+            "metadata": {"name": f"other-{sandbox.namespace}"},
             "webhooks": [hook],
         }
-        made = corner.api.create(registration)
+        made = sandbox.api.create(registration)
         try:
             yield
         finally:
-            corner.api.delete(path_of(made))
+            sandbox.api.delete(path_of(made))
 
 
 def test_a_certificate_made_anew_loses_no_pod(plain: Running) -> None:
     """First the API server trusts both, then the webhook shows the new one: nothing is refused in between."""
-    api = plain.corner.api
-    path = f"{REGISTRATIONS}/{objects.REGISTRATION}-{plain.corner.namespace}"
+    api = plain.sandbox.api
+    path = f"{REGISTRATIONS}/{objects.REGISTRATION}-{plain.sandbox.namespace}"
     now = datetime.now(UTC)
     held = api.get(path)
     config = held["webhooks"][0]["clientConfig"]
-    made = certificate.make(plain.corner.namespace, now)
+    made = certificate.make(plain.sandbox.namespace, now)
     trusted = certificate.trusting(made, base64.b64decode(config["caBundle"]), now)
     config["caBundle"] = base64.b64encode(trusted).decode()
     api.request("PUT", path, json=held)
@@ -289,13 +289,13 @@ def test_a_certificate_made_anew_loses_no_pod(plain: Running) -> None:
     expect_ready_for_cores(plain.offered(pod(requests={names.EXCLUSIVE_CORES: "1"})))
 
 
-def test_what_is_printed_is_what_an_api_server_takes(corner: Sandbox) -> None:
+def test_what_is_printed_is_what_an_api_server_takes(sandbox: Sandbox) -> None:
     """Strictly: a field that it does not know, or knows under another type, is an error."""
-    printed = manifests(f"--namespace={corner.namespace}", "--insecure=false")
-    printed["MutatingWebhookConfiguration"]["metadata"]["name"] += f"-{corner.namespace}"
+    printed = manifests(f"--namespace={sandbox.namespace}", "--insecure=false")
+    printed["MutatingWebhookConfiguration"]["metadata"]["name"] += f"-{sandbox.namespace}"
     strictly = {"dryRun": "All", "fieldValidation": "Strict"}
     for one in printed.values():
-        corner.api.request("POST", folder_of(one), json=one, params=strictly)
+        sandbox.api.request("POST", folder_of(one), json=one, params=strictly)
 
 
 class Told(NamedTuple):
@@ -329,11 +329,11 @@ def told(control_plane_programs: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_an_api_server_with_a_certificate_is_served_by_mutual_tls(told: Told, tmp_path: Path) -> None:
-    with named_sandbox(told.plane, "told") as corner:
+    with named_sandbox(told.plane, "told") as sandbox:
         arguments = ("--insecure=False", f"--cafile={told.clients.ca_file}")
-        with running(corner, tmp_path, *arguments, port=told.port) as webhook:
-            corner.put(pod("mutual", requests={names.EXCLUSIVE_CORES: "1"}))
-            expect_ready_for_cores(corner.pod("mutual") or {})
+        with running(sandbox, tmp_path, *arguments, port=told.port) as webhook:
+            sandbox.put(pod("mutual", requests={names.EXCLUSIVE_CORES: "1"}))
+            expect_ready_for_cores(sandbox.pod("mutual") or {})
             assert webhook.says("info", "cpu_webhook_mutual")
             assert not webhook.says("any_client")
 
@@ -341,7 +341,10 @@ def test_an_api_server_with_a_certificate_is_served_by_mutual_tls(told: Told, tm
 def test_an_api_server_that_shows_none_is_refused_and_both_say_so(told: Told, tmp_path: Path) -> None:
     """The files are for another webhook."""
     arguments = ("--insecure=False", f"--cafile={told.clients.ca_file}")
-    with sandbox.sandbox(told.plane) as corner, running(corner, tmp_path, *arguments, asks=False) as webhook:
+    with (
+        sandboxes.created(told.plane) as sandbox,
+        running(sandbox, tmp_path, *arguments, asks=False) as webhook,
+    ):
         said = wait("the API server is refused", functools.partial(refusal, webhook))
         assert "certificate required" in said
         assert webhook.says("no_certificate")
@@ -358,11 +361,11 @@ def refusal(webhook: Running) -> str | None:
 @contextlib.contextmanager
 def named_sandbox(plane: controlplane.ControlPlane, name: str) -> Iterator[Sandbox]:
     """A sandbox whose namespace is called so, as the API server's files have it."""
-    with sandbox.sandbox(plane) as corner:
-        api: Api = corner.api
+    with sandboxes.created(plane) as sandbox:
+        api: Api = sandbox.api
         api.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-        corner.namespace, own = name, corner.namespace
+        sandbox.namespace, own = name, sandbox.namespace
         try:
-            yield corner
+            yield sandbox
         finally:
-            corner.namespace = own
+            sandbox.namespace = own

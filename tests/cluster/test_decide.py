@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import access, looking, objects, served
+from tests.cluster import access, objects, read_only_commands, served
 from tests.cluster.access import rule
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.looking import run, told, warm
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.read_only_commands import run, told, warm
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import HOT, pod
 
 LEAST = [
@@ -25,26 +25,26 @@ LEAST = [
 
 
 @pytest.fixture
-def cluster(corner: Sandbox, metrics: CustomMetrics) -> Sandbox:
-    warm(corner, metrics)
-    return corner
+def cluster(sandbox: Sandbox, metrics: CustomMetrics) -> Sandbox:
+    warm(sandbox, metrics)
+    return sandbox
 
 
-def given(plane: ControlPlane, corner: Sandbox, *more: str, rules: list[Object] | None = None) -> list[str]:
-    kubeconfig = looking.reader(plane, rules or LEAST).kubeconfig
-    return ["decide", "--cluster", f"--kubeconfig={kubeconfig}", "-n", corner.namespace, *more]
+def given(plane: ControlPlane, sandbox: Sandbox, *more: str, rules: list[Object] | None = None) -> list[str]:
+    kubeconfig = read_only_commands.reader(plane, rules or LEAST).kubeconfig
+    return ["decide", "--cluster", f"--kubeconfig={kubeconfig}", "-n", sandbox.namespace, *more]
 
 
-def versions(corner: Sandbox) -> dict[str, str]:
+def versions(sandbox: Sandbox) -> dict[str, str]:
     """The resource version of everything that could be written."""
     folders = (
         "/api/v1/nodes",
-        f"/api/v1/namespaces/{corner.namespace}/pods",
-        f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies",
-        f"/apis/events.k8s.io/v1/namespaces/{corner.namespace}/events",
-        f"/apis/coordination.k8s.io/v1/namespaces/{corner.namespace}/leases",
+        f"/api/v1/namespaces/{sandbox.namespace}/pods",
+        f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies",
+        f"/apis/events.k8s.io/v1/namespaces/{sandbox.namespace}/events",
+        f"/apis/coordination.k8s.io/v1/namespaces/{sandbox.namespace}/leases",
     )
-    items = [item for folder in folders for item in corner.api.get(folder)["items"]]
+    items = [item for folder in folders for item in sandbox.api.get(folder)["items"]]
     return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in items}
 
 
@@ -75,7 +75,7 @@ def test_a_policy_to_try_on_running_pods(plane: ControlPlane, cluster: Sandbox, 
     cluster.pods(
         objects.running_on("c", pod("warm")), objects.running_on("b", pod("cool")), objects.pod("plain")
     )
-    stricter = looking.policy_file(tmp_path, cluster.namespace, HOT | {"target": 50})
+    stricter = read_only_commands.policy_file(tmp_path, cluster.namespace, HOT | {"target": 50})
     calm = told(run(*given(plane, cluster, "--running", "-o", "json")))["decisions"]
     assert {(one["pod"].rpartition("/")[2], one["stays"]) for one in calm} == {
         ("warm", True),
@@ -120,7 +120,7 @@ def test_files_beside_the_cluster_win(plane: ControlPlane, cluster: Sandbox, tmp
 def test_rights_of_one_namespace_are_enough_for_it(plane: ControlPlane, cluster: Sandbox) -> None:
     cluster.pods(pod("web"))
     inside = [rule("list", "pods"), rule("list", "taspolicies", "telemetry.intel.com")]
-    user = looking.reader(plane, inside, cluster.namespace)
+    user = read_only_commands.reader(plane, inside, cluster.namespace)
     access.grant(
         plane.api, user.name, [rule("list", "nodes namespaces"), rule("get", "*", "custom.metrics.k8s.io")]
     )

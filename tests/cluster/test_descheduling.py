@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import descheduling, example, extender_double, objects, served
+from tests.cluster import descheduling, extender_double, health_example, objects, served
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.example import LABEL, NODES
 from tests.cluster.extender_double import Double
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.health_example import LABEL, NODES
+from tests.cluster.sandboxes import Sandbox
 
 ADVERTISED = {"telemetry/scheduling": "1000"}
 
@@ -33,53 +33,53 @@ def scheduled(plane: ControlPlane, double: Double) -> Iterator[None]:
         yield
 
 
-def label(corner: Sandbox, node: str) -> None:
-    corner.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": LABEL}})
+def label(sandbox: Sandbox, node: str) -> None:
+    sandbox.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": LABEL}})
 
 
 @pytest.mark.usefixtures("replicas", "scheduled")
 class TestDemoApplication:
     def test_it_moves_off_a_node_that_is_labelled(
-        self, plane: ControlPlane, corner: Sandbox, descheduler_program: Path
+        self, plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
     ) -> None:
-        corner.nodes(*(objects.node(name, extra=ADVERTISED) for name in NODES))
-        corner.put(example.deployment())
-        first = example.placed(corner)
+        sandbox.nodes(*(objects.node(name, extra=ADVERTISED) for name in NODES))
+        sandbox.put(health_example.deployment())
+        first = health_example.placed(sandbox)
         assert descheduling.once(plane, descheduler_program).evicted == 0
-        label(corner, first)
+        label(sandbox, first)
         assert descheduling.once(plane, descheduler_program).evicted == 1
-        assert example.placed(corner) != first
+        assert health_example.placed(sandbox) != first
 
     def test_it_stays_where_no_node_has_the_resource_that_it_asks_for(
-        self, plane: ControlPlane, corner: Sandbox, descheduler_program: Path
+        self, plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
     ) -> None:
         """Whether a pod fits elsewhere is always asked, and the descheduler knows of no extender."""
-        corner.nodes(*(objects.node(name) for name in NODES))
-        corner.put(example.deployment())
-        first = example.placed(corner)
-        label(corner, first)
+        sandbox.nodes(*(objects.node(name) for name in NODES))
+        sandbox.put(health_example.deployment())
+        first = health_example.placed(sandbox)
+        label(sandbox, first)
         said = descheduling.once(plane, descheduler_program)
         assert said.evicted == 0
         assert "insufficient telemetry/scheduling" in said.log
-        assert example.placed(corner) == first
+        assert health_example.placed(sandbox) == first
 
     def test_it_stays_where_every_node_is_labelled(
-        self, plane: ControlPlane, corner: Sandbox, descheduler_program: Path
+        self, plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
     ) -> None:
-        corner.nodes(*(objects.node(name, extra=ADVERTISED) for name in NODES))
-        corner.put(example.deployment())
-        first = example.placed(corner)
+        sandbox.nodes(*(objects.node(name, extra=ADVERTISED) for name in NODES))
+        sandbox.put(health_example.deployment())
+        first = health_example.placed(sandbox)
         for node in NODES:
-            label(corner, node)
+            label(sandbox, node)
         assert descheduling.once(plane, descheduler_program).evicted == 0
-        assert example.placed(corner) == first
+        assert health_example.placed(sandbox) == first
 
 
 def test_a_resource_that_is_advertised_through_the_status_counts(
-    plane: ControlPlane, corner: Sandbox, descheduler_program: Path
+    plane: ControlPlane, sandbox: Sandbox, descheduler_program: Path
 ) -> None:
     """As `--advertise-resource` does it: a patch of each node's status."""
-    corner.nodes(*(objects.node(name) for name in NODES))
+    sandbox.nodes(*(objects.node(name) for name in NODES))
     owner = {
         "apiVersion": "apps/v1",
         "kind": "ReplicaSet",
@@ -87,12 +87,12 @@ def test_a_resource_that_is_advertised_through_the_status_counts(
         "uid": "0",
         "controller": True,
     }
-    pod = objects.running_on(NODES[0], example.pod("demo"))
-    corner.pods(pod | {"metadata": pod["metadata"] | {"ownerReferences": [owner]}})
-    label(corner, NODES[0])
+    pod = objects.running_on(NODES[0], health_example.pod("demo"))
+    sandbox.pods(pod | {"metadata": pod["metadata"] | {"ownerReferences": [owner]}})
+    label(sandbox, NODES[0])
     assert descheduling.once(plane, descheduler_program).evicted == 0
     for node in NODES:
         status = {"capacity": ADVERTISED, "allocatable": ADVERTISED}
-        corner.api.patch(f"/api/v1/nodes/{node}/status", {"status": status})
+        sandbox.api.patch(f"/api/v1/nodes/{node}/status", {"status": status})
     assert descheduling.once(plane, descheduler_program).evicted == 1
-    corner.expect_gone("demo")
+    sandbox.expect_gone("demo")

@@ -1,4 +1,4 @@
-"""`nodewise doctor` in a real cluster: nothing is found in a sound one, and each of the planted faults by its name."""
+"""`nodewise doctor` in a real cluster: it finds nothing in a healthy one, and each defect by its name."""
 
 import contextlib
 import functools
@@ -13,14 +13,23 @@ import pytest
 import yaml
 
 from nodewise.configure.doctor.findings import CATALOGUE
-from tests.cluster import looking, objects, planting, processes, rights, served, shipping, sound
-from tests.cluster.ailments import AILMENTS, Ailment
+from tests.cluster import (
+    defects,
+    healthy_cluster,
+    installation,
+    objects,
+    processes,
+    read_only_commands,
+    rights,
+    served,
+)
 from tests.cluster.api import Object, path_of
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.hostile import HOSTILE, HOSTILE_FILES
-from tests.cluster.sandbox import wait
-from tests.cluster.sound import Cluster, Diagnosis
+from tests.cluster.doctor_cases import DOCTOR_CASES, DoctorCase
+from tests.cluster.healthy_cluster import Cluster, Diagnosis
+from tests.cluster.hostile_objects import HOSTILE, HOSTILE_FILES
+from tests.cluster.sandboxes import wait
 
 BAD_SETTINGS, FOUND = 2, 3
 FORBIDDEN: Final = 403
@@ -35,12 +44,12 @@ UNPRINTABLE: Final = re.compile("[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u20
 def cluster(
     plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    with sound.installed(plane, audit_log, tmp_path_factory.mktemp("sound")) as cluster:
+    with healthy_cluster.installed(plane, audit_log, tmp_path_factory.mktemp("sound")) as cluster:
         yield cluster
 
 
-def _named(ailment: Ailment) -> str:
-    return f"{ailment.finding}: {ailment.name}"
+def _named(case: DoctorCase) -> str:
+    return f"{case.finding}: {case.name}"
 
 
 def test_nothing_is_found_in_a_sound_cluster(cluster: Cluster) -> None:
@@ -54,7 +63,7 @@ def assert_sound(said: Diagnosis) -> None:
 
 def test_nor_when_kube_scheduler_says_itself_how_it_is_configured(cluster: Cluster) -> None:
     given = [f"--kubeconfig={cluster.plane.admin.kubeconfig}", f"--scheduler-url={cluster.scheduler_url}"]
-    assert_sound(Diagnosis(looking.run("doctor", *given, "-o", "json")))
+    assert_sound(Diagnosis(read_only_commands.run("doctor", *given, "-o", "json")))
 
 
 def test_nor_where_the_entry_names_the_service(cluster: Cluster) -> None:
@@ -78,11 +87,11 @@ def test_nor_with_the_second_scheduler_that_configure_prints(cluster: Cluster) -
 
 def test_a_scheduler_that_cannot_be_seen_is_no_fault_beside_one_that_asks_nodewise(cluster: Cluster) -> None:
     given = [f"--kubeconfig={cluster.doctor.kubeconfig}", "-o", "json"]
-    alone = Diagnosis(looking.run("doctor", *given))
+    alone = Diagnosis(read_only_commands.run("doctor", *given))
     assert (alone.code, alone.ids()) == (3, {"not-looked-at"})
     assert "--scheduler-config" in alone.findings[0]["remedy"]
     with second_scheduler(cluster):
-        said = Diagnosis(looking.run("doctor", *given))
+        said = Diagnosis(read_only_commands.run("doctor", *given))
     assert (said.code, said.sound, said.ids("note")) == (0, True, said.ids())
     assert said.not_checked
 
@@ -90,18 +99,20 @@ def test_a_scheduler_that_cannot_be_seen_is_no_fault_beside_one_that_asks_nodewi
 @contextlib.contextmanager
 def second_scheduler(cluster: Cluster) -> Iterator[Object]:
     """A scheduler with nodewise in its pod, beside the cluster's own; its ConfigMap."""
-    done = looking.run("configure", "--mode", "second-scheduler", "--kubernetes-version=v1.36.3")
+    done = read_only_commands.run("configure", "--mode", "second-scheduler", "--kubernetes-version=v1.36.3")
     made = [one for one in yaml.safe_load_all(done.stdout) if one["kind"] != "Namespace"]
     deployment = next(one for one in made if one["kind"] == "Deployment")
     pod = deployment["spec"]["template"]
     try:
         for one in made:
             if one is deployment:
-                sound.put_deployment(cluster.api, one)
+                healthy_cluster.put_deployment(cluster.api, one)
             else:
                 cluster.api.create(one)
-        running = sound.running_pod("second-0", sound.NAMESPACE, sound.PLAIN[0], pod, owner="second")
-        with planting.created(running)(cluster):
+        running = healthy_cluster.running_pod(
+            "second-0", healthy_cluster.NAMESPACE, healthy_cluster.PLAIN[0], pod, owner="second"
+        )
+        with defects.created(running)(cluster):
             yield next(one for one in made if one["kind"] == "ConfigMap")
     finally:
         for one in made:
@@ -110,32 +121,32 @@ def second_scheduler(cluster: Cluster) -> Iterator[Object]:
 
 def by_service(cluster: Cluster) -> contextlib.AbstractContextManager[None]:
     """As it is in a cluster whose kube-scheduler asks the cluster's DNS."""
-    return planting.entry(urlPrefix=f"https://{shipping.HOST}:9001/scheduler")(cluster)
+    return defects.entry(urlPrefix=f"https://{installation.HOST}:9001/scheduler")(cluster)
 
 
 def test_each_finding_is_planted() -> None:
-    assert {one.finding for one in AILMENTS} == CATALOGUE.keys() - {"not-looked-at"}
+    assert {one.finding for one in DOCTOR_CASES} == CATALOGUE.keys() - {"not-looked-at"}
 
 
-@pytest.mark.parametrize("ailment", AILMENTS, ids=_named)
-def test_a_planted_fault_is_found(cluster: Cluster, ailment: Ailment) -> None:
-    with ailment.plant(cluster):
-        said = wait("it is found", functools.partial(_found, cluster, ailment), 30, cluster.diagnose)
-    found = said.of(ailment.finding)
+@pytest.mark.parametrize("case", DOCTOR_CASES, ids=_named)
+def test_a_planted_fault_is_found(cluster: Cluster, case: DoctorCase) -> None:
+    with case.defect(cluster):
+        said = wait("it is found", functools.partial(_found, cluster, case), 30, cluster.diagnose)
+    found = said.of(case.finding)
     assert (said.code, said.sound) == (3, False)
-    assert any(_place(cluster, ailment) in one["object"] for one in found), said
-    assert all(word in " ".join(one["remedy"] for one in found) for word in ailment.remedy), said
+    assert any(_place(cluster, case) in one["object"] for one in found), said
+    assert all(word in " ".join(one["remedy"] for one in found) for word in case.remedy), said
     assert all(one["seen"] and one["wanted"] and one["remedy"] for one in said.findings), said
-    assert said.ids("error", "warning") <= {ailment.finding} | ailment.follows, said
+    assert said.ids("error", "warning") <= {case.finding} | case.follows, said
 
 
-def _found(cluster: Cluster, ailment: Ailment) -> Diagnosis | None:
+def _found(cluster: Cluster, case: DoctorCase) -> Diagnosis | None:
     said = cluster.diagnose()
-    return said if ailment.finding in said.ids() else None
+    return said if case.finding in said.ids() else None
 
 
-def _place(cluster: Cluster, ailment: Ailment) -> str:
-    return planting.ENTRY if ailment.about == "entry" else ailment.about
+def _place(cluster: Cluster, case: DoctorCase) -> str:
+    return defects.ENTRY if case.about == "entry" else case.about
 
 
 # hostile
@@ -145,8 +156,8 @@ def _place(cluster: Cluster, ailment: Ailment) -> str:
 def test_what_others_wrote_neither_stops_it_nor_reaches_the_terminal(cluster: Cluster, output: str) -> None:
     """All of it at once."""
     with contextlib.ExitStack() as stack:
-        for plant in HOSTILE.values():
-            stack.enter_context(plant(cluster))
+        for defect in HOSTILE.values():
+            stack.enter_context(defect(cluster))
         done = cluster.ask("-o", output)
     assert done.returncode == FOUND, done.stderr
     assert_harmless(done)
@@ -185,7 +196,9 @@ def test_the_rights_that_ship_are_enough_and_hardly_one_is_too_many(cluster: Clu
     assert_sound(cluster.diagnose())
     with by_service(cluster):
         assert_sound(cluster.diagnose())
-    asked = cluster.log.requests(f"system:serviceaccount:{sound.NAMESPACE}:{sound.DOCTOR}")
+    asked = cluster.log.requests(
+        f"system:serviceaccount:{healthy_cluster.NAMESPACE}:{healthy_cluster.DOCTOR}"
+    )
     assert [one for one in asked if one.code == FORBIDDEN] == []
     used = {
         (one.verb, one.resource, one.group) for one in rights.needed(one for one in asked if one.resource)
@@ -225,7 +238,7 @@ def test_an_api_server_that_is_away_is_one_plain_line(cluster: Cluster) -> None:
     text = cluster.plane.admin.kubeconfig.read_text()
     away = f"https://127.0.0.1:{processes.free_port()}"
     kubeconfig.write_text(text.replace(cluster.plane.url, away))
-    done = looking.run("doctor", f"--kubeconfig={kubeconfig}")
+    done = read_only_commands.run("doctor", f"--kubeconfig={kubeconfig}")
     assert (done.returncode, done.stdout) == (1, "")
     assert away in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -240,20 +253,24 @@ def crowded(cluster: Cluster, nodes: int, policies: int) -> Iterator[None]:
     names = [f"crowd-{at}" for at in range(nodes)]
     made = [objects.node(name, labels=CROWD) for name in names]
     for at in range(policies):
-        policy = sound.policy(f"crowd-{at}", dontschedule=[served.HOT])
+        policy = healthy_cluster.policy(f"crowd-{at}", dontschedule=[served.HOT])
         policy["metadata"]["labels"] = CROWD
-        pod = planting.waiting(f"crowd-{at}", labels=CROWD | {"telemetry-policy": f"crowd-{at}"})
+        pod = defects.waiting(f"crowd-{at}", labels=CROWD | {"telemetry-policy": f"crowd-{at}"})
         made += [policy, pod | {"spec": pod["spec"] | GATED}]
-    cluster.metrics.set("heat", dict.fromkeys([*sound.NODES, *names], 20))
+    cluster.metrics.set("heat", dict.fromkeys([*healthy_cluster.NODES, *names], 20))
     try:
         with ThreadPoolExecutor(8) as workers:
             list(workers.map(cluster.api.create, made))
         yield
     finally:
-        for path in ("/api/v1/nodes", f"/api/v1/namespaces/{sound.TENANT}/pods", sound.POLICIES):
+        for path in (
+            "/api/v1/nodes",
+            f"/api/v1/namespaces/{healthy_cluster.TENANT}/pods",
+            healthy_cluster.POLICIES,
+        ):
             query = {"labelSelector": ",".join(CROWD), "gracePeriodSeconds": "0"}
             cluster.api.request("DELETE", path, params=query)
-        cluster.metrics.set("heat", dict.fromkeys(sound.NODES, 20))
+        cluster.metrics.set("heat", dict.fromkeys(healthy_cluster.NODES, 20))
 
 
 def test_it_ends_in_a_large_cluster_and_its_memory_is_bounded(cluster: Cluster) -> None:

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import looking, objects, processes, served
+from tests.cluster import objects, processes, read_only_commands, served
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.looking import run, told, warm
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.read_only_commands import run, told, warm
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Papers, Served, pod
 
 
 @pytest.fixture
-def cluster(corner: Sandbox, metrics: CustomMetrics) -> Sandbox:
-    warm(corner, metrics)
-    return corner
+def cluster(sandbox: Sandbox, metrics: CustomMetrics) -> Sandbox:
+    warm(sandbox, metrics)
+    return sandbox
 
 
 @pytest.fixture
-def papers(corner: Sandbox, tmp_path: Path) -> Papers:
+def papers(sandbox: Sandbox, tmp_path: Path) -> Papers:
     """The certificate is for the Service's name, as the addresses of pods are in none."""
-    return Papers(tmp_path, f"{served.SERVICE}.{corner.namespace}.svc")
+    return Papers(tmp_path, f"{served.SERVICE}.{sandbox.namespace}.svc")
 
 
 @contextlib.contextmanager
@@ -39,10 +39,10 @@ def certificates(papers: Papers) -> list[str]:
     return [f"--cert={papers.client.cert}", f"--key={papers.client.key}", f"--ca={papers.authority.ca_file}"]
 
 
-def through_the_cluster(plane: ControlPlane, corner: Sandbox, name: str, *more: str) -> list[str]:
-    user = looking.reader(plane, service_namespace=corner.namespace)
-    place = [f"--kubeconfig={user.kubeconfig}", f"--service-namespace={corner.namespace}"]
-    return ["explain", f"{corner.namespace}/{name}", *place, *more]
+def through_the_cluster(plane: ControlPlane, sandbox: Sandbox, name: str, *more: str) -> list[str]:
+    user = read_only_commands.reader(plane, service_namespace=sandbox.namespace)
+    place = [f"--kubeconfig={user.kubeconfig}", f"--service-namespace={sandbox.namespace}"]
+    return ["explain", f"{sandbox.namespace}/{name}", *place, *more]
 
 
 def test_every_replica_is_asked_and_one_that_is_gone_is_named(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import objects, processes, sandbox, served
+from tests.cluster import objects, processes, sandboxes, served
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import COOLEST, HOT, Served, heated, pod, policy
 
 FORMS = pytest.mark.parametrize("cached", [True, False], ids=["names", "whole nodes"])
@@ -28,119 +28,119 @@ def schedule(plane: ControlPlane, nodewise: Served, **fields: Any) -> processes.
 
 @FORMS
 def test_pods_go_where_the_policy_says(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
 ) -> None:
     heat = {"a": 90, "b": 30, "c": 60}
-    heated(corner, metrics, heat, dontschedule=[HOT], scheduleonmetric=[COOLEST])
+    heated(sandbox, metrics, heat, dontschedule=[HOT], scheduleonmetric=[COOLEST])
     nodewise.wait_fetched("heat")
     with schedule(plane, nodewise, nodeCacheCapable=cached):
-        corner.pods(*(pod(f"web-{number}") for number in range(4)))
-        assert {corner.expect_bound(f"web-{number}") for number in range(4)} == {"b"}
+        sandbox.pods(*(pod(f"web-{number}") for number in range(4)))
+        assert {sandbox.expect_bound(f"web-{number}") for number in range(4)} == {"b"}
         metrics.set("heat", {"a": 10, "b": 90, "c": 95})
-        wait("b is hot", lambda: nodewise.rejects(corner.namespace, "b") or None)
-        corner.pods(pod("late"))
-        assert corner.expect_bound("late") == "a"
+        wait("b is hot", lambda: nodewise.rejects(sandbox.namespace, "b") or None)
+        sandbox.pods(pod("late"))
+        assert sandbox.expect_bound("late") == "a"
     rejected = nodewise.decisions("late")[-1]["rejected"]
     assert set(rejected) == {"b", "c"}
 
 
 def test_when_every_node_is_rejected_the_pod_waits_and_its_event_says_why(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served
 ) -> None:
-    heated(corner, metrics, {"a": 90, "b": "81500m"})
+    heated(sandbox, metrics, {"a": 90, "b": "81500m"})
     nodewise.wait_fetched("heat")
     with schedule(plane, nodewise):
-        corner.pods(pod("web"))
-        said = corner.expect_event("web")
-        assert f"2 telemetry policy {corner.namespace}/pol: heat GreaterThan 80" in said
+        sandbox.pods(pod("web"))
+        said = sandbox.expect_event("web")
+        assert f"2 telemetry policy {sandbox.namespace}/pol: heat GreaterThan 80" in said
         assert said.startswith("0/2 nodes are available")
-        ours = wait("our own event", lambda: corner.events("web", "NoNodePasses") or None)
+        ours = wait("our own event", lambda: sandbox.events("web", "NoNodePasses") or None)
         assert ours[0].endswith("heat GreaterThan 80"), "no measured values"
-        corner.pods(objects.pod("plain"))
-        assert corner.expect_bound("plain") in {"a", "b"}
+        sandbox.pods(objects.pod("plain"))
+        assert sandbox.expect_bound("plain") in {"a", "b"}
 
 
 @pytest.mark.parametrize("case", ["no such policy", "a metric that was never fetched"])
 def test_no_answer_never_means_yes_even_where_the_scheduler_would_ignore_us(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served, case: str
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served, case: str
 ) -> None:
-    corner.nodes(*objects.nodes("a b"))
+    sandbox.nodes(*objects.nodes("a b"))
     if case == "a metric that was never fetched":
-        policy(corner, dontschedule=[HOT | {"metricname": "absent"}])
+        policy(sandbox, dontschedule=[HOT | {"metricname": "absent"}])
         wait("the policy is known", lambda: nodewise.events("metric_failed") or None)
     with schedule(plane, nodewise, ignorable=True):
-        corner.pods(pod("web"))
-        said = corner.expect_event("web")
-        corner.expect_stays_unbound("web", 1)
-    name = f"{corner.namespace}/pol"
+        sandbox.pods(pod("web"))
+        said = sandbox.expect_event("web")
+        sandbox.expect_stays_unbound("web", 1)
+    name = f"{sandbox.namespace}/pol"
     assert (f"policy {name} does not exist" in said) or (
         f"policy {name}: metric absent was never fetched" in said
     )
 
 
 def test_before_readiness_nothing_is_placed_by_a_policy(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     """The API server refuses it the list of policies, so it never gets ready."""
-    heated(corner, metrics, {"a": 1, "b": 1})
+    heated(sandbox, metrics, {"a": 1, "b": 1})
     papers = served.Papers(tmp_path)
     blind = plane.user(f"blind-{processes.number()}", [served.rules()[0]])
     with served.started(tmp_path, served.arguments(blind, papers), papers) as running:
         with schedule(plane, running, ignorable=True):
-            corner.pods(pod("web"), objects.pod("plain", limits=served.LIMITS))
-            assert "nodewise: starting, policies are not read yet" in corner.expect_event("web")
-            corner.expect_stays_unbound("web", 1)
-            assert corner.expect_bound("plain") in {"a", "b"}
+            sandbox.pods(pod("web"), objects.pod("plain", limits=served.LIMITS))
+            assert "nodewise: starting, policies are not read yet" in sandbox.expect_event("web")
+            sandbox.expect_stays_unbound("web", 1)
+            assert sandbox.expect_bound("plain") in {"a", "b"}
         assert not running.is_ready()
         assert "taspolicies" in str(running.events("kube_lost"))
 
 
 @FORMS
 def test_nobody_is_evicted_from_a_node_that_the_policy_rejects(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served, *, cached: bool
 ) -> None:
-    heated(corner, metrics, {"a": 90})
-    corner.pods(objects.running_on("a", objects.pod("small", cpu="3")))
+    heated(sandbox, metrics, {"a": 90})
+    sandbox.pods(objects.running_on("a", objects.pod("small", cpu="3")))
     nodewise.wait_fetched("heat")
     with schedule(plane, nodewise, nodeCacheCapable=cached):
-        corner.pods(pod("large", cpu="3", priority=100))
-        corner.expect_rejected("large")
-        corner.expect_stays_unbound("large", 1)
-        assert not sandbox.is_leaving(corner.pod("small"))
+        sandbox.pods(pod("large", cpu="3", priority=100))
+        sandbox.expect_rejected("large")
+        sandbox.expect_stays_unbound("large", 1)
+        assert not sandboxes.is_leaving(sandbox.pod("small"))
         metrics.set("heat", {"a": 10})
-        wait("a is cool", lambda: not nodewise.rejects(corner.namespace, "a") or None)
-        corner.pods(pod("later", cpu="3", priority=100))
-        assert corner.expect_bound("later") == "a"
-        corner.expect_gone("small")
+        wait("a is cool", lambda: not nodewise.rejects(sandbox.namespace, "a") or None)
+        sandbox.pods(pod("later", cpu="3", priority=100))
+        assert sandbox.expect_bound("later") == "a"
+        sandbox.expect_gone("small")
 
 
 def test_one_metric_that_hangs_or_lies_delays_no_other(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, nodewise: Served
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served
 ) -> None:
-    corner.nodes(*objects.nodes("a b c"))
+    sandbox.nodes(*objects.nodes("a b c"))
     metrics.set("heat", {"a": 90, "b": 10, "c": 90, "ghost": 1})
     metrics.set("dust", {"a": "NaN", "b": "12 apples", "c": 0})
     metrics.set("noise", {"a": 1})
     metrics.hang("noise")
     policy(
-        corner,
+        sandbox,
         dontschedule=[HOT, {"metricname": "dust", "operator": "GreaterThan", "target": 1}],
         scheduleonmetric=[{"metricname": "noise", "operator": "LessThan"}],
     )
     wait("both are known", lambda: nodewise.events("metric_values_bad") or None)
     with schedule(plane, nodewise):
-        corner.pods(pod("web"))
-        assert corner.expect_bound("web") == "b"
+        sandbox.pods(pod("web"))
+        assert sandbox.expect_bound("web") == "b"
     states = {(one["node"], one["metric"]): one["state"] for one in nodewise.decisions("web")[-1]["values"]}
     assert states[("a", "dust")] == states[("b", "dust")] == "invalid"
     assert nodewise.is_ready(), "somebody's metric that hangs must not take the extender from the others"
 
 
 def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     """Its command line, and its extender entry: whole nodes, ignorable, no CA for our certificate, no preempt verb."""
-    heated(corner, metrics, {"a": 90, "b": 10})
+    heated(sandbox, metrics, {"a": 90, "b": 10})
     papers = served.Papers(tmp_path)
     user = plane.user(f"tas-{processes.number()}", served.rules())
     port = processes.free_port()
@@ -168,22 +168,22 @@ def test_the_flags_of_the_older_system_serve_its_scheduler_unchanged(
             "tlsConfig": {"insecure": False} | tls,
         }
         with plane.start_scheduler({"extenders": [entry]}):
-            corner.pods(pod("web"))
-            assert corner.expect_bound("web") == "b"
+            sandbox.pods(pod("web"))
+            assert sandbox.expect_bound("web") == "b"
 
 
 def test_a_policys_status_says_what_is_wrong_with_it(
-    corner: Sandbox, metrics: CustomMetrics, nodewise: Served
+    sandbox: Sandbox, metrics: CustomMetrics, nodewise: Served
 ) -> None:
     """Without deploy/policy-fields.yaml the API server stores unknown fields."""
-    policy(corner, dontschedule=[HOT | {"whenMissing": "reject"}])
+    policy(sandbox, dontschedule=[HOT | {"whenMissing": "reject"}])
     nodewise.wait_leading()
-    wait("the status is written", lambda: served.condition(corner, "Valid")["status"] or None)
-    said = served.condition(corner, "Valid")
+    wait("the status is written", lambda: served.condition(sandbox, "Valid")["status"] or None)
+    said = served.condition(sandbox, "Valid")
     assert said["status"] == "False"
     assert "whenMissing: an unknown field" in said["message"]
     assert 'did you mean "when_missing"?' in said["message"]
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
-    corner.api.patch(path, {"spec": {"strategies": {"dontschedule": {"rules": [HOT]}}}})
-    wait("the status is good", lambda: served.condition(corner, "Valid")["status"] == "True" or None)
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/pol"
+    sandbox.api.patch(path, {"spec": {"strategies": {"dontschedule": {"rules": [HOT]}}}})
+    wait("the status is good", lambda: served.condition(sandbox, "Valid")["status"] == "True" or None)
     assert len(nodewise.events("policy_problem")) == 1

@@ -32,23 +32,23 @@ import pytest
 from tests.cluster import (
     controlplane,
     faults,
+    metric_history,
     monitoring,
     objects,
     packages,
     pipeline,
     processes,
     served,
-    truths,
 )
 from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.faults import NAMESPACE, Caller, LabelLooker, Looker, Storm, Supervised
+from tests.cluster.metric_history import BUSY, HOT, POLICY, History
 from tests.cluster.monitoring import Monitoring
 from tests.cluster.pipeline import Adapter
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Served
-from tests.cluster.truths import BUSY, HOT, POLICY, History
 
 NODES = tuple(f"n{number:03}" for number in range(100))
 FOREIGN = {"rack": "7", "owner.example.com/team": "blue"}
@@ -82,7 +82,7 @@ class Scene:
         self._chance = random.Random(SEED)
         self._late = 0
         self.took_s: list[float] = []
-        self.history = History(truths.first_truth(NODES, self._chance))
+        self.history = History(metric_history.first_truth(NODES, self._chance))
         self.parts = _parts(plane, scraping, adapter, nodewise)
         self.storm = Storm(self.parts, self._chance)
         self.caller = Caller(nodewise.url, self._client(), self.history, self.parts[-1])
@@ -358,12 +358,12 @@ def test_a_hundred_kills_at_random_moments_lose_nothing(scene: Scene) -> None:
 
 
 def test_more_changes_than_the_rate_allows_are_a_backlog_that_falls(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     names = [f"m{number:03}" for number in range(250)]
-    corner.nodes(*(objects.node(name) for name in names))
+    sandbox.nodes(*(objects.node(name) for name in names))
     metrics.set("heat", dict.fromkeys(names, 10))
-    served.policy(corner, deschedule=[TOO_HOT])
+    served.policy(sandbox, deschedule=[TOO_HOT])
     with served.extender(plane, tmp_path, "--kube-qps=20", "--kube-burst=20") as running:
         wait("it leads", lambda: running.events("leading") or None)
         wait("the metric is known", lambda: running.fetched("heat") or None)
@@ -377,7 +377,7 @@ def test_more_changes_than_the_rate_allows_are_a_backlog_that_falls(
         wait("all labels are written", written, 60, lambda: seen)
         assert max(seen) > 100
         assert len({*seen}) > 5, f"the backlog falls as labels are written: {seen}"
-        assert {name for name in names if _is_violating(corner, name)} == set(names)
+        assert {name for name in names if _is_violating(sandbox, name)} == set(names)
 
 
 def _gauge(running: Served, name: str) -> float:
@@ -385,5 +385,5 @@ def _gauge(running: Served, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
-def _is_violating(corner: Sandbox, node: str) -> bool:
-    return corner.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"].get("pol") == "violating"
+def _is_violating(sandbox: Sandbox, node: str) -> bool:
+    return sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"].get("pol") == "violating"

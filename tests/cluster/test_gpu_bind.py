@@ -8,24 +8,24 @@ import pytest
 
 from tests.cluster import gpu, objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Served
 
 
 @pytest.fixture
-def running(plane: ControlPlane, corner: Sandbox, tmp_path: Path) -> Iterator[Served]:
+def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[Served]:
     """A node of two cards with 1000 millicores each, nodewise, and a scheduler that asks it."""
-    corner.nodes(gpu.node("g1", cards=2, shares=10, millicores=1000))
+    sandbox.nodes(gpu.node("g1", cards=2, shares=10, millicores=1000))
     with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
         yield served
 
 
-def test_a_pod_is_bound_with_its_cards_in_annotations(corner: Sandbox, running: Served) -> None:
+def test_a_pod_is_bound_with_its_cards_in_annotations(sandbox: Sandbox, running: Served) -> None:
     made = gpu.pod("train", 2, millicores=600)
     made["metadata"]["annotations"] = {"mine": "stays"}
-    corner.pods(made)
-    assert corner.expect_bound("train") == "g1"
-    found = corner.pod("train")
+    sandbox.pods(made)
+    assert sandbox.expect_bound("train") == "g1"
+    found = sandbox.pod("train")
     assert found is not None
     annotations = found["metadata"]["annotations"]
     assert annotations["mine"] == "stays"
@@ -33,66 +33,66 @@ def test_a_pod_is_bound_with_its_cards_in_annotations(corner: Sandbox, running: 
     assert annotations["cards.nodewise.io/main"] == "0,1"
     assert annotations["gas-ts"].isdecimal()
     assert "gas-container-tiles" not in annotations
-    entry = gpu.ledger(corner, "g1")[found["metadata"]["uid"]]
+    entry = gpu.ledger(sandbox, "g1")[found["metadata"]["uid"]]
     assert entry["cards"] == "card0,card1"
     assert [event["holds"] for event in running.events("bound")] == ["main: card0, card1"]
 
 
-def test_pods_share_cards_until_these_are_full(corner: Sandbox, running: Served) -> None:
+def test_pods_share_cards_until_these_are_full(sandbox: Sandbox, running: Served) -> None:
     """The node's sum would have room for a third pod of 600 millicores; no single card has."""
     names = ["one", "two", "three"]
-    corner.pods(*(gpu.pod(name, 1, millicores=600) for name in names))
-    wait("two are bound", lambda: len(_bound(corner, names)) == 2 or None)
-    waiting = (set(names) - _bound(corner, names)).pop()
+    sandbox.pods(*(gpu.pod(name, 1, millicores=600) for name in names))
+    wait("two are bound", lambda: len(_bound(sandbox, names)) == 2 or None)
+    waiting = (set(names) - _bound(sandbox, names)).pop()
     why = "Not enough GPU-resources for deployment: will not fit"
     # the first try may have come between the filter call and the bind call of another pod, and ended in its bind
-    wait("it is told why", lambda: any(why in text for text in corner.events(waiting)) or None)
+    wait("it is told why", lambda: any(why in text for text in sandbox.events(waiting)) or None)
     assert sorted(
-        card for name in _bound(corner, names) for card in gpu.cards_of(corner.pod(name) or {})
+        card for name in _bound(sandbox, names) for card in gpu.cards_of(sandbox.pod(name) or {})
     ) == [
         "card0",
         "card1",
     ]
-    gone = _bound(corner, names).pop()
-    corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods/{gone}")
-    corner.expect_bound(waiting)
+    gone = _bound(sandbox, names).pop()
+    sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/{gone}")
+    sandbox.expect_bound(waiting)
 
 
-def test_a_pod_without_cards_that_is_sent_to_us_is_bound_too(corner: Sandbox, running: Served) -> None:
+def test_a_pod_without_cards_that_is_sent_to_us_is_bound_too(sandbox: Sandbox, running: Served) -> None:
     """`i915: 0` is a managed resource as well, so kube-scheduler leaves the bind to us."""
-    corner.pods(gpu.pod("none", 0))
-    assert corner.expect_bound("none") == "g1"
-    assert "gas-container-cards" not in (corner.pod("none") or {})["metadata"].get("annotations", {})
+    sandbox.pods(gpu.pod("none", 0))
+    assert sandbox.expect_bound("none") == "g1"
+    assert "gas-container-cards" not in (sandbox.pod("none") or {})["metadata"].get("annotations", {})
 
 
-def test_a_card_in_an_init_container_is_refused_in_words(corner: Sandbox, running: Served) -> None:
+def test_a_card_in_an_init_container_is_refused_in_words(sandbox: Sandbox, running: Served) -> None:
     made = gpu.pod("early", 1)
     made["spec"]["initContainers"] = [{**made["spec"]["containers"][0], "name": "first"}]
     made["spec"]["containers"][0] = objects.pod("early")["spec"]["containers"][0]
-    corner.pods(made)
-    assert "container first is an init container" in corner.expect_event("early")
+    sandbox.pods(made)
+    assert "container first is an init container" in sandbox.expect_event("early")
 
 
-def test_a_victim_is_taken_only_where_its_card_helps(corner: Sandbox, running: Served) -> None:
+def test_a_victim_is_taken_only_where_its_card_helps(sandbox: Sandbox, running: Served) -> None:
     """On `g1` the small pods' cards stay too full without any one of them; where preemption helps, it happens."""
-    corner.pods(*(gpu.pod(name, 1, millicores=800) for name in ("low-1", "low-2")))
+    sandbox.pods(*(gpu.pod(name, 1, millicores=800) for name in ("low-1", "low-2")))
     for name in ("low-1", "low-2"):
-        corner.expect_bound(name)
+        sandbox.expect_bound(name)
     urgent = gpu.pod("urgent", 1, millicores=900)
     urgent["spec"] |= objects.pod("urgent", priority=100)["spec"] | {
         "containers": urgent["spec"]["containers"]
     }
-    corner.pods(urgent)
-    corner.expect_bound("urgent")
-    left = [name for name in ("low-1", "low-2") if corner.pod(name)]
+    sandbox.pods(urgent)
+    sandbox.expect_bound("urgent")
+    left = [name for name in ("low-1", "low-2") if sandbox.pod(name)]
     assert len(left) == 1
-    assert gpu.cards_of(corner.pod(left[0]) or {}) != gpu.cards_of(corner.pod("urgent") or {})
+    assert gpu.cards_of(sandbox.pod(left[0]) or {}) != gpu.cards_of(sandbox.pod("urgent") or {})
 
 
-def _bound(corner: Sandbox, names: list[str]) -> set[str]:
+def _bound(sandbox: Sandbox, names: list[str]) -> set[str]:
     found = set()
     for name in names:
         with contextlib.suppress(KeyError):
-            if (corner.pod(name) or {"spec": {}})["spec"]["nodeName"]:
+            if (sandbox.pod(name) or {"spec": {}})["spec"]["nodeName"]:
                 found.add(name)
     return found

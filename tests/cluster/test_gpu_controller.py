@@ -15,7 +15,7 @@ from tests.cluster import gpu, loopback, objects, replicas
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.loopback import Receive, Send
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import OWN_NAMESPACE, Served
 from tests.conformance.tas.between import Between
 
@@ -24,9 +24,9 @@ CENSUS = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-gpu-typical-po
 UNSCHEDULED = {"schedulerName": "nobody"}
 
 
-def put_ledger(corner: Sandbox, node: str, **entries: Object) -> None:
+def put_ledger(sandbox: Sandbox, node: str, **entries: Object) -> None:
     """What a process wrote that is gone."""
-    corner.api.create(
+    sandbox.api.create(
         {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -44,23 +44,23 @@ def entry(pod: str, seen: str) -> Object:
     return {"pod": pod, "cards": "card0", "seen": seen, "charged": [{f"{gpu.PREFIX}i915": 1}]}
 
 
-def path(corner: Sandbox, pod: str) -> str:
-    return f"/api/v1/namespaces/{corner.namespace}/pods/{pod}"
+def path(sandbox: Sandbox, pod: str) -> str:
+    return f"/api/v1/namespaces/{sandbox.namespace}/pods/{pod}"
 
 
 def test_a_claim_whose_bind_never_came_is_cleared_and_the_bind_refused_when_it_comes(
-    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    corner.nodes(gpu.node("g1", cards=1))
+    sandbox.nodes(gpu.node("g1", cards=1))
     waiting = gpu.pod("waiting")
-    corner.pods(waiting | {"spec": waiting["spec"] | UNSCHEDULED})
-    meta = (corner.pod("waiting") or {})["metadata"]
-    put_ledger(corner, "g1", **{meta["uid"]: entry(f"{corner.namespace}/waiting", meta["resourceVersion"])})
+    sandbox.pods(waiting | {"spec": waiting["spec"] | UNSCHEDULED})
+    meta = (sandbox.pod("waiting") or {})["metadata"]
+    put_ledger(sandbox, "g1", **{meta["uid"]: entry(f"{sandbox.namespace}/waiting", meta["resourceVersion"])})
     with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
-        wait("the entry is taken out", lambda: not gpu.ledger(corner, "g1") or None)
-        assert DROPPED in (corner.pod("waiting") or {})["metadata"]["annotations"]
+        wait("the entry is taken out", lambda: not gpu.ledger(sandbox, "g1") or None)
+        assert DROPPED in (sandbox.pod("waiting") or {})["metadata"]["annotations"]
         [told] = served.events("claim_dropped")
-        assert (told["pod"], told["why"]) == (f"{corner.namespace}/waiting", "unbound")
+        assert (told["pod"], told["why"]) == (f"{sandbox.namespace}/waiting", "unbound")
         late = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -68,43 +68,45 @@ def test_a_claim_whose_bind_never_came_is_cleared_and_the_bind_refused_when_it_c
             "target": {"apiVersion": "v1", "kind": "Node", "name": "g1"},
         }
         with pytest.raises(ApiError) as refused:
-            corner.api.request("POST", f"{path(corner, 'waiting')}/binding", json=late)
+            sandbox.api.request("POST", f"{path(sandbox, 'waiting')}/binding", json=late)
         assert refused.value.code == 409
-        corner.pods(gpu.pod("next"))
-        assert corner.expect_bound("next") == "g1"
+        sandbox.pods(gpu.pod("next"))
+        assert sandbox.expect_bound("next") == "g1"
 
 
-def test_the_ledger_of_a_node_that_is_gone_goes(plane: ControlPlane, corner: Sandbox, tmp_path: Path) -> None:
-    corner.nodes(gpu.node("g1"))
-    corner.pods(objects.running_on("g1", gpu.pod("runs")))
-    meta = (corner.pod("runs") or {})["metadata"]
-    put_ledger(corner, "g1", **{meta["uid"]: entry(f"{corner.namespace}/runs", meta["resourceVersion"])})
-    put_ledger(corner, "gone", somebody=entry(f"{corner.namespace}/left", "1"))
+def test_the_ledger_of_a_node_that_is_gone_goes(
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    sandbox.nodes(gpu.node("g1"))
+    sandbox.pods(objects.running_on("g1", gpu.pod("runs")))
+    meta = (sandbox.pod("runs") or {})["metadata"]
+    put_ledger(sandbox, "g1", **{meta["uid"]: entry(f"{sandbox.namespace}/runs", meta["resourceVersion"])})
+    put_ledger(sandbox, "gone", somebody=entry(f"{sandbox.namespace}/left", "1"))
     with gpu.extender(plane, tmp_path):
-        wait("it goes", lambda: corner.api.find(f"{LEASES}/gpu-gone") is None or None)
-    assert list(gpu.ledger(corner, "g1")) == [meta["uid"]]
+        wait("it goes", lambda: sandbox.api.find(f"{LEASES}/gpu-gone") is None or None)
+    assert list(gpu.ledger(sandbox, "g1")) == [meta["uid"]]
 
 
-def counted(corner: Sandbox) -> int:
+def counted(sandbox: Sandbox) -> int:
     """How many pods the count has."""
-    found = corner.api.find(CENSUS) or {"data": {}}
+    found = sandbox.api.find(CENSUS) or {"data": {}}
     days = [json.loads(text) for key, text in found["data"].items() if key.startswith("day-")]
     return sum(row["pods"] for rows in days for row in rows)
 
 
 def test_the_pods_that_come_are_counted_once_whoever_leads(
-    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    corner.api.delete(CENSUS)
-    corner.nodes(gpu.node("g1", shares=10))
-    corner.pods(gpu.pod("one"), gpu.pod("two"), objects.pod("plain"))
+    sandbox.api.delete(CENSUS)
+    sandbox.nodes(gpu.node("g1", shares=10))
+    sandbox.pods(gpu.pod("one"), gpu.pod("two"), objects.pod("plain"))
     with gpu.extender(plane, tmp_path):
-        wait("they are counted", lambda: counted(corner) == 2 or None)
+        wait("they are counted", lambda: counted(sandbox) == 2 or None)
     time.sleep(1.1)  # creation times are whole seconds
     with gpu.extender(plane, tmp_path) as served:
         served.wait_leading()
-        corner.pods(gpu.pod("three"))
-        wait("one more is counted", lambda: counted(corner) == 3 or None)
+        sandbox.pods(gpu.pod("three"))
+        wait("one more is counted", lambda: counted(sandbox) == 3 or None)
 
 
 class Lossy(Between):
@@ -151,27 +153,27 @@ def through(plane: ControlPlane, folder: Path, *more: str) -> Iterator[tuple[Ser
 
 
 def test_an_event_that_was_missed_is_found_and_mended(
-    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    corner.nodes(gpu.node("g1"), gpu.node("g2"))
+    sandbox.nodes(gpu.node("g1"), gpu.node("g2"))
     made = gpu.pod("missed")
     made["metadata"]["annotations"] = {gpu.CARDS: "card0"}
-    corner.pods(objects.running_on("g1", made))
-    put_ledger(corner, "g2")
+    sandbox.pods(objects.running_on("g1", made))
+    put_ledger(sandbox, "g2")
 
     def stir(number: list[int]) -> None:
         """Watches that say nothing else say how far they are once a minute."""
         number[0] += 1
         touched = {"metadata": {"annotations": {"touched": str(number[0])}}}
-        for one in ("/api/v1/nodes/g2", f"{LEASES}/gpu-g2", path(corner, "other")):
-            corner.api.patch(one, touched)
+        for one in ("/api/v1/nodes/g2", f"{LEASES}/gpu-g2", path(sandbox, "other")):
+            sandbox.api.patch(one, touched)
 
-    corner.pods(objects.running_on("g2", objects.pod("other")))
+    sandbox.pods(objects.running_on("g2", objects.pod("other")))
     with through(plane, tmp_path, "--gpu-check-period=3s") as (served, lossy):
         assert "g1" in replicas.held(served)
         lossy.swallows = [b'"DELETED"', b'"missed"']
-        corner.api.delete(path(corner, "missed"))
-        corner.expect_gone("missed")
+        sandbox.api.delete(path(sandbox, "missed"))
+        sandbox.expect_gone("missed")
         wait("the line is lost", lambda: lossy.swallowed or None)
         assert "g1" in replicas.held(served)
         count = [0]

@@ -12,7 +12,7 @@ from nodewise.agents.gpu.descheduling import LABEL
 from tests.cluster import descheduling, gpu, objects
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Served
 
 POLICY = Path(__file__).parent / "gpu-descheduler-policy.yaml"
@@ -21,123 +21,123 @@ OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "0
 
 
 @pytest.fixture
-def nodes(corner: Sandbox) -> None:
+def nodes(sandbox: Sandbox) -> None:
     labels = {f"{gpu.PREFIX}pci-groups": "0.1_2"}
     for name in ("g1", "g2"):
         made = gpu.node(name, cards=3, tiles=2)
         made["metadata"]["labels"] |= labels
-        corner.nodes(made)
+        sandbox.nodes(made)
 
 
 @pytest.fixture
-def running(plane: ControlPlane, corner: Sandbox, nodes: None, tmp_path: Path) -> Iterator[Served]:
+def running(plane: ControlPlane, sandbox: Sandbox, nodes: None, tmp_path: Path) -> Iterator[Served]:
     with gpu.extender(plane, tmp_path) as served:
         served.wait_leading()
         yield served
 
 
-def mark(corner: Sandbox, node: str, **labels: str | None) -> None:
+def mark(sandbox: Sandbox, node: str, **labels: str | None) -> None:
     """What a telemetry policy says of the node's cards."""
     named = {f"{POLICIES}/gas-{name.replace('__', '-')}": value for name, value in labels.items()}
-    corner.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": named}})
+    sandbox.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": named}})
 
 
 def put(
-    corner: Sandbox, name: str, cards: str, node: str = "g1", tiles: str = "", phase: str = "Running"
+    sandbox: Sandbox, name: str, cards: str, node: str = "g1", tiles: str = "", phase: str = "Running"
 ) -> None:
     """A pod of the older system, on a node already, without any label."""
     made = gpu.pod(name, 1, **({"tiles": 1} if tiles else {}))
     del made["metadata"]["labels"]
     made["metadata"]["annotations"] = {gpu.CARDS: cards} | ({"gas-container-tiles": tiles} if tiles else {})
     made["metadata"]["ownerReferences"] = [OWNER]
-    corner.pods(objects.running_on(node, made))
-    set_phase(corner, name, phase)
+    sandbox.pods(objects.running_on(node, made))
+    set_phase(sandbox, name, phase)
 
 
-def set_phase(corner: Sandbox, name: str, phase: str) -> None:
-    corner.api.patch(f"{path(corner, name)}/status", {"status": {"phase": phase}})
+def set_phase(sandbox: Sandbox, name: str, phase: str) -> None:
+    sandbox.api.patch(f"{path(sandbox, name)}/status", {"status": {"phase": phase}})
 
 
-def path(corner: Sandbox, name: str) -> str:
-    return f"/api/v1/namespaces/{corner.namespace}/pods/{name}"
+def path(sandbox: Sandbox, name: str) -> str:
+    return f"/api/v1/namespaces/{sandbox.namespace}/pods/{name}"
 
 
-def told(corner: Sandbox) -> set[str]:
-    found: list[Object] = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"]
+def told(sandbox: Sandbox) -> set[str]:
+    found: list[Object] = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
     return {one["metadata"]["name"] for one in found if one["metadata"].get("labels", {}).get(LABEL) == "gpu"}
 
 
-def expect_told(corner: Sandbox, *names: str) -> None:
-    wait(f"these are told to go: {names}", lambda: told(corner) == set(names) or None)
+def expect_told(sandbox: Sandbox, *names: str) -> None:
+    wait(f"these are told to go: {names}", lambda: told(sandbox) == set(names) or None)
 
 
-def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(corner: Sandbox, running: Served) -> None:
+def test_pods_of_the_card_are_told_and_no_longer_when_it_is_well(sandbox: Sandbox, running: Served) -> None:
     for name, card in (("a", "card0"), ("b", "card1"), ("c", "card2")):
-        put(corner, name, card)
-    put(corner, "other-node", "card0", "g2")
-    mark(corner, "g1", deschedule__pods__card0="true")
-    expect_told(corner, "a")
-    mark(corner, "g1", deschedule__pods__card0="PCI_GROUP")
-    expect_told(corner, "a", "b")
-    mark(corner, "g1", deschedule__pods__card0=None)
-    expect_told(corner)
+        put(sandbox, name, card)
+    put(sandbox, "other-node", "card0", "g2")
+    mark(sandbox, "g1", deschedule__pods__card0="true")
+    expect_told(sandbox, "a")
+    mark(sandbox, "g1", deschedule__pods__card0="PCI_GROUP")
+    expect_told(sandbox, "a", "b")
+    mark(sandbox, "g1", deschedule__pods__card0=None)
+    expect_told(sandbox)
 
 
-def test_pods_of_a_tile_are_told(corner: Sandbox, running: Served) -> None:
-    put(corner, "a", "card0", tiles="card0:gt0")
-    put(corner, "b", "card0", tiles="card0:gt1")
-    mark(corner, "g1", tile__deschedule__card0_gt1="true")
-    expect_told(corner, "b")
+def test_pods_of_a_tile_are_told(sandbox: Sandbox, running: Served) -> None:
+    put(sandbox, "a", "card0", tiles="card0:gt0")
+    put(sandbox, "b", "card0", tiles="card0:gt1")
+    mark(sandbox, "g1", tile__deschedule__card0_gt1="true")
+    expect_told(sandbox, "b")
 
 
 def test_a_pod_that_comes_to_the_card_later_is_told_when_it_is_bound(
-    corner: Sandbox, running: Served
+    sandbox: Sandbox, running: Served
 ) -> None:
-    mark(corner, "g1", deschedule__pods__card0="true")
-    put(corner, "late", "card0", phase="Pending")
-    expect_told(corner, "late")
-    put(corner, "later", "card0")
-    expect_told(corner, "late", "later")
+    mark(sandbox, "g1", deschedule__pods__card0="true")
+    put(sandbox, "late", "card0", phase="Pending")
+    expect_told(sandbox, "late")
+    put(sandbox, "later", "card0")
+    expect_told(sandbox, "late", "later")
 
 
-def test_a_label_that_a_tenant_takes_off_comes_back(corner: Sandbox, running: Served) -> None:
-    put(corner, "a", "card0")
-    mark(corner, "g1", deschedule__pods__card0="true")
-    expect_told(corner, "a")
-    corner.api.patch(path(corner, "a"), {"metadata": {"labels": {LABEL: None}}})
-    expect_told(corner, "a")
+def test_a_label_that_a_tenant_takes_off_comes_back(sandbox: Sandbox, running: Served) -> None:
+    put(sandbox, "a", "card0")
+    mark(sandbox, "g1", deschedule__pods__card0="true")
+    expect_told(sandbox, "a")
+    sandbox.api.patch(path(sandbox, "a"), {"metadata": {"labels": {LABEL: None}}})
+    expect_told(sandbox, "a")
 
 
 @pytest.mark.usefixtures("nodes")
 def test_what_was_told_before_a_restart_is_taken_back(
-    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    put(corner, "a", "card0")
-    corner.api.patch(path(corner, "a"), {"metadata": {"labels": {LABEL: "gpu", "mine": "stays"}}})
+    put(sandbox, "a", "card0")
+    sandbox.api.patch(path(sandbox, "a"), {"metadata": {"labels": {LABEL: "gpu", "mine": "stays"}}})
     with gpu.extender(plane, tmp_path):
-        expect_told(corner)
-    assert (corner.pod("a") or {})["metadata"]["labels"] == {"mine": "stays"}
+        expect_told(sandbox)
+    assert (sandbox.pod("a") or {})["metadata"]["labels"] == {"mine": "stays"}
 
 
-def test_a_pod_made_anew_under_the_name_is_not_touched(corner: Sandbox) -> None:
+def test_a_pod_made_anew_under_the_name_is_not_touched(sandbox: Sandbox) -> None:
     """The API server holds the patch to the uid in it."""
-    corner.nodes(gpu.node("g1"))
-    put(corner, "a", "card0")
+    sandbox.nodes(gpu.node("g1"))
+    put(sandbox, "a", "card0")
     with pytest.raises(ApiError) as refused:
-        corner.api.patch(path(corner, "a"), {"metadata": {"uid": "another", "labels": {LABEL: "gpu"}}})
+        sandbox.api.patch(path(sandbox, "a"), {"metadata": {"uid": "another", "labels": {LABEL: "gpu"}}})
     assert refused.value.code in {409, 422}
-    assert told(corner) == set()
+    assert told(sandbox) == set()
 
 
 def test_the_descheduler_evicts_who_is_told(
-    plane: ControlPlane, corner: Sandbox, running: Served, descheduler_program: Path
+    plane: ControlPlane, sandbox: Sandbox, running: Served, descheduler_program: Path
 ) -> None:
-    put(corner, "stays", "card1")
-    put(corner, "goes", "card0")
+    put(sandbox, "stays", "card1")
+    put(sandbox, "goes", "card0")
     assert descheduling.once(plane, descheduler_program, POLICY).evicted == 0
-    mark(corner, "g1", deschedule__pods__card0="true")
-    expect_told(corner, "goes")
+    mark(sandbox, "g1", deschedule__pods__card0="true")
+    expect_told(sandbox, "goes")
     # a pod has to be a second old
     wait("one is evicted", lambda: descheduling.once(plane, descheduler_program, POLICY).evicted or None)
-    corner.expect_gone("goes")
-    assert corner.pod("stays")
+    sandbox.expect_gone("goes")
+    assert sandbox.pod("stays")

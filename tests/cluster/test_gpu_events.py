@@ -7,41 +7,41 @@ import pytest
 
 from tests.cluster import gpu, objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.cluster.served import Served
 
 WHY = "Not enough GPU-resources for deployment"
 
 
 @pytest.fixture
-def running(plane: ControlPlane, corner: Sandbox, tmp_path: Path) -> Iterator[Served]:
+def running(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[Served]:
     """Two nodes on which every card is half full, and one whose cards are all taken out."""
-    corner.nodes(*(gpu.node(name, cards=2, shares=10, millicores=1000) for name in ("g1", "g2", "g3")))
+    sandbox.nodes(*(gpu.node(name, cards=2, shares=10, millicores=1000) for name in ("g1", "g2", "g3")))
     for name in ("g1", "g2"):
         made = gpu.pod(f"half-{name}", 2, millicores=1200)
         made["metadata"]["annotations"] = {gpu.CARDS: "card0,card1"}
-        corner.pods(objects.running_on(name, made))
+        sandbox.pods(objects.running_on(name, made))
     off = {f"telemetry.aware.scheduling.hot/gas-disable-card{number}": "true" for number in range(2)}
-    corner.api.patch("/api/v1/nodes/g3", {"metadata": {"labels": off}})
+    sandbox.api.patch("/api/v1/nodes/g3", {"metadata": {"labels": off}})
     with gpu.extender(plane, tmp_path) as served, plane.start_scheduler({"extenders": [gpu.entry(served)]}):
         yield served
 
 
-def test_reasons_are_grouped(corner: Sandbox, running: Served) -> None:
-    corner.pods(gpu.pod("train", 1, millicores=600))
-    assert corner.expect_event("train", "NoNodePasses") == (
+def test_reasons_are_grouped(sandbox: Sandbox, running: Served) -> None:
+    sandbox.pods(gpu.pod("train", 1, millicores=600))
+    assert sandbox.expect_event("train", "NoNodePasses") == (
         "none of 3 candidates passes: "
         f"2 {WHY}: will not fit: container main: no card has 600 gpu.intel.com/millicores left; "
         f"1 {WHY}: will not fit: container main: no card may be used"
     )
 
 
-def test_what_no_node_can_answer_is_said_of_all(corner: Sandbox, running: Served) -> None:
+def test_what_no_node_can_answer_is_said_of_all(sandbox: Sandbox, running: Served) -> None:
     made = gpu.pod("early", 1)
     made["spec"]["initContainers"] = [{**made["spec"]["containers"][0], "name": "first"}]
     made["spec"]["containers"][0] = objects.pod("early")["spec"]["containers"][0]
-    corner.pods(made)
-    told = corner.expect_event("early", "NoNodePasses")
+    sandbox.pods(made)
+    told = sandbox.expect_event("early", "NoNodePasses")
     assert told.startswith(
         f"none of 3 candidates passes: 3 {WHY}: bad args: container first is an init container"
     )

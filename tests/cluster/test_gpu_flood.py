@@ -10,7 +10,7 @@ from tests.cluster import gpu, replicas
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.replicas import History, Replicas
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 NODES, CARDS, PODS = 50, 8, 200
 MILLICORES = f"{gpu.PREFIX}millicores"
@@ -28,17 +28,17 @@ def wave(name: str) -> list[Object]:
 class Flood:
     """Waves of pods, and their history."""
 
-    def __init__(self, corner: Sandbox, made: Replicas, history: History) -> None:
-        self.corner = corner
+    def __init__(self, sandbox: Sandbox, made: Replicas, history: History) -> None:
+        self.sandbox = sandbox
         self.replicas = made
         self.history = history
 
     def submit(self, name: str) -> None:
         for pod in wave(name):
-            self.corner.api.request("POST", self.history.place, json=pod)
+            self.sandbox.api.request("POST", self.history.place, json=pod)
 
     def delete_all(self, grace_s: int) -> None:
-        self.corner.api.request("DELETE", self.history.place, params={"gracePeriodSeconds": str(grace_s)})
+        self.sandbox.api.request("DELETE", self.history.place, params={"gracePeriodSeconds": str(grace_s)})
 
     def expect_nothing_held(self) -> None:
         for one in self.replicas.running:
@@ -47,14 +47,14 @@ class Flood:
 
 
 @pytest.fixture
-def flood(plane: ControlPlane, corner: Sandbox, tmp_path: Path) -> Iterator[Flood]:
-    corner.nodes(*(gpu.node(f"n{number}", CARDS, shares=2, millicores=1000) for number in range(NODES)))
+def flood(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> Iterator[Flood]:
+    sandbox.nodes(*(gpu.node(f"n{number}", CARDS, shares=2, millicores=1000) for number in range(NODES)))
     with (
         replicas.behind_a_service(plane, tmp_path, 2) as made,
-        replicas.recorded(corner) as history,
+        replicas.recorded(sandbox) as history,
         plane.start_scheduler({"extenders": [made.entry()], "podInitialBackoffSeconds": 1}),
     ):
-        yield Flood(corner, made, history)
+        yield Flood(sandbox, made, history)
 
 
 def test_no_card_is_ever_given_twice_and_none_is_lost(flood: Flood) -> None:

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import httpx2
 import pytest
 
-from tests.cluster import admission, gpu, processes, rights, sandbox, served
+from tests.cluster import admission, gpu, processes, rights, sandboxes, served
 from tests.cluster.api import Object
 from tests.cluster.audit import AuditLog, Request
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Papers, Served
-from tests.cluster.shipping import ACCOUNT, HOST, NAMESPACE
 
 NODES = ("g1", "g2")
 EMPTIED = "telemetry.aware.scheduling.p/gas-deschedule-pods-card0"
@@ -26,17 +26,17 @@ class Run(NamedTuple):
 
     plane: ControlPlane
     log: AuditLog
-    corners: Sequence[Sandbox]
+    all_sandboxes: Sequence[Sandbox]
     replicas: Sequence[Served]
     papers: Papers
 
     def requests(self) -> list[Request]:
         return self.log.requests(ACCOUNT)
 
-    def bind(self, replica: Served, corner: Sandbox, name: str, node: str) -> str:
+    def bind(self, replica: Served, sandbox: Sandbox, name: str, node: str) -> str:
         """As kube-scheduler does; the error, empty for success."""
-        uid = (corner.pod(name) or {})["metadata"]["uid"]
-        asked = {"PodName": name, "PodNamespace": corner.namespace, "PodUID": uid, "Node": node}
+        uid = (sandbox.pod(name) or {})["metadata"]["uid"]
+        asked = {"PodName": name, "PodNamespace": sandbox.namespace, "PodUID": uid, "Node": node}
         context = self.papers.authority.client_context(self.papers.client)
         with httpx2.Client(verify=context, trust_env=False, timeout=30) as client:
             return str(client.post(f"{replica.url}/scheduler/bind", json=asked).json()["Error"])
@@ -50,40 +50,40 @@ class Run(NamedTuple):
             ):
                 return
             names = [f"p-{number}-{count}" for count in range(4)]
-            for corner in self.corners:
-                corner.pods(*map(gpu.pod, names))
-            places = [(corner, name) for corner in self.corners for name in names]
+            for sandbox in self.all_sandboxes:
+                sandbox.pods(*map(gpu.pod, names))
+            places = [(sandbox, name) for sandbox in self.all_sandboxes for name in names]
             with ThreadPoolExecutor(len(places)) as pool:
                 asked = [
-                    pool.submit(self.bind, self.replicas[at % 2], corner, name, NODES[at // 2 % 2])
-                    for at, (corner, name) in enumerate(places)
+                    pool.submit(self.bind, self.replicas[at % 2], sandbox, name, NODES[at // 2 % 2])
+                    for at, (sandbox, name) in enumerate(places)
                 ]
             assert {one.result() for one in asked} == {""}
         raise AssertionError("no replica ever was too late")
 
     def binds_that_fail(self) -> None:
         """Of pods that are being deleted: their entries go again, once the pods were changed."""
-        for corner, node in zip(self.corners, NODES, strict=True):
-            self._bind_of_a_leaving_pod(corner, node, f"leaving-{node}")
+        for sandbox, node in zip(self.all_sandboxes, NODES, strict=True):
+            self._bind_of_a_leaving_pod(sandbox, node, f"leaving-{node}")
 
-    def _bind_of_a_leaving_pod(self, corner: Sandbox, node: str, name: str) -> None:
+    def _bind_of_a_leaving_pod(self, sandbox: Sandbox, node: str, name: str) -> None:
         leaving = gpu.pod(name)
         leaving["metadata"]["finalizers"] = ["nodewise.io/test"]
-        corner.pods(leaving)
-        corner.api.delete(self._path(corner, name))
-        assert "being deleted" in self.bind(self.replicas[0], corner, name, node)
-        uid = (corner.pod(name) or {})["metadata"]["uid"]
-        wait("its entry is gone", lambda: uid not in gpu.ledger(corner, node, NAMESPACE) or None)
-        corner.api.patch(self._path(corner, name), {"metadata": {"finalizers": None}})
+        sandbox.pods(leaving)
+        sandbox.api.delete(self._path(sandbox, name))
+        assert "being deleted" in self.bind(self.replicas[0], sandbox, name, node)
+        uid = (sandbox.pod(name) or {})["metadata"]["uid"]
+        wait("its entry is gone", lambda: uid not in gpu.ledger(sandbox, node, NAMESPACE) or None)
+        sandbox.api.patch(self._path(sandbox, name), {"metadata": {"finalizers": None}})
 
     def cards_are_emptied(self) -> None:
         for node in NODES:
             self.plane.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {EMPTIED: "true"}}})
-        wait("pods are marked", lambda: all(map(self._is_marked, self.corners)) or None)
+        wait("pods are marked", lambda: all(map(self._is_marked, self.all_sandboxes)) or None)
 
     def pods_are_counted_again(self) -> None:
-        for corner in self.corners:
-            corner.pods(gpu.pod("one-more"))
+        for sandbox in self.all_sandboxes:
+            sandbox.pods(gpu.pod("one-more"))
 
         def is_counted() -> bool | None:
             verbs = {one.verb for one in self.requests() if one.resource == "configmaps" and one.code < 300}
@@ -92,19 +92,19 @@ class Run(NamedTuple):
         wait("the count is written again", is_counted, 120)
 
     def nodes_go(self) -> None:
-        for corner in self.corners:
-            corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods")
+        for sandbox in self.all_sandboxes:
+            sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods")
         for node in NODES:
             self.plane.api.delete(f"/api/v1/nodes/{node}")
         path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpu-"
         wait("ledgers are gone", lambda: not any(self.plane.api.find(path + node) for node in NODES) or None)
 
-    def _is_marked(self, corner: Sandbox) -> bool:
-        pods: list[Object] = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"]
+    def _is_marked(self, sandbox: Sandbox) -> bool:
+        pods: list[Object] = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
         return any(MARK in pod["metadata"].get("labels", {}) for pod in pods)
 
-    def _path(self, corner: Sandbox, name: str) -> str:
-        return f"/api/v1/namespaces/{corner.namespace}/pods/{name}"
+    def _path(self, sandbox: Sandbox, name: str) -> str:
+        return f"/api/v1/namespaces/{sandbox.namespace}/pods/{name}"
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def run(plane: ControlPlane, audit_log: AuditLog, tmp_path: Path) -> Iterator[Ru
     admission.wait_pods(plane.api, account.api)
     papers = Papers(tmp_path, HOST, processes.own_address())
     options = [*served.arguments(account, papers), f"--namespace={NAMESPACE}", "--agents=gpu", *gpu.FAST]
-    with sandbox.sandbox(plane) as first, sandbox.sandbox(plane) as second:
+    with sandboxes.created(plane) as first, sandboxes.created(plane) as second:
         first.nodes(*(gpu.node(name, 8, shares=100) for name in NODES))
         with (
             served.started(tmp_path, options, papers) as one,

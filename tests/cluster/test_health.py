@@ -12,24 +12,24 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster import descheduling, example, label_watch, objects, pipeline, served
+from tests.cluster import descheduling, health_example, label_watch, objects, pipeline, served
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.example import NODES, POLICY
+from tests.cluster.health_example import NODES, POLICY
 from tests.cluster.label_watch import Change
 from tests.cluster.monitoring import HEALTH, Monitoring
 from tests.cluster.pipeline import Measuring
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Served
 
 ADAPTER, DIRECT = "through the adapter", "straight from Prometheus"
 
 
 @pytest.fixture(params=[ADAPTER, DIRECT])
-def way(request: pytest.FixtureRequest, corner: Sandbox, measuring: Measuring) -> Iterator[str]:
+def way(request: pytest.FixtureRequest, sandbox: Sandbox, measuring: Measuring) -> Iterator[str]:
     """How values get to nodewise; every node is there, and well."""
-    corner.nodes(*(objects.node(name) for name in NODES))
-    with pipeline.registered(corner.api, *measuring) as both_ends:
+    sandbox.nodes(*(objects.node(name) for name in NODES))
+    with pipeline.registered(sandbox.api, *measuring) as both_ends:
         both_ends.monitoring.set(HEALTH, dict.fromkeys(NODES, 0))
         both_ends.wait_visible("health_metric", dict.fromkeys(NODES, "0"))
         yield request.param
@@ -43,7 +43,7 @@ def nodes(way: str, measuring: Measuring) -> Monitoring:
 
 def policy(way: str) -> Object:
     """The example's; without the adapter its rules name the series that the metric comes from."""
-    found = example.policy()
+    found = health_example.policy()
     if way == DIRECT:
         for strategy in found["spec"]["strategies"].values():
             strategy["rules"] = [rule | {"query": HEALTH} for rule in strategy["rules"]]
@@ -51,10 +51,10 @@ def policy(way: str) -> Object:
 
 
 @contextlib.contextmanager
-def serving(plane: ControlPlane, corner: Sandbox, way: str, folder: Path, *more: str) -> Iterator[Served]:
+def serving(plane: ControlPlane, sandbox: Sandbox, way: str, folder: Path, *more: str) -> Iterator[Served]:
     """nodewise with the policy and the metric, and with telemetry/scheduling on every node."""
-    served.define(corner.api)
-    corner.put(policy(way))
+    served.define(sandbox.api)
+    sandbox.put(policy(way))
     given = ["--advertise-resource=telemetry/scheduling=1000", *more]
     with served.extender(plane, folder, *given) as running:
         wait("the metric is known", lambda: running.fetched("health_metric") or None)
@@ -70,92 +70,98 @@ def source(way: str, measuring: Measuring) -> list[str]:
 
 @pytest.fixture
 def nodewise(
-    plane: ControlPlane, corner: Sandbox, way: str, source: list[str], tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, way: str, source: list[str], tmp_path: Path
 ) -> Iterator[Served]:
     """nodewise, and a kube-scheduler that asks it."""
     with (
-        serving(plane, corner, way, tmp_path, *source) as running,
+        serving(plane, sandbox, way, tmp_path, *source) as running,
         plane.start_scheduler({"extenders": [running.entry()]}),
     ):
         yield running
 
 
 @pytest.fixture
-def application(plane: ControlPlane, corner: Sandbox, nodewise: Served) -> Iterator[str]:
+def application(plane: ControlPlane, sandbox: Sandbox, nodewise: Served) -> Iterator[str]:
     """The demo application, and the node that it was placed on."""
     with plane.start_controller_manager("deployment-controller,replicaset-controller"):
-        corner.put(example.deployment())
-        yield example.placed(corner)
+        sandbox.put(health_example.deployment())
+        yield health_example.placed(sandbox)
 
 
-def labelled(corner: Sandbox) -> set[str]:
+def labelled(sandbox: Sandbox) -> set[str]:
     """The nodes that are marked as violating."""
-    found = corner.api.get("/api/v1/nodes", labelSelector=f"{POLICY}=violating")["items"]
+    found = sandbox.api.get("/api/v1/nodes", labelSelector=f"{POLICY}=violating")["items"]
     return {node["metadata"]["name"] for node in found}
 
 
-def until_labelled(corner: Sandbox, *wanted: str) -> None:
+def until_labelled(sandbox: Sandbox, *wanted: str) -> None:
     wait(
         f"{wanted} are labelled",
-        lambda: labelled(corner) == set(wanted) or None,
-        show=lambda: labelled(corner),
+        lambda: labelled(sandbox) == set(wanted) or None,
+        show=lambda: labelled(sandbox),
     )
 
 
-def suspended(corner: Sandbox) -> str:
+def suspended(sandbox: Sandbox) -> str:
     """The status of the policy's condition Suspended."""
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/{POLICY}"
-    conditions = corner.api.get(path).get("status", {}).get("conditions", [])
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/{POLICY}"
+    conditions = sandbox.api.get(path).get("status", {}).get("conditions", [])
     return next((str(one["status"]) for one in conditions if one["type"] == "Suspended"), "")
 
 
-def until_suspended(corner: Sandbox, wanted: str) -> None:
+def until_suspended(sandbox: Sandbox, wanted: str) -> None:
     wait(
-        f"Suspended is {wanted}", lambda: suspended(corner) == wanted or None, show=lambda: suspended(corner)
+        f"Suspended is {wanted}",
+        lambda: suspended(sandbox) == wanted or None,
+        show=lambda: suspended(sandbox),
     )
 
 
 def test_a_node_that_fails_is_drained_and_taken_back_when_it_is_well(
-    plane: ControlPlane, corner: Sandbox, nodes: Monitoring, application: str, descheduler_program: Path
+    plane: ControlPlane, sandbox: Sandbox, nodes: Monitoring, application: str, descheduler_program: Path
 ) -> None:
     with label_watch.watching(plane) as labels:
         nodes.set_health(application, 2)
-        until_labelled(corner, application)
+        until_labelled(sandbox, application)
         assert descheduling.once(plane, descheduler_program).evicted == 1
-        assert example.placed(corner) != application
+        assert health_example.placed(sandbox) != application
         assert descheduling.once(plane, descheduler_program).evicted == 0
         nodes.set_health(application, 0)
-        until_labelled(corner)
+        until_labelled(sandbox)
         marked, cleared = (None, "violating"), ("violating", None)
         labels.expect(Change(application, POLICY, *marked), Change(application, POLICY, *cleared))
 
 
 def test_a_pod_that_no_node_takes_is_placed_soon_after_one_is_well_again(
-    corner: Sandbox, nodes: Monitoring, nodewise: Served
+    sandbox: Sandbox, nodes: Monitoring, nodewise: Served
 ) -> None:
     nodes.set(HEALTH, dict.fromkeys(NODES, 1))
     for node in NODES:
-        wait(f"{node} is bad", lambda at=node: nodewise.rejects(corner.namespace, at, POLICY) or None)
-    corner.pods(example.pod("late"))
-    assert "3 telemetry policy" in corner.expect_event("late")
+        wait(f"{node} is bad", lambda at=node: nodewise.rejects(sandbox.namespace, at, POLICY) or None)
+    sandbox.pods(health_example.pod("late"))
+    assert "3 telemetry policy" in sandbox.expect_event("late")
     nodes.set_health(NODES[1], 0)
-    assert corner.expect_bound("late") == NODES[1]
+    assert sandbox.expect_bound("late") == NODES[1]
 
 
 def test_without_prometheus_verdicts_and_labels_hold_and_the_policy_says_so(
-    plane: ControlPlane, corner: Sandbox, nodes: Monitoring, way: str, source: list[str], tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, nodes: Monitoring, way: str, source: list[str], tmp_path: Path
 ) -> None:
     with (
-        serving(plane, corner, way, tmp_path, "--max-age=5s", *source) as running,
+        serving(plane, sandbox, way, tmp_path, "--max-age=5s", *source) as running,
         label_watch.watching(plane) as labels,
     ):
         nodes.set_health(NODES[1], 2)
-        until_labelled(corner, NODES[1])
+        until_labelled(sandbox, NODES[1])
         with nodes.without_prometheus():
-            until_suspended(corner, "True")
-            assert [running.rejects(corner.namespace, node, POLICY) for node in NODES] == [False, True, False]
+            until_suspended(sandbox, "True")
+            assert [running.rejects(sandbox.namespace, node, POLICY) for node in NODES] == [
+                False,
+                True,
+                False,
+            ]
             shown = httpx2.get(f"{running.health}/metrics").text
             assert re.search(r"(?m)^nodewise_rules_suspended [1-9]", shown)
-            assert "the last verdicts hold" in corner.expect_event(POLICY, "LostNodes")
-        until_suspended(corner, "False")
+            assert "the last verdicts hold" in sandbox.expect_event(POLICY, "LostNodes")
+        until_suspended(sandbox, "False")
     assert labels.changes == [Change(NODES[1], POLICY, None, "violating")]

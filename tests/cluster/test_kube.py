@@ -32,7 +32,7 @@ from tests.cluster.access import Server, rule
 from tests.cluster.big_list import Found
 from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.unit.kube.suite import (
     CONFIGMAP,
     ApiSuite,
@@ -54,8 +54,8 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 
 @pytest.fixture
-def space(corner: Sandbox) -> str:
-    return corner.namespace
+def space(sandbox: Sandbox) -> str:
+    return sandbox.namespace
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ async def test_a_watch_that_is_quiet_gets_bookmarks(api: HttpApi, space: str) ->
     assert events[0]["object"]["metadata"]["resourceVersion"].isdigit()
 
 
-async def test_a_watch_from_before_a_kind_was_known_is_expired(api: HttpApi, corner: Sandbox) -> None:
-    things = Resource(f"{corner.namespace}.example.com", "v1", "things", "Thing")
-    corner.create(definition_of(things))
+async def test_a_watch_from_before_a_kind_was_known_is_expired(api: HttpApi, sandbox: Sandbox) -> None:
+    things = Resource(f"{sandbox.namespace}.example.com", "v1", "things", "Thing")
+    sandbox.create(definition_of(things))
     await until_served(api, things)
     before = watching.Watching("1")
     async with aclosing(api.watch(things.path(), {"resourceVersion": before.version})) as lines:
@@ -137,9 +137,9 @@ async def test_a_watch_from_before_a_kind_was_known_is_expired(api: HttpApi, cor
             watching.line(before, await anext(lines))
 
 
-async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, corner: Sandbox) -> None:
-    things = Resource(f"{corner.namespace}.example.com", "v1", "things", "Thing")
-    corner.create(definition_of(things))
+async def test_a_version_that_is_no_longer_kept_is_listed_anew(api: HttpApi, sandbox: Sandbox) -> None:
+    things = Resource(f"{sandbox.namespace}.example.com", "v1", "things", "Thing")
+    sandbox.create(definition_of(things))
     await until_served(api, things)
     await api.create(things.path("default"), item("a") | {"apiVersion": things.api_version, "kind": "Thing"})
     reflector = Reflector(api, Target(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random)
@@ -172,12 +172,12 @@ async def until_served(api: HttpApi, resource: Resource) -> None:
                 return
 
 
-async def test_a_kind_that_is_installed_later_is_found(api: HttpApi, corner: Sandbox) -> None:
-    things = Resource(f"later.{corner.namespace}.example.com", "v1", "things", "Thing")
+async def test_a_kind_that_is_installed_later_is_found(api: HttpApi, sandbox: Sandbox) -> None:
+    things = Resource(f"later.{sandbox.namespace}.example.com", "v1", "things", "Thing")
     reflector = Reflector(api, Target(things, CONFIGMAP), SystemClock(), MetricsRegistry(), random.random)
     async with running(reflector.run()):
         await eventually(lambda: "404" in reflector.trouble)
-        corner.create(definition_of(things))
+        sandbox.create(definition_of(things))
         # its watches are refused for a moment after its first lists: "storage is (re)initializing"
         await eventually(lambda: reflector.synced and not reflector.trouble)
 

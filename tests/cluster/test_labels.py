@@ -10,54 +10,54 @@ from tests.cluster import access, label_watch, objects, served
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.label_watch import Change, LabelWatch
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import HOT, heated, policy
 
 PREFIX = "telemetry.aware.scheduling.pol"
 
 
 @pytest.fixture
-def labels(plane: ControlPlane, corner: Sandbox) -> Iterator[LabelWatch]:
+def labels(plane: ControlPlane, sandbox: Sandbox) -> Iterator[LabelWatch]:
     """Every change of the labels of the test's nodes."""
     with label_watch.watching(plane) as seen:
         yield seen
 
 
-def label(corner: Sandbox, node: str) -> dict[str, str]:
-    found: dict[str, str] = corner.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
+def label(sandbox: Sandbox, node: str) -> dict[str, str]:
+    found: dict[str, str] = sandbox.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
     return {key: value for key, value in found.items() if key != "kubernetes.io/hostname"}
 
 
-def until(corner: Sandbox, node: str, wanted: dict[str, str]) -> None:
+def until(sandbox: Sandbox, node: str, wanted: dict[str, str]) -> None:
     wait(
         f"{node} has {wanted}",
-        lambda: label(corner, node) == wanted or None,
-        show=lambda: label(corner, node),
+        lambda: label(sandbox, node) == wanted or None,
+        show=lambda: label(sandbox, node),
     )
 
 
 def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
     plane: ControlPlane,
-    corner: Sandbox,
+    sandbox: Sandbox,
     metrics: CustomMetrics,
     labels: LabelWatch,
     tmp_path: Path,
 ) -> None:
-    heated(corner, metrics, {"a": 90, "b": 50, "c": 95}, deschedule=[HOT])
+    heated(sandbox, metrics, {"a": 90, "b": 50, "c": 95}, deschedule=[HOT])
     with served.extender(plane, tmp_path):
-        until(corner, "a", {"pol": "violating"})
-        until(corner, "c", {"pol": "violating"})
+        until(sandbox, "a", {"pol": "violating"})
+        until(sandbox, "c", {"pol": "violating"})
         metrics.set("heat", {"a": 20, "b": 50, "c": 95})
-        until(corner, "a", {})
+        until(sandbox, "a", {})
         # what is no news changes nothing: an edit of the policy's metadata, a metric that fails, a node's annotation
-        path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
-        corner.api.patch(path, {"metadata": {"annotations": {"touched": "1"}}})
-        corner.annotate("c", "touched", "1")
+        path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/pol"
+        sandbox.api.patch(path, {"metadata": {"annotations": {"touched": "1"}}})
+        sandbox.annotate("c", "touched", "1")
         metrics.fail("heat")
     with served.extender(plane, tmp_path) as again:
         again.wait_leading()
         metrics.set("heat", {"a": 20, "b": 90, "c": 95})
-        until(corner, "b", {"pol": "violating"})
+        until(sandbox, "b", {"pol": "violating"})
     wait("all changes are seen", lambda: len(labels.of("pol")) >= 4 or None)
     changes = labels.of("pol")
     assert set(changes[:2]) == {Change("a", "pol", None, "violating"), Change("c", "pol", None, "violating")}
@@ -66,86 +66,86 @@ def test_a_node_is_labelled_while_it_violates_and_a_restart_moves_nothing(
 
 
 def test_labels_of_a_policy_that_went_while_nobody_looked_go_too(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
-    heated(corner, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
-    corner.nodes(objects.node("unmeasured"))
+    heated(sandbox, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
+    sandbox.nodes(objects.node("unmeasured"))
     with served.extender(plane, tmp_path):
-        until(corner, "a", {"pol": "violating", f"{PREFIX}/hot": "yes"})
-    corner.api.delete(f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol")
+        until(sandbox, "a", {"pol": "violating", f"{PREFIX}/hot": "yes"})
+    sandbox.api.delete(f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/pol")
     with served.extender(plane, tmp_path):
-        until(corner, "a", {})
+        until(sandbox, "a", {})
 
 
 def test_labels_of_a_policy_that_lost_trust_while_nobody_looked_go_too(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
-    heated(corner, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
+    heated(sandbox, metrics, {"a": 90}, deschedule=[HOT], labeling=[HOT | {"labels": ["hot=yes"]}])
     with served.extender(plane, tmp_path):
-        until(corner, "a", {"pol": "violating", f"{PREFIX}/hot": "yes"})
-    corner.trust(granted=False)
+        until(sandbox, "a", {"pol": "violating", f"{PREFIX}/hot": "yes"})
+    sandbox.trust(granted=False)
     with served.extender(plane, tmp_path):
-        until(corner, "a", {})
+        until(sandbox, "a", {})
 
 
 def test_labels_stay_while_nodewise_cannot_read_which_namespaces_are_trusted(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     """It is not ready and rejects all nodes, but takes no label away."""
-    heated(corner, metrics, {"a": 90}, deschedule=[HOT])
+    heated(sandbox, metrics, {"a": 90}, deschedule=[HOT])
     papers = served.Papers(tmp_path)
     with served.extender(plane, tmp_path, papers=papers):
-        until(corner, "a", {"pol": "violating"})
+        until(sandbox, "a", {"pol": "violating"})
     less = [rule for rule in served.rules() if "namespaces" not in rule["resources"]]
-    blind = plane.user(f"blind-{corner.namespace}", less)
+    blind = plane.user(f"blind-{sandbox.namespace}", less)
     access.grant(plane.api, blind.name, served.rules("Role"), served.OWN_NAMESPACE)
     with served.started(tmp_path, served.arguments(blind, papers), papers) as running:
         wait("it is named", lambda: "namespaces" in str(running.events("kube_lost")) or None)
         running.wait_leading()
         time.sleep(2)
         assert not running.is_ready()
-        assert running.rejects(corner.namespace, "a")
-        assert label(corner, "a") == {"pol": "violating"}
+        assert running.rejects(sandbox.namespace, "a")
+        assert label(sandbox, "a") == {"pol": "violating"}
 
 
 def test_a_label_of_somebody_else_is_left_alone_and_the_policy_says_so(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     marking = HOT | {"labels": ["hot=yes"]}
-    heated(corner, metrics, {"a": 90, "b": 10, "c": 90}, deschedule=[HOT], labeling=[marking])
+    heated(sandbox, metrics, {"a": 90, "b": 10, "c": 90}, deschedule=[HOT], labeling=[marking])
     mine = {"pol": "mine", "telemetry.aware.scheduling.other/x": "1"}
     for node in ("a", "b"):
-        corner.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": mine}})
+        sandbox.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": mine}})
     with served.extender(plane, tmp_path):
-        until(corner, "a", mine | {f"{PREFIX}/hot": "yes"})
-        until(corner, "c", {"pol": "violating", f"{PREFIX}/hot": "yes"})
+        until(sandbox, "a", mine | {f"{PREFIX}/hot": "yes"})
+        until(sandbox, "c", {"pol": "violating", f"{PREFIX}/hot": "yes"})
         wait(
             "the policy says so",
-            lambda: served.condition(corner, "LabelConflict")["status"] == "True" or None,
+            lambda: served.condition(sandbox, "LabelConflict")["status"] == "True" or None,
         )
-        assert "node a" in served.condition(corner, "LabelConflict")["message"]
+        assert "node a" in served.condition(sandbox, "LabelConflict")["message"]
         metrics.set("heat", {"a": 10, "b": 10, "c": 10})
-        until(corner, "a", mine)
-        until(corner, "c", {})
-        until(corner, "b", mine)
+        until(sandbox, "a", mine)
+        until(sandbox, "c", {})
+        until(sandbox, "b", mine)
 
 
 def test_labels_of_the_older_system_are_taken_over_without_a_gap(
     plane: ControlPlane,
-    corner: Sandbox,
+    sandbox: Sandbox,
     metrics: CustomMetrics,
     labels: LabelWatch,
     tmp_path: Path,
 ) -> None:
     """As it wrote them: a JSON patch by the manager `extender`."""
-    heated(corner, metrics, {"a": 90, "b": 10}, deschedule=[HOT])
-    corner.nodes(objects.node("unmeasured"))
+    heated(sandbox, metrics, {"a": 90, "b": 10}, deschedule=[HOT])
+    sandbox.nodes(objects.node("unmeasured"))
     add = [
         {"op": "add", "path": "/metadata/labels/pol", "value": "violating"},
         {"op": "add", "path": "/metadata/labels/telemetry.aware.scheduling.gone~1x", "value": "1"},
     ]
     for node in ("a", "b"):
-        corner.api.request(
+        sandbox.api.request(
             "PATCH",
             f"/api/v1/nodes/{node}",
             json=add,
@@ -154,11 +154,11 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
         )
     wait("the old labels were seen", lambda: len(labels.changes) == 4 or None)
     with served.extender(plane, tmp_path) as running:
-        until(corner, "a", {"pol": "violating"})
-        until(corner, "b", {})
+        until(sandbox, "a", {"pol": "violating"})
+        until(sandbox, "b", {})
         assert len(running.events("labels_taken_over")) == 2
         metrics.set("heat", {"a": 10, "b": 10})
-        until(corner, "a", {})
+        until(sandbox, "a", {})
     old = "telemetry.aware.scheduling.gone/x"
     gone = [Change("a", old, "1", None), Change("b", old, "1", None)]
     gone += [Change(node, "pol", "violating", None) for node in ("a", "b")]
@@ -168,38 +168,38 @@ def test_labels_of_the_older_system_are_taken_over_without_a_gap(
 
 def test_a_metric_that_stops_holds_labels_and_verdicts_and_says_so(
     plane: ControlPlane,
-    corner: Sandbox,
+    sandbox: Sandbox,
     metrics: CustomMetrics,
     labels: LabelWatch,
     tmp_path: Path,
 ) -> None:
-    heated(corner, metrics, {"a": 90, "b": 50, "c": 95}, deschedule=[HOT], dontschedule=[HOT])
+    heated(sandbox, metrics, {"a": 90, "b": 50, "c": 95}, deschedule=[HOT], dontschedule=[HOT])
     with served.extender(plane, tmp_path, "--max-age=5s") as running:
-        until(corner, "a", {"pol": "violating"})
-        until(corner, "c", {"pol": "violating"})
+        until(sandbox, "a", {"pol": "violating"})
+        until(sandbox, "c", {"pol": "violating"})
         metrics.fail("heat")
-        wait("it is suspended", lambda: served.condition(corner, "Suspended")["status"] == "True" or None)
-        assert "heat GreaterThan 80" in served.condition(corner, "Suspended")["message"]
-        assert running.rejects(corner.namespace, "a")
-        assert not running.rejects(corner.namespace, "b")
+        wait("it is suspended", lambda: served.condition(sandbox, "Suspended")["status"] == "True" or None)
+        assert "heat GreaterThan 80" in served.condition(sandbox, "Suspended")["message"]
+        assert running.rejects(sandbox.namespace, "a")
+        assert not running.rejects(sandbox.namespace, "b")
         metrics.set("heat", {"a": 10, "b": 50, "c": 95})
-        until(corner, "a", {})
-        wait("it is well again", lambda: served.condition(corner, "Suspended")["status"] == "False" or None)
+        until(sandbox, "a", {})
+        wait("it is well again", lambda: served.condition(sandbox, "Suspended")["status"] == "False" or None)
     wait("all changes are seen", lambda: len(labels.of("pol")) >= 3 or None)
     assert len(labels.of("pol")) == 3
 
 
 def test_an_extended_resource_is_kept_on_every_node(
     plane: ControlPlane,
-    corner: Sandbox,
+    sandbox: Sandbox,
     metrics: CustomMetrics,
     tmp_path: Path,
 ) -> None:
-    corner.nodes(objects.node("a"))
-    policy(corner, deschedule=[HOT])
+    sandbox.nodes(objects.node("a"))
+    policy(sandbox, deschedule=[HOT])
 
     def advertised(node: str) -> bool | None:
-        status = corner.api.get(f"/api/v1/nodes/{node}")["status"]
+        status = sandbox.api.get(f"/api/v1/nodes/{node}")["status"]
         found = {status[part].get("telemetry/scheduling") for part in ("capacity", "allocatable")}
         return found == {"1k"} or None
 
@@ -207,7 +207,7 @@ def test_an_extended_resource_is_kept_on_every_node(
         wait("a has it", lambda: advertised("a"))
         gone = [{"op": "remove", "path": "/status/capacity/telemetry~1scheduling"}]
         headers = {"Content-Type": "application/json-patch+json"}
-        corner.api.request("PATCH", "/api/v1/nodes/a/status", json=gone, headers=headers)
+        sandbox.api.request("PATCH", "/api/v1/nodes/a/status", json=gone, headers=headers)
         wait("a has it again", lambda: advertised("a"))
-        corner.nodes(objects.node("late"))
+        sandbox.nodes(objects.node("late"))
         wait("so has one that comes later", lambda: advertised("late"))

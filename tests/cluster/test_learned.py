@@ -11,7 +11,7 @@ from tests.cluster import access, objects, processes, served
 from tests.cluster.access import User
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import OWN_NAMESPACE, Papers, Served
 
 MEMORY = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/nodewise-memory"
@@ -44,10 +44,10 @@ def web(name: str, node: str = "") -> Object:
     return pod | {"spec": pod["spec"] | pinned}
 
 
-def fail(corner: Sandbox, name: str) -> None:
+def fail(sandbox: Sandbox, name: str) -> None:
     """What a kubelet writes when a pod's container ended for good."""
-    path = f"/api/v1/namespaces/{corner.namespace}/pods/{name}/status"
-    corner.api.patch(path, {"status": {"phase": "Failed"}})
+    path = f"/api/v1/namespaces/{sandbox.namespace}/pods/{name}/status"
+    sandbox.api.patch(path, {"status": {"phase": "Failed"}})
 
 
 def entry(nodewise: Served) -> Object:
@@ -56,48 +56,48 @@ def entry(nodewise: Served) -> Object:
 
 
 def test_pods_avoid_the_node_on_which_their_like_failed_also_after_a_restart(
-    plane: ControlPlane, corner: Sandbox, by: User, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, by: User, tmp_path: Path
 ) -> None:
-    corner.nodes(*objects.nodes("a b"))
+    sandbox.nodes(*objects.nodes("a b"))
     papers = Papers(tmp_path)
     with served.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise:
         nodewise.wait_leading()
         with plane.start_scheduler({"extenders": [entry(nodewise)]}):
             for number in range(3):
-                corner.pods(web(f"bad-{number}", "a"))
-                assert corner.expect_bound(f"bad-{number}") == "a"
-                fail(corner, f"bad-{number}")
-            wait("three failures are known", lambda: _tried(nodewise, corner) == 3 or None)
-            corner.pods(*(web(f"web-{number}") for number in range(4)))
-            assert {corner.expect_bound(f"web-{number}") for number in range(4)} == {"b"}
+                sandbox.pods(web(f"bad-{number}", "a"))
+                assert sandbox.expect_bound(f"bad-{number}") == "a"
+                fail(sandbox, f"bad-{number}")
+            wait("three failures are known", lambda: _tried(nodewise, sandbox) == 3 or None)
+            sandbox.pods(*(web(f"web-{number}") for number in range(4)))
+            assert {sandbox.expect_bound(f"web-{number}") for number in range(4)} == {"b"}
             scored = [one for one in nodewise.decisions("web-0") if one["verb"] == "prioritize"]
             told = scored[-1]["numbers"]["learned"]
             assert told["a"]["reward"] == pytest.approx(0.729, abs=1e-3)
             assert (told["a"]["tried"], told["a"]["type"]) == (3, "web")
             assert (told["b"]["tried"], told["b"]["missing"]) == (0, "never tried")
-    assert _kept(plane, corner)["a"][:2] == [pytest.approx(0.729, abs=1e-3), 3]
+    assert _kept(plane, sandbox)["a"][:2] == [pytest.approx(0.729, abs=1e-3), 3]
     with (
         served.extender(plane, tmp_path, AGENT, papers=papers, by=by) as nodewise,
         plane.start_scheduler({"extenders": [entry(nodewise)]}),
     ):
-        corner.pods(*(web(f"later-{number}") for number in range(4)))
-        assert {corner.expect_bound(f"later-{number}") for number in range(4)} == {"b"}
-        assert _tried(nodewise, corner) == 3
+        sandbox.pods(*(web(f"later-{number}") for number in range(4)))
+        assert {sandbox.expect_bound(f"later-{number}") for number in range(4)} == {"b"}
+        assert _tried(nodewise, sandbox) == 3
         nodewise.wait_leading()
-        fail(corner, "later-0")
-        wait("another failure is known", lambda: _tried(nodewise, corner, "b") or None)
-    assert _kept(plane, corner)["b"][1] == 1
+        fail(sandbox, "later-0")
+        wait("another failure is known", lambda: _tried(nodewise, sandbox, "b") or None)
+    assert _kept(plane, sandbox)["b"][1] == 1
 
 
-def _kept(plane: ControlPlane, corner: Sandbox) -> Object:
+def _kept(plane: ControlPlane, sandbox: Sandbox) -> Object:
     """What is remembered of the type web, by node."""
     found: Object = json.loads(plane.api.get(MEMORY)["data"]["learned.json"])["types"]
-    kept: Object = found[f"{corner.namespace}/web"]
+    kept: Object = found[f"{sandbox.namespace}/web"]
     return kept
 
 
-def _tried(nodewise: Served, corner: Sandbox, node: str = "a") -> int:
+def _tried(nodewise: Served, sandbox: Sandbox, node: str = "a") -> int:
     """How often the type web was tried on a node."""
     types = httpx2.get(f"{nodewise.health}/state/learned").json()["types"]
-    tried: int = types.get(f"{corner.namespace}/web", {}).get(node, {}).get("tried", 0)
+    tried: int = types.get(f"{sandbox.namespace}/web", {}).get(node, {}).get("tried", 0)
     return tried

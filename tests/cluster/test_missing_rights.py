@@ -6,21 +6,30 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster import access, looking, objects, processes, rights, sandbox, served, shipping
+from tests.cluster import (
+    access,
+    installation,
+    objects,
+    processes,
+    read_only_commands,
+    rights,
+    sandboxes,
+    served,
+)
 from tests.cluster.api import Api, path_of
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.installation import NAMESPACE, Shipped, pod, policy
 from tests.cluster.rights import Right
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Served
-from tests.cluster.shipping import NAMESPACE, Shipped, pod, policy
 
 
 @pytest.fixture(scope="module")
 def shipped(
     plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shipped]:
-    with shipping.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
+    with installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
         yield shipped
 
 
@@ -83,32 +92,32 @@ class Scene(NamedTuple):
     """A cluster in which every feature has something to do, and what is seen of each."""
 
     shipped: Shipped
-    corner: Sandbox
+    sandbox: Sandbox
     running: Served
     other: Sandbox
     """A namespace without trust at first, with the policy `granted`."""
 
     def enter(self) -> None:
         """What only a watch can tell."""
-        self.corner.nodes(objects.node("late"))
+        self.sandbox.nodes(objects.node("late"))
         self.other.trust()
-        self.corner.put(policy("second", "heat", "dontschedule"))
-        self.corner.pods(pod("waits", "pol"))
+        self.sandbox.put(policy("second", "heat", "dontschedule"))
+        self.sandbox.pods(pod("waits", "pol"))
         refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         said = refused | {"message": "0/2 nodes are available: 2 nodewise: starting"}
-        path = f"/api/v1/namespaces/{self.corner.namespace}/pods/waits/status"
-        self.corner.api.patch(path, {"status": {"conditions": [said]}})
+        path = f"/api/v1/namespaces/{self.sandbox.namespace}/pods/waits/status"
+        self.sandbox.api.patch(path, {"status": {"conditions": [said]}})
 
     def seen(self) -> set[str]:
         """The features that work."""
-        shipped, corner, running, _ = self
-        space = corner.namespace
+        shipped, sandbox, running, _ = self
+        space = sandbox.namespace
         a, b, late = (running.rejects(space, node, "pol") for node in ("a", "b", "late"))
-        known = corner.api.get(f"/apis/{EVENTS}/v1/namespaces/{space}/events")["items"]
+        known = sandbox.api.get(f"/apis/{EVENTS}/v1/namespaces/{space}/events")["items"]
         found = {
             "labels": shipped.labels("a").get("pol") == "violating",
             "new trust": shipped.labels("a").get("granted") == "violating",
-            "status": bool(served.status(corner, "pol")),
+            "status": bool(served.status(sandbox, "pol")),
             "advertise": shipped.advertises("b"),
             "wake": bool(running.events("woken")),
             "ready": running.is_ready(),
@@ -133,21 +142,21 @@ def named(right: Right) -> str:
 
 @pytest.mark.parametrize("right", WITHOUT, ids=named)
 def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
-    shipped: Shipped, corner: Sandbox, tmp_path: Path, right: Right
+    shipped: Shipped, sandbox: Sandbox, tmp_path: Path, right: Right
 ) -> None:
     said, lost = WITHOUT[right]
-    corner.nodes(*objects.nodes("a b"))
+    sandbox.nodes(*objects.nodes("a b"))
     shipped.label_as_the_older_system("a", "old")
     shipped.metrics.set("heat", {"a": 90, "b": 10, "late": 90})
-    corner.put(policy("pol", "heat", "dontschedule", "deschedule"))
-    lease(corner.api, there=right.verb == "update")
-    with sandbox.sandbox(shipped.plane, trusted=False) as other, shipped.missing(right):
+    sandbox.put(policy("pol", "heat", "dontschedule", "deschedule"))
+    lease(sandbox.api, there=right.verb == "update")
+    with sandboxes.created(shipped.plane, trusted=False) as other, shipped.missing(right):
         # before the start: without the watch of policies only the first list has it
         other.put(policy("granted", "heat", "deschedule"))
         with shipped.started(tmp_path) as running:
             if "ready" not in lost:
                 running.process.wait_ready(running.is_ready)
-            scene = Scene(shipped, corner, running, other)
+            scene = Scene(shipped, sandbox, running, other)
             scene.enter()
             wait(
                 "the rest works",
@@ -162,25 +171,25 @@ def test_a_right_that_is_missing_is_named_and_costs_only_what_it_is_for(
 
 
 def test_a_right_that_is_taken_and_given_back_needs_no_restart(
-    shipped: Shipped, corner: Sandbox, tmp_path: Path
+    shipped: Shipped, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    corner.nodes(*objects.nodes("a b"))
+    sandbox.nodes(*objects.nodes("a b"))
     shipped.metrics.set("heat", {"a": 90, "b": 10})
-    corner.put(policy("pol", "heat", "dontschedule", "deschedule"))
+    sandbox.put(policy("pol", "heat", "dontschedule", "deschedule"))
     with shipped.started(tmp_path) as running:
         wait("a is labelled", lambda: "pol" in shipped.labels("a") or None)
         patch = Right("patch", CORE, "nodes")
         with shipped.missing(patch):
             shipped.metrics.set("heat", {"a": 90, "b": 90})
             wait("it is named", lambda: words(patch) in str(running.events("controller_failed")) or None)
-            assert running.rejects(corner.namespace, "b", "pol")
+            assert running.rejects(sandbox.namespace, "b", "pol")
         wait("b is labelled", lambda: "pol" in shipped.labels("b") or None)
         get = Right("get", CUSTOM, "*")
         with shipped.missing(get):
             wait("it is named", lambda: words(get) in str(running.events("metric_failed")) or None)
             shipped.metrics.set("heat", {"a": 90, "b": 10})
-            assert running.rejects(corner.namespace, "b", "pol"), "the last value holds"
-        wait("b is cool", lambda: not running.rejects(corner.namespace, "b", "pol") or None)
+            assert running.rejects(sandbox.namespace, "b", "pol"), "the last value holds"
+        wait("b is cool", lambda: not running.rejects(sandbox.namespace, "b", "pol") or None)
         assert running.is_ready()
 
 
@@ -207,15 +216,15 @@ def test_every_right_of_a_reader_has_its_row() -> None:
 @pytest.fixture(scope="module")
 def decided(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A pod on its node that a replica was asked about."""
-    with sandbox.sandbox(shipped.plane) as corner:
-        corner.nodes(*objects.nodes("a b"))
+    with sandboxes.created(shipped.plane) as sandbox:
+        sandbox.nodes(*objects.nodes("a b"))
         shipped.metrics.set("heat", {"a": 90, "b": 10})
-        corner.put(policy("pol", "heat", "dontschedule"))
-        corner.pods(objects.running_on("b", pod("probe", "pol")))
+        sandbox.put(policy("pol", "heat", "dontschedule"))
+        sandbox.pods(objects.running_on("b", pod("probe", "pol")))
         with shipped.started(tmp_path_factory.mktemp("decided")) as running:
-            wait("heat is known", lambda: not running.rejects(corner.namespace, "b", "pol") or None)
-            corner.create(shipping.endpoint("decided", running.url))
-            yield f"{corner.namespace}/probe"
+            wait("heat is known", lambda: not running.rejects(sandbox.namespace, "b", "pol") or None)
+            sandbox.create(installation.endpoint("decided", running.url))
+            yield f"{sandbox.namespace}/probe"
 
 
 @pytest.mark.parametrize("right", READERS, ids=named)
@@ -226,6 +235,6 @@ def test_a_reader_is_told_which_right_is_missing(shipped: Shipped, decided: str,
     for role in served.manifest("reader.yaml"):
         less = rights.without(role["rules"], right)
         access.grant(plane.api, user.name, less, role["metadata"].get("namespace", ""))
-    more = (decided, *shipping.shown(shipped.papers)) if given is EXPLAIN else ()
-    done = looking.run(*given, *more, f"--kubeconfig={user.kubeconfig}")
+    more = (decided, *installation.shown(shipped.papers)) if given is EXPLAIN else ()
+    done = read_only_commands.run(*given, *more, f"--kubeconfig={user.kubeconfig}")
     assert (done.returncode, words(right) in done.stderr) == (code, True), done.stderr

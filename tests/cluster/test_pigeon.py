@@ -13,7 +13,7 @@ from tests.cluster import access, objects, processes, served
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import OWN_NAMESPACE, Served
 
 NODES = "a b c"
@@ -37,9 +37,9 @@ def room(running: Served, node: str, cpu_milli: int) -> bool:
     return bool(answer["Score"])
 
 
-def test_one_node_after_another_is_filled(plane: ControlPlane, corner: Sandbox, tmp_path: Path) -> None:
+def test_one_node_after_another_is_filled(plane: ControlPlane, sandbox: Sandbox, tmp_path: Path) -> None:
     """kube-scheduler by itself would spread them; a scheduler that goes by annotations would not know of the last."""
-    corner.nodes(*objects.nodes(NODES, cpu=str(CPU)))
+    sandbox.nodes(*objects.nodes(NODES, cpu=str(CPU)))
     how = ["--agents=pigeon", "--policy-objective=CONSOLIDATE", "--pigeon-usage=pods"]
     there: Counter[str] = Counter()
     with (
@@ -47,8 +47,8 @@ def test_one_node_after_another_is_filled(plane: ControlPlane, corner: Sandbox, 
         plane.start_scheduler({"extenders": [entry(running)]}),
     ):
         for number in range(2 * CPU):
-            corner.pods(objects.pod(f"web-{number}", cpu="1", memory="64Mi"))
-            node = corner.expect_bound(f"web-{number}")
+            sandbox.pods(objects.pod(f"web-{number}", cpu="1", memory="64Mi"))
+            node = sandbox.expect_bound(f"web-{number}")
             there[node] += 1
             left = 1000 * (CPU - there[node])
             wait("the pod counts", lambda node=node, left=left: not room(running, node, left + 1) or None)
@@ -84,16 +84,18 @@ def demand(running: Served) -> Any:
 
 
 @pytest.mark.usefixtures("forgotten")
-def test_what_pods_ask_for_outlives_the_process(plane: ControlPlane, corner: Sandbox, tmp_path: Path) -> None:
-    corner.nodes(*objects.nodes(NODES, cpu="32"))
+def test_what_pods_ask_for_outlives_the_process(
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    sandbox.nodes(*objects.nodes(NODES, cpu="32"))
     user = keeper(plane)
     with (
         served.extender(plane, tmp_path, "--agents=pigeon", by=user) as running,
         plane.start_scheduler({"extenders": [entry(running)]}),
     ):
         for number, cpu in enumerate(("1", "3")):
-            corner.pods(objects.pod(f"web-{number}", cpu=cpu, memory="1Gi"))
-            corner.expect_bound(f"web-{number}")
+            sandbox.pods(objects.pod(f"web-{number}", cpu=cpu, memory="1Gi"))
+            sandbox.expect_bound(f"web-{number}")
         before = wait("both have counted", lambda: demand(running) if demand(running)["pods"] == 2 else None)
     kept = plane.api.get(KEPT)["data"]
     assert json.loads(kept["pigeon.json"])["samples"] == 2

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import example, objects, served
+from tests.cluster import health_example, objects, served
 from tests.cluster import pipeline as way
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.example import NODES, POLICY
+from tests.cluster.health_example import NODES, POLICY
 from tests.cluster.pipeline import Pipeline
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Served
 
 WELL = dict.fromkeys(NODES, "0")
@@ -23,9 +23,9 @@ def seen(**others: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def measured(corner: Sandbox, pipeline: Pipeline) -> Pipeline:
+def measured(sandbox: Sandbox, pipeline: Pipeline) -> Pipeline:
     """The nodes of the example, all of them well."""
-    corner.nodes(*(objects.node(name) for name in NODES))
+    sandbox.nodes(*(objects.node(name) for name in NODES))
     for node in NODES:
         pipeline.set_health(node, 0)
     pipeline.wait_visible("health_metric", WELL)
@@ -33,20 +33,20 @@ def measured(corner: Sandbox, pipeline: Pipeline) -> Pipeline:
 
 
 @pytest.fixture
-def nodewise(plane: ControlPlane, corner: Sandbox, measured: Pipeline, tmp_path: Path) -> Iterator[Served]:
+def nodewise(plane: ControlPlane, sandbox: Sandbox, measured: Pipeline, tmp_path: Path) -> Iterator[Served]:
     """An extender that has read the example's policy and its metric."""
-    served.define(corner.api)
-    corner.put(example.policy())
+    served.define(sandbox.api)
+    sandbox.put(health_example.policy())
     with served.extender(plane, tmp_path) as running:
         wait("the metric is known", lambda: running.fetched("health_metric") or None)
         yield running
 
 
-def until(nodewise: Served, corner: Sandbox, node: str, *, rejected: bool) -> None:
+def until(nodewise: Served, sandbox: Sandbox, node: str, *, rejected: bool) -> None:
     """Until nodewise rejects a node, or does not any more."""
     wait(
         f"{node} is {'rejected' if rejected else 'let through'}",
-        lambda: nodewise.rejects(corner.namespace, node, POLICY) == rejected or None,
+        lambda: nodewise.rejects(sandbox.namespace, node, POLICY) == rejected or None,
     )
 
 
@@ -81,31 +81,31 @@ def test_what_the_adapter_makes_of_a_value(measured: Pipeline, written: str, arr
 
 
 def test_nodewise_rejects_the_node_that_falls_ill_and_takes_it_back(
-    plane: ControlPlane, corner: Sandbox, measured: Pipeline, nodewise: Served
+    plane: ControlPlane, sandbox: Sandbox, measured: Pipeline, nodewise: Served
 ) -> None:
     with plane.start_scheduler({"extenders": [nodewise.entry()]}):
         measured.set_health(BAD, 2)
         measured.set_health("rack1-a", 1)
-        until(nodewise, corner, BAD, rejected=True)
-        until(nodewise, corner, "rack1-a", rejected=True)
-        corner.pods(*(example.pod(f"demo-{number}") for number in range(3)))
-        assert {corner.expect_bound(f"demo-{number}") for number in range(3)} == {"rack2-a"}
+        until(nodewise, sandbox, BAD, rejected=True)
+        until(nodewise, sandbox, "rack1-a", rejected=True)
+        sandbox.pods(*(health_example.pod(f"demo-{number}") for number in range(3)))
+        assert {sandbox.expect_bound(f"demo-{number}") for number in range(3)} == {"rack2-a"}
         measured.set_health(BAD, 0)
         measured.set_health("rack2-a", 2)
-        until(nodewise, corner, BAD, rejected=False)
-        until(nodewise, corner, "rack2-a", rejected=True)
-        corner.pods(example.pod("late"))
-        assert corner.expect_bound("late") == BAD
+        until(nodewise, sandbox, BAD, rejected=False)
+        until(nodewise, sandbox, "rack2-a", rejected=True)
+        sandbox.pods(health_example.pod("late"))
+        assert sandbox.expect_bound("late") == BAD
 
 
 def test_without_prometheus_there_are_no_answers_and_nodewise_says_so(
-    corner: Sandbox, measured: Pipeline, nodewise: Served
+    sandbox: Sandbox, measured: Pipeline, nodewise: Served
 ) -> None:
     measured.set_health(BAD, 2)
-    until(nodewise, corner, BAD, rejected=True)
+    until(nodewise, sandbox, BAD, rejected=True)
     with measured.monitoring.without_prometheus():
         wait("the API has no answer", lambda: True if measured.values("health_metric") is None else None)
         [said] = wait("nodewise says so", lambda: nodewise.events("metric_failed") or None)
         assert said["metric"] == "health_metric"
-        assert nodewise.rejects(corner.namespace, BAD, POLICY), "what it knew last still holds"
+        assert nodewise.rejects(sandbox.namespace, BAD, POLICY), "what it knew last still holds"
     wait("nodewise has it back", lambda: nodewise.events("metric_back") or None)

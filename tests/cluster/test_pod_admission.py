@@ -12,7 +12,7 @@ import yaml
 
 from tests.cluster import admission, objects, programs, served
 from tests.cluster.api import Api, ApiError, Object, folder_of, path_of
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.unit.agents.telemetry.test_misspelt_label import MISSPELT, OTHERS
 
 RIGHT = {"telemetry-policy": "pol"}
@@ -43,32 +43,32 @@ def warnings(api: Api, obj: Object) -> list[str]:
     return answer.headers.get_list("warning")
 
 
-def bad_pod(corner: Sandbox) -> Object:
+def bad_pod(sandbox: Sandbox) -> Object:
     """A pod in the test's namespace that the policy reports."""
-    return in_namespace(corner, objects.pod("bad", labels={"telemetry-polcy": "pol"}))
+    return in_namespace(sandbox, objects.pod("bad", labels={"telemetry-polcy": "pol"}))
 
 
-def in_namespace(corner: Sandbox, obj: Object) -> Object:
-    return obj | {"metadata": obj["metadata"] | {"namespace": corner.namespace}}
+def in_namespace(sandbox: Sandbox, obj: Object) -> Object:
+    return obj | {"metadata": obj["metadata"] | {"namespace": sandbox.namespace}}
 
 
 @contextlib.contextmanager
-def enforced(corner: Sandbox, policy: Sequence[Object]) -> Iterator[None]:
+def enforced(sandbox: Sandbox, policy: Sequence[Object]) -> Iterator[None]:
     """An admission policy in effect, and in effect no longer afterwards."""
-    bad = bad_pod(corner)
+    bad = bad_pod(sandbox)
 
     def has_effect() -> bool:
-        return admission.is_denied(lambda: admission.try_create(corner.api, bad)) or bool(
-            warnings(corner.api, bad)
+        return admission.is_denied(lambda: admission.try_create(sandbox.api, bad)) or bool(
+            warnings(sandbox.api, bad)
         )
 
-    made = [corner.api.create(one) for one in policy]
+    made = [sandbox.api.create(one) for one in policy]
     try:
         wait("the policy has an effect", lambda: has_effect() or None)
         yield
     finally:
         for one in made:
-            corner.api.delete(path_of(one))
+            sandbox.api.delete(path_of(one))
         wait("the policy has no effect any more", lambda: None if has_effect() else True)
 
 
@@ -90,74 +90,74 @@ def workload(kind: str, labels: dict[str, str], limits: dict[str, str] | None = 
     return {"apiVersion": KINDS[kind], "kind": kind, "metadata": {"name": "shop"}, "spec": body}
 
 
-def kubectl(corner: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:
+def kubectl(sandbox: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:
     """kubectl in the test's namespace, whatever comes of it."""
     command = [
         str(programs.folder() / "kubectl"),
-        f"--kubeconfig={corner.plane.admin.kubeconfig}",
+        f"--kubeconfig={sandbox.plane.admin.kubeconfig}",
         "-n",
-        corner.namespace,
+        sandbox.namespace,
     ]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_misspelt_keys_are_reported_and_others_are_not(corner: Sandbox) -> None:
-    with enforced(corner, manifests()):
+def test_misspelt_keys_are_reported_and_others_are_not(sandbox: Sandbox) -> None:
+    with enforced(sandbox, manifests()):
         for key in MISSPELT:
-            pod = in_namespace(corner, objects.pod("web", labels={key: "pol"}))
-            [warning] = warnings(corner.api, pod)
+            pod = in_namespace(sandbox, objects.pod("web", labels={key: "pol"}))
+            [warning] = warnings(sandbox.api, pod)
             assert f'found the pod label \\"{key}\\", expected \\"telemetry-policy\\"' in warning
         for key in OTHERS:
-            assert warnings(corner.api, in_namespace(corner, objects.pod("web", labels={key: "pol"}))) == []
-        assert warnings(corner.api, in_namespace(corner, objects.pod("web"))) == []
+            assert warnings(sandbox.api, in_namespace(sandbox, objects.pod("web", labels={key: "pol"}))) == []
+        assert warnings(sandbox.api, in_namespace(sandbox, objects.pod("web"))) == []
         both = RIGHT | {"x/telemetry-policy": "pol"}
         pod = objects.pod("web", labels=both, limits=served.LIMITS)
-        assert warnings(corner.api, in_namespace(corner, pod)) == []
+        assert warnings(sandbox.api, in_namespace(sandbox, pod)) == []
 
 
-def test_a_policy_label_without_the_request_is_reported(corner: Sandbox) -> None:
-    pod = in_namespace(corner, objects.pod("web", labels=RIGHT))
+def test_a_policy_label_without_the_request_is_reported(sandbox: Sandbox) -> None:
+    pod = in_namespace(sandbox, objects.pod("web", labels=RIGHT))
     init = deepcopy(pod)
     asks = {"resources": {"limits": served.LIMITS, "requests": served.LIMITS}}
     init["spec"]["initContainers"] = [init["spec"]["containers"][0] | {"name": "first"} | asks]
-    with enforced(corner, manifests()):
-        [warning] = warnings(corner.api, pod)
+    with enforced(sandbox, manifests()):
+        [warning] = warnings(sandbox.api, pod)
         assert "no request for telemetry/scheduling, expected the limit telemetry/scheduling: 1" in warning
         assert "TASPolicy pol has no effect" in warning
-        assert warnings(corner.api, init) == []
-    with enforced(corner, manifests(resource="")):
-        assert warnings(corner.api, pod) == []
-    with enforced(corner, manifests(resource="example.com/mark")):
-        assert "no request for example.com/mark" in warnings(corner.api, init)[0]
+        assert warnings(sandbox.api, init) == []
+    with enforced(sandbox, manifests(resource="")):
+        assert warnings(sandbox.api, pod) == []
+    with enforced(sandbox, manifests(resource="example.com/mark")):
+        assert "no request for example.com/mark" in warnings(sandbox.api, init)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kubectl_apply_of_a_workload_prints_the_warning(corner: Sandbox, tmp_path: Path, kind: str) -> None:
+def test_kubectl_apply_of_a_workload_prints_the_warning(sandbox: Sandbox, tmp_path: Path, kind: str) -> None:
     file = tmp_path / "workload.yaml"
-    with enforced(corner, manifests()):
+    with enforced(sandbox, manifests()):
         file.write_text(yaml.safe_dump(workload(kind, {"telemetry-polcy": "pol"})))
-        done = kubectl(corner, "apply", "-f", str(file))
+        done = kubectl(sandbox, "apply", "-f", str(file))
         assert done.returncode == 0, done.stderr
         assert 'found the pod label "telemetry-polcy", expected "telemetry-policy"' in done.stderr
         assert "created" in done.stdout
-        again = kubectl(corner, "annotate", "-f", str(file), "a=b")
+        again = kubectl(sandbox, "annotate", "-f", str(file), "a=b")
         assert again.returncode == 0
         assert "telemetry-polcy" not in again.stderr
         file.write_text(yaml.safe_dump(workload(kind, RIGHT, served.LIMITS)))
-        fine = kubectl(corner, "create", "--dry-run=server", "-o", "name", "-f", str(file))
+        fine = kubectl(sandbox, "create", "--dry-run=server", "-o", "name", "-f", str(file))
         assert "found the pod label" not in fine.stderr
 
 
-def test_deny_refuses_pods_and_workloads(corner: Sandbox, tmp_path: Path) -> None:
+def test_deny_refuses_pods_and_workloads(sandbox: Sandbox, tmp_path: Path) -> None:
     file = tmp_path / "workload.yaml"
     file.write_text(yaml.safe_dump(workload("Deployment", RIGHT)))
-    before = corner.put(workload("Deployment", RIGHT) | {"metadata": {"name": "before"}})
-    with enforced(corner, manifests("Deny")):
+    before = sandbox.put(workload("Deployment", RIGHT) | {"metadata": {"name": "before"}})
+    with enforced(sandbox, manifests("Deny")):
         with pytest.raises(ApiError, match='expected "telemetry-policy"'):
-            corner.put(objects.pod("web", labels={"telemetry-polcy": "pol"}))
-        done = kubectl(corner, "apply", "-f", str(file))
+            sandbox.put(objects.pod("web", labels={"telemetry-polcy": "pol"}))
+        done = kubectl(sandbox, "apply", "-f", str(file))
         assert done.returncode == 1
         assert "no request for telemetry/scheduling" in done.stderr
-        scaled = corner.api.patch(path_of(before), {"spec": {"replicas": 0}})
+        scaled = sandbox.api.patch(path_of(before), {"spec": {"replicas": 0}})
         assert scaled["spec"]["replicas"] == 0
-        corner.pods(objects.pod("other"), served.pod("right"))
+        sandbox.pods(objects.pod("other"), served.pod("right"))

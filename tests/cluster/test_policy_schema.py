@@ -13,7 +13,7 @@ from tests.cluster import admission, programs, served
 from tests.cluster.api import JSON_PATCH, Api, ApiError
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import HOT
 
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/taspolicies.telemetry.intel.com"
@@ -49,28 +49,28 @@ def _takes(api: Api, obj: Any) -> bool:
 
 
 def test_a_stored_policy_with_a_misspelt_strategy_rejects_its_pods_and_says_so(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     """The pod of such a policy was bound to the node that the policy was meant to exclude."""
-    served.heated(corner, metrics, {"hot": 90}, dontschedule=[HOT])
+    served.heated(sandbox, metrics, {"hot": 90}, dontschedule=[HOT])
     with before_the_upgrade(plane.api):
-        corner.put(served.tas_policy("odd", MISSPELT))
+        sandbox.put(served.tas_policy("odd", MISSPELT))
     with (
         served.extender(plane, tmp_path) as nodewise,
         plane.start_scheduler({"extenders": [nodewise.entry()]}),
     ):
-        corner.pods(served.pod("web") | {"metadata": {"name": "web", "labels": {"telemetry-policy": "odd"}}})
-        message = corner.expect_event("web")
-        assert f"{corner.namespace}/odd: spec.strategies.dontSchedule: an unknown strategy" in message
+        sandbox.pods(served.pod("web") | {"metadata": {"name": "web", "labels": {"telemetry-policy": "odd"}}})
+        message = sandbox.expect_event("web")
+        assert f"{sandbox.namespace}/odd: spec.strategies.dontSchedule: an unknown strategy" in message
         assert 'did you mean "dontschedule"?' in message
-        corner.expect_stays_unbound("web")
+        sandbox.expect_stays_unbound("web")
 
 
-def test_a_stored_policy_can_be_read_changed_elsewhere_corrected_and_deleted(corner: Sandbox) -> None:
-    api = corner.api
+def test_a_stored_policy_can_be_read_changed_elsewhere_corrected_and_deleted(sandbox: Sandbox) -> None:
+    api = sandbox.api
     with before_the_upgrade(api):
-        made = corner.put(served.tas_policy("odd", MISSPELT))
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/odd"
+        made = sandbox.put(served.tas_policy("odd", MISSPELT))
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/odd"
     assert api.get(path)["spec"] == made["spec"]
     assert api.patch(path, {"metadata": {"labels": {"a": "b"}}})["metadata"]["labels"] == {"a": "b"}
     assert api.patch(f"{path}/status", {"status": {"violatingNodes": 1}})["status"] == {"violatingNodes": 1}
@@ -82,29 +82,29 @@ def test_a_stored_policy_can_be_read_changed_elsewhere_corrected_and_deleted(cor
     assert api.find(path) is None
 
 
-def test_a_stored_policy_with_an_unknown_field_can_be_changed_elsewhere(corner: Sandbox) -> None:
-    served.define(corner.api)
-    corner.put(served.tas_policy("odd", {"dontschedule": {"rules": [HOT | {"whenMissing": "reject"}]}}))
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/odd"
-    with served.refusing_unknown_fields(corner.api):
-        corner.api.patch(path, {"metadata": {"labels": {"a": "b"}}})
-        corner.api.patch(f"{path}/status", {"status": {"violatingNodes": 1}})
+def test_a_stored_policy_with_an_unknown_field_can_be_changed_elsewhere(sandbox: Sandbox) -> None:
+    served.define(sandbox.api)
+    sandbox.put(served.tas_policy("odd", {"dontschedule": {"rules": [HOT | {"whenMissing": "reject"}]}}))
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/odd"
+    with served.refusing_unknown_fields(sandbox.api):
+        sandbox.api.patch(path, {"metadata": {"labels": {"a": "b"}}})
+        sandbox.api.patch(f"{path}/status", {"status": {"violatingNodes": 1}})
         with pytest.raises(ApiError, match='did you mean "when_missing"'):
-            corner.api.patch(path, {"spec": {"strategies": {"labeling": {"rules": [HOT]}}}})
-        corner.api.patch(path, {"spec": {"strategies": {"dontschedule": {"rules": [HOT]}}}})
+            sandbox.api.patch(path, {"spec": {"strategies": {"labeling": {"rules": [HOT]}}}})
+        sandbox.api.patch(path, {"spec": {"strategies": {"dontschedule": {"rules": [HOT]}}}})
 
 
 @pytest.mark.parametrize("validation", ["strict", "warn", "ignore"])
 def test_kubectl_apply_is_refused_whatever_validation_it_asks_for(
-    corner: Sandbox, tmp_path: Path, validation: str
+    sandbox: Sandbox, tmp_path: Path, validation: str
 ) -> None:
     file = tmp_path / "policy.yaml"
     field = served.tas_policy("odd", {"dontschedule": {"rules": [HOT | {"maxAge": "90s"}]}})
     strategy = served.tas_policy("odder", MISSPELT)
     file.write_text(yaml.safe_dump_all([field, strategy]))
-    served.define(corner.api)
-    with served.refusing_unknown_fields(corner.api):
-        done = _kubectl(corner, "apply", f"--validate={validation}", "-f", str(file))
+    served.define(sandbox.api)
+    with served.refusing_unknown_fields(sandbox.api):
+        done = _kubectl(sandbox, "apply", f"--validate={validation}", "-f", str(file))
     assert done.returncode == 1
     assert 'found field "maxAge", expected one of metricname,' in done.stderr
     assert 'did you mean "max_age"?' in done.stderr
@@ -112,7 +112,7 @@ def test_kubectl_apply_is_refused_whatever_validation_it_asks_for(
     assert 'did you mean "dontschedule"?' in done.stderr
 
 
-def test_the_largest_policy_that_the_definition_takes_is_within_the_cost_limits(corner: Sandbox) -> None:
+def test_the_largest_policy_that_the_definition_takes_is_within_the_cost_limits(sandbox: Sandbox) -> None:
     full = HOT | {
         "labels": [f"a{number}=b" for number in range(64)],
         "when_missing": "reject",
@@ -121,19 +121,19 @@ def test_the_largest_policy_that_the_definition_takes_is_within_the_cost_limits(
     }
     rules = {"logicalOperator": "allOf", "policyName": "p", "rules": [full] * 100}
     whole = dict.fromkeys(("dontschedule", "scheduleonmetric", "deschedule", "labeling"), rules)
-    served.define(corner.api)
-    with served.refusing_unknown_fields(corner.api):
-        admission.try_create(corner.api, served.tas_policy("large", whole, corner.namespace))
+    served.define(sandbox.api)
+    with served.refusing_unknown_fields(sandbox.api):
+        admission.try_create(sandbox.api, served.tas_policy("large", whole, sandbox.namespace))
 
 
-def _kubectl(corner: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _kubectl(sandbox: Sandbox, *arguments: str) -> subprocess.CompletedProcess[str]:
     """kubectl in the test's namespace, whatever comes of it."""
-    plane = corner.plane
+    plane = sandbox.plane
     command = [
         programs.folder() / "kubectl",
         f"--kubeconfig={plane.admin.kubeconfig}",
         "-n",
-        corner.namespace,
+        sandbox.namespace,
     ]
     return subprocess.run(
         [*map(str, command), *arguments], capture_output=True, text=True, timeout=60, check=False

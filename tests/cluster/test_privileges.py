@@ -8,19 +8,19 @@ import pytest
 from tests.cluster import (
     access,
     custom_metrics,
-    looking,
+    installation,
     objects,
+    read_only_commands,
     rights,
-    sandbox,
+    sandboxes,
     served,
-    shipping,
 )
 from tests.cluster.api import Object
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.installation import ACCOUNT, HOST, NAMESPACE, Shipped, pod, policy
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Served
-from tests.cluster.shipping import ACCOUNT, HOST, NAMESPACE, Shipped, pod, policy
 
 READER = "reader"
 EVERYBODYS = "system:discovery"
@@ -31,7 +31,7 @@ EVERYBODYS = "system:discovery"
 def shipped(
     plane: ControlPlane, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shipped]:
-    with shipping.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
+    with installation.installed(plane, audit_log, tmp_path_factory.mktemp("shipped")) as shipped:
         yield shipped
 
 
@@ -95,12 +95,16 @@ class Run(NamedTuple):
         access.bind(plane.api, user.name, "nodewise-reader")
         access.bind(plane.api, user.name, "nodewise-reader", NAMESPACE)
         for one in (self.filters, self.scores):
-            self.first.create(shipping.endpoint(f"replica-{one.process.pid}", one.url))
+            self.first.create(installation.endpoint(f"replica-{one.process.pid}", one.url))
         by = f"--kubeconfig={user.kubeconfig}"
         for named in (f"{self.first.namespace}/web", f"{self.second.namespace}/shop"):
-            done = looking.run("explain", named, by, *shipping.shown(self.shipped.papers), "-o", "json")
-            assert [one["found"] > 0 for one in looking.told(done)["replicas"]] == [True, True]
-        found = looking.told(looking.run("decide", "--cluster", "--running", by, "-o", "json"))
+            done = read_only_commands.run(
+                "explain", named, by, *installation.shown(self.shipped.papers), "-o", "json"
+            )
+            assert [one["found"] > 0 for one in read_only_commands.told(done)["replicas"]] == [True, True]
+        found = read_only_commands.told(
+            read_only_commands.run("decide", "--cluster", "--running", by, "-o", "json")
+        )
         assert {one["stays"] for one in found["decisions"]} == {True}
 
 
@@ -108,7 +112,7 @@ class Run(NamedTuple):
 def recorded(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
     """The log of a run in which nodewise did all that it can do."""
     folder = tmp_path_factory.mktemp("replicas")
-    with sandbox.sandbox(shipped.plane) as first, sandbox.sandbox(shipped.plane) as second:
+    with sandboxes.created(shipped.plane) as first, sandboxes.created(shipped.plane) as second:
         first.nodes(*objects.nodes("a b c"))
         for node in ("a", "b"):
             shipped.label_as_the_older_system(node, "cool")

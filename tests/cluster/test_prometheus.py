@@ -16,10 +16,10 @@ import yaml
 from nodewise.errors import NodewiseError
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import Want
-from tests.cluster import looking, objects, packages, prometheus
+from tests.cluster import objects, packages, prometheus, read_only_commands
 from tests.cluster.api import Object
 from tests.cluster.certificates import Authority
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.unit.metrics.prometheus_double import Given
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
 
@@ -64,7 +64,9 @@ def decide(url: str, folder: Path, **fields: str) -> Object:
     nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in ("hot", "warm")]
     file = folder / "objects.yaml"
     file.write_text(yaml.safe_dump_all([namespace, *nodes, policy, pod]))
-    done = looking.run("decide", str(file), "--metrics=prometheus", f"--prometheus-url={url}", "-o", "json")
+    done = read_only_commands.run(
+        "decide", str(file), "--metrics=prometheus", f"--prometheus-url={url}", "-o", "json"
+    )
     decision: Object = json.loads(done.stdout)["decisions"][0]
     return decision
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.cluster import served, steady
+from tests.cluster import served, steady_load
 from tests.cluster.certificates import Authority, Issued
-from tests.cluster.resuming import REFUSED, RESUMED, SERVED, Resumer, resumed
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.cluster.served import ROOT, Served
-from tests.cluster.steady import Identity
+from tests.cluster.steady_load import Identity
+from tests.cluster.tls_resumption import REFUSED, RESUMED, SERVED, Resumer, resumed
 
 HOSTS = ("127.0.0.1", "localhost")
 
@@ -118,7 +118,7 @@ def test_the_servers_certificate_is_replaced(
         until_failing(nodewise, "serving", f"{site.papers.server.key} does not match")
         load.goes_on()
 
-    with steady.load(nodewise, site.identity) as load:
+    with steady_load.load(nodewise, site.identity) as load:
         if way is swapped:
             site.papers.server.swap(Issued(*(path.read_bytes() for path in site.papers.server)))
         for _ in range(3):
@@ -149,7 +149,7 @@ def test_a_broken_pair_is_told_and_the_old_one_serves_on(site: Site, nodewise: S
     pair = site.papers.server
     before = Issued(*(path.read_bytes() for path in pair)).serial
     ends_s = metric(nodewise, "tls_certificate_expires_seconds", "serving")
-    with steady.load(nodewise, site.identity) as load:
+    with steady_load.load(nodewise, site.identity) as load:
         for make, words in BROKEN.values():
             pair.write(make(site))
             until_failing(nodewise, "serving", words.format(cert=pair.cert, key=pair.key))
@@ -163,7 +163,7 @@ def test_a_broken_pair_is_told_and_the_old_one_serves_on(site: Site, nodewise: S
 
 
 def test_a_broken_client_ca_is_told_and_the_old_one_holds(site: Site, nodewise: Served) -> None:
-    with steady.load(nodewise, site.identity) as load:
+    with steady_load.load(nodewise, site.identity) as load:
         for broken in (b"", b"\x00garbage", site.ca.issued("late", days=-1).cert):
             site.bundle.write_bytes(broken)
             wait("it is told", lambda: metric(nodewise, "tls_reload_failing", "client_ca") or None)
@@ -180,7 +180,7 @@ def test_a_broken_client_ca_is_told_and_the_old_one_holds(site: Site, nodewise: 
 
 def test_a_clients_certificate_is_replaced(site: Site, nodewise: Served) -> None:
     """Nobody tells nodewise of it: old connections are closed with an answer, and new ones show the new one."""
-    with steady.load(nodewise, site.identity) as load:
+    with steady_load.load(nodewise, site.identity) as load:
         since_s = time.monotonic()
         site.papers.client.swap(site.ca.issued("system:kube-scheduler", days=400))
         site.papers.server.replace(site.server_pair())
@@ -202,8 +202,8 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(site: Site, 
     old, new = site.ca, Authority(site.folder, "new-ca")
     left = Identity(site.folder / "both.crt", old.issue("left-behind"))
     left.trusted.write_bytes(old.ca_pem + new.ca_pem)
-    with steady.load(nodewise, site.identity) as load, contextlib.ExitStack() as stack:
-        resumers = [Resumer(nodewise, left, version) for version in steady.VERSIONS]
+    with steady_load.load(nodewise, site.identity) as load, contextlib.ExitStack() as stack:
+        resumers = [Resumer(nodewise, left, version) for version in steady_load.VERSIONS]
         # OpenSSL keeps sessions of TLS 1.2 by their id; tickets, of either version, are never given
         assert [resumer.tries() for resumer in resumers] == [RESUMED, SERVED]
         site.trust(old, new)
@@ -218,11 +218,11 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(site: Site, 
         load.sees(fresh.serial)
         load.opens_anew(since_s)
         open_ = [
-            stack.enter_context(contextlib.closing(steady.connection(nodewise, left.context(version))))
-            for version in steady.VERSIONS
+            stack.enter_context(contextlib.closing(steady_load.connection(nodewise, left.context(version))))
+            for version in steady_load.VERSIONS
         ]
         for one in open_:
-            assert steady.ask(one)
+            assert steady_load.ask(one)
         assert [resumer.tries() for resumer in resumers] == [SERVED, SERVED]
 
         site.bundle.write_bytes(new.ca_pem)
@@ -230,9 +230,9 @@ def test_the_ca_is_replaced_and_who_has_only_the_old_one_is_refused(site: Site, 
         for one in open_:
             assert one.sock.recv(1) == b"", "an open connection of the removed CA is closed"
         assert [resumer.tries() for resumer in resumers] == [REFUSED, REFUSED]
-        for version in steady.VERSIONS:
+        for version in steady_load.VERSIONS:
             with pytest.raises((OSError, http.client.HTTPException)):
-                steady.ask(steady.connection(nodewise, left.context(version)))
+                steady_load.ask(steady_load.connection(nodewise, left.context(version)))
         load.goes_on()
     reasons = {line["reason"] for line in nodewise.events("connection_ended")}
     assert reasons == {"client_ca_changed", "unknown_ca"}
@@ -243,7 +243,7 @@ def reloads(nodewise: Served, certificate: str) -> int:
     return len([one for one in nodewise.events("tls_reloaded") if one["certificate"] == certificate])
 
 
-@pytest.mark.parametrize("version", steady.VERSIONS, ids=lambda version: version.name)
+@pytest.mark.parametrize("version", steady_load.VERSIONS, ids=lambda version: version.name)
 def test_the_client_that_tries_to_resume_can_do_so_where_a_server_lets_it(
     site: Site, version: ssl.TLSVersion
 ) -> None:

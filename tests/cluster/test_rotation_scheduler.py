@@ -23,7 +23,7 @@ from tests.cluster.api import Object
 from tests.cluster.certificates import Authority
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, node_of, scheduled, wait
+from tests.cluster.sandboxes import Sandbox, node_of, scheduled, wait
 from tests.cluster.served import Served, policy
 from tests.cluster.test_rotation import HOSTS, clients_end_after, metric, reloads
 
@@ -62,12 +62,12 @@ def rotating(tmp_path: Path) -> Rotating:
 
 @pytest.fixture
 def nodewise(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, rotating: Rotating
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, rotating: Rotating
 ) -> Iterator[Served]:
     """nodewise with a policy that leaves one node of two."""
-    corner.nodes(*(objects.node(name, cpu="400") for name in "ab"))
+    sandbox.nodes(*(objects.node(name, cpu="400") for name in "ab"))
     metrics.set("heat", {"a": 90, "b": 10})
-    policy(corner, dontschedule=[HOT])
+    policy(sandbox, dontschedule=[HOT])
     flags = (f"--client-ca={rotating.bundle}", "--reload-period=100ms", "--connection-age=1s")
     with served.extender(plane, rotating.folder, *flags, papers=rotating.papers) as running:
         wait("the metric is known", lambda: running.fetched("heat") or None)
@@ -81,10 +81,10 @@ def pod(name: str) -> Object:
 class Stream:
     """Pods that are made one after another, until it is over."""
 
-    def __init__(self, corner: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox) -> None:
         self.made: list[str] = []
         self.over = threading.Event()
-        self._corner = corner
+        self._corner = sandbox
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -107,26 +107,26 @@ class Stream:
 
 
 @contextmanager
-def stream(corner: Sandbox) -> Iterator[Stream]:
+def stream(sandbox: Sandbox) -> Iterator[Stream]:
     """Pods from here to the end of the block: all bound, and not a word of a failed attempt."""
-    made = Stream(corner)
+    made = Stream(sandbox)
     try:
         made.goes_on()
         yield made
     finally:
         made.stop()
     for name in made.made:
-        assert corner.expect_bound(name) == "b"
-    path = f"/api/v1/namespaces/{corner.namespace}/events"
-    failed = corner.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
+        assert sandbox.expect_bound(name) == "b"
+    path = f"/api/v1/namespaces/{sandbox.namespace}/events"
+    failed = sandbox.api.get(path, fieldSelector="reason=FailedScheduling")["items"]
     assert [event["message"] for event in failed] == []
 
 
 def test_a_scheduler_binds_on_while_everything_but_its_ca_file_is_replaced(
-    plane: ControlPlane, corner: Sandbox, nodewise: Served, rotating: Rotating
+    plane: ControlPlane, sandbox: Sandbox, nodewise: Served, rotating: Rotating
 ) -> None:
     """And the CA of its client certificate among it: kube-scheduler reads that anew for each new connection."""
-    with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}), stream(corner) as pods:
+    with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}), stream(sandbox) as pods:
         rotating.renew_server(rotating.old)
         wait("it is served", lambda: reloads(nodewise, "serving") == 1 or None)
         pods.goes_on()
@@ -148,22 +148,22 @@ def test_a_scheduler_binds_on_while_everything_but_its_ca_file_is_replaced(
 
 
 def test_a_scheduler_reads_its_ca_file_once(
-    plane: ControlPlane, corner: Sandbox, nodewise: Served, rotating: Rotating
+    plane: ControlPlane, sandbox: Sandbox, nodewise: Served, rotating: Rotating
 ) -> None:
     """So a new CA of ours is in that file, and the scheduler started anew, before our certificate comes from it."""
     with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}):
-        corner.pods(pod("before"))
-        corner.expect_bound("before")
+        sandbox.pods(pod("before"))
+        sandbox.expect_bound("before")
         rotating.trusted.write_bytes(rotating.old.ca_pem + rotating.new.ca_pem)
         rotating.renew_server(rotating.new)
         wait("it is served", lambda: reloads(nodewise, "serving") == 1 or None)
-        corner.pods(pod("early"))  # a call may go through on the connection that is still open
-        wait("it is decided", lambda: node_of(corner.pod("early")) or scheduled(corner.pod("early")))
-        corner.pods(pod("late"))
-        assert "certificate signed by unknown authority" in corner.expect_rejected("late")
-        corner.expect_stays_unbound("late", 1)
+        sandbox.pods(pod("early"))  # a call may go through on the connection that is still open
+        wait("it is decided", lambda: node_of(sandbox.pod("early")) or scheduled(sandbox.pod("early")))
+        sandbox.pods(pod("late"))
+        assert "certificate signed by unknown authority" in sandbox.expect_rejected("late")
+        sandbox.expect_stays_unbound("late", 1)
     with plane.start_scheduler({"extenders": [rotating.entry(nodewise)]}):
-        assert corner.expect_bound("late") == "b"
+        assert sandbox.expect_bound("late") == "b"
     assert nodewise.events("connection_ended")[0]["reason"] in {"distrusted", "abandoned"}
 
 
@@ -209,7 +209,7 @@ async def until_known_as(api: HttpApi, name: str) -> None:
 
 
 def test_calls_and_watches_come_with_the_certificate_that_is_in_the_file_now(
-    plane: ControlPlane, corner: Sandbox, robot: User
+    plane: ControlPlane, sandbox: Sandbox, robot: User
 ) -> None:
     second = Renewed(plane, robot.name)
 
@@ -218,12 +218,12 @@ def test_calls_and_watches_come_with_the_certificate_that_is_in_the_file_now(
         assert await who_we_are(api) == robot.name
         version = msgspec.json.decode(await api.get(NODES.path()))["metadata"]["resourceVersion"]
         async with aclosing(api.watch(NODES.path(), {"resourceVersion": version})) as lines:
-            corner.nodes(objects.node("one"))
+            sandbox.nodes(objects.node("one"))
             assert b'"one"' in await anext(lines)
             second.take_over(robot)
             await until_known_as(api, second.name)
             second.revoke_first()
-            corner.nodes(objects.node("two"))
+            sandbox.nodes(objects.node("two"))
             async for _ in lines:
                 pass  # it ends by itself, as an API server ends a watch
         async with aclosing(api.watch(NODES.path(), {"resourceVersion": version})) as lines:
@@ -314,7 +314,7 @@ async def answers(api: HttpApi) -> bool:
 
 
 def test_a_running_nodewise_goes_on_as_whom_its_new_certificate_names(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     """The rights of the old name are gone afterwards, and still policies are heard of and their status is written."""
     first = served.user(plane)
@@ -327,10 +327,10 @@ def test_a_running_nodewise_goes_on_as_whom_its_new_certificate_names(
         wait("it is read", lambda: reloads(running, "kube_client") or None)
         second.revoke_first()
         assert metric(running, "tls_certificate_expires_seconds", "kube_client") != ends_s
-        corner.nodes(*objects.nodes("a b"))
+        sandbox.nodes(*objects.nodes("a b"))
         metrics.set("heat", {"a": 90, "b": 10})
-        policy(corner, dontschedule=[HOT])
-        wait("the policy is obeyed", lambda: running.rejects(corner.namespace, "a") or None)
-        path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{corner.namespace}/taspolicies/pol"
-        wait("its status is written", lambda: corner.api.get(path).get("status") or None)
+        policy(sandbox, dontschedule=[HOT])
+        wait("the policy is obeyed", lambda: running.rejects(sandbox.namespace, "a") or None)
+        path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sandbox.namespace}/taspolicies/pol"
+        wait("its status is written", lambda: sandbox.api.get(path).get("status") or None)
         assert running.events("kube_lost") == []

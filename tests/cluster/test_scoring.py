@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster import machine, objects, packages, processes, served
+from tests.cluster import measured_machine, objects, packages, processes, served
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.conftest import got
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.machine import Machine
+from tests.cluster.measured_machine import Machine
 from tests.cluster.prometheus import Prometheus
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE
 
 WINDOW_S = 40
@@ -52,7 +52,7 @@ def measured(
     with contextlib.ExitStack() as stack:
         machines = {
             name: stack.enter_context(
-                machine.running(machine_packages, prometheus_programs.node_exporter, folder / name)
+                measured_machine.running(machine_packages, prometheus_programs.node_exporter, folder / name)
             )
             for name in NODES
         }
@@ -100,7 +100,7 @@ class Annotator:
 
     def free_share(self, node: str) -> float:
         """Of a node's CPUs, as its annotation says."""
-        return float(self.annotations(node)["mean-free-cpu"]) / 1000 / machine.CPUS
+        return float(self.annotations(node)["mean-free-cpu"]) / 1000 / measured_machine.CPUS
 
     def until(self, node: str, low: float, high: float) -> None:
         """Annotate again and again, until a node has so much of its CPUs free."""
@@ -117,7 +117,7 @@ class Annotator:
 
 
 def node(name: str, machine_: Machine) -> Object:
-    return objects.node(name, cpu=str(machine.CPUS), memory=str(machine_.memory_bytes))
+    return objects.node(name, cpu=str(measured_machine.CPUS), memory=str(machine_.memory_bytes))
 
 
 def pinned(pod: Object, node_name: str) -> Object:
@@ -126,9 +126,9 @@ def pinned(pod: Object, node_name: str) -> Object:
 
 
 def test_pods_avoid_the_node_that_is_really_loaded(
-    plane: ControlPlane, corner: Sandbox, measured: Measured, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, measured: Measured, tmp_path: Path
 ) -> None:
-    corner.nodes(*(node(name, one) for name, one in measured.machines.items()))
+    sandbox.nodes(*(node(name, one) for name, one in measured.machines.items()))
     annotator = Annotator(plane, measured)
     with contextlib.ExitStack() as stack:
         load = contextlib.ExitStack()
@@ -141,22 +141,22 @@ def test_pods_avoid_the_node_that_is_really_loaded(
         stack.enter_context(plane.start_scheduler({"extenders": [entry]}))
 
         names = [f"web-{number}" for number in range(6)]
-        corner.pods(*(objects.pod(name, memory="4Mi") for name in names))
-        assert {corner.expect_bound(name) for name in names} == {"calm"}
+        sandbox.pods(*(objects.pod(name, memory="4Mi") for name in names))
+        assert {sandbox.expect_bound(name) for name in names} == {"calm"}
         rejected = nodewise.decisions("web-0")[-1]["rejected"]
         assert {name: [one["agent"] for one in why] for name, why in rejected.items()} == {"busy": ["safe"]}
-        corner.pods(pinned(objects.pod("pinned", memory="4Mi"), "busy"))
-        assert "safe: risk of cpu" in corner.expect_rejected("pinned")
+        sandbox.pods(pinned(objects.pod("pinned", memory="4Mi"), "busy"))
+        assert "safe: risk of cpu" in sandbox.expect_rejected("pinned")
 
         load.close()
         annotator.until("busy", 0.9, 1.0)
-        assert corner.expect_bound("pinned") == "busy"
+        assert sandbox.expect_bound("pinned") == "busy"
 
 
 def test_what_is_annotated_is_what_prometheus_says(
-    plane: ControlPlane, corner: Sandbox, measured: Measured
+    plane: ControlPlane, sandbox: Sandbox, measured: Measured
 ) -> None:
-    corner.nodes(*(node(name, one) for name, one in measured.machines.items()))
+    sandbox.nodes(*(node(name, one) for name, one in measured.machines.items()))
     annotator = Annotator(plane, measured)
     wait("both are measured", lambda: not annotator.once()["failures"] or None, PATIENCE_S)
     for name, one in measured.machines.items():
@@ -164,7 +164,7 @@ def test_what_is_annotated_is_what_prometheus_says(
         available = measured.prometheus.ask(f'node_memory_MemAvailable_bytes{{node="{name}"}}')[0]["value"][1]
         assert float(found["mean-free-memory"]) == pytest.approx(float(available), rel=0.05)
         assert int(found["allocatable_memory"]) == one.memory_bytes
-        assert 0 <= float(found["std-free-cpu"]) <= machine.CPUS * 500
+        assert 0 <= float(found["std-free-cpu"]) <= measured_machine.CPUS * 500
         assert found["requested-cpu"] == "0"
-        assert found["free-cpu"] == str(machine.CPUS * 1000)
+        assert found["free-cpu"] == str(measured_machine.CPUS * 1000)
     assert annotator.once()["written"]["failed"] == 0

@@ -12,7 +12,7 @@ import yaml
 from tests.cluster import objects, processes, served
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE, ROOT, Papers
 
 MANIFESTS = ("scoring.yaml", "test-pod.yaml")
@@ -62,7 +62,7 @@ def test_the_api_server_takes_the_manifests(plane: ControlPlane, file: str) -> N
 
 
 def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
-    plane: ControlPlane, corner: Sandbox, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     for one in served.manifest("scoring.yaml"):
         if one["kind"] in {"ServiceAccount", "ClusterRoleBinding", "Role", "RoleBinding"}:
@@ -71,7 +71,7 @@ def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
     nodes = [objects.node(name) for name in ("busy", "idle")]
     for node, factor in zip(nodes, ("90", "10"), strict=True):
         node["metadata"]["annotations"] = {"congestion-factor": factor}
-    corner.nodes(*nodes)
+    sandbox.nodes(*nodes)
     file = tmp_path / "nodewise.yaml"
     file.write_text(config["data"]["nodewise.yaml"])
     with served.started(tmp_path, _arguments(deployment, file), Papers(tmp_path)) as nodewise:
@@ -81,9 +81,9 @@ def test_the_pair_places_the_test_pod_where_there_is_no_congestion(
         scheduler = plane.start_scheduler(text, user=account)
         try:
             [pod] = served.manifest("test-pod.yaml")
-            corner.pods(pod)
-            assert corner.expect_bound("test-pod") == "idle"
-            assert "Successfully assigned" in corner.expect_event("test-pod", "Scheduled")
+            sandbox.pods(pod)
+            assert sandbox.expect_bound("test-pod") == "idle"
+            assert "Successfully assigned" in sandbox.expect_event("test-pod", "Scheduled")
         finally:
             scheduler.stop()
 

@@ -8,13 +8,13 @@ import json
 import re
 from pathlib import Path
 
-from tests.cluster import example, monitoring, packages
+from tests.cluster import health_example, monitoring, packages
 from tests.cluster.api import Object
 from tests.cluster.monitoring import HEALTH, Exporter
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 
 NODES = ("rack1-a", "rack1-b")
-DAEMON_SET = example.CLUSTER / "node-exporter.yaml"
+DAEMON_SET = health_example.CLUSTER / "node-exporter.yaml"
 
 
 def discovered(node: str, port: int, template: Object) -> Object:
@@ -32,7 +32,7 @@ def discovered(node: str, port: int, template: Object) -> Object:
 def job(targets: list[Object], file: Path) -> Object:
     """The example's job, with a file in the place of the discovery."""
     file.write_text(json.dumps(targets))
-    [given] = example.read(example.CLUSTER / "scrape.yaml")
+    [given] = health_example.read(health_example.CLUSTER / "scrape.yaml")
     assert given.pop("kubernetes_sd_configs") == [{"role": "pod"}]
     found: Object = given | {"file_sd_configs": [{"files": [str(file)]}]}
     return found | {"scrape_interval": monitoring.SCRAPE_INTERVAL}
@@ -41,7 +41,7 @@ def job(targets: list[Object], file: Path) -> Object:
 def test_each_series_is_named_after_the_node_of_its_pod_and_other_pods_are_left_alone(
     prometheus_programs: packages.Programs, tmp_path: Path
 ) -> None:
-    template = example.read(DAEMON_SET)["spec"]["template"]
+    template = health_example.read(DAEMON_SET)["spec"]["template"]
     other = {"metadata": {"labels": {"app": "web"}}, "spec": template["spec"]}
     exporters = [Exporter(prometheus_programs.node_exporter, tmp_path / name) for name in (*NODES, "other")]
     try:
@@ -58,7 +58,7 @@ def test_each_series_is_named_after_the_node_of_its_pod_and_other_pods_are_left_
             exporter.process.stop()
 
 
-def test_the_api_server_takes_the_manifests(corner: Sandbox) -> None:
-    for file in (DAEMON_SET, example.CLUSTER / "deployment.yaml"):
-        spec = corner.put(example.read(file))["spec"]
+def test_the_api_server_takes_the_manifests(sandbox: Sandbox) -> None:
+    for file in (DAEMON_SET, health_example.CLUSTER / "deployment.yaml"):
+        spec = sandbox.put(health_example.read(file))["spec"]
         assert spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()

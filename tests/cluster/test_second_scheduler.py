@@ -12,7 +12,7 @@ from tests.cluster import processes, served
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE, Papers
 
 NAME, NAMESPACE = "nodewise-scheduler", "nodewise"
@@ -34,7 +34,7 @@ def printed(plane: ControlPlane, *flags: str) -> str:
 
 
 def test_a_pod_is_placed_by_a_policy(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
     text = printed(plane)
     file = tmp_path / "second.yaml"
@@ -47,7 +47,7 @@ def test_a_pod_is_placed_by_a_policy(
         if one["kind"] not in {"Deployment", "Namespace"}:
             plane.api.ensure(one)
     account = plane.service_account(NAME, NAMESPACE)
-    served.heated(corner, metrics, {"hot": 90, "cool": 10})
+    served.heated(sandbox, metrics, {"hot": 90, "cool": 10})
     _, own = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     local = [word for word in own["command"][2:] if not word.startswith("--health-address")]
     ports = [f"--port={processes.free_port()}", "--health-port=0", "--sync-period=500ms"]
@@ -60,8 +60,8 @@ def test_a_pod_is_placed_by_a_policy(
         try:
             pod = served.pod("web")
             pod["spec"]["schedulerName"] = NAME
-            corner.pods(pod)
-            assert corner.expect_bound("web") == "cool"
+            sandbox.pods(pod)
+            assert sandbox.expect_bound("web") == "cool"
         finally:
             scheduler.stop()
         assert "forbidden" not in nodewise.process.log.read_text().lower()

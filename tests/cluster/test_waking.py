@@ -8,7 +8,7 @@ import httpx2
 from tests.cluster import objects, served
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Served, heated, pod
 
 PERIOD_S = 0.5
@@ -26,45 +26,45 @@ def writes(running: Served) -> float:
 
 
 def test_a_pod_is_bound_within_5_s_and_a_period_of_the_heal(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
-    heated(corner, metrics, {"a": 90, "b": 90})
+    heated(sandbox, metrics, {"a": 90, "b": 90})
     with served.extender(plane, tmp_path) as running:
         running.wait_fetched("heat")
         running.wait_leading()
         with plane.start_scheduler({"extenders": [running.entry()]}):
-            corner.pods(pod("web-1"), pod("web-2"))
-            corner.expect_event("web-1")
-            corner.expect_event("web-2")
-            took_s = [_healed(corner, metrics)]
+            sandbox.pods(pod("web-1"), pod("web-2"))
+            sandbox.expect_event("web-1")
+            sandbox.expect_event("web-2")
+            took_s = [_healed(sandbox, metrics)]
             while took_s[-1] >= 5 + PERIOD_S and len(took_s) < TRIES:
-                _sickened(corner, metrics, running)
-                took_s.append(_healed(corner, metrics))
+                _sickened(sandbox, metrics, running)
+                took_s.append(_healed(sandbox, metrics))
         assert took_s[-1] < 5 + PERIOD_S, took_s
         assert 1 <= len(running.events("woken")) <= 2 * len(took_s) + sum(took_s)
 
 
-def _healed(corner: Sandbox, metrics: CustomMetrics) -> float:
+def _healed(sandbox: Sandbox, metrics: CustomMetrics) -> float:
     """After how many seconds two pods that wait are on the node that heals."""
     time.sleep(3)  # longer than any retry of kube-scheduler's own that follows a rejection
-    corner.expect_stays_unbound("web-1", 1)
+    sandbox.expect_stays_unbound("web-1", 1)
     healed_s = time.monotonic()
     metrics.set("heat", {"a": 10, "b": 90})
-    assert corner.expect_bound("web-1") == "a"
-    assert corner.expect_bound("web-2") == "a"
+    assert sandbox.expect_bound("web-1") == "a"
+    assert sandbox.expect_bound("web-2") == "a"
     return time.monotonic() - healed_s
 
 
-def _sickened(corner: Sandbox, metrics: CustomMetrics, running: Served) -> None:
+def _sickened(sandbox: Sandbox, metrics: CustomMetrics, running: Served) -> None:
     """As before the heal: two pods for which no node is good enough."""
     for name in ("web-1", "web-2"):
-        corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods/{name}")
-        wait(f"{name} is gone", lambda name=name: True if corner.pod(name) is None else None)  # type: ignore[misc]
+        sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/{name}")
+        wait(f"{name} is gone", lambda name=name: True if sandbox.pod(name) is None else None)  # type: ignore[misc]
     metrics.set("heat", {"a": 90, "b": 90})
-    wait("a is rejected", lambda: running.rejects(corner.namespace, "a") or None)
-    corner.pods(pod("web-1"), pod("web-2"))
-    corner.expect_rejected("web-1")
-    corner.expect_rejected("web-2")
+    wait("a is rejected", lambda: running.rejects(sandbox.namespace, "a") or None)
+    sandbox.pods(pod("web-1"), pod("web-2"))
+    sandbox.expect_rejected("web-1")
+    sandbox.expect_rejected("web-2")
 
 
 def _settled(running: Served) -> float:
@@ -78,16 +78,16 @@ def _settled(running: Served) -> float:
 
 
 def test_nothing_is_written_while_nobody_waits(
-    plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, tmp_path: Path
 ) -> None:
-    heated(corner, metrics, {"a": 90, "b": 10})
+    heated(sandbox, metrics, {"a": 90, "b": 10})
     with served.extender(plane, tmp_path) as running:
         running.wait_fetched("heat")
         running.wait_leading()
-        wait("the status is written", lambda: served.status(corner) or None)
+        wait("the status is written", lambda: served.status(sandbox) or None)
         before = _settled(running)
         assert before > 0, "the status at least"
-        corner.pods(
+        sandbox.pods(
             objects.running_on("b", objects.pod("runs")), pod("unseen")
         )  # nobody schedules: it waits unseen
         for heat in (10, 90, 10, 90):

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.conftest import control_plane_programs, plane, shared_control_plane
-from tests.hostile import world
-from tests.hostile.process import Target
+from tests.hostile import cluster_files
+from tests.hostile.extender_process import Target
 
 __all__ = ["control_plane_programs", "plane", "shared_control_plane"]
 
@@ -16,7 +16,7 @@ RING = "4Mi"
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("hostile")
-    options = ["--objects-from", world.write(folder), "--decisions-bytes", RING]
+    options = ["--objects-from", cluster_files.write(folder), "--decisions-bytes", RING]
     with Target(folder, options) as made:
         yield made
         assert made.process.is_running

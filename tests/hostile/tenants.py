@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
-from tests.cluster import access, custom_metrics, gpu, loopback, objects, sandbox, served
+from tests.cluster import access, custom_metrics, gpu, loopback, objects, sandboxes, served
 from tests.cluster.api import Api, Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.loopback import Receive, Scope, Send
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import HOT, OWN_NAMESPACE, Served
 
 __all__ = ["HOT", "NODES", "POLICY_LABEL", "Stage", "Tenant", "running"]
@@ -49,8 +49,8 @@ class Tenant:
     """A user who may write pods and policies in one namespace."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
-        self.corner: Sandbox = Sandbox(plane, trusted=False)
-        self.namespace = self.corner.namespace
+        self.sandbox: Sandbox = Sandbox(plane, trusted=False)
+        self.namespace = self.sandbox.namespace
         self.api: Api = plane.user(f"{name}-{self.namespace}", _RIGHTS, self.namespace).api
 
     def policy(self, name: str, **strategies: list[Object]) -> Object:
@@ -68,7 +68,7 @@ class Tenant:
         made["metadata"]["annotations"] = {gpu.CARDS: cards}
         created = self.create(made)
         path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/status"
-        self.corner.api.patch(path, {"status": {"phase": "Running"}})
+        self.sandbox.api.patch(path, {"status": {"phase": "Running"}})
         return created
 
     def create(self, obj: Object) -> Object:
@@ -77,14 +77,14 @@ class Tenant:
 
     def status(self, name: str) -> Object:
         """The status of one of the tenant's policies; empty while there is none."""
-        return served.status(self.corner, name)
+        return served.status(self.sandbox, name)
 
     def condition(self, kind: str, name: str) -> Object:
         """One condition of one of the tenant's policies; its status is empty while there is none."""
-        return served.condition(self.corner, kind, name)
+        return served.condition(self.sandbox, kind, name)
 
     def delete_policies(self) -> None:
-        self.corner.api.delete(f"/apis/{TASPOLICY}/namespaces/{self.namespace}/taspolicies")
+        self.sandbox.api.delete(f"/apis/{TASPOLICY}/namespaces/{self.namespace}/taspolicies")
 
 
 class SecretSeries:
@@ -193,7 +193,7 @@ def _pod(pod: Object) -> Object:
 @contextlib.contextmanager
 def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[Stage]:
     """The stage, with nodewise ready and leading; `flags` are its further flags."""
-    with sandbox.sandbox(plane) as own, custom_metrics.behind(own, folder) as metrics:
+    with sandboxes.created(plane) as own, custom_metrics.behind(own, folder) as metrics:
         served.define(plane.api)
         own.nodes(*(gpu.node(name, cards=2) for name in NODES))
         metrics.set("heat", dict.fromkeys(NODES, 90))
@@ -211,4 +211,4 @@ def running(plane: ControlPlane, folder: Path, *flags: str) -> Iterator[Stage]:
         finally:
             for tenant in tenants:
                 tenant.delete_policies()
-                tenant.corner.clean()
+                tenant.sandbox.clean()

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests import effort
-from tests.hostile import answers, shapes, world
-from tests.hostile.process import Line, Target, pod
-from tests.hostile.shapes import anything, encoded, mostly
+from tests.hostile import cluster_files, json_strategies, responses
+from tests.hostile.extender_process import Line, Target, pod
+from tests.hostile.json_strategies import anything, encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt")
 BODIES = effort.of(1000, 10_000)
@@ -33,7 +33,7 @@ keys = st.sampled_from(
     )
 )  # fmt: skip
 names = st.one_of(
-    st.sampled_from((*world.NODES, *shapes.TEXTS)),
+    st.sampled_from((*cluster_files.NODES, *json_strategies.TEXTS)),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
 )
 labels = st.dictionaries(names, mostly(names, keys), max_size=2) | st.just({"telemetry-policy": "demo"})
@@ -83,8 +83,13 @@ def line(target: Target) -> Iterator[Line]:
     """The one connection over which all bodies go: no answer may cost it."""
     with target.line() as opened:
         yield opened
-        answer = opened.ask("/scheduler/filter", encoded({"Pod": pod(), "NodeNames": list(world.NODES)}))
-        assert answers.check_filtered(answer) == (["n1", "n2"], {world.HOT: world.WHY})
+        answer = opened.ask(
+            "/scheduler/filter", encoded({"Pod": pod(), "NodeNames": list(cluster_files.NODES)})
+        )
+        assert responses.check_filtered(answer) == (
+            ["n1", "n2"],
+            {cluster_files.HOT: cluster_files.WHY},
+        )
 
 
 def _candidates(verb: str, body: Any) -> list[str] | None:
@@ -102,7 +107,7 @@ def _candidates(verb: str, body: Any) -> list[str] | None:
 def _check(line: Line, verb: str, body: bytes, meant: Any = None) -> None:
     answer = line.ask(f"/scheduler/{verb}", body)
     try:
-        answers.check(verb, answer, _candidates(verb, meant) if meant and answer.status == 200 else None)
+        responses.check(verb, answer, _candidates(verb, meant) if meant and answer.status == 200 else None)
     except Exception as error:
         raise AssertionError(f"{verb} {body!r}: {error!r}; answered {answer.body!r}") from error
 

@@ -45,7 +45,7 @@ def pod() -> Iterator[Path]:
     """A cgroup of the pod's container, in a hierarchy of this machine where this process may create one."""
     with contextlib.ExitStack() as stack:
         try:
-            name = stack.enter_context(cgroups.corner("names"))
+            name = stack.enter_context(cgroups.created("names"))
         except OSError as error:
             pytest.skip(f"cannot create cgroups: {error}")
         places = [one.place for one in cgroups.hierarchies() if "cpuset" not in one.options]

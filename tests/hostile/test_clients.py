@@ -9,11 +9,11 @@ import pytest
 
 from nodewise.agents.gpu import limits
 from nodewise.agents.gpu.demand import ContainerDemand
-from tests.cluster import gpu, objects, sandbox
+from tests.cluster import gpu, objects, sandboxes
 from tests.cluster.api import Object
 from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import Papers, Served
 
 EVIL = "system:node:evil"
@@ -33,8 +33,8 @@ def evil(papers: Papers) -> Pair:
 
 
 @pytest.fixture
-def corner(plane: ControlPlane) -> Iterator[Sandbox]:
-    with sandbox.sandbox(plane) as own:
+def sandbox(plane: ControlPlane) -> Iterator[Sandbox]:
+    with sandboxes.created(plane) as own:
         own.nodes(gpu.node("g1", cards=2))
         yield own
 
@@ -57,26 +57,26 @@ def bind(running: Served, pair: Pair, pod: Object, path: str = "/scheduler/bind"
     return call(running, pair, "POST", path, names | {"Node": "g1"})
 
 
-def node_of(corner: Sandbox, pod: Object) -> str:
-    found = corner.pod(pod["metadata"]["name"])
+def node_of(sandbox: Sandbox, pod: Object) -> str:
+    found = sandbox.pod(pod["metadata"]["name"])
     assert found is not None
     return str(found["spec"].get("nodeName", ""))
 
 
-def waiting(corner: Sandbox, made: Object) -> Object:
+def waiting(sandbox: Sandbox, made: Object) -> Object:
     """The pod, as the API server has it; no scheduler places it."""
     made["spec"] |= {"schedulerName": "nobody", "nodeSelector": SELECTOR}
-    corner.pods(made)
-    found = corner.pod(made["metadata"]["name"])
+    sandbox.pods(made)
+    found = sandbox.pod(made["metadata"]["name"])
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize("flags", [(), ("--any-client",)], ids=["pinned", "any client"])
 def test_a_client_of_the_cluster_ca_binds_no_pod(
-    plane: ControlPlane, corner: Sandbox, papers: Papers, evil: Pair, tmp_path: Path, flags: tuple[str, ...]
+    plane: ControlPlane, sandbox: Sandbox, papers: Papers, evil: Pair, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    pods = [waiting(corner, gpu.pod("cards", 1)), waiting(corner, objects.pod("plain"))]
+    pods = [waiting(sandbox, gpu.pod("cards", 1)), waiting(sandbox, objects.pod("plain"))]
     with serving(plane, tmp_path, papers, *flags) as running:
         for pod in pods:
             for path in ("/scheduler/bind", "/agents/gpu/bind"):
@@ -90,14 +90,14 @@ def test_a_client_of_the_cluster_ca_binds_no_pod(
         body = {"Pod": pods[0], "NodeNames": ["g1"]}
         filtered = call(running, evil, "POST", "/scheduler/filter", body)
         assert filtered.status_code == (200 if flags else 403)
-    assert [node_of(corner, pod) for pod in pods] == ["", ""]
-    assert gpu.ledger(corner, "g1") == {}
+    assert [node_of(sandbox, pod) for pod in pods] == ["", ""]
+    assert gpu.ledger(sandbox, "g1") == {}
 
 
 def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(
-    plane: ControlPlane, corner: Sandbox, papers: Papers, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, papers: Papers, tmp_path: Path
 ) -> None:
-    plain, cards = waiting(corner, objects.pod("plain")), waiting(corner, gpu.pod("cards", 1))
+    plain, cards = waiting(sandbox, objects.pod("plain")), waiting(sandbox, gpu.pod("cards", 1))
     with serving(plane, tmp_path, papers) as running:
         refused = bind(running, papers.client, plain)
         assert refused.status_code == 404
@@ -105,36 +105,36 @@ def test_a_pinned_client_binds_only_pods_that_request_something_from_an_agent(
         bound = bind(running, papers.client, cards)
         assert (bound.status_code, bound.json()) == (200, {"Error": ""})
         assert call(running, papers.client, "GET", "/decisions").status_code == 200
-    assert (node_of(corner, plain), node_of(corner, cards)) == ("", "g1")
+    assert (node_of(sandbox, plain), node_of(sandbox, cards)) == ("", "g1")
 
 
-def _fill_ledger(corner: Sandbox, size: int) -> None:
+def _fill_ledger(sandbox: Sandbox, size: int) -> None:
     """The ledger of `g1` has so many bytes, with an entry that no version of nodewise reads."""
     text = '{"other":{"newer":""}}'
     text = text.replace('""', f'"{"x" * (size - len(text))}"')
     metadata = {"labels": {"nodewise.io/ledger": "gpu"}, "annotations": {"nodewise.io/holdings": text}}
     path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-    if corner.api.find(f"{path}/gpu-g1"):
-        corner.api.patch(f"{path}/gpu-g1", {"metadata": metadata})
+    if sandbox.api.find(f"{path}/gpu-g1"):
+        sandbox.api.patch(f"{path}/gpu-g1", {"metadata": metadata})
         return
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-    corner.api.create(lease | {"metadata": metadata | {"name": "gpu-g1", "namespace": "default"}})
+    sandbox.api.create(lease | {"metadata": metadata | {"name": "gpu-g1", "namespace": "default"}})
 
 
 def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_that_passes(
-    plane: ControlPlane, corner: Sandbox, papers: Papers, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, papers: Papers, tmp_path: Path
 ) -> None:
     """Nine pods with thousands of empty containers filled a ledger, and every bind to a node that passed failed."""
     evil = gpu.pod("evil", 1)
     evil["spec"]["containers"] += [{"name": f"empty-{number}", "image": "none"} for number in range(64)]
     evil, first, second = (
-        waiting(corner, evil),
-        waiting(corner, gpu.pod("a", 1)),
-        waiting(corner, gpu.pod("b", 1)),
+        waiting(sandbox, evil),
+        waiting(sandbox, gpu.pod("a", 1)),
+        waiting(sandbox, gpu.pod("b", 1)),
     )
     demand = [ContainerDemand("main", 1, {"gpu.intel.com/i915": 1})]
     room = limits.room_for(demand, "gpu.intel.com/tiles")
-    _fill_ledger(corner, room)
+    _fill_ledger(sandbox, room)
     with serving(plane, tmp_path, papers) as running:
 
         def reason(pod: Object) -> str:
@@ -148,4 +148,4 @@ def test_filter_rejects_a_node_whose_ledger_has_no_room_and_bind_takes_the_one_t
         assert bind(running, papers.client, first).json() == {"Error": ""}
         wait("the ledger is full", lambda: "at most 258048 bytes" in reason(second) or None)
         assert bind(running, papers.client, second).json() == {"Error": "will not fit"}
-    assert [node_of(corner, pod) for pod in (evil, first, second)] == ["", "g1", ""]
+    assert [node_of(sandbox, pod) for pod in (evil, first, second)] == ["", "g1", ""]

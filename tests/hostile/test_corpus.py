@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import answers, world
+from tests.hostile import cluster_files, responses
 from tests.hostile.cases import cases, data
-from tests.hostile.process import Line, Target, candidates
+from tests.hostile.extender_process import Line, Target, candidates
 
 BODIES = cases("bodies")
 REQUESTS = cases("requests")
@@ -21,15 +21,15 @@ def test_a_body(target: Target, case: dict[str, Any]) -> None:
         if answer.status == 200:
             _check_regular(path.rpartition("/")[2], answer, expect)
         else:
-            answers.check_refused(answer)
+            responses.check_refused(answer)
             assert expect.get("field", answer.field()) == answer.field(), answer.body[:500]
         _check_alive(line)
 
 
 def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
-    answers.check(verb, answer)
+    responses.check(verb, answer)
     assert len(answer.body) <= expect.get("most_bytes", len(answer.body))
-    said = answers.document(answer, repeated=True)
+    said = responses.document(answer, repeated=True)
     if verb == "preempt":
         assert len(said["NodeNameToMetaVictims"]) == expect["candidates"]
     elif verb == "prioritize":
@@ -37,7 +37,7 @@ def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
     elif "kept_times" in expect:
         assert len(said["NodeNames"]) == expect["kept_times"]
     else:
-        kept, failed = answers.check_filtered(answer)
+        kept, failed = responses.check_filtered(answer)
         assert len(kept) + len(failed) == expect.get("candidates", len(kept) + len(failed))
         assert kept == expect.get("kept", kept)
         assert list(failed) == expect.get("failed", list(failed))
@@ -45,8 +45,11 @@ def _check_regular(verb: str, answer: Any, expect: dict[str, Any]) -> None:
 
 def _check_alive(line: Line) -> None:
     """The same connection goes on, and what is said on it is right."""
-    answer = line.ask("/scheduler/filter", candidates(world.NODES))
-    assert answers.check_filtered(answer, world.NODES) == (["n1", "n2"], {world.HOT: world.WHY})
+    answer = line.ask("/scheduler/filter", candidates(cluster_files.NODES))
+    assert responses.check_filtered(answer, cluster_files.NODES) == (
+        ["n1", "n2"],
+        {cluster_files.HOT: cluster_files.WHY},
+    )
 
 
 @pytest.mark.parametrize("case", REQUESTS.values(), ids=list(REQUESTS))
@@ -59,7 +62,7 @@ def test_a_request(target: Target, case: dict[str, Any]) -> None:
         assert [answer and answer.status for answer in found] == statuses
         last = found[-1] if found else None
         if last is not None and last.status != 200:
-            answers.check_refused(last)
+            responses.check_refused(last)
             assert expect.get("field", last.field()) == last.field(), last.body
         if expect.get("unread"):
             return  # the server waits for the rest, to throw it away, for as long as a body has

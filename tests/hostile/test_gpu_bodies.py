@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from nodewise.kube.resources import PODS
 from tests import effort
-from tests.hostile import answers, gpu_world, shapes, world
-from tests.hostile.gpu_world import GOOD, PREFIX, Stage
-from tests.hostile.process import Line
-from tests.hostile.shapes import encoded, mostly
+from tests.hostile import cluster_files, gpu_cluster, json_strategies, responses
+from tests.hostile.extender_process import Line
+from tests.hostile.gpu_cluster import GOOD, PREFIX, Stage
+from tests.hostile.json_strategies import encoded, mostly
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
 BODIES = effort.of(500, 10_000)
@@ -31,7 +31,7 @@ resources = st.sampled_from(
 ).map(PREFIX.__add__)
 amounts = (
     st.sampled_from(("1", "2", "100", 1, "0", str(10**18)))
-    | st.sampled_from((*shapes.QUANTITIES, *shapes.NUMBERS))
+    | st.sampled_from((*json_strategies.QUANTITIES, *json_strategies.NUMBERS))
     | st.none()
 )
 requests = st.dictionaries(resources, mostly(amounts, keys), max_size=4)
@@ -55,7 +55,7 @@ containers = st.lists(
 )
 notes = st.dictionaries(
     st.sampled_from(("gas-allow", "gas-deny", "gas-same-gpu", "gas-allocate-xelink", "gas-allocate-single-numa", "gas-container-cards", "gas-container-tiles", "nodewise.io/gpu-models", "nodewise.io/gpu-placement")),
-    mostly(st.sampled_from(("c0,c1", "card0", "pack", "spread", "balanced", "fragmentation", *shapes.TEXTS)), keys),
+    mostly(st.sampled_from(("c0,c1", "card0", "pack", "spread", "balanced", "fragmentation", *json_strategies.TEXTS)), keys),
     max_size=4,
 )  # fmt: skip
 meta = st.fixed_dictionaries(
@@ -78,7 +78,7 @@ pods = st.fixed_dictionaries(
         )
     },
 )
-names = st.sampled_from((*GOOD, *world.NODES, *shapes.TEXTS))
+names = st.sampled_from((*GOOD, *cluster_files.NODES, *json_strategies.TEXTS))
 candidates = st.lists(names, max_size=5)
 victims = st.dictionaries(
     names, mostly(st.just({"Pods": [{"UID": "u"}], "NumPDBViolations": 0}), keys), max_size=4
@@ -104,8 +104,8 @@ def _body(verb: str) -> st.SearchStrategy[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with gpu_world.staged(tmp_path_factory.mktemp("gpu-bodies")) as made:
-        made.put(PODS, gpu_world.modest("held"))
+    with gpu_cluster.staged(tmp_path_factory.mktemp("gpu-bodies")) as made:
+        made.put(PODS, gpu_cluster.modest("held"))
         yield made
         made.check_others()
 
@@ -131,7 +131,7 @@ def test_any_pod(line: Line, bodies: list[tuple[str, Any]]) -> None:
 def _check(verb: str, answer: Any, body: Any) -> None:
     if verb != "bind":
         given = body.get("NodeNames") if answer.status == 200 and verb == "filter" else None
-        answers.check(verb, answer, given)
+        responses.check(verb, answer, given)
         return
     assert answer.status in (200, 400)
     if answer.status == 200:

@@ -8,8 +8,8 @@ import pytest
 
 from nodewise.agents.gpu import limits, rations
 from nodewise.kube.resources import LEASES, NODES, PODS
-from tests.hostile import gpu_world, shapes
-from tests.hostile.gpu_world import GOOD, PREFIX, Stage, amounts, container, modest, node, pod
+from tests.hostile import gpu_cluster, json_strategies
+from tests.hostile.gpu_cluster import GOOD, PREFIX, Stage, amounts, container, modest, node, pod
 
 NUMBERS = f"{PREFIX}gpu-numbers"
 CARDS = "nodewise.io/gpu-cards"
@@ -20,7 +20,7 @@ ROOM = amounts(i915=200, millicores=2000)
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with gpu_world.staged(tmp_path_factory.mktemp("gpu")) as made:
+    with gpu_cluster.staged(tmp_path_factory.mktemp("gpu")) as made:
         yield made
         assert made.target.process.is_running
         made.check_others()
@@ -50,13 +50,13 @@ FIT: dict[str, tuple[Any, Any, Any]] = {
     ),
     "labels continued by others": (_labelled(xe_links="0.0-1.0", xe_links2="no Z"), ROOM, None),
     "marks of cards nobody has": (
-        TWO | {f"{D}p/gas-disable-{name}": "x" for name in (*shapes.TEXTS, "card9")},
+        TWO | {f"{D}p/gas-disable-{name}": "x" for name in (*json_strategies.TEXTS, "card9")},
         ROOM,
         None,
     ),
     "tiles nobody has": (TWO | {f"{D}p/gas-tile-disable-card0_gt{n}": "" for n in range(999)}, ROOM, None),
     "preferring every text": (
-        TWO | {f"{D}p{n}/gas-prefer-gpu": text for n, text in enumerate(shapes.TEXTS)},
+        TWO | {f"{D}p{n}/gas-prefer-gpu": text for n, text in enumerate(json_strategies.TEXTS)},
         ROOM,
         None,
     ),
@@ -65,7 +65,7 @@ FIT: dict[str, tuple[Any, Any, Any]] = {
         ROOM
         | {
             f"{PREFIX}x{n}": text
-            for n, text in enumerate((*shapes.QUANTITIES, *shapes.NUMBERS, None, [], {}))
+            for n, text in enumerate((*json_strategies.QUANTITIES, *json_strategies.NUMBERS, None, [], {}))
         },
         None,
     ),
@@ -83,7 +83,7 @@ FIT: dict[str, tuple[Any, Any, Any]] = {
 NOT: dict[str, tuple[Any, Any, Any]] = {
     # the same, of nodes on which it does not
     "no labels": (None, ROOM, None),
-    "numbers of every odd text": ({NUMBERS: ".".join(shapes.TEXTS)}, amounts(i915=0), None),
+    "numbers of every odd text": ({NUMBERS: ".".join(json_strategies.TEXTS)}, amounts(i915=0), None),
     "100,000 numbers": ({NUMBERS: ".".join(map(str, range(100_000)))}, ROOM, None),
     "numbers beside a broken continuation": ({NUMBERS: "0", f"{NUMBERS}2": "1"}, ROOM, None),
     "negative amounts": (TWO, amounts(i915=-200, millicores=-2000), None),
@@ -236,7 +236,7 @@ def test_a_pod_that_asks_for_odd_things(stage: Stage, given: Any, why: str) -> N
 @pytest.mark.parametrize("given", UNREAD.values(), ids=list(UNREAD))
 def test_a_pod_that_cannot_be_read(stage: Stage, given: Any) -> None:
     with stage.target.line() as line:
-        answer = line.ask("/scheduler/filter", gpu_world.asked(given, GOOD))
+        answer = line.ask("/scheduler/filter", gpu_cluster.asked(given, GOOD))
     assert answer.status == 400, answer.body[:300]
     stage.check_others()
 
@@ -304,7 +304,7 @@ def test_ledgers_of_every_wrong_shape(stage: Stage) -> None:
             continue
         stage.settle()
         assert stage.held("good2")["card0"] == count, (text[:80], stage.books("good2")["problems"])
-    stage.remove(LEASES, "gpu-good2", gpu_world.OWN)
+    stage.remove(LEASES, "gpu-good2", gpu_cluster.OWN)
     stage.settle()
     stage.check_others()
 
@@ -361,7 +361,7 @@ def test_a_pod_of_many_cards_fits_where_the_entry_is_still_small(stage: Stage) -
     made = stage.put(PODS, pod("large", *_many(limits.MOST_CONTAINERS, i915=1, millicores=1)))
     assert json.loads(stage.bind(made, "good1").body)["Error"] == ""
     text = stage.server.call(
-        lambda api: api.objects(LEASES)[gpu_world.OWN, "gpu-good1"]["metadata"]["annotations"]
+        lambda api: api.objects(LEASES)[gpu_cluster.OWN, "gpu-good1"]["metadata"]["annotations"]
     )["nodewise.io/holdings"]
     assert len(text) < 32_000
     stage.remove(PODS, "large", "d")

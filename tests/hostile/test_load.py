@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.sandbox import wait
-from tests.hostile import answers, world
+from tests.cluster.sandboxes import wait
+from tests.hostile import cluster_files, responses
 from tests.hostile.cases import cases, data
-from tests.hostile.process import PATIENCE_S, Line, Target, candidates
+from tests.hostile.extender_process import PATIENCE_S, Line, Target, candidates
 
 LONG = {
     "--handshake-timeout": "10m",
@@ -39,7 +39,7 @@ DRIPPERS = 150
 
 def _target(folder: Path, flags: Mapping[str, str]) -> Target:
     options = [part for pair in flags.items() for part in pair]
-    return Target(folder, ["--objects-from", world.write(folder), *options])
+    return Target(folder, ["--objects-from", cluster_files.write(folder), *options])
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +72,10 @@ def honest(target: Target, excused_s: float = PATIENCE_S) -> Iterator[list[float
             try:
                 with target.line() as line:
                     for _ in range(10):
-                        answer = line.ask("/scheduler/filter", candidates(world.NODES))
-                        assert answers.check_filtered(answer, world.NODES)[1] == {world.HOT: world.WHY}
+                        answer = line.ask("/scheduler/filter", candidates(cluster_files.NODES))
+                        assert responses.check_filtered(answer, cluster_files.NODES)[1] == {
+                            cluster_files.HOT: cluster_files.WHY
+                        }
             except (OSError, AssertionError) as error:
                 (wrong if time.monotonic() - began < excused_s else late).append(repr(error))
             took.append(time.monotonic() - began)
@@ -243,7 +245,7 @@ def test_rubbish_in_the_handshake(target: Target) -> None:
             line.shutdown(socket.SHUT_WR)
             _drained(line)
     _until("all descriptors are back", lambda: target.descriptors() <= descriptors)
-    assert target.filter(world.NODES).status == 200
+    assert target.filter(cluster_files.NODES).status == 200
 
 
 def _drained(line: socket.socket) -> None:
@@ -285,8 +287,8 @@ def _largest(target: Target) -> None:
     assert answer is not None
     assert (answer.status, answer.field()) == (413, "body")
     with target.line() as line:
-        answer = line.ask("/scheduler/filter", candidates(world.NODES).ljust(most))
-    assert answers.check_filtered(answer, world.NODES)[1] == {world.HOT: world.WHY}
+        answer = line.ask("/scheduler/filter", candidates(cluster_files.NODES).ljust(most))
+    assert responses.check_filtered(answer, cluster_files.NODES)[1] == {cluster_files.HOT: cluster_files.WHY}
 
 
 def test_large_bodies_go_one_after_another_on_all_routes_together(target: Target) -> None:
@@ -299,4 +301,4 @@ def test_large_bodies_go_one_after_another_on_all_routes_together(target: Target
         answer = third.answer()
         assert answer is not None
         assert answer.status == 503
-        assert target.filter(world.NODES).status == 200
+        assert target.filter(cluster_files.NODES).status == 200

@@ -7,11 +7,11 @@ import pytest
 
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resources import NODES
-from tests.cluster.sandbox import wait
-from tests.hostile import answers, odd_api, world
+from tests.cluster.sandboxes import wait
+from tests.hostile import cluster_files, malformed_api_server, responses
 from tests.hostile.cases import cases
-from tests.hostile.odd_api import METRICS, Odd, OddServer, item, listed, whole
-from tests.hostile.process import PATIENCE_S, Target
+from tests.hostile.extender_process import PATIENCE_S, Target
+from tests.hostile.malformed_api_server import METRICS, Odd, OddServer, item, listed, whole
 
 PROMETHEUS = "/api/v1/query"
 ODD = "odd"
@@ -37,14 +37,19 @@ class Stage(NamedTuple):
 
     def check_others(self) -> None:
         """The policy of everybody else is obeyed, and nothing of ours broke."""
-        answer = self.target.filter(world.NODES)
-        assert answers.check_filtered(answer, world.NODES) == (["n1", "n2"], {world.HOT: world.WHY})
+        answer = self.target.filter(cluster_files.NODES)
+        assert responses.check_filtered(answer, cluster_files.NODES) == (
+            ["n1", "n2"],
+            {cluster_files.HOT: cluster_files.WHY},
+        )
         for event in ("task_failed", "agent_failed", "request_failed"):
             assert not self.target.events(event)
 
     def failed(self, policy: str) -> dict[str, str]:
         """The nodes that a policy rejects, with the reasons."""
-        return answers.check_filtered(self.target.filter(world.NODES, policy), world.NODES)[1]
+        return responses.check_filtered(self.target.filter(cluster_files.NODES, policy), cluster_files.NODES)[
+            1
+        ]
 
 
 def _one_rule(**fields: Any) -> dict[str, Any]:
@@ -55,7 +60,7 @@ def _one_rule(**fields: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("tenants")
-    with odd_api.serving() as server:
+    with malformed_api_server.serving() as server:
         server.odd[METRICS + ODD] = whole(b"nothing yet", 404)
         server.odd[PROMETHEUS] = whole(b"nothing yet", 404)
         options = {
@@ -91,7 +96,7 @@ def test_policies_of_every_wrong_shape_are_named_and_stop_no_other(stage: Stage)
     )
     for name, case in names.items():
         if case["verdict"] == "none":
-            assert set(stage.failed(name)) == set(world.NODES), (name, case)
+            assert set(stage.failed(name)) == set(cluster_files.NODES), (name, case)
         for why in stage.failed(name).values():
             assert len(why) < 1000
     stage.check_others()
@@ -121,7 +126,7 @@ def test_nodes_of_every_wrong_shape_stop_no_other(stage: Stage) -> None:
     for shape in shapes:
         stage.server.call(lambda api, shape=shape: api.put(NODES, {"kind": "Node"} | shape))  # type: ignore[misc]
     stage.server.call(lambda api: api.put(NODES, {"kind": "Node", "metadata": {"name": "seen"}}))
-    many = len(world.NODES) + 1
+    many = len(cluster_files.NODES) + 1
     stage.until("the last node is seen", lambda: _objects(stage, "Node") >= many)
     stage.check_others()
     assert _objects(stage, "Node") + len(stage.target.events("object_unreadable")) >= many
@@ -129,7 +134,7 @@ def test_nodes_of_every_wrong_shape_stop_no_other(stage: Stage) -> None:
         name = shape["metadata"]["name"]
         stage.server.call(lambda api, name=name: api.remove(NODES, name))  # type: ignore[misc]
     stage.server.call(lambda api: api.remove(NODES, "seen"))
-    stage.until("they are gone", lambda: _objects(stage, "Node") == len(world.NODES))
+    stage.until("they are gone", lambda: _objects(stage, "Node") == len(cluster_files.NODES))
     stage.check_others()
 
 
@@ -143,7 +148,7 @@ def _objects(stage: Stage, kind: str) -> float:
     )
 
 
-GOOD = listed(*(item(node, 70) for node in world.NODES))
+GOOD = listed(*(item(node, 70) for node in cluster_files.NODES))
 ANSWERS: dict[str, tuple[Odd, str]] = {
     # what is answered, and what the log says of it: empty where it is read as far as it goes
     "HTML": (whole(b"<html>Login</html>", content_type="text/html"), "metric answer"),
@@ -161,9 +166,9 @@ ANSWERS: dict[str, tuple[Odd, str]] = {
     "not allowed": (whole(b'{"kind":"Status","message":"no"}', 403), "no"),
     "moved": (whole(b"", 302, location="http://127.0.0.1:1/"), "302"),
     "no content": (whole(b"", 204), "metric answer"),
-    "packed": (odd_api.bomb(), "Content-Encoding"),
-    "without end": (odd_api.endless(), "answer"),
-    "half an answer and silence": (odd_api.hanging(), "no answer within"),
+    "packed": (malformed_api_server.bomb(), "Content-Encoding"),
+    "without end": (malformed_api_server.endless(), "answer"),
+    "half an answer and silence": (malformed_api_server.hanging(), "no answer within"),
 }
 VALUES: dict[str, Any] = {
     "NaN": "NaN",
@@ -243,7 +248,7 @@ def test_an_answer_of_prometheus(stage: Stage, given: Odd) -> None:
     before = len(stage.target.events("metric_failed"))
     stage.policy(name, _one_rule(metricname="asked", query="up"))
     stage.until("it is named", lambda: stage.target.events("metric_failed")[before:])
-    assert set(stage.failed(name)) == set(world.NODES)
+    assert set(stage.failed(name)) == set(cluster_files.NODES)
     stage.check_others()
     stage.server.call(lambda api: api.remove(TASPOLICIES, name, "d"))
     stage.until("it is gone", lambda: "does not exist" in next(iter(stage.failed(name).values())))

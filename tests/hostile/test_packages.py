@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import packages, world
-from tests.hostile.process import Target
+from tests.hostile import cluster_files, packages
+from tests.hostile.extender_process import Target
 
 NODEWISE = Path(sys.executable).with_name("nodewise")
 
@@ -82,7 +82,7 @@ def target(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tar
     names = "good,crashing,stateless,odd,telemetry"
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(site))
-        options = ["--objects-from", world.write(folder), "--agents", names, "--agent-deadline", "1s"]
+        options = ["--objects-from", cluster_files.write(folder), "--agents", names, "--agent-deadline", "1s"]
         with Target(folder, options) as made:
             yield made
             assert made.process.is_running
@@ -95,7 +95,7 @@ def asked(target: Target, verb: str, *agents: str, policy: str | None = None) ->
     """What is said of all nodes to a pod that concerns these agents."""
     labels = {f"{name}/limit": "5" for name in agents} | ({"telemetry-policy": policy} if policy else {})
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": labels}}
-    body = json.dumps({"Pod": pod, "NodeNames": list(world.NODES)}).encode()
+    body = json.dumps({"Pod": pod, "NodeNames": list(cluster_files.NODES)}).encode()
     with target.line() as line:
         answer = line.ask(f"/scheduler/{verb}", body)
     assert answer.status == 200
@@ -108,11 +108,11 @@ def rejected(target: Target, *agents: str, policy: str | None = None) -> dict[st
 
 
 def all_for(why: str) -> dict[str, str]:
-    return dict.fromkeys(world.NODES, f"nodewise: agent {why}")
+    return dict.fromkeys(cluster_files.NODES, f"nodewise: agent {why}")
 
 
 def test_the_good_and_our_own_decide_whatever_the_others_do(target: Target) -> None:
-    assert rejected(target, "good", policy="demo") == {world.HOT: world.WHY}
+    assert rejected(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
     assert [one["Score"] for one in asked(target, "prioritize", "good")] == [7, 7, 7]
 
 
@@ -135,7 +135,7 @@ def test_failures_are_counted_and_logged_once_a_minute(target: Target) -> None:
 
 def test_an_agent_whose_state_fails_rejects_its_own_pods_only(target: Target) -> None:
     assert rejected(target, "stateless") == all_for("stateless failed: OSError")
-    assert rejected(target, "good", policy="demo") == {world.HOT: world.WHY}
+    assert rejected(target, "good", policy="demo") == {cluster_files.HOT: cluster_files.WHY}
 
 
 def test_the_option_that_has_no_effect_is_accepted_with_a_warning(target: Target) -> None:
@@ -174,7 +174,7 @@ def test_without_a_cluster_each_request_is_answered(site: Path, tmp_path: Path) 
 def whole(target: Target, agent: str) -> dict[str, str]:
     """The nodes that a pod may not go to, asked with whole nodes."""
     pod = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {f"{agent}/limit": "5"}}}
-    nodes = {"items": [{"metadata": {"name": name}} for name in world.NODES]}
+    nodes = {"items": [{"metadata": {"name": name}} for name in cluster_files.NODES]}
     with target.line() as line:
         answer = line.ask("/scheduler/filter", json.dumps({"Pod": pod, "Nodes": nodes}).encode())
     assert answer.status == 200

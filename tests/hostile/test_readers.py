@@ -22,8 +22,8 @@ from nodewise.metrics.series import Sample, Series, newer
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import Want
 from nodewise.turns import result
-from tests.hostile import shapes
-from tests.hostile.shapes import anything, encoded, mostly
+from tests.hostile import json_strategies
+from tests.hostile.json_strategies import anything, encoded, mostly
 
 RULE_FIELDS = ("metricname", "operator", "target", "labels", "when_missing", "max_age", "query")
 keys = st.sampled_from(
@@ -43,7 +43,7 @@ rules = st.fixed_dictionaries(
     optional={
         "metricname": mostly(st.sampled_from(("temp", "m_1")), keys),
         "operator": mostly(st.sampled_from(("LessThan", "GreaterThan", "Equals")), keys),
-        "target": mostly(st.integers(-9, 9) | st.sampled_from(shapes.QUANTITIES), keys),
+        "target": mostly(st.integers(-9, 9) | st.sampled_from(json_strategies.QUANTITIES), keys),
         "labels": mostly(st.lists(st.sampled_from(("a=b", "c=")), max_size=3), keys),
         "when_missing": mostly(st.sampled_from(("pass", "reject")), keys),
         "max_age": mostly(st.sampled_from(("30s", "9" * 400 + "h", "0s")), keys),
@@ -113,7 +113,7 @@ times = st.sampled_from(
 items = st.fixed_dictionaries(
     {"describedObject": mostly(st.fixed_dictionaries({"name": mostly(st.sampled_from(["a", "b"]), metric_keys)}), metric_keys)},
     optional={
-        "value": mostly(st.sampled_from((*shapes.QUANTITIES, "5", "1500m")), metric_keys),
+        "value": mostly(st.sampled_from((*json_strategies.QUANTITIES, "5", "1500m")), metric_keys),
         "timestamp": mostly(times, metric_keys),
         "windowSeconds": mostly(st.integers(), metric_keys),
     },
@@ -143,7 +143,7 @@ series = st.fixed_dictionaries(
     {"metric": mostly(st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2), metric_keys)},
     optional={
         "value": mostly(
-            st.tuples(st.floats(0, 9e9), st.sampled_from((*shapes.QUANTITIES, "5"))), metric_keys
+            st.tuples(st.floats(0, 9e9), st.sampled_from((*json_strategies.QUANTITIES, "5"))), metric_keys
         ),
         "values": mostly(
             st.lists(mostly(st.tuples(st.floats(0, 9e9), st.just("5")), metric_keys), max_size=3), metric_keys

@@ -6,7 +6,6 @@ missing is named in the decision.
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests import effort
-from tests.hostile import answers, scoring
-from tests.hostile.process import Line, Target
-from tests.hostile.scoring import (
+from tests import commands, effort
+from tests.hostile import responses, scoring_inputs
+from tests.hostile.extender_process import Line, Target
+from tests.hostile.json_strategies import anything, encoded, mostly
+from tests.hostile.scoring_inputs import (
     AGE,
     AMOUNTS,
     RESOURCES,
@@ -32,7 +32,6 @@ from tests.hostile.scoring import (
     node,
     pod,
 )
-from tests.hostile.shapes import anything, encoded, mostly
 
 BODIES = effort.of(400, 10_000)
 A_TIME = 20
@@ -45,7 +44,7 @@ GOOD = {
     "mean-free-cpu": "3000", "std-free-cpu": "100", "mean-free-memory": str(6 * 2**30), "std-free-memory": "1000",
     "congestion-factor": "20", **{f"requested-{resource}": "1" for resource in RESOURCES},
 }  # fmt: skip
-LONE = ("--no-cluster", "--agents", scoring.AGENTS, "--num-resources", "5")
+LONE = ("--no-cluster", "--agents", scoring_inputs.AGENTS, "--num-resources", "5")
 
 
 def served(folder: Path, *options: str) -> Iterator[Target]:
@@ -75,7 +74,7 @@ def scores(line: Line, path: str, asked: Any, nodes: Sequence[Any]) -> list[int]
     answer = line.ask(path, encoded(body(asked, nodes)))
     assert answer.status == 200, answer.body[:300]
     names = [one["metadata"]["name"] for one in nodes]
-    answers.check_scored(answer, names)
+    responses.check_scored(answer, names)
     found = json.loads(answer.body)
     assert [one["Host"] for one in found] == names
     return [one["Score"] for one in found]
@@ -87,13 +86,13 @@ def ask_everything(line: Line, asked: Any, nodes: Sequence[Any], *, refused: boo
     for path, verb in VERBS.items():
         answer = line.ask(path, encoded(body(asked, nodes, verb)))
         assert refused or answer.status == 200, (path, answer.body[:300])
-        answers.check(verb, answer, names if answer.status == 200 else None)
+        responses.check(verb, answer, names if answer.status == 200 else None)
 
 
 def numbers(line: Line, name: str) -> dict[str, Any]:
     """By agent and node: on what the newest answer about the pod rested."""
     answer = line.ask(f"/decisions?pod={name}&limit=1", b"", "GET", {})
-    found: dict[str, Any] = answers.document(answer)["decisions"][0]["numbers"]
+    found: dict[str, Any] = responses.document(answer)["decisions"][0]["numbers"]
     return found
 
 
@@ -195,7 +194,7 @@ def test_a_pod_that_asks_for_more_than_there_is_fits_nowhere(line: Line) -> None
     ask_everything(line, asked, nodes)
     assert scores(line, "/scheduler/priorities/pigeon-holing", asked, nodes) == [0, 0]
     assert scores(line, "/scheduler/priorities/safe-overload", asked, nodes) == [0, 0]
-    _, failed = answers.check_filtered(line.ask("/scheduler/filter", encoded(body(asked, nodes))))
+    _, failed = responses.check_filtered(line.ask("/scheduler/filter", encoded(body(asked, nodes))))
     assert set(failed) == {"a", "b"}
 
 
@@ -283,12 +282,12 @@ def test_a_node_that_is_named_twice_is_scored_once(line: Line) -> None:
     nodes = [node("n1", GOOD), node("n1", {**GOOD, "congestion-factor": "55"}), node("n2", GOOD)]
     for path in SCORES:
         answer = line.ask(path, encoded(body(pod("twice"), nodes)))
-        answers.check_scored(answer, ["n1", "n2"])
+        responses.check_scored(answer, ["n1", "n2"])
 
 
 def test_names_without_nodes_have_no_statistics(line: Line) -> None:
     answer = line.ask("/scheduler/prioritize", encoded({"Pod": pod("names"), "NodeNames": ["a", "b"]}))
-    answers.check_scored(answer, ["a", "b"])
+    responses.check_scored(answer, ["a", "b"])
     told = missing(line, "names", "a")
     assert told["safe"] == {"cpu": "no statistics", "memory": "no statistics"}
     assert told["congestion"]
@@ -311,7 +310,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
         pods.append({"apiVersion": "v1", "kind": "Pod", **made, "status": {"phase": "Failed"}})
     objects = {"apiVersion": "v1", "kind": "List", "items": [*nodes, *pods]}
     (folder / "objects.json").write_text(json.dumps(objects))
-    agents = f"{scoring.AGENTS},learned"
+    agents = f"{scoring_inputs.AGENTS},learned"
     for made in served(folder, "--objects-from", str(folder / "objects.json"), "--agents", agents):
         with made.line() as line:
             yield line
@@ -326,10 +325,10 @@ def test_names_of_nodes_with_odd_statistics(held: Line, labels: dict[str, str]) 
     names = ["nobody", *(f"n{number}" for number in range(len(TEXTS)))]
     for path in (*SCORES, "/scheduler/priorities/rl-priority", "/agents/learned/prioritize"):
         answer = held.ask(path, encoded({"Pod": asked, "NodeNames": names}))
-        answers.check_scored(answer, names)
-    for path in scoring.FILTERS:
+        responses.check_scored(answer, names)
+    for path in scoring_inputs.FILTERS:
         answer = held.ask(path, encoded({"Pod": asked, "NodeNames": names}))
-        answers.check_filtered(answer, names)
+        responses.check_filtered(answer, names)
 
 
 def test_statistics_of_a_cluster_that_are_missing_are_told(held: Line) -> None:
@@ -366,18 +365,7 @@ def test_settings_at_their_ends(tmp_path: Path) -> None:
 
 
 def started(*options: str) -> "subprocess.CompletedProcess[str]":
-    command = [
-        Path(sys.executable).with_name("nodewise"),
-        "extender",
-        "--unsafe",
-        "--port",
-        "0",
-        "--health-port",
-        "0",
-    ]
-    return subprocess.run(
-        [*command, *LONE, *options], capture_output=True, text=True, check=False, timeout=120
-    )
+    return commands.run(["extender", "--unsafe", "--port", "0", "--health-port", "0", *LONE, *options])
 
 
 @pytest.mark.parametrize(
@@ -494,7 +482,7 @@ def check(line: Line, path: str, asked: Any, nodes: list[Any]) -> int:
     answer = line.ask(path, sent)
     names_ = [one["metadata"]["name"] for one in nodes]
     try:
-        answers.check(verb, answer, names_ if answer.status == 200 else None)
+        responses.check(verb, answer, names_ if answer.status == 200 else None)
     except Exception as error:
         raise AssertionError(f"{path} {sent!r}: {error!r}; answered {answer.body!r}") from error
     return answer.status

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.api import ApiError, Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.hostile import tenants
 from tests.hostile.tenants import HOT, NODES, Stage
 
@@ -28,7 +28,7 @@ def stage(shared_stage: Stage) -> Iterator[Stage]:
     yield shared_stage
     for tenant in (shared_stage.attacker, shared_stage.victim):
         tenant.delete_policies()
-        tenant.corner.api.delete(f"/api/v1/namespaces/{tenant.namespace}/pods")
+        tenant.sandbox.api.delete(f"/api/v1/namespaces/{tenant.namespace}/pods")
     shared_stage.settle()
 
 
@@ -111,11 +111,11 @@ def test_trust_is_granted_and_taken_away(stage: Stage) -> None:
     tenant = stage.attacker
     tenant.policy("own", deschedule=[HOT], labeling=[HOT | {"labels": ["gas-disable-card0=true"]}])
     wait("it lacks trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
-    tenant.corner.trust()
+    tenant.sandbox.trust()
     keys = {"own", "telemetry.aware.scheduling.own/gas-disable-card0"}
     wait("nodes are labelled", lambda: all(keys <= stage.node_labels(n).keys() for n in NODES) or None)
     wait("it has trust", lambda: tenant.condition("NotTrusted", "own")["status"] == "False" or None)
-    tenant.corner.trust(granted=False)
+    tenant.sandbox.trust(granted=False)
     wait("the labels are gone", lambda: not any(keys & stage.node_labels(n).keys() for n in NODES) or None)
     wait("it lacks trust again", lambda: tenant.condition("NotTrusted", "own")["status"] == "True" or None)
 

@@ -1,4 +1,4 @@
-"""A corner of the machine's cgroups, version 1, and taking it away again."""
+"""A sandbox of the machine's cgroups, version 1, and taking it away again."""
 
 import contextlib
 import functools
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 
 WANTED = {"cpu", "cpuset", "memory", "pids"}
 
@@ -37,7 +37,7 @@ def lacking() -> set[str]:
 
 
 @contextlib.contextmanager
-def corner(about: str) -> Iterator[str]:
+def created(about: str) -> Iterator[str]:
     """A new cgroup in every hierarchy; at the end it goes, with what was made in it and holds no process.
 
     Its name says what it is about and is nobody else's: a run of tests that was killed leaves its own behind.

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import custom_metrics, imaging, packages, programs, sandbox
-from tests.cluster.conftest import control_plane_programs, corner, got, plane, shared_control_plane
+from tests.cluster import custom_metrics, image_archive, packages, programs, sandboxes
+from tests.cluster.conftest import control_plane_programs, got, plane, sandbox, shared_control_plane
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.node import host, installed, kubelet
 from tests.node.host import Host
 from tests.node.kubelet import Kubelet
 
-__all__ = ["control_plane_programs", "corner", "plane", "shared_control_plane"]
+__all__ = ["control_plane_programs", "plane", "sandbox", "shared_control_plane"]
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +71,7 @@ def clusters_own(whole: Host) -> Iterator[None]:
 @pytest.fixture
 def room(whole: Host) -> Iterator[Sandbox]:
     """A namespace of the test's own there."""
-    with sandbox.sandbox(whole.plane) as own:
+    with sandboxes.created(whole.plane) as own:
         host.wait_admitted(own)
         yield own
 
@@ -86,5 +86,5 @@ def heat(room: Sandbox, tmp_path: Path) -> Iterator[CustomMetrics]:
 @pytest.fixture(scope="session")
 def image(request: pytest.FixtureRequest, whole: Host) -> str:
     """nodewise's image, as pods name it, ready to run there."""
-    whole.node.runtime.load(got(request, imaging.archive))
-    return imaging.NAME
+    whole.node.runtime.load(got(request, image_archive.archive))
+    return image_archive.NAME

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from nodewise.cpu import cpulist, names, sysfs
 from nodewise.cpu.install import installing
 from nodewise.cpu.topology import CPUS, NODES
-from tests.cluster import booting, processes
-from tests.cluster.booting import Entry, Hardware
-from tests.cluster.sandbox import wait
+from tests.cluster import processes, virtual_machine
+from tests.cluster.sandboxes import wait
+from tests.cluster.virtual_machine import Entry, Hardware
 
 STATE = "/state"
 """What outlives a boot."""
@@ -217,15 +217,15 @@ def files(ready: Path) -> Mapping[str, Entry]:
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder)
         installing.install(ready, into, Path(names.DEFAULT_INSTALL_DIR), None)
-        installed = booting.tree(into, names.DEFAULT_INSTALL_DIR.lstrip("/"))
+        installed = virtual_machine.tree(into, names.DEFAULT_INSTALL_DIR.lstrip("/"))
     return {
         **installed,
         **_interpreter(),
-        "bin/serve": booting.script(_SERVE),
-        "bin/workload": booting.script("#!/bin/python3 -S\n" + WORKLOAD),
-        "tmp/empty": booting.script(""),
-        f"{STATE.lstrip('/')}/empty": booting.script(""),
-        "init": booting.script(booting.START + _INIT),
+        "bin/serve": virtual_machine.script(_SERVE),
+        "bin/workload": virtual_machine.script("#!/bin/python3 -S\n" + WORKLOAD),
+        "tmp/empty": virtual_machine.script(""),
+        f"{STATE.lstrip('/')}/empty": virtual_machine.script(""),
+        "init": virtual_machine.script(virtual_machine.START + _INIT),
     }
 
 
@@ -239,15 +239,17 @@ def _interpreter() -> Mapping[str, Entry]:
     ldd = subprocess.run(["ldd", real], capture_output=True, text=True, check=True).stdout
     libraries = [Path(word) for word in ldd.split() if word.startswith("/")]
     modules = [Path(name) for name in loaded.splitlines() if name]
-    found = {str(path).lstrip("/"): booting.program(path) for path in (*libraries, *modules)}
+    found = {str(path).lstrip("/"): virtual_machine.program(path) for path in (*libraries, *modules)}
     link = Entry(0o120777, str(real).encode())
-    return {**found, str(real).lstrip("/"): booting.program(real), "bin/python3": link} | _marked(base)
+    return {**found, str(real).lstrip("/"): virtual_machine.program(real), "bin/python3": link} | _marked(
+        base
+    )
 
 
 def _marked(base: Path) -> Mapping[str, Entry]:
     """By this file an interpreter knows where its modules are."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return {f"{base}/lib/{version}/os.py".lstrip("/"): booting.program(base / f"lib/{version}/os.py")}
+    return {f"{base}/lib/{version}/os.py".lstrip("/"): virtual_machine.program(base / f"lib/{version}/os.py")}
 
 
 @contextlib.contextmanager
@@ -258,7 +260,7 @@ def running(
     port = processes.free_port()
     whole = {**given, "state.tar": Entry(0o100644, state or _nothing())}
     hardware = HARDWARE._replace(kernel=kernel)
-    with booting.running(root, folder, whole, hardware, ((port, _PORT),)) as process:
+    with virtual_machine.running(root, folder, whole, hardware, ((port, _PORT),)) as process:
         machine = Machine(port)
         process.wait_ready(lambda: _answers(machine), 120)
         yield machine

@@ -14,7 +14,7 @@ from tests.cluster import controlplane
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.packages import Containers
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.node import image, kubelet, network
 from tests.node.kubelet import Kubelet
 from tests.node.network import Network
@@ -118,10 +118,10 @@ def running(
         yield Host(plane, node, networks[0])
 
 
-def wait_admitted(corner: Sandbox) -> None:
+def wait_admitted(sandbox: Sandbox) -> None:
     """Until pods are let into a namespace: their service account is made a moment after it."""
-    path = f"/api/v1/namespaces/{corner.namespace}/serviceaccounts/default"
-    wait("the namespace has a service account", lambda: corner.api.find(path))
+    path = f"/api/v1/namespaces/{sandbox.namespace}/serviceaccounts/default"
+    wait("the namespace has a service account", lambda: sandbox.api.find(path))
 
 
 def is_ready(pod: Object) -> bool:

@@ -12,7 +12,7 @@ from tests.cluster.certificates import Pair
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.packages import Containers
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.node import cgroups, runtime
 from tests.node.runtime import Runtime
 
@@ -90,7 +90,7 @@ def running(
     `prepared` is given, which makes of the runtime's own network one to live in, before the kubelet starts there.
     """
     with (
-        cgroups.corner(name) as cgroup,
+        cgroups.created(name) as cgroup,
         runtime.running(containers, folder) as beside,
         prepared(beside) if prepared else contextlib.nullcontext(processes.own_address()) as address,
     ):

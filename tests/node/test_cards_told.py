@@ -8,7 +8,7 @@ import pytest
 from tests.cluster import gpu
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.node import image
 from tests.node.kubelet import Kubelet
 
@@ -19,7 +19,7 @@ FOR_EVER_S = 1_000_000_000
 
 
 @pytest.fixture
-def cards(plane: ControlPlane, corner: Sandbox, node: Kubelet, tmp_path: Path) -> Iterator[None]:
+def cards(plane: ControlPlane, sandbox: Sandbox, node: Kubelet, tmp_path: Path) -> Iterator[None]:
     """The node has four cards of 1000 millicores each; nodewise, and a scheduler that asks it."""
     shape = gpu.node(node.name, cards=4, shares=10, millicores=1000)
     node.label(shape["metadata"]["labels"])
@@ -47,9 +47,9 @@ def _container(name: str, cards: int, for_s: int) -> Object:
     }
 
 
-def test_each_container_is_told_its_own_cards(corner: Sandbox, node: Kubelet, cards: None) -> None:
-    corner.pods(pod("train", main=2), pod("video", decode=1, encode=1, sidecar=0))
-    told = _told(corner, node, "train") | _told(corner, node, "video")
+def test_each_container_is_told_its_own_cards(sandbox: Sandbox, node: Kubelet, cards: None) -> None:
+    sandbox.pods(pod("train", main=2), pod("video", decode=1, encode=1, sidecar=0))
+    told = _told(sandbox, node, "train") | _told(sandbox, node, "video")
     assert {name: len(numbers) for name, numbers in told.items()} == {
         "main": 2,
         "decode": 1,
@@ -60,26 +60,26 @@ def test_each_container_is_told_its_own_cards(corner: Sandbox, node: Kubelet, ca
 
 
 def test_a_container_that_starts_anew_is_told_what_its_annotation_says_by_then(
-    corner: Sandbox, node: Kubelet, cards: None
+    sandbox: Sandbox, node: Kubelet, cards: None
 ) -> None:
-    corner.pods(pod("short", for_s=2, main=1))
-    assert _told(corner, node, "short") == {"main": ["0"]}
-    found = corner.pod("short") or {}
-    path = f"/api/v1/namespaces/{corner.namespace}/pods/short"
-    corner.api.patch(path, {"metadata": {"annotations": {"cards.nodewise.io/main": "3"}}})
+    sandbox.pods(pod("short", for_s=2, main=1))
+    assert _told(sandbox, node, "short") == {"main": ["0"]}
+    found = sandbox.pod("short") or {}
+    path = f"/api/v1/namespaces/{sandbox.namespace}/pods/short"
+    sandbox.api.patch(path, {"metadata": {"annotations": {"cards.nodewise.io/main": "3"}}})
     wait("it is told anew", lambda: node.log(found, "main")[-1:] == ["mask=3"] or None)
-    assert gpu.ledger(corner, node.name)[found["metadata"]["uid"]]["cards"] == "card0"
+    assert gpu.ledger(sandbox, node.name)[found["metadata"]["uid"]]["cards"] == "card0"
 
 
-def _told(corner: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
+def _told(sandbox: Sandbox, node: Kubelet, name: str) -> dict[str, list[str]]:
     """The numbers of cards that each container of a running pod was told, which are those of its annotations."""
-    assert corner.expect_bound(name) == node.name
+    assert sandbox.expect_bound(name) == node.name
 
     def running() -> Object | None:
-        found = corner.pod(name) or {}
+        found = sandbox.pod(name) or {}
         return found if found.get("status", {}).get("phase") == "Running" else None
 
-    found = wait(f"pod {name} runs", running, show=lambda: (corner.pod(name), corner.events(name)))
+    found = wait(f"pod {name} runs", running, show=lambda: (sandbox.pod(name), sandbox.events(name)))
     annotations = found["metadata"]["annotations"]
     told = {}
     for container in (each["name"] for each in found["spec"]["containers"]):

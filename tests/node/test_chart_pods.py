@@ -13,15 +13,15 @@ from cryptography import x509
 from nodewise.cpu.confine import residents
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE
 from tests.cluster.test_certs import Applied
 from tests.cluster.test_chart import CHART, Helm, helm_program
-from tests.node import control, host, managed, placing, workloads
-from tests.node.control import Static
+from tests.node import cpu_manager, host, placement, static_scheduler, workloads
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
 from tests.node.host import Host
-from tests.node.managed import EXCLUSIVE, ISOLATE, Manager
-from tests.node.placing import FAR
+from tests.node.placement import FAR
+from tests.node.static_scheduler import Static
 
 __all__ = ["helm_program"]
 
@@ -77,7 +77,7 @@ def helm(helm_program: Path, whole: Host, tmp_path: Path) -> Helm:
 
 @pytest.fixture
 def scheduler(whole: Host) -> Iterator[Static]:
-    with control.static(whole) as running:
+    with static_scheduler.static(whole) as running:
         yield running
 
 
@@ -145,7 +145,7 @@ class Stream:
     def _run(self) -> None:
         while not self._over.wait(PAUSE_S):
             name = f"web-{len(self.made)}"
-            self._room.pods(placing.with_policy(name, host.NAME))
+            self._room.pods(placement.with_policy(name, host.NAME))
             self.made.append(name)
             found = self._whole.pods(self._room.namespace, **EXTENDER)
             self.ready.append(sum(map(host.is_ready, found)))
@@ -180,11 +180,11 @@ def stream(whole: Host, room: Sandbox) -> Iterator[Stream]:
 def test_replicas_serve_the_scheduler_through_a_renewal_and_an_upgrade(
     whole: Host, room: Sandbox, heat: CustomMetrics, scheduler: Static, release: Release, tmp_path: Path
 ) -> None:
-    placing.policy(room, heat, hot=host.NAME)
+    placement.policy(room, heat, hot=host.NAME)
     before = scheduler.shown()
     configure(whole, room, tmp_path)
     configured = scheduler.wait_another_than(before)
-    room.pods(placing.plain("plain", host.NAME), placing.with_policy("first", host.NAME))
+    room.pods(placement.plain("plain", host.NAME), placement.with_policy("first", host.NAME))
     assert room.expect_bound("plain") == host.NAME
     assert room.expect_bound("first", 120) == FAR
     old, serial = release.pods(2), shown(whole)
@@ -234,7 +234,7 @@ class TestCpuManager:
             "cpu.createNamespace": "false",
             "cpu.setup.hosts": f"{{{host.NAME}}}",
             "cpu.setup.args": "{--insecure=True,--num-exclusive-cores=1,--num-shared-cores=0}",
-            "cpu.agent.args": f"{{--interval={managed.PERIOD_S:g}s}}",
+            "cpu.agent.args": f"{{--interval={cpu_manager.PERIOD_S:g}s}}",
         }
         with installed(whole, room, helm, values, CHART / "values/values-cmk.yaml"):
             yield manager
@@ -245,7 +245,7 @@ class TestCpuManager:
         whole.wait_ready(room.namespace, app="cmk-agent")
         whole.wait_ready(room.namespace, 2, app="cmk-webhook-app")
         wait("the kubelet offers cores", lambda: manager.offered() == "1" or None, show=manager.offered)
-        room.pods(managed.pod("pinned", f"exec {ISOLATE} -- busybox sleep 1000", whole.node.name))
+        room.pods(cpu_manager.pod("pinned", f"exec {ISOLATE} -- busybox sleep 1000", whole.node.name))
         pod = workloads.running(room, "pinned")
         manager.wait_held(pod)
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}

@@ -9,7 +9,7 @@ from nodewise.cpu.confine.confinement import Confinement
 from nodewise.cpu.confine.containers import ContainerRuntime
 from nodewise.cpu.node import threads
 from nodewise.errors import Refused
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.node import runtime, workloads
 from tests.node.kubelet import Kubelet
 
@@ -34,10 +34,10 @@ def masks(node: Kubelet, container: str) -> list[frozenset[int]]:
 
 
 def test_a_running_container_is_held_to_its_cpus_and_let_go(
-    corner: Sandbox, node: Kubelet, asking: ContainerRuntime
+    sandbox: Sandbox, node: Kubelet, asking: ContainerRuntime
 ) -> None:
-    corner.pods(workloads.pod("held", "sleep 1000 & sleep 1000; true", on=node.name))
-    container = workloads.container_of(workloads.running(corner, "held"))
+    sandbox.pods(workloads.pod("held", "sleep 1000 & sleep 1000; true", on=node.name))
+    container = workloads.container_of(workloads.running(sandbox, "held"))
     assert asking.version().startswith("containerd ")
     before = asking.find(container)
     assert before is not None
@@ -56,17 +56,17 @@ def test_a_running_container_is_held_to_its_cpus_and_let_go(
 
 
 def test_cpus_that_are_not_there_are_refused_in_the_runtime_s_words(
-    corner: Sandbox, node: Kubelet, asking: ContainerRuntime
+    sandbox: Sandbox, node: Kubelet, asking: ContainerRuntime
 ) -> None:
-    corner.pods(workloads.pod("held", "sleep 1000", on=node.name))
-    container = workloads.container_of(workloads.running(corner, "held"))
+    sandbox.pods(workloads.pod("held", "sleep 1000", on=node.name))
+    container = workloads.container_of(workloads.running(sandbox, "held"))
     with pytest.raises(Refused, match=r"cpuset\.cpus"):
         asking.confine(container, Confinement(frozenset({4000})))
 
 
-def test_a_container_that_ended_is_none(corner: Sandbox, node: Kubelet, asking: ContainerRuntime) -> None:
-    corner.pods(workloads.pod("short", "exit 0", on=node.name))
-    container = workloads.container_of(workloads.ended(corner, "short"))
+def test_a_container_that_ended_is_none(sandbox: Sandbox, node: Kubelet, asking: ContainerRuntime) -> None:
+    sandbox.pods(workloads.pod("short", "exit 0", on=node.name))
+    container = workloads.container_of(workloads.ended(sandbox, "short"))
     assert asking.find(container) is None
     asking.confine(container, Confinement(ONE))
     assert asking.find("d" * 64) is None

@@ -9,8 +9,8 @@ from nodewise.cpu import topology
 from nodewise.cpu.confine import enforcing
 from nodewise.cpu.state import Task
 from tests.cluster import packages
-from tests.cluster.booting import Entry
 from tests.cluster.conftest import got
+from tests.cluster.virtual_machine import Entry
 from tests.node import cores
 from tests.node.cores import CMK, Machine
 

@@ -9,20 +9,20 @@ from nodewise.cpu import names
 from tests.cluster import test_cpu_webhook as webhooks
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import manifest
-from tests.node import image, managed, workloads
+from tests.node import cpu_manager, image, workloads
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
 from tests.node.kubelet import Kubelet
-from tests.node.managed import EXCLUSIVE, ISOLATE, Manager
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
 def manager(
-    plane: ControlPlane, corner: Sandbox, node: Kubelet, program: Path, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> Iterator[Manager]:
-    with managed.managed(corner, node, program, tmp_path, plane.admin) as made:
+    with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
         yield made
 
 
@@ -44,30 +44,30 @@ def plain(name: str, *command: str) -> Object:
 
 
 def test_a_pod_that_only_requests_a_core_is_mutated_scheduled_and_pinned(
-    plane: ControlPlane, corner: Sandbox, node: Kubelet, manager: Manager, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, manager: Manager, tmp_path: Path
 ) -> None:
     with (
         manager.agent("--no-publish", "--enforce=cgroup"),
-        webhooks.running(corner, tmp_path, "--insecure=True"),
+        webhooks.running(sandbox, tmp_path, "--insecure=True"),
         plane.start_scheduler({}),
     ):
-        corner.pods(plain("wants-one", "busybox", "sleep", "1000"), plain("waits", "busybox", "true"))
-        assert corner.expect_bound("wants-one") == node.name
-        pod = workloads.running(corner, "wants-one")
+        sandbox.pods(plain("wants-one", "busybox", "sleep", "1000"), plain("waits", "busybox", "true"))
+        assert sandbox.expect_bound("wants-one") == node.name
+        pod = workloads.running(sandbox, "wants-one")
         manager.wait_held(pod)
         wait("its command runs", lambda: True if len(manager.masks(pod)) == 2 else None)
         assert set(manager.masks(pod).values()) == {EXCLUSIVE}
-        corner.expect_rejected("waits")
+        sandbox.expect_rejected("waits")
         # not at once: its object would go before its processes do, and the next pod come while they still run
-        corner.api.request("DELETE", f"/api/v1/namespaces/{corner.namespace}/pods/wants-one")
-        pod = workloads.ended(corner, "waits")
+        sandbox.api.request("DELETE", f"/api/v1/namespaces/{sandbox.namespace}/pods/wants-one")
+        pod = workloads.ended(sandbox, "waits")
         assert workloads.exit_code(pod) == 0, node.log(pod, "main")
 
 
-def traces(corner: Sandbox, node: Kubelet) -> Object:
+def traces(sandbox: Sandbox, node: Kubelet) -> Object:
     """All that could tell of the CPU manager: what the node says, files on it, objects in the cluster."""
-    found = corner.api.get(node.path)
-    own = f"namespaces/{corner.namespace}"
+    found = sandbox.api.get(node.path)
+    own = f"namespaces/{sandbox.namespace}"
     kinds = [f"/api/v1/{own}/{kind}" for kind in ("configmaps", "pods", "secrets", "services")]
     kinds += [f"/apis/apps/v1/{own}/{kind}" for kind in ("daemonsets", "deployments")]
     kinds += [webhooks.REGISTRATIONS, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"]
@@ -79,35 +79,35 @@ def traces(corner: Sandbox, node: Kubelet) -> Object:
         "capacity": sorted(found["status"]["capacity"]),
         "files": [str(path) for folder in folders if folder.is_dir() for path in folder.rglob("*")],
         "objects": {
-            kind: [one["metadata"]["name"] for one in corner.api.get(kind)["items"]] for kind in kinds
+            kind: [one["metadata"]["name"] for one in sandbox.api.get(kind)["items"]] for kind in kinds
         },
     }
 
 
 def test_nothing_is_left_of_a_node_that_was_left(
-    plane: ControlPlane, corner: Sandbox, node: Kubelet, program: Path, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> None:
-    earlier = Manager(corner, node, plane.admin, tmp_path)
+    earlier = Manager(sandbox, node, plane.admin, tmp_path)
     earlier.run("uninstall", *earlier.place, "--proc-fs=/proc")
-    before = traces(corner, node)
-    with managed.managed(corner, node, program, tmp_path, plane.admin) as manager:
+    before = traces(sandbox, node)
+    with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as manager:
         for definition in manifest("crds/cmk-reports.yaml"):
-            corner.api.create(definition)
+            sandbox.api.create(definition)
         with manager.agent("--enforce=cgroup"):
-            corner.pods(managed.pod("holds", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
-            pod = workloads.running(corner, "holds")
+            sandbox.pods(cpu_manager.pod("holds", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
+            pod = workloads.running(sandbox, "holds")
             manager.wait_held(pod)
-            report = f"/apis/intel.com/v1/namespaces/{corner.namespace}/cmk-nodereports/{node.name}"
-            wait("the node's report is there", lambda: corner.api.find(report))
+            report = f"/apis/intel.com/v1/namespaces/{sandbox.namespace}/cmk-nodereports/{node.name}"
+            wait("the node's report is there", lambda: sandbox.api.find(report))
         options = [*manager.place, "--proc-fs=/proc", "--crds"]
         refused = manager.tried("uninstall", *options)
         assert refused.returncode == 1
         assert f"running tasks on node {node.name}" in refused.stderr
-        corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods/holds")
+        sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/holds")
         manager.wait_gone(pod)
         manager.run("uninstall", *options)
     wait(
         "nothing is left",
-        lambda: True if traces(corner, node) == before else None,
-        show=lambda: (before, traces(corner, node)),
+        lambda: True if traces(sandbox, node) == before else None,
+        show=lambda: (before, traces(sandbox, node)),
     )

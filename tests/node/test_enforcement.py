@@ -12,13 +12,13 @@ from tests.cluster import packages
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
+from tests.node import cpu_manager, workloads
 from tests.node import kubelet as kubelets
-from tests.node import managed, workloads
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
 from tests.node.kubelet import Kubelet
-from tests.node.managed import EXCLUSIVE, ISOLATE, Manager
 
 pytestmark = pytest.mark.cluster
 
@@ -31,9 +31,9 @@ ESCAPES = "taskset 2 true; echo other=$?; taskset 3 sh /until & sh /until; wait"
 
 @pytest.fixture
 def manager(
-    plane: ControlPlane, corner: Sandbox, node: Kubelet, program: Path, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> Iterator[Manager]:
-    with managed.managed(corner, node, program, tmp_path, plane.admin) as made:
+    with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
         yield made
 
 
@@ -73,12 +73,12 @@ def said(node: Kubelet, pod: Object, *words: str) -> list[str]:
 
 
 def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_afterwards(
-    corner: Sandbox, node: Kubelet, manager: Manager
+    sandbox: Sandbox, node: Kubelet, manager: Manager
 ) -> None:
     script = f"{PREPARED} {ISOLATE} -- sh -c '{ESCAPES}'; echo over; sleep 1000"
     with manager.agent(*ENFORCED):
-        corner.pods(managed.pod("escaping", script, node.name))
-        pod = workloads.running(corner, "escaping")
+        sandbox.pods(cpu_manager.pod("escaping", script, node.name))
+        pod = workloads.running(sandbox, "escaping")
         wrapper = manager.wait_held(pod)
         lines = said(node, pod, "other=1")
         assert any("Invalid argument" in line for line in lines)
@@ -94,14 +94,14 @@ def test_a_child_that_tries_to_escape_fails_to_and_the_container_is_let_go_after
 
 
 def test_a_confined_pod_is_moved_to_another_core_with_its_cpuset(
-    corner: Sandbox, node: Kubelet, manager: Manager, tmp_path: Path
+    sandbox: Sandbox, node: Kubelet, manager: Manager, tmp_path: Path
 ) -> None:
     other = write(machines.texts("B2", "1"), tmp_path / "machine")
     with manager.agent(*ENFORCED, f"--sysfs={other}"):
-        corner.pods(
-            managed.pod("moved", f"{ISOLATE} -- sh -c 'sleep 1000 & sleep 1000; true'; true", node.name)
+        sandbox.pods(
+            cpu_manager.pod("moved", f"{ISOLATE} -- sh -c 'sleep 1000 & sleep 1000; true'; true", node.name)
         )
-        pod = workloads.running(corner, "moved")
+        pod = workloads.running(sandbox, "moved")
         manager.wait_held(pod)
         wait("all of it runs", lambda: True if len(manager.masks(pod)) == 5 else None)
         wait_masks(manager, pod, EXCLUSIVE)
@@ -112,25 +112,25 @@ def test_a_confined_pod_is_moved_to_another_core_with_its_cpuset(
 
 
 def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_right(
-    plane: ControlPlane, corner: Sandbox, static: Kubelet, program: Path, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, static: Kubelet, program: Path, tmp_path: Path
 ) -> None:
     with (
-        managed.managed(corner, static, program, tmp_path, plane.admin) as manager,
+        cpu_manager.managed(sandbox, static, program, tmp_path, plane.admin) as manager,
         manager.agent(*ENFORCED) as agent,
     ):
-        corner.pods(managed.pod("held", f"sleep 1000 & {ISOLATE} -- busybox sleep 1000", static.name))
-        pod = workloads.running(corner, "held")
+        sandbox.pods(cpu_manager.pod("held", f"sleep 1000 & {ISOLATE} -- busybox sleep 1000", static.name))
+        pod = workloads.running(sandbox, "held")
         manager.wait_held(pod)
         wait_masks(manager, pod, EXCLUSIVE)
         before = enforced(agent)
         static.restart()
         wait("the cpuset was narrowed again", lambda: True if enforced(agent) > before else None)
         # it admits anew what it finds, the oldest pods first, and by what the node offers then
-        corner.pods(managed.pod("later", "exec busybox sleep 1000", static.name, cores=0))
-        workloads.running(corner, "later")
+        sandbox.pods(cpu_manager.pod("later", "exec busybox sleep 1000", static.name, cores=0))
+        workloads.running(sandbox, "later")
         # what a kubelet does that finds no checkpoint of devices; one of 1.36 finds its socket in their place
         nothing = {"status": {"capacity": {names.EXCLUSIVE_CORES: "0"}}}
-        corner.api.patch(f"{static.path}/status", nothing)
+        sandbox.api.patch(f"{static.path}/status", nothing)
         wait("the cores are offered no more", lambda: True if manager.offered() == "0" else None)
         wait("the cores are offered again", lambda: True if manager.offered() == "1" else None)
         wait_masks(manager, pod, EXCLUSIVE)
@@ -139,14 +139,14 @@ def test_a_restarted_kubelet_that_widens_cpusets_and_forgets_resources_is_put_ri
 
 
 def test_a_kubelet_that_gives_cpus_of_pools_away_is_told_of(
-    plane: ControlPlane, corner: Sandbox, static: Kubelet, program: Path, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, static: Kubelet, program: Path, tmp_path: Path
 ) -> None:
     guaranteed = workloads.pod("guaranteed", "sleep 1000", on=static.name)
     guaranteed["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1", "memory": "64Mi"}}
-    corner.pods(guaranteed)
-    uid = workloads.running(corner, "guaranteed")["metadata"]["uid"]
+    sandbox.pods(guaranteed)
+    uid = workloads.running(sandbox, "guaranteed")["metadata"]["uid"]
     with (
-        managed.managed(corner, static, program, tmp_path, plane.admin) as manager,
+        cpu_manager.managed(sandbox, static, program, tmp_path, plane.admin) as manager,
         manager.agent("--no-publish") as agent,
     ):
         manager.wait_sweep()

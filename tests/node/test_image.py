@@ -21,7 +21,7 @@ from nodewise.cli.cpu import COMMANDS as CPU_COMMANDS
 from nodewise.cli.main import COMMANDS
 from nodewise.cpu.cluster import objects, versions
 from nodewise.cpu.cluster.objects import Wish
-from tests.cluster import imaging, toolchain
+from tests.cluster import image_archive, toolchain
 from tests.cluster.conftest import got
 from tests.cluster.packages import Containers
 from tests.cluster.served import NODEWISE
@@ -41,7 +41,7 @@ Run = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def archive(request: pytest.FixtureRequest) -> Path:
-    return got(request, imaging.archive)
+    return got(request, image_archive.archive)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ class Image:
         for inside, outside in mounts.items():
             options += ["--mount", f"type=bind,src={outside},dst={inside},options=rbind:rw"]
         name = f"image-{next(self._numbers)}"
-        reference = OF_ROOT if is_root else imaging.REFERENCE
+        reference = OF_ROOT if is_root else image_archive.REFERENCE
         return self._containerd.ctr("run", *options, reference, name, *command)
 
 
@@ -375,4 +375,4 @@ def test_a_container_installs_the_program_on_its_host(
 
 
 def test_pods_of_cluster_init_name_this_image() -> None:
-    assert objects.IMAGE == imaging.NAME
+    assert objects.IMAGE == image_archive.NAME

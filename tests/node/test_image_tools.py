@@ -15,7 +15,7 @@ import pytest
 
 import nodewise
 from tests import pages
-from tests.cluster import imaging, packages
+from tests.cluster import image_archive, packages
 from tests.cluster.conftest import got
 from tests.cluster.packages import Containers
 from tests.conformance.configure import hosts
@@ -55,7 +55,7 @@ everywhere. All is kept in memory."""
 
 @pytest.fixture(scope="module")
 def archive(request: pytest.FixtureRequest) -> Path:
-    return got(request, imaging.archive)
+    return got(request, image_archive.archive)
 
 
 class Operator:
@@ -90,7 +90,7 @@ def operator(
     work = tmp_path_factory.mktemp("work")
     (work / "dist").mkdir()
     (work / IN_DIST).symlink_to(archive)
-    with cgroups.corner("podman") as cgroup, runtime.running(container_programs, work) as machine:
+    with cgroups.created("podman") as cgroup, runtime.running(container_programs, work) as machine:
         made = Operator(machine, work, cgroup)
         made.sees(f"mount -t overlay overlay -o lowerdir={tools}:/usr /usr")
         folder = machine.inside("/etc/containers")
@@ -156,24 +156,26 @@ def test_copied_there_and_back_it_is_the_same_image(operator: Operator, digest: 
 @pytest.fixture(scope="module")
 def podman(operator: Operator) -> Operator:
     """With the image loaded."""
-    assert operator.sees(f"podman load --quiet --input {IN_DIST}") == f"Loaded image: {imaging.REFERENCE}"
+    assert (
+        operator.sees(f"podman load --quiet --input {IN_DIST}") == f"Loaded image: {image_archive.REFERENCE}"
+    )
     return operator
 
 
 def test_podman_names_the_image_by_the_digest_of_the_archive(podman: Operator, digest: str) -> None:
-    line = f"podman images --digests --format '{{{{.Digest}}}}' {imaging.NAME}"
+    line = f"podman images --digests --format '{{{{.Digest}}}}' {image_archive.NAME}"
     assert podman.sees(line) == digest
 
 
 def test_podman_runs_it_on_a_read_only_root(podman: Operator) -> None:
-    line = f"podman run --rm --read-only --network none {imaging.NAME} --version"
+    line = f"podman run --rm --read-only --network none {image_archive.NAME} --version"
     assert podman.sees(line) == f"nodewise {nodewise.__version__}"
 
 
 def test_podman_runs_it_as_its_own_user_without_any_right(podman: Operator) -> None:
     options = "--rm --read-only --read-only-tmpfs=false --cap-drop=all --security-opt=no-new-privileges"
     script = "import os; print(os.getuid(), os.getgid()); open('/tmp/a', 'w')"
-    done = podman.types(f'podman run {options} --entrypoint python3 {imaging.NAME} -c "{script}"')
+    done = podman.types(f'podman run {options} --entrypoint python3 {image_archive.NAME} -c "{script}"')
     assert done.stdout.split() == ["10001", "10001"]
     assert "Read-only file system" in done.stderr
 

@@ -7,14 +7,14 @@ import pytest
 
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import Sandbox, wait
-from tests.node import managed, workloads
+from tests.cluster.sandboxes import Sandbox, wait
+from tests.node import cpu_manager, workloads
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
 from tests.node.kubelet import Kubelet
-from tests.node.managed import EXCLUSIVE, ISOLATE, Manager
 
 pytestmark = pytest.mark.cluster
 
-THREADS = managed.python(
+THREADS = cpu_manager.python(
     "import threading, time",
     "[threading.Thread(target=time.sleep, args=(1000,)).start() for _ in range(4)]",
 )
@@ -22,9 +22,9 @@ THREADS = managed.python(
 
 @pytest.fixture
 def manager(
-    plane: ControlPlane, corner: Sandbox, node: Kubelet, program: Path, tmp_path: Path
+    plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
 ) -> Iterator[Manager]:
-    with managed.managed(corner, node, program, tmp_path, plane.admin) as made:
+    with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
         yield made
 
 
@@ -35,11 +35,11 @@ def agent(manager: Manager) -> Iterator[Process]:
 
 
 def test_a_pod_runs_pinned_with_every_thread(
-    corner: Sandbox, node: Kubelet, manager: Manager, agent: Process
+    sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
 ) -> None:
     script = f'exec {ISOLATE} -- sh -c "sleep 1000 & {THREADS}"'
-    corner.pods(managed.with_python(managed.pod("pinned", script, node.name)))
-    pod = workloads.running(corner, "pinned")
+    sandbox.pods(cpu_manager.with_python(cpu_manager.pod("pinned", script, node.name)))
+    pod = workloads.running(sandbox, "pinned")
     masks = wait(
         "all of it runs",
         lambda: found if len(found := manager.masks(pod)) == 7 else None,
@@ -50,51 +50,53 @@ def test_a_pod_runs_pinned_with_every_thread(
 
 
 def test_a_second_one_fails_with_the_reason_and_runs_after_the_first_ended(
-    corner: Sandbox, node: Kubelet, manager: Manager, agent: Process
+    sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
 ) -> None:
-    corner.pods(managed.pod("first", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
-    manager.wait_held(workloads.running(corner, "first"))
-    corner.pods(managed.pod("second", f"exec {ISOLATE} -- busybox echo ran", node.name, cores=0))
-    second = workloads.ended(corner, "second")
+    sandbox.pods(cpu_manager.pod("first", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
+    manager.wait_held(workloads.running(sandbox, "first"))
+    sandbox.pods(cpu_manager.pod("second", f"exec {ISOLATE} -- busybox echo ran", node.name, cores=0))
+    second = workloads.ended(sandbox, "second")
     assert workloads.exit_code(second) == 125
     (reason,) = node.log(second, "main")
     assert "pool exclusive: 0 of 1 CPU lists free, 1 held; wanted 1" in reason
-    corner.pods(managed.pod("third", f"exec {ISOLATE} --wait 5m -- busybox echo ran", node.name, cores=0))
-    third = workloads.running(corner, "third")
+    sandbox.pods(
+        cpu_manager.pod("third", f"exec {ISOLATE} --wait 5m -- busybox echo ran", node.name, cores=0)
+    )
+    third = workloads.running(sandbox, "third")
     manager.wait_sweep()
     assert node.log(third, "main") == []
-    corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods/first")
-    third = workloads.ended(corner, "third")
+    sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/first")
+    third = workloads.ended(sandbox, "third")
     assert (workloads.exit_code(third), node.log(third, "main")) == (0, ["ran"])
 
 
-def test_who_did_not_request_a_core_gets_none(corner: Sandbox, node: Kubelet, manager: Manager) -> None:
+def test_who_did_not_request_a_core_gets_none(sandbox: Sandbox, node: Kubelet, manager: Manager) -> None:
     with manager.agent("--no-publish"):
-        corner.pods(managed.pod("plain", f"exec {ISOLATE} -- busybox echo ran", node.name, cores=0))
-        plain = workloads.ended(corner, "plain")
+        sandbox.pods(cpu_manager.pod("plain", f"exec {ISOLATE} -- busybox echo ran", node.name, cores=0))
+        plain = workloads.ended(sandbox, "plain")
         assert workloads.exit_code(plain) == 125
         assert "at most 0, which its container requests" in "".join(node.log(plain, "main"))
-        corner.pods(managed.pod("asking", f"exec {ISOLATE} -- busybox echo ran", node.name))
-        assert workloads.exit_code(workloads.ended(corner, "asking")) == 0
+        sandbox.pods(cpu_manager.pod("asking", f"exec {ISOLATE} -- busybox echo ran", node.name))
+        assert workloads.exit_code(workloads.ended(sandbox, "asking")) == 0
 
 
 def test_the_core_of_a_killed_pod_is_free_after_one_sweep(
-    corner: Sandbox, node: Kubelet, manager: Manager, agent: Process
+    sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
 ) -> None:
-    corner.pods(managed.pod("killed", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
-    pod = workloads.running(corner, "killed")
+    sandbox.pods(cpu_manager.pod("killed", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
+    pod = workloads.running(sandbox, "killed")
     manager.wait_held(pod)
-    corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods/killed")
+    sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/killed")
     manager.wait_gone(pod)
     manager.wait_sweep()
     assert manager.tasks() == []
 
 
 def test_a_killed_wrapper_s_core_is_held_until_all_that_it_started_has_ended(
-    corner: Sandbox, node: Kubelet, manager: Manager, agent: Process
+    sandbox: Sandbox, node: Kubelet, manager: Manager, agent: Process
 ) -> None:
-    corner.pods(managed.pod("left", f"{ISOLATE} -- busybox sleep 1000; sleep 1000", node.name))
-    pod = workloads.running(corner, "left")
+    sandbox.pods(cpu_manager.pod("left", f"{ISOLATE} -- busybox sleep 1000; sleep 1000", node.name))
+    pod = workloads.running(sandbox, "left")
     wrapper = manager.wait_held(pod)
     wait(
         "its command runs",

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests import pages
-from tests.cluster import imaging, packages
+from tests.cluster import image_archive, packages
 from tests.cluster.conftest import got
 from tests.node import host
 from tests.node.host import Host
-from tests.node.laptop import REAL, laptop, other_nodes
+from tests.node.learn_environment import REAL, laptop, other_nodes
 
 pytestmark = pytest.mark.cluster
 
@@ -44,7 +44,7 @@ def test_a_cluster_and_a_policy(
     container_programs: packages.Containers,
     tmp_path: Path,
 ) -> None:
-    archive = got(request, imaging.archive)
+    archive = got(request, image_archive.archive)
     end = pages.section(CLUSTER, "## Away with it")
     begin = [block for block in pages.blocks(CLUSTER) if block not in end]
     policy = pages.blocks(POLICY)

@@ -16,10 +16,10 @@ from nodewise.cpu import names
 from tests import pages
 from tests.cluster import admission
 from tests.cluster.api import ApiError, Object
-from tests.cluster.sandbox import Sandbox, wait
-from tests.node import host, image, managed, migrating, workloads
+from tests.cluster.sandboxes import Sandbox, wait
+from tests.node import cpu_manager, host, image, migration, workloads
+from tests.node.cpu_manager import EXCLUSIVE, ISOLATE, Manager
 from tests.node.host import Host
-from tests.node.managed import EXCLUSIVE, ISOLATE, Manager
 from tests.node.workloads import container_of
 
 pytestmark = pytest.mark.cluster
@@ -106,7 +106,7 @@ def pools(task: str) -> str:
 @pytest.fixture
 def old_task(whole: Host, room: Sandbox) -> Object:
     """A pod in which CMK's `isolate` runs a command."""
-    room.pods(managed.pod("of-before", "exec busybox sleep 1000", whole.node.name, cores=0))
+    room.pods(cpu_manager.pod("of-before", "exec busybox sleep 1000", whole.node.name, cores=0))
     return workloads.running(room, "of-before")
 
 
@@ -186,7 +186,7 @@ def of_cmk() -> Object:
 
 def wants_a_core(name: str) -> Object:
     """A pod as nodewise's webhook has it, which waits for the only core."""
-    return managed.pod(name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host.NAME)
+    return cpu_manager.pod(name, f"exec {ISOLATE} --wait=100s -- busybox sleep 1000", host.NAME)
 
 
 def tasks(whole: Host, pool: str) -> list[str]:
@@ -208,14 +208,14 @@ def test_a_core_goes_from_a_task_of_cmk_to_one_of_nodewise_and_the_state_back(
     hold, away, install, look, let, rights = pages.section(PAGE, "## Node by node")
     validate, describe = look.text.splitlines(keepends=True)
     kubeconfig = str(whole.plane.admin.kubeconfig)
-    with migrating.operator(
+    with migration.operator(
         whole,
         control_plane_programs,
         tmp_path,
         instead={"~/.kube/config": kubeconfig, "my-namespace": room.namespace},
     ) as typing:
         typing.follows([hold])
-        migrating.expect_refused(room, wants_a_core("too-early"), "exceeded quota: no-cores")
+        migration.expect_refused(room, wants_a_core("too-early"), "exceeded quota: no-cores")
         typing.follows([away, install])
         said = typing.types(validate, may_fail=True)
         checks = json.loads(said)["checks"]

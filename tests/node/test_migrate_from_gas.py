@@ -14,12 +14,12 @@ import yaml
 from tests import pages
 from tests.cluster import gpu
 from tests.cluster.api import Object
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.test_chart import helm_program
 from tests.conformance.configure import pods as kubeadm
-from tests.node import control, host, image, migrating, workloads
-from tests.node.control import Static
+from tests.node import host, image, migration, static_scheduler, workloads
 from tests.node.host import Host
+from tests.node.static_scheduler import Static
 from tests.pages import Step
 from tests.reader import Reader
 
@@ -127,7 +127,7 @@ def scheduler(whole: Host) -> Iterator[Static]:
     pair = whole.plane.authority.issue("kubernetes-ca")
     (certs / "client.crt").write_bytes(pair.cert.read_bytes())
     (certs / "client.key").write_bytes(pair.key.read_bytes())
-    with control.static(whole) as running:
+    with static_scheduler.static(whole) as running:
         before = running.shown()
         running.write(_asking(running.manifest.read_text()))
         running.wait_another_than(before)
@@ -184,7 +184,7 @@ def operator(
     def replica() -> Object:
         return whole.wait_ready("nodewise", 2, **EXTENDER)[0]
 
-    with migrating.operator(
+    with migration.operator(
         whole, control_plane_programs, tmp_path, replica, helm_program, instead
     ) as typing:
         yield typing
@@ -217,10 +217,10 @@ def test_pods_keep_their_cards_from_gas_to_nodewise_and_back(
     room.pods(pod("of-meanwhile", "card2"))
     (_, curl) = pages.steps(beside[-1])
     wait("nodewise knows both", lambda: _held(operator, curl) == {"card0", "card2"} or None)
-    migrating.name_service(whole, "nodewise", "nodewise")
+    migration.name_service(whole, "nodewise", "nodewise")
 
     operator.follows([hold])
-    migrating.expect_refused(room, pod("too-early"), "exceeded quota: no-cards")
+    migration.expect_refused(room, pod("too-early"), "exceeded quota: no-cards")
     room.pods(workloads.pod("without-cards", "exec sleep 1000"))
     assert room.expect_bound("without-cards") == host.NAME
     operator.follows([stop])

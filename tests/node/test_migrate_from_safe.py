@@ -12,8 +12,8 @@ import pytest
 from tests import pages
 from tests.cluster import resource_metrics
 from tests.cluster.api import Object
-from tests.cluster.sandbox import wait
-from tests.node import host, image, migrating
+from tests.cluster.sandboxes import wait
+from tests.node import host, image, migration
 from tests.node.host import Host
 from tests.reader import Reader
 
@@ -72,7 +72,7 @@ def safe(whole: Host, clusters_own: None, tmp_path: Path) -> Iterator[None]:
 def operator(
     whole: Host, image: str, safe: None, control_plane_programs: Path, tmp_path: Path
 ) -> Iterator[Reader]:
-    with migrating.operator(whole, control_plane_programs, tmp_path) as typing:
+    with migration.operator(whole, control_plane_programs, tmp_path) as typing:
         yield typing
         files = "-f deploy/annotator.yaml -f deploy/test-pod.yaml -f deploy/rbac.yaml -f deploy/scoring.yaml"
         typing.types(f"kubectl delete --ignore-not-found {files}")

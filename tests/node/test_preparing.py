@@ -16,11 +16,11 @@ from nodewise.cpu.cluster import objects
 from nodewise.cpu.cluster.advertise import OURS
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.packages import Containers
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE
-from tests.node import image, managed, workloads
+from tests.node import cpu_manager, image, workloads
+from tests.node.cpu_manager import ISOLATE, Manager
 from tests.node.kubelet import Kubelet
-from tests.node.managed import ISOLATE, Manager
 
 pytestmark = pytest.mark.cluster
 
@@ -50,22 +50,22 @@ def played(node: Kubelet, container_programs: Containers, tmp_path_factory: pyte
 
 
 @pytest.fixture
-def controllers(plane: ControlPlane, corner: Sandbox) -> Iterator[None]:
+def controllers(plane: ControlPlane, sandbox: Sandbox) -> Iterator[None]:
     with plane.start_controller_manager("daemonset-controller,garbage-collector-controller"):
         yield
         for kind in ("daemonsets", "deployments"):
-            corner.api.delete(f"/apis/apps/v1/namespaces/{corner.namespace}/{kind}")
-        corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods")
-        wait("its pods are gone", lambda: True if not pods(corner) else None, show=lambda: pods(corner))
+            sandbox.api.delete(f"/apis/apps/v1/namespaces/{sandbox.namespace}/{kind}")
+        sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods")
+        wait("its pods are gone", lambda: True if not pods(sandbox) else None, show=lambda: pods(sandbox))
 
 
-def pods(corner: Sandbox) -> dict[str, Any]:
-    found = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods")["items"]
+def pods(sandbox: Sandbox) -> dict[str, Any]:
+    found = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods")["items"]
     return {pod["metadata"]["name"]: pod for pod in found}
 
 
-def run(corner: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
-    place = [f"--namespace={corner.namespace}", f"--kubeconfig={corner.plane.admin.kubeconfig}"]
+def run(sandbox: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
+    place = [f"--namespace={sandbox.namespace}", f"--kubeconfig={sandbox.plane.admin.kubeconfig}"]
     return subprocess.run(
         [NODEWISE, "cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"],
         capture_output=True,
@@ -75,18 +75,18 @@ def run(corner: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.Comp
     )
 
 
-def prepared(corner: Sandbox, node: Kubelet, *given: str, timeout_s: float = 60) -> Any:
+def prepared(sandbox: Sandbox, node: Kubelet, *given: str, timeout_s: float = 60) -> Any:
     # the agent's probes would have to reach a network that is the runtime's own
     options = (f"--host-list={node.name}", "--cmk-img-pol=Never", "--no-agent", *given)
-    return json.loads(run(corner, "cluster-init", *options, timeout_s=timeout_s).stdout)["nodes"][0]
+    return json.loads(run(sandbox, "cluster-init", *options, timeout_s=timeout_s).stdout)["nodes"][0]
 
 
 def test_pods_do_their_work_one_after_the_other(
-    corner: Sandbox, node: Kubelet, controllers: None, played: str
+    sandbox: Sandbox, node: Kubelet, controllers: None, played: str
 ) -> None:
-    report = prepared(corner, node, f"--cmk-img={played}")
+    report = prepared(sandbox, node, f"--cmk-img={played}")
     assert report["ready"], report
-    found = pods(corner)
+    found = pods(sandbox)
     once = found.pop(objects.pod_name(PREPARING, node.name))
     said = {name: node.log(once, name) for name in PREPARING}
     assert [line.split()[:2] for lines in said.values() for line in lines] == [
@@ -98,48 +98,48 @@ def test_pods_do_their_work_one_after_the_other(
     (daemon,) = found.values()
     started = {one["name"]: node.log(daemon, one["name"]) for one in daemon["spec"]["containers"]}
     assert [lines[0].split()[:2] for lines in started.values()] == [["0", "isolate"], ["1000", "isolate"]]
-    before = {name: pod["metadata"]["uid"] for name, pod in pods(corner).items()}
-    assert prepared(corner, node, f"--cmk-img={played}")["ready"]
-    assert {name: pod["metadata"]["uid"] for name, pod in pods(corner).items()} == before
+    before = {name: pod["metadata"]["uid"] for name, pod in pods(sandbox).items()}
+    assert prepared(sandbox, node, f"--cmk-img={played}")["ready"]
+    assert {name: pod["metadata"]["uid"] for name, pod in pods(sandbox).items()} == before
 
 
-def test_what_the_kubelet_says_is_told(corner: Sandbox, node: Kubelet, controllers: None) -> None:
-    missing = prepared(corner, node, "--cmk-img=nodewise.test/nothing:1", "--cmk-cmd-list=init", timeout_s=8)
+def test_what_the_kubelet_says_is_told(sandbox: Sandbox, node: Kubelet, controllers: None) -> None:
+    missing = prepared(sandbox, node, "--cmk-img=nodewise.test/nothing:1", "--cmk-cmd-list=init", timeout_s=8)
     assert "container init: ErrImageNeverPull" in missing["steps"][0]["error"]
-    without = prepared(corner, node, f"--cmk-img={image.NAME}", "--cmk-cmd-list=init")
+    without = prepared(sandbox, node, f"--cmk-img={image.NAME}", "--cmk-cmd-list=init")
     assert "went into Failed state" in without["steps"][0]["error"]
     assert "/bin/bash" in without["steps"][0]["error"]
-    again = prepared(corner, node, f"--cmk-img={image.NAME}", "--cmk-cmd-list=reconcile", timeout_s=12)
+    again = prepared(sandbox, node, f"--cmk-img={image.NAME}", "--cmk-cmd-list=reconcile", timeout_s=12)
     assert not again["ready"]
     assert "container reconcile: " in again["steps"][0]["error"]
 
 
 def test_a_node_is_reconfigured_by_pods_that_see_its_processes(
-    corner: Sandbox, node: Kubelet, played: str
+    sandbox: Sandbox, node: Kubelet, played: str
 ) -> None:
     node.label({names.LABEL: "true"})
     try:
-        said = run(corner, "reconfigure_setup", f"--cmk-img={played}", "--cmk-img-pol=Never")
+        said = run(sandbox, "reconfigure_setup", f"--cmk-img={played}", "--cmk-img-pol=Never")
     finally:
-        corner.api.patch(node.path, {"metadata": {"labels": {names.LABEL: None}}})
+        sandbox.api.patch(node.path, {"metadata": {"labels": {names.LABEL: None}}})
     assert json.loads(said.stdout)["nodes"] == [{"node": node.name, "state": "reconfigured"}], said
-    assert pods(corner) == {}
+    assert pods(sandbox) == {}
 
 
 class TestLeaving:
     @pytest.fixture
     def manager(
-        self, plane: ControlPlane, corner: Sandbox, node: Kubelet, program: Path, tmp_path: Path
+        self, plane: ControlPlane, sandbox: Sandbox, node: Kubelet, program: Path, tmp_path: Path
     ) -> Iterator[Manager]:
         (node.runtime.inside("/opt/bin/cmk")).unlink(missing_ok=True)
-        with managed.managed(corner, node, program, tmp_path, plane.admin) as made:
+        with cpu_manager.managed(sandbox, node, program, tmp_path, plane.admin) as made:
             yield made
 
-    def test_nothing_is_left(self, corner: Sandbox, node: Kubelet, manager: Manager) -> None:
+    def test_nothing_is_left(self, sandbox: Sandbox, node: Kubelet, manager: Manager) -> None:
         """While a pod runs on the core nothing is touched."""
         with manager.agent("--no-publish"):
-            corner.pods(managed.pod("held", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
-            pod = workloads.running(corner, "held")
+            sandbox.pods(cpu_manager.pod("held", f"exec {ISOLATE} -- busybox sleep 1000", node.name))
+            pod = workloads.running(sandbox, "held")
             manager.wait_held(pod)
             said = manager.tried("uninstall", *manager.place, "--proc-fs=/proc")
             assert said.returncode == 1
@@ -147,15 +147,15 @@ class TestLeaving:
             assert pod["metadata"]["uid"] in said.stderr
             assert manager.offered() == "1"
             assert len(manager.tasks()) == 1
-            corner.api.delete(f"/api/v1/namespaces/{corner.namespace}/pods/held")
+            sandbox.api.delete(f"/api/v1/namespaces/{sandbox.namespace}/pods/held")
             manager.wait_gone(pod)
         manager.run("uninstall", *manager.place, "--proc-fs=/proc")
         wait("the kubelet offers no cores", lambda: None if manager.offered() else True, show=manager.offered)
-        found = corner.api.get(node.path)
+        found = sandbox.api.get(node.path)
         assert names.EXCLUSIVE_CORES not in found["status"]["capacity"]
         assert OURS not in found["spec"].get("taints", [])
         assert names.LABEL not in found["metadata"]["labels"]
-        maps = f"/api/v1/namespaces/{corner.namespace}/configmaps/{names.config_map(node.name)}"
-        assert corner.api.find(maps) is None
+        maps = f"/api/v1/namespaces/{sandbox.namespace}/configmaps/{names.config_map(node.name)}"
+        assert sandbox.api.find(maps) is None
         assert list(node.runtime.inside(names.DEFAULT_INSTALL_DIR).iterdir()) == []
         manager.run("uninstall", *manager.place, "--proc-fs=/proc")

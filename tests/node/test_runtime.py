@@ -47,7 +47,7 @@ def test_nothing_outlives_the_first_process(container_programs: packages.Contain
 
 @pytest.mark.usefixtures("container_programs")
 def test_what_a_killed_run_left_is_in_nobodys_way() -> None:
-    with cgroups.corner("twice") as left, cgroups.corner("twice") as own:
+    with cgroups.created("twice") as left, cgroups.created("twice") as own:
         assert left != own
         assert Path(cgroups.hierarchies()[0].place, own.lstrip("/")).is_dir()
 

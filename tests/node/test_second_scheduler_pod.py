@@ -9,11 +9,11 @@ import pytest
 from tests.cluster import served
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE
-from tests.node import host, placing
+from tests.node import host, placement
 from tests.node.host import Host
-from tests.node.placing import FAR
+from tests.node.placement import FAR
 
 pytestmark = pytest.mark.cluster
 
@@ -51,8 +51,8 @@ def scheduler(
 def test_a_pod_that_chooses_it_is_placed_by_a_policy_and_others_as_ever(
     whole: Host, room: Sandbox, heat: CustomMetrics, scheduler: Object
 ) -> None:
-    placing.policy(room, heat, hot=FAR)
-    room.pods(placing.plain("plain", FAR), placing.with_policy("web", FAR, schedulerName=NAME))
+    placement.policy(room, heat, hot=FAR)
+    room.pods(placement.plain("plain", FAR), placement.with_policy("web", FAR, schedulerName=NAME))
     assert room.expect_bound("plain") == FAR
     assert room.expect_bound("web") == host.NAME
     (pod,) = whole.pods(NAMESPACE, app=NAME)

@@ -9,13 +9,13 @@ import pytest
 from tests.cluster import served
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE
 from tests.cluster.test_certs import Written
-from tests.node import control, host, placing, workloads
-from tests.node.control import Static
+from tests.node import host, placement, static_scheduler, workloads
 from tests.node.host import Host
-from tests.node.placing import FAR
+from tests.node.placement import FAR
+from tests.node.static_scheduler import Static
 
 pytestmark = pytest.mark.cluster
 
@@ -25,14 +25,14 @@ URL = "https://127.0.0.1:9001"
 
 @pytest.fixture
 def scheduler(whole: Host) -> Iterator[Static]:
-    with control.static(whole) as running:
+    with static_scheduler.static(whole) as running:
         yield running
 
 
 @pytest.fixture
 def policy(room: Sandbox, heat: CustomMetrics) -> None:
     """One that leaves only the real node."""
-    placing.policy(room, heat, hot=FAR)
+    placement.policy(room, heat, hot=FAR)
 
 
 @pytest.fixture
@@ -49,12 +49,12 @@ def configure(papers: Written, *more: str) -> list[str | Path]:
 
 def plain(name: str) -> Object:
     """A pod that would rather be on the far node."""
-    return placing.plain(name, FAR)
+    return placement.plain(name, FAR)
 
 
 def with_policy(name: str) -> Object:
     """The same, but its policy says otherwise."""
-    return placing.with_policy(name, FAR)
+    return placement.with_policy(name, FAR)
 
 
 def test_a_static_scheduler_is_made_to_ask_nodewise_and_made_to_forget_it(

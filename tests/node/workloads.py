@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.cluster.api import Object
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.node import image
 
 
@@ -28,23 +28,23 @@ def pod(name: str, script: str, *, on: str = "", **spec: Any) -> Object:
     }
 
 
-def running(corner: Sandbox, name: str) -> Object:
+def running(sandbox: Sandbox, name: str) -> Object:
     """The pod, once it runs."""
-    return _in_phase(corner, name, ["Running"])
+    return _in_phase(sandbox, name, ["Running"])
 
 
-def ended(corner: Sandbox, name: str) -> Object:
+def ended(sandbox: Sandbox, name: str) -> Object:
     """The pod, once its container has ended, whatever came of it."""
-    return _in_phase(corner, name, ["Succeeded", "Failed"])
+    return _in_phase(sandbox, name, ["Succeeded", "Failed"])
 
 
-def _in_phase(corner: Sandbox, name: str, phases: Sequence[str]) -> Object:
+def _in_phase(sandbox: Sandbox, name: str, phases: Sequence[str]) -> Object:
     def seen() -> Object | None:
-        found = corner.pod(name) or {}
+        found = sandbox.pod(name) or {}
         return found if found.get("status", {}).get("phase") in phases else None
 
     what = f"pod {name} is {' or '.join(phases)}"
-    return wait(what, seen, show=lambda: (corner.pod(name), corner.events(name)))
+    return wait(what, seen, show=lambda: (sandbox.pod(name), sandbox.events(name)))
 
 
 def container_of(pod: Object) -> str:

@@ -15,11 +15,11 @@ import httpx2
 
 from nodewise.simulate import api_server
 from nodewise.simulate.api import FakeApi
-from tests.cluster import gpu, loopback, sandbox, served
+from tests.cluster import gpu, loopback, sandboxes, served
 from tests.cluster.api import Api, Object, path_of
 from tests.cluster.certificates import Authority
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.cluster.served import Papers, Served
 from tests.conformance.gas import between, notation
 from tests.conformance.gas.between import PODS
@@ -234,8 +234,8 @@ def full(books: Books, driver: str = "i915") -> Books:
 @contextlib.contextmanager
 def on(plane: ControlPlane) -> Iterator[Ground]:
     """A real API server. Nothing of ours is left there afterwards."""
-    with sandbox.sandbox(plane) as corner:
-        yield Ground(plane.api, corner.namespace, gpu.user(plane).kubeconfig)
+    with sandboxes.created(plane) as sandbox:
+        yield Ground(plane.api, sandbox.namespace, gpu.user(plane).kubeconfig)
         for path, selector in ((NODES, BELONGS), (LEDGERS, "nodewise.io/ledger=gpu")):
             plane.api.request("DELETE", path, params={"labelSelector": selector})
 

@@ -3,7 +3,7 @@
 import contextlib
 from typing import Final
 
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.conformance.gas import notation, stage
 from tests.conformance.gas.rows import Bind, Step, Story
 from tests.conformance.gas.stage import Troubled

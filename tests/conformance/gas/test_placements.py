@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster import served
 from tests.cluster.api import Object, path_of
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.conformance.gas import notation
 from tests.conformance.gas import stage as stages
 from tests.conformance.gas.stage import PATIENCE_S, Stage

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.conformance.safe import rows
 from tests.conformance.safe import stage as staging
 from tests.conformance.safe.rows import KeptRow

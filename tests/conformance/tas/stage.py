@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from tests.cluster import access, custom_metrics, label_watch, loopback, objects, processes, sandbox, served
+from tests.cluster import access, custom_metrics, label_watch, loopback, objects, processes, sandboxes, served
 from tests.cluster.api import JSON_PATCH, ApiError, Object, path_of
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.label_watch import LabelWatch
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.cluster.served import Papers, Served
 from tests.conformance.tas import between
 from tests.conformance.tas.stories import PREFIX, Labels
@@ -32,9 +32,9 @@ Seen = TypeVar("Seen")
 class Stage:
     """The process is not running until `start`."""
 
-    def __init__(self, plane: ControlPlane, corner: Sandbox, metrics: CustomMetrics, folder: Path) -> None:
-        self.corner, self.metrics = corner, metrics
-        self.api = corner.api
+    def __init__(self, plane: ControlPlane, sandbox: Sandbox, metrics: CustomMetrics, folder: Path) -> None:
+        self.sandbox, self.metrics = sandbox, metrics
+        self.api = sandbox.api
         self._folder = folder
         self._papers = Papers(folder)
         self._port = processes.free_port()
@@ -101,7 +101,7 @@ class Stage:
         if self.api.find(path):
             self.api.patch(path, [{"op": "replace", "path": "/spec", "value": spec}], JSON_PATCH)
             return None
-        self.corner.create(
+        self.sandbox.create(
             {
                 "apiVersion": "telemetry.intel.com/v1alpha1",
                 "kind": "TASPolicy",
@@ -114,7 +114,7 @@ class Stage:
     def light(self) -> None:
         """Make the beacon, which tells that everything before it was seen."""
         self.api.ensure(objects.namespace(BEACON))
-        self.corner.nodes(objects.node(BEACON))
+        self.sandbox.nodes(objects.node(BEACON))
 
     def settle(self) -> None:
         """Wait until the process has seen, decided and written all that happened so far.
@@ -144,7 +144,7 @@ class Stage:
         self.wait("a refresh", lambda: self.metrics.asked.count(BEACON) >= wanted or None)
 
     def wait(self, what: str, see: Callable[[], Seen | None]) -> Seen:
-        return sandbox.wait(what, see, PATIENCE_S, self.run.process.tail)
+        return sandboxes.wait(what, see, PATIENCE_S, self.run.process.tail)
 
     def _client(self) -> httpx2.Client:
         context = self._papers.authority.client_context(self._papers.client)
@@ -207,7 +207,7 @@ def _define(plane: ControlPlane, path: str, definition: Object, *, takes: bool) 
             return False
         return True
 
-    sandbox.wait("the definition counts", lambda: is_taken() == takes or None)
+    sandboxes.wait("the definition counts", lambda: is_taken() == takes or None)
 
 
 @contextlib.contextmanager
@@ -216,10 +216,10 @@ def opened(plane: ControlPlane, folder: Path) -> Iterator[Stage]:
     served.define(plane.api)
     with (
         _older_definition(plane),
-        sandbox.sandbox(plane) as corner,
-        custom_metrics.behind(corner, folder) as metrics,
+        sandboxes.created(plane) as sandbox,
+        custom_metrics.behind(sandbox, folder) as metrics,
     ):
-        made = Stage(plane, corner, metrics, folder)
+        made = Stage(plane, sandbox, metrics, folder)
         try:
             made.light()
             yield made

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from tests.cluster import objects, sandbox
+from tests.cluster import objects, sandboxes
 from tests.cluster.api import JSON_PATCH, Object
 from tests.cluster.custom_metrics import Sample
 from tests.cluster.served import LIMITS
@@ -51,9 +51,9 @@ class Telling:
         stage, names = self._stage, self.names
         given = {policy for step in self.story.steps for policy in step.policies}
         for space in {names.policy(policy)[0] for policy in ("demo", *given)}:
-            stage.corner.create(objects.namespace(space))
+            stage.sandbox.create(objects.namespace(space))
         for node, labels in self._labels.items():
-            stage.corner.nodes(objects.node(node, labels={ROW: names.tag, **labels}))
+            stage.sandbox.nodes(objects.node(node, labels={ROW: names.tag, **labels}))
 
     def _tas_labels(self, node: str, labels: dict[str, str]) -> None:
         """As the older system wrote them: by JSON patch."""
@@ -107,7 +107,7 @@ class Telling:
         made = objects.pod(name, labels={"telemetry-policy": policy}, limits=LIMITS)
         made["metadata"]["namespace"] = space
         made["spec"]["nodeSelector"] = {ROW: self.names.tag}
-        self._stage.corner.create(made)
+        self._stage.sandbox.create(made)
 
     def _label(self, step: Step) -> None:
         """What somebody else writes, and what is to be there at the end of the step."""
@@ -177,9 +177,9 @@ class Telling:
         space, _ = self.names.policy(pod.policy)
         found = self._stage.api.find(f"/api/v1/namespaces/{space}/pods/{name}")
         if pod.lands:
-            node = self.names.own(sandbox.node_of(found) or "")
+            node = self.names.own(sandboxes.node_of(found) or "")
             return "" if node == pod.lands else f"wanted pod {name} on {pod.lands}, found {node or found}"
-        message = self.names.own((sandbox.scheduled(found) or {}).get("message", ""))
+        message = self.names.own((sandboxes.scheduled(found) or {}).get("message", ""))
         return (
             "" if pod.waits in message and message else f"wanted pod {name} told {pod.waits}, found {message}"
         )

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.cluster import loopback, served
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.cluster.served import NODEWISE, Papers, Served
 from tests.conformance.tas import rows
 from tests.conformance.tas.singles import ProcessRow, ProcessTable

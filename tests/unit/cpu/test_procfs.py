@@ -13,7 +13,7 @@ from nodewise.cpu import procfs
 from nodewise.cpu.claims import MARK
 from nodewise.cpu.node import threads
 from nodewise.errors import BadInput, Unavailable
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 
 PROC = Path("/proc")
 NUMBERS = " ".join(["7", "(x)", "S", "3", *["0"] * 17, "99", *["0"] * 30])

@@ -16,7 +16,7 @@ from nodewise.cpu.book import Book
 from nodewise.cpu.state import Task
 from nodewise.cpu.store.files import DirectoryBook
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 
 BIN = Path(sys.executable).parent
 PATIENCE_S = 60.0

@@ -14,7 +14,7 @@ import pytest
 from nodewise.cpu import procfs, state
 from nodewise.cpu.book import Intent
 from nodewise.cpu.node import threads
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.unit.cpu.agent import agents
 from tests.unit.cpu.agent.agents import PATIENCE_S, Running
 

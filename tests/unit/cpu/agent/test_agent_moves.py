@@ -20,7 +20,7 @@ from nodewise.cpu.state import State, Task
 from nodewise.cpu.store.files import DirectoryBook
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.cluster import availability
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.conformance.cmk import machines
 from tests.conformance.cmk.test_node_commands import write
 from tests.unit.cpu.agent import agents

@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
-from tests.cluster import sandbox
+from tests.cluster import sandboxes
 from tests.cluster.api import Object
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 
 FOLDER = Path(__file__).parents[2] / "examples" / "health-metric"
 CLUSTER = FOLDER / "cluster"
@@ -46,22 +46,22 @@ def pod(name: str) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-def pods(corner: Sandbox) -> list[Object]:
+def pods(sandbox: Sandbox) -> list[Object]:
     """The pods of the demo application that are there to stay."""
-    pods = corner.api.get(f"/api/v1/namespaces/{corner.namespace}/pods", labelSelector="app=demo-app")[
+    pods = sandbox.api.get(f"/api/v1/namespaces/{sandbox.namespace}/pods", labelSelector="app=demo-app")[
         "items"
     ]
-    return [pod for pod in pods if not sandbox.is_leaving(pod)]
+    return [pod for pod in pods if not sandboxes.is_leaving(pod)]
 
 
-def placed(corner: Sandbox) -> str:
+def placed(sandbox: Sandbox) -> str:
     """The node of the one pod of the demo application, once it has one."""
 
     def node() -> str | None:
-        found = [sandbox.node_of(pod) for pod in pods(corner)]
+        found = [sandboxes.node_of(pod) for pod in pods(sandbox)]
         return found[0] if len(found) == 1 else None
 
-    return wait("the demo application is placed", node, show=lambda: pods(corner))
+    return wait("the demo application is placed", node, show=lambda: pods(sandbox))
 
 
 def _at_home(obj: Object) -> Object:

@@ -11,10 +11,10 @@ from typing import Final
 
 import yaml
 
-from tests.cluster import gpu, loopback, planting, processes, single_use, sound
+from tests.cluster import defects, gpu, healthy_cluster, loopback, processes, single_use
 from tests.cluster.api import Object
+from tests.cluster.healthy_cluster import Cluster
 from tests.cluster.loopback import Receive, Scope, Send, Tls
-from tests.cluster.sound import Cluster
 
 ESCAPES: Final = "\x1b[2J\x1b]0;owned\x07\r\nKIND all is well\u202e\u009b31m"
 """Clears the screen, names the window, forges a line, turns the direction of writing."""
@@ -41,7 +41,7 @@ def many_extenders(number: int = 10_000) -> Object:
 
 def scheduler_of_a_tenant(name: str, text: str) -> Callable[[Cluster], AbstractContextManager[None]]:
     """A kube-scheduler in a tenant's namespace, with this text for its configuration, and words that are none."""
-    metadata = {"name": name, "namespace": sound.TENANT}
+    metadata = {"name": name, "namespace": healthy_cluster.TENANT}
     kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"scheduler.yaml": text}}
     container = {
         "name": "kube-scheduler",
@@ -56,13 +56,13 @@ def scheduler_of_a_tenant(name: str, text: str) -> Callable[[Cluster], AbstractC
     volumes = [{"name": "config", "configMap": {"name": name}}]
     labels = {"component": "kube-scheduler"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
-    whole = sound.running_pod(f"scheduler-{name}", sound.TENANT, "b", pod)
-    return planting.created(kept, whole)
+    whole = healthy_cluster.running_pod(f"scheduler-{name}", healthy_cluster.TENANT, "b", pod)
+    return defects.created(kept, whole)
 
 
 def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
     """Pods that say that they are nodewise, with settings that unfold and words that a terminal obeys."""
-    metadata = {"name": "nodewise", "namespace": sound.TENANT}
+    metadata = {"name": "nodewise", "namespace": healthy_cluster.TENANT}
     kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"nodewise.yaml": BOMB}}
     container = {
         "name": "nodewise",
@@ -75,21 +75,23 @@ def extender_of_a_tenant() -> Callable[[Cluster], AbstractContextManager[None]]:
     volumes = [{"name": "config", "configMap": {"name": "nodewise"}}]
     labels = {"app.kubernetes.io/name": "nodewise", "app.kubernetes.io/component": "extender"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
-    return planting.created(kept, sound.running_pod("nodewise-of-a-tenant", sound.TENANT, "b", pod))
+    return defects.created(
+        kept, healthy_cluster.running_pod("nodewise-of-a-tenant", healthy_cluster.TENANT, "b", pod)
+    )
 
 
 @contextlib.contextmanager
 def talking_pods(cluster: Cluster) -> Iterator[None]:
     """Pods with as much in annotations and conditions as the API server takes."""
-    pods = [planting.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
+    pods = [defects.waiting(f"talks-{at}", labels={"telemetry-policy": "ghost"}) for at in range(5)]
     for pod in pods:
         pod["metadata"]["annotations"] = {"note": LONG, gpu.CARDS: ESCAPES}
         pod["spec"]["schedulingGates"] = [{"name": "tests/held"}]
     said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": ESCAPES + LONG}
-    with planting.created(*pods)(cluster):
+    with defects.created(*pods)(cluster):
         for pod in pods:
-            path = f"/api/v1/namespaces/{sound.TENANT}/pods/{pod['metadata']['name']}"
-            sound.status(cluster.api, path, {"conditions": [said]})
+            path = f"/api/v1/namespaces/{healthy_cluster.TENANT}/pods/{pod['metadata']['name']}"
+            healthy_cluster.status(cluster.api, path, {"conditions": [said]})
         yield
 
 
@@ -99,17 +101,17 @@ def odd_policies(cluster: Cluster) -> Iterator[None]:
     rule = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
     labels = [f"{ESCAPES}={ESCAPES}", LONG]
     made = [
-        sound.policy("many", dontschedule=100 * [rule], deschedule=100 * [rule]),
-        sound.policy("labels", labeling=[rule | {"labels": labels}]),
+        healthy_cluster.policy("many", dontschedule=100 * [rule], deschedule=100 * [rule]),
+        healthy_cluster.policy("labels", labeling=[rule | {"labels": labels}]),
     ]
-    with planting.created(*made)(cluster):
+    with defects.created(*made)(cluster):
         yield
 
 
 @contextlib.contextmanager
 def odd_values(cluster: Cluster) -> Iterator[None]:
     """Values under names that are none, very many of them."""
-    with planting.measured("names", "names", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
+    with defects.measured("names", "names", (ESCAPES, LONG, *map(str, range(20_000))))(cluster):
         yield
 
 
@@ -117,7 +119,10 @@ def odd_values(cluster: Cluster) -> Iterator[None]:
 def odd_answers(cluster: Cluster) -> Iterator[None]:
     """An adapter that answers with what is no list, and one that never answers."""
     metrics = cluster.metrics
-    with planting.measured("odd", "odd", ("a",))(cluster), planting.measured("mute", "mute", ("a",))(cluster):
+    with (
+        defects.measured("odd", "odd", ("a",))(cluster),
+        defects.measured("mute", "mute", ("a",))(cluster),
+    ):
         metrics.say("odd", b'{"items": ' + 20_000 * b"[" + ESCAPES.encode())
         metrics.hang("mute")
         try:
@@ -130,7 +135,7 @@ def odd_answers(cluster: Cluster) -> Iterator[None]:
 @contextlib.contextmanager
 def odd_kubelet(cluster: Cluster) -> Iterator[None]:
     """A node whose kubelet says what no kubelet says, at length."""
-    kubelet = cluster.kubelets[sound.POOLS]
+    kubelet = cluster.kubelets[healthy_cluster.POOLS]
     before = kubelet.configuration
     kubelet.configuration = {
         "cpuManagerPolicy": ESCAPES + LONG,
@@ -145,7 +150,7 @@ def odd_cards() -> Callable[[Cluster], AbstractContextManager[None]]:
     """A node that says of its cards what nobody understands."""
     node = gpu.node("odd")
     node["metadata"]["annotations"] = {"nodewise.io/gpu-cards": ESCAPES + LONG}
-    return planting.created(node)
+    return defects.created(node)
 
 
 class _Mute:
@@ -162,9 +167,7 @@ def strange_server(cluster: Cluster) -> Iterator[None]:
     pair = cluster.papers.leaf(ESCAPES[:60], cluster.papers.authority, "other.example", use=single_use.SERVER)
     with loopback.serving(_Mute(), Tls(pair), host=processes.own_address()) as url:
         odd = f"{url}/scheduler?{ESCAPES}#{ESCAPES}"
-        with planting.entry(urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES])(
-            cluster
-        ):
+        with defects.entry(urlPrefix=odd, httpTimeout=ESCAPES, weight=ESCAPES, filterVerb=[ESCAPES])(cluster):
             yield
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx2
 
-from tests.cluster import booting, processes, prometheus
-from tests.cluster.booting import Hardware
+from tests.cluster import processes, prometheus, virtual_machine
+from tests.cluster.virtual_machine import Hardware
 
 CPUS = 2
 MEMORY = "512Mi"
@@ -68,13 +68,17 @@ def running(root: Path, exporter: Path, folder: Path) -> Iterator[Machine]:
     """A machine of the packages below `root`, with that node exporter. Raises NotReadyError."""
     measured, orders = processes.free_port(), processes.free_port()
     files = {
-        "bin/node_exporter": booting.program(exporter),
-        "lib/libc.so.6": booting.program(Path("/lib/x86_64-linux-gnu/libc.so.6")),
-        "lib64/ld-linux-x86-64.so.2": booting.program(Path("/lib64/ld-linux-x86-64.so.2")),
-        "init": booting.script(booting.START + _INIT.format(port=_PORT, orders=_ORDERS, cpus=CPUS)),
+        "bin/node_exporter": virtual_machine.program(exporter),
+        "lib/libc.so.6": virtual_machine.program(Path("/lib/x86_64-linux-gnu/libc.so.6")),
+        "lib64/ld-linux-x86-64.so.2": virtual_machine.program(Path("/lib64/ld-linux-x86-64.so.2")),
+        "init": virtual_machine.script(
+            virtual_machine.START + _INIT.format(port=_PORT, orders=_ORDERS, cpus=CPUS)
+        ),
     }
     hardware = Hardware(str(CPUS), MEMORY.removesuffix("i"))
-    with booting.running(root, folder, files, hardware, ((measured, _PORT), (orders, _ORDERS))) as process:
+    with virtual_machine.running(
+        root, folder, files, hardware, ((measured, _PORT), (orders, _ORDERS))
+    ) as process:
         machine = Machine(f"127.0.0.1:{measured}", orders)
         with httpx2.Client(trust_env=False) as client:
             process.wait_ready(lambda: prometheus.answers(f"http://{machine.exporter}/metrics", client))

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tests.cluster import objects, served
 from tests.cluster.api import Object
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 from tests.node import host, workloads
 
 FAR: Final = "far"

@@ -18,7 +18,7 @@ from tests.cluster import processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE
 from tests.node import workloads
 from tests.node.kubelet import Kubelet
@@ -33,8 +33,8 @@ MOUNTED = {"program": names.DEFAULT_INSTALL_DIR, "socket": str(Path(names.DEFAUL
 class Manager:
     """The node's commands, run beside its processes, and what they say."""
 
-    def __init__(self, corner: Sandbox, node: Kubelet, user: User, folder: Path) -> None:
-        self.corner = corner
+    def __init__(self, sandbox: Sandbox, node: Kubelet, user: User, folder: Path) -> None:
+        self.sandbox = sandbox
         self.node = node
         self._user = user
         self._folder = folder
@@ -45,7 +45,7 @@ class Manager:
         """The options that say which node's state is meant, and where it is."""
         return [
             f"--node-name={self.node.name}",
-            f"--namespace={self.corner.namespace}",
+            f"--namespace={self.sandbox.namespace}",
             f"--kubeconfig={self._user.kubeconfig}",
         ]
 
@@ -91,7 +91,7 @@ class Manager:
 
     def offered(self) -> str:
         """How many exclusive cores the kubelet says that it has."""
-        status = self.corner.api.get(self.node.path)["status"]
+        status = self.sandbox.api.get(self.node.path)["status"]
         return status["allocatable"].get(names.EXCLUSIVE_CORES, "")
 
     def tasks(self, pool: str = "exclusive") -> list[str]:
@@ -114,7 +114,7 @@ class Manager:
         """Until the exclusive core is held, by this pod; the wrapper's process id."""
 
         def said() -> object:
-            return self.node.log(pod, "main"), self.corner.pod(pod["metadata"]["name"])
+            return self.node.log(pod, "main"), self.sandbox.pod(pod["metadata"]["name"])
 
         (task,) = wait("the exclusive core is held", lambda: self.tasks() or None, show=said)
         return task
@@ -135,9 +135,9 @@ class Manager:
 
 
 @contextlib.contextmanager
-def managed(corner: Sandbox, node: Kubelet, program: Path, folder: Path, user: User) -> Iterator[Manager]:
+def managed(sandbox: Sandbox, node: Kubelet, program: Path, folder: Path, user: User) -> Iterator[Manager]:
     """A node with the program in its place, one exclusive core, and no agent yet."""
-    manager = Manager(corner, node, user, folder)
+    manager = Manager(sandbox, node, user, folder)
     manager.run("install", f"--from={program}", "--proc-fs=/proc")
     manager.run("init", *manager.place, "--num-exclusive-cores=1", "--num-shared-cores=0")
     yield manager

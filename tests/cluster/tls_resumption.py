@@ -6,9 +6,9 @@ import ssl
 import subprocess
 from urllib.parse import urlsplit
 
-from tests.cluster import availability, steady
+from tests.cluster import availability, steady_load
 from tests.cluster.served import Served
-from tests.cluster.steady import Identity
+from tests.cluster.steady_load import Identity
 
 RESUMED, SERVED, REFUSED = "resumed", "a whole new handshake", "refused"
 
@@ -69,9 +69,9 @@ REQUEST = b"\r\n".join(
         b"Host: nodewise",
         b"Connection: close",
         b"Content-Type: application/json",
-        b"Content-Length: %d" % len(steady.CALL),
+        b"Content-Length: %d" % len(steady_load.CALL),
         b"",
-        steady.CALL,
+        steady_load.CALL,
     ]
 )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.cluster.api import Object
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.conformance.configure import pods
 from tests.node import host, network
 from tests.node.host import Host

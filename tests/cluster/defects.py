@@ -1,4 +1,4 @@
-"""How faults are planted in a sound cluster: each is there while a context lasts, and all is as it was afterwards."""
+"""Misconfigurations of a healthy cluster: each exists while a context lasts; everything is as before afterwards."""
 
 import contextlib
 import copy
@@ -10,23 +10,23 @@ from typing import Final
 from tests.cluster import (
     custom_metrics,
     gpu,
+    healthy_cluster,
+    installation,
     loopback,
     objects,
     processes,
     served,
-    shipping,
     single_use,
-    sound,
 )
 from tests.cluster.api import Object, path_of
 from tests.cluster.certificates import Authority, Pair
+from tests.cluster.healthy_cluster import Cluster
 from tests.cluster.loopback import Tls
-from tests.cluster.sandbox import wait
-from tests.cluster.sound import Cluster
+from tests.cluster.sandboxes import wait
 
 ENTRY: Final = "/scheduler"
 """How the URL of the extender's entry ends."""
-Plant = Callable[[Cluster], AbstractContextManager[None]]
+Defect = Callable[[Cluster], AbstractContextManager[None]]
 Change = Callable[[Cluster, Object, Object], None]
 """Of a scheduler's configuration, and the first of its extenders."""
 
@@ -34,11 +34,11 @@ CROWD: Final = 150
 """Nodes, of which kube-scheduler looks at 100."""
 
 
-def configured(change: Change) -> Plant:
+def configured(change: Change) -> Defect:
     """Another configuration of the scheduler than the sound one."""
 
     @contextlib.contextmanager
-    def plant(cluster: Cluster) -> Iterator[None]:
+    def apply(cluster: Cluster) -> Iterator[None]:
         sound_one = cluster.config
         cluster.config = copy.deepcopy(sound_one)
         change(cluster, cluster.config, cluster.config["extenders"][0])
@@ -47,10 +47,10 @@ def configured(change: Change) -> Plant:
         finally:
             cluster.config = sound_one
 
-    return plant
+    return apply
 
 
-def entry(**fields: object) -> Plant:
+def entry(**fields: object) -> Defect:
     """Other fields in the extender's entry; None: without."""
 
     def change(cluster: Cluster, config: Object, entry: Object) -> None:
@@ -61,7 +61,7 @@ def entry(**fields: object) -> Plant:
     return configured(change)
 
 
-def client(pair: Callable[[Cluster], Pair]) -> Plant:
+def client(pair: Callable[[Cluster], Pair]) -> Defect:
     """kube-scheduler with another client certificate."""
 
     def change(cluster: Cluster, config: Object, entry: Object) -> None:
@@ -71,11 +71,11 @@ def client(pair: Callable[[Cluster], Pair]) -> Plant:
     return configured(change)
 
 
-def created(*made: Object) -> Plant:
+def created(*made: Object) -> Defect:
     """Objects that are not in the sound cluster."""
 
     @contextlib.contextmanager
-    def plant(cluster: Cluster) -> Iterator[None]:
+    def apply(cluster: Cluster) -> Iterator[None]:
         try:
             for one in made:
                 cluster.api.create(one)
@@ -84,14 +84,14 @@ def created(*made: Object) -> Plant:
             for one in reversed(made):
                 cluster.api.delete(path_of(one))
 
-    return plant
+    return apply
 
 
-def deleted(*paths: str) -> Plant:
+def deleted(*paths: str) -> Defect:
     """Without objects of the sound cluster."""
 
     @contextlib.contextmanager
-    def plant(cluster: Cluster) -> Iterator[None]:
+    def apply(cluster: Cluster) -> Iterator[None]:
         kept = [cluster.api.get(path) for path in paths]
         try:
             for path in paths:
@@ -103,20 +103,20 @@ def deleted(*paths: str) -> Plant:
                     one["metadata"].pop(field, None)
                 cluster.api.ensure(one)
                 if "status" in one:
-                    sound.status(cluster.api, path_of(one), one["status"])
+                    healthy_cluster.status(cluster.api, path_of(one), one["status"])
 
-    return plant
+    return apply
 
 
 def waiting(name: str, scheduler: str = "", **more: object) -> Object:
     """A pod of the tenant that no node has."""
     pod = objects.pod(name, labels=more.pop("labels", None), limits=served.LIMITS)  # type: ignore[arg-type]
-    pod["metadata"]["namespace"] = sound.TENANT
+    pod["metadata"]["namespace"] = healthy_cluster.TENANT
     pod["spec"] |= more | ({"schedulerName": scheduler} if scheduler else {})
     return pod
 
 
-def asking_for(policy: str) -> Plant:
+def asking_for(policy: str) -> Defect:
     """A pod that names a policy, beyond what the scheduler has to place."""
     pod = waiting(
         f"asks-{policy}", labels={"telemetry-policy": policy}, schedulingGates=[{"name": "tests/held"}]
@@ -124,19 +124,22 @@ def asking_for(policy: str) -> Plant:
     return created(pod)
 
 
-def measured(policy: str, metric: str, names: tuple[str, ...] = ()) -> Plant:
+def measured(policy: str, metric: str, names: tuple[str, ...] = ()) -> Defect:
     """A policy, a pod of it, and its metric under these names."""
     rule = {"metricname": metric, "operator": "GreaterThan", "target": 80}
 
     @contextlib.contextmanager
-    def plant(cluster: Cluster) -> Iterator[None]:
+    def apply(cluster: Cluster) -> Iterator[None]:
         if names:
             cluster.metrics.set(metric, dict.fromkeys(names, 20))
-        with created(sound.policy(policy, dontschedule=[rule]))(cluster), asking_for(policy)(cluster):
+        with (
+            created(healthy_cluster.policy(policy, dontschedule=[rule]))(cluster),
+            asking_for(policy)(cluster),
+        ):
             yield
         cluster.metrics.forget(metric)
 
-    return plant
+    return apply
 
 
 # configuration of kube-scheduler
@@ -226,7 +229,7 @@ def mixed_up(cluster: Cluster) -> Pair:
 @contextlib.contextmanager
 def without_trust(cluster: Cluster) -> Iterator[None]:
     """The tenant's namespace lost the trust that its policy needs, and the policy says so."""
-    path = f"/api/v1/namespaces/{sound.TENANT}"
+    path = f"/api/v1/namespaces/{healthy_cluster.TENANT}"
     cluster.api.patch(path, {"metadata": {"labels": {"nodewise.io/trusted": None}}})
     wait("the policy says so", lambda: _not_trusted(cluster) == "True" or None)
     yield
@@ -235,7 +238,7 @@ def without_trust(cluster: Cluster) -> Iterator[None]:
 
 
 def _not_trusted(cluster: Cluster) -> str:
-    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{sound.TENANT}/taspolicies/pol"
+    path = f"/apis/telemetry.intel.com/v1alpha1/namespaces/{healthy_cluster.TENANT}/taspolicies/pol"
     conditions = cluster.api.get(path).get("status", {}).get("conditions", [])
     return next((str(one["status"]) for one in conditions if one["type"] == "NotTrusted"), "")
 
@@ -257,7 +260,7 @@ def trusting_all(cluster: Cluster) -> Iterator[None]:
 @contextlib.contextmanager
 def _flag(cluster: Cluster, flag: str) -> Iterator[None]:
     """A flag more in the arguments of nodewise's Deployment."""
-    path = f"/apis/apps/v1/namespaces/{sound.NAMESPACE}/deployments/nodewise"
+    path = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
     before = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
     changed = [one | {"args": [*one.get("args", []), flag]} for one in before]
     cluster.api.patch(path, {"spec": {"template": {"spec": {"containers": changed}}}})
@@ -271,7 +274,7 @@ def expired_server(cluster: Cluster) -> Iterator[None]:
     host = processes.own_address()
     pair = cluster.papers.leaf("late", cluster.papers.authority, host, use=single_use.SERVER, days=-1)
     with (
-        loopback.serving(sound.Kubelet(), Tls(pair), host=host) as url,
+        loopback.serving(healthy_cluster.Kubelet(), Tls(pair), host=host) as url,
         entry(urlPrefix=f"{url}/scheduler")(cluster),
     ):
         yield
@@ -281,8 +284,8 @@ def expired_server(cluster: Cluster) -> Iterator[None]:
 def crowd(cluster: Cluster) -> Iterator[None]:
     """Many nodes, nearly all of which a policy rejects, and a pod of it that does not say so by an affinity."""
     names = [f"crowd-{number}" for number in range(CROWD)]
-    heat = dict.fromkeys((*sound.NODES, *names), 20)
-    with measured("busy", "load", (*sound.NODES, *names))(cluster):
+    heat = dict.fromkeys((*healthy_cluster.NODES, *names), 20)
+    with measured("busy", "load", (*healthy_cluster.NODES, *names))(cluster):
         cluster.metrics.set("heat", heat)
         cluster.metrics.set("load", heat | dict.fromkeys(names[:-5], 95))
         try:
@@ -291,13 +294,13 @@ def crowd(cluster: Cluster) -> Iterator[None]:
             yield
         finally:
             cluster.api.request("DELETE", "/api/v1/nodes", params={"labelSelector": "crowd"})
-            cluster.metrics.set("heat", dict.fromkeys(sound.NODES, 20))
+            cluster.metrics.set("heat", dict.fromkeys(healthy_cluster.NODES, 20))
 
 
 @contextlib.contextmanager
 def static_cpus(cluster: Cluster) -> Iterator[None]:
     """The kubelet of a node with pools hands out CPUs itself."""
-    kubelet = cluster.kubelets[sound.POOLS]
+    kubelet = cluster.kubelets[healthy_cluster.POOLS]
     before = kubelet.configuration
     kubelet.configuration = before | {"cpuManagerPolicy": "static"}
     yield
@@ -307,21 +310,21 @@ def static_cpus(cluster: Cluster) -> Iterator[None]:
 @contextlib.contextmanager
 def single_numa_node(cluster: Cluster) -> Iterator[None]:
     """The kubelet of a node with pools turns away pods whose CPUs are of several NUMA nodes."""
-    kubelet = cluster.kubelets[sound.POOLS]
+    kubelet = cluster.kubelets[healthy_cluster.POOLS]
     before = kubelet.configuration
     kubelet.configuration = before | {"topologyManagerPolicy": "single-numa-node"}
     yield
     kubelet.configuration = before
 
 
-SERVICE: Final = f"https://{shipping.HOST}"
+SERVICE: Final = f"https://{installation.HOST}"
 """How kube-scheduler calls nodewise where it asks the cluster's DNS."""
 
 
 @contextlib.contextmanager
 def nobody_ready(cluster: Cluster) -> Iterator[None]:
     """A Service whose endpoints are not ready."""
-    folder = f"/apis/discovery.k8s.io/v1/namespaces/{sound.NAMESPACE}/endpointslices"
+    folder = f"/apis/discovery.k8s.io/v1/namespaces/{healthy_cluster.NAMESPACE}/endpointslices"
     kept = cluster.api.get(folder)["items"]
     for one in kept:
         unready = [end | {"conditions": {"ready": False}} for end in one["endpoints"]]
@@ -335,7 +338,7 @@ def nobody_ready(cluster: Cluster) -> Iterator[None]:
 @contextlib.contextmanager
 def no_replica(cluster: Cluster) -> Iterator[None]:
     """nodewise was scaled to nothing."""
-    deployment = f"/apis/apps/v1/namespaces/{sound.NAMESPACE}/deployments/nodewise"
+    deployment = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
     cluster.api.patch(deployment, {"spec": {"replicas": 0}})
     yield
     cluster.api.patch(deployment, {"spec": {"replicas": 2}})
@@ -356,7 +359,7 @@ def mislabelled() -> Object:
 @contextlib.contextmanager
 def other_plugin(cluster: Cluster) -> Iterator[None]:
     """A descheduler that runs another plugin than the one that minds labels."""
-    path = f"/api/v1/namespaces/{sound.SYSTEM}/configmaps/descheduler-policy"
+    path = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/configmaps/descheduler-policy"
     before = cluster.api.get(path)["data"]["policy.yaml"]
     text = "\n".join(line for line in before.splitlines() if not line.startswith("#"))
     other = text.replace("RemovePodsViolatingNodeAffinity", "RemoveDuplicates").partition("    args:")[0]
@@ -369,8 +372,8 @@ def other_plugin(cluster: Cluster) -> Iterator[None]:
 @contextlib.contextmanager
 def one_down(cluster: Cluster) -> Iterator[None]:
     """One of two replicas starts again and again."""
-    deployment = f"/apis/apps/v1/namespaces/{sound.NAMESPACE}/deployments/nodewise"
-    pod = f"/api/v1/namespaces/{sound.NAMESPACE}/pods/nodewise-1"
+    deployment = f"/apis/apps/v1/namespaces/{healthy_cluster.NAMESPACE}/deployments/nodewise"
+    pod = f"/api/v1/namespaces/{healthy_cluster.NAMESPACE}/pods/nodewise-1"
     kept = [(path, cluster.api.get(path)["status"]) for path in (deployment, pod)]
     waits = {
         "waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}
@@ -379,14 +382,14 @@ def one_down(cluster: Cluster) -> Iterator[None]:
         one | {"ready": False, "restartCount": 9, "state": waits} for one in kept[1][1]["containerStatuses"]
     ]
     unready = [one | {"status": "False"} for one in kept[1][1]["conditions"] if one["type"] != "PodScheduled"]
-    sound.status(
+    healthy_cluster.status(
         cluster.api, deployment, {"readyReplicas": 1, "availableReplicas": 1, "unavailableReplicas": 1}
     )
-    sound.status(cluster.api, pod, {"conditions": unready, "containerStatuses": crashing})
+    healthy_cluster.status(cluster.api, pod, {"conditions": unready, "containerStatuses": crashing})
     yield
-    sound.status(cluster.api, deployment, {"unavailableReplicas": None})
+    healthy_cluster.status(cluster.api, deployment, {"unavailableReplicas": None})
     for path, before in kept:
-        sound.status(cluster.api, path, before)
+        healthy_cluster.status(cluster.api, path, before)
 
 
 @contextlib.contextmanager

@@ -9,19 +9,19 @@ from tests.cluster.api import Object
 from tests.cluster.schedulers import Outcome
 
 
-class StandIn:
+class SimulatedScheduler:
     """Schedules in memory; asks the extenders over HTTP, as the real one does."""
 
     @contextlib.contextmanager
     def cluster(
         self, nodes: Sequence[Object], extenders: Sequence[Object], running: Sequence[Object] = ()
-    ) -> Iterator["StandInCluster"]:
+    ) -> Iterator["SimulatedCluster"]:
         clock = ManualClock(1_700_000_000)
         with cluster.Cluster(nodes, extenders, running, clock) as made:
-            yield StandInCluster(made, clock)
+            yield SimulatedCluster(made, clock)
 
 
-class StandInCluster:
+class SimulatedCluster:
     """A simulated cluster whose time is moved by hand."""
 
     def __init__(self, made: cluster.Cluster, clock: ManualClock) -> None:

@@ -1,23 +1,23 @@
-"""The faults that `nodewise doctor` has to find: how each is planted in a sound cluster, and what is said of it."""
+"""The defects that `nodewise doctor` has to find: how each is made in a healthy cluster, and what is reported."""
 
 from typing import Final, NamedTuple
 
-from tests.cluster import custom_metrics, planting, sound
-from tests.cluster.planting import Plant
+from tests.cluster import custom_metrics, defects, healthy_cluster
+from tests.cluster.defects import Defect
 
 RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 
 ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 
 
-class Ailment(NamedTuple):
+class DoctorCase(NamedTuple):
     """A fault."""
 
     finding: str
     """The id that it is found by."""
     name: str
     """The fact in words."""
-    plant: Plant
+    defect: Defect
     about: str
     """What has to stand in the name of the object; `entry` is the URL of the extender's entry."""
     remedy: tuple[str, ...]
@@ -26,328 +26,384 @@ class Ailment(NamedTuple):
     """Other errors that really follow from it."""
 
 
-_POD_OF_DESCHEDULER = f"/api/v1/namespaces/{sound.SYSTEM}/pods/descheduler-0"
-_DESCHEDULER = f"/apis/apps/v1/namespaces/{sound.SYSTEM}/deployments/descheduler"
+_POD_OF_DESCHEDULER = f"/api/v1/namespaces/{healthy_cluster.SYSTEM}/pods/descheduler-0"
+_DESCHEDULER = f"/apis/apps/v1/namespaces/{healthy_cluster.SYSTEM}/deployments/descheduler"
 
-AILMENTS: Final = (
-    Ailment(
+DOCTOR_CASES: Final = (
+    DoctorCase(
         "extender-not-registered",
         "no extender is configured",
-        planting.configured(planting.no_extender),
+        defects.configured(defects.no_extender),
         "configuration-",
         ("nodewise configure",),
         frozenset({"policy-without-effect"}),
     ),
-    Ailment(
+    DoctorCase(
         "extender-not-reached",
         "nobody listens at the address",
-        planting.configured(planting.elsewhere),
+        defects.configured(defects.elsewhere),
         "entry",
         (),
     ),
-    Ailment(
+    DoctorCase(
         "extender-not-reached",
         "there is no such Service",
-        planting.entry(urlPrefix="https://old.nodewise.svc:9001/scheduler"),
+        defects.entry(urlPrefix="https://old.nodewise.svc:9001/scheduler"),
         "entry",
         (),
         frozenset({"server-certificate-wrong"}),
     ),
-    Ailment(
+    DoctorCase(
         "extender-not-reached",
         "the Service has another port",
-        planting.entry(urlPrefix=f"{planting.SERVICE}:9443/scheduler"),
+        defects.entry(urlPrefix=f"{defects.SERVICE}:9443/scheduler"),
         "entry",
         (),
     ),
-    Ailment("extender-not-reached", "nobody behind the Service is ready", planting.nobody_ready, "entry", ()),
-    Ailment(
+    DoctorCase(
+        "extender-not-reached",
+        "nobody behind the Service is ready",
+        defects.nobody_ready,
+        "entry",
+        (),
+    ),
+    DoctorCase(
         "names-not-used",
         "whole nodes are sent",
-        planting.entry(nodeCacheCapable=False),
+        defects.entry(nodeCacheCapable=False),
         "entry",
         ("nodeCacheCapable",),
     ),
-    Ailment(
-        "no-ca-file", "the server is not verified", planting.configured(planting.no_ca), "entry", ("caFile",)
-    ),
-    Ailment(
+    DoctorCase(
         "no-ca-file",
-        "the server need not be verified",
-        planting.configured(planting.insecure),
+        "the server is not verified",
+        defects.configured(defects.no_ca),
         "entry",
         ("caFile",),
     ),
-    Ailment(
+    DoctorCase(
+        "no-ca-file",
+        "the server need not be verified",
+        defects.configured(defects.insecure),
+        "entry",
+        ("caFile",),
+    ),
+    DoctorCase(
         "ca-key-as-client-key",
         "the key of a CA is kube-scheduler's",
-        planting.client(planting.ca_pair),
+        defects.client(defects.ca_pair),
         "entry",
         ("nodewise certs",),
     ),
-    Ailment(
+    DoctorCase(
         "client-certificate-wrong",
         "expired",
-        planting.client(planting.lasting(-1)),
+        defects.client(defects.lasting(-1)),
         "entry",
         ("nodewise certs",),
     ),
-    Ailment(
+    DoctorCase(
         "client-certificate-wrong",
         "expires soon",
-        planting.client(planting.lasting(2)),
+        defects.client(defects.lasting(2)),
         "entry",
         ("nodewise certs",),
     ),
-    Ailment(
+    DoctorCase(
         "client-certificate-wrong",
         "for servers",
-        planting.client(planting.for_servers),
+        defects.client(defects.for_servers),
         "entry",
         ("nodewise certs",),
     ),
-    Ailment(
-        "client-certificate-wrong", "not of this key", planting.client(planting.mixed_up), "entry", ("key",)
+    DoctorCase(
+        "client-certificate-wrong",
+        "not of this key",
+        defects.client(defects.mixed_up),
+        "entry",
+        ("key",),
     ),
-    Ailment(
+    DoctorCase(
         "client-certificate-wrong",
         "of another name",
-        planting.client(planting.other_client),
+        defects.client(defects.other_client),
         "entry",
         ("nodewise certs",),
     ),
-    Ailment(
-        "any-client", "every client of the CA", planting.any_client, "nodewise/nodewise", ("nodewise certs",)
+    DoctorCase(
+        "any-client",
+        "every client of the CA",
+        defects.any_client,
+        "nodewise/nodewise",
+        ("nodewise certs",),
     ),
-    Ailment(
-        "unknown-ca", "another CA is trusted", planting.configured(planting.other_ca), "entry", ("caFile",)
+    DoctorCase(
+        "unknown-ca",
+        "another CA is trusted",
+        defects.configured(defects.other_ca),
+        "entry",
+        ("caFile",),
     ),
-    Ailment(
+    DoctorCase(
         "unknown-ca",
         "the client's CA is not trusted",
-        planting.client(planting.strangers_client),
+        defects.client(defects.strangers_client),
         "entry",
         ("--client-ca",),
     ),
-    Ailment(
+    DoctorCase(
         "http-timeout-missing",
         "the default of 5 s is hidden",
-        planting.entry(httpTimeout=None),
+        defects.entry(httpTimeout=None),
         "entry",
         ("httpTimeout",),
     ),
-    Ailment(
+    DoctorCase(
         "http-timeout-short",
         "shorter than an answer",
-        planting.entry(httpTimeout="5ms"),
+        defects.entry(httpTimeout="5ms"),
         "entry",
         ("httpTimeout",),
     ),
-    Ailment(
+    DoctorCase(
         "server-certificate-wrong",
         "it is another host's",
-        planting.configured(planting.other_name),
+        defects.configured(defects.other_name),
         "entry",
         ("nodewise certs",),
     ),
-    Ailment("server-certificate-wrong", "it is over", planting.expired_server, "entry", ("nodewise certs",)),
-    Ailment("http-timeout-long", "two minutes", planting.entry(httpTimeout="2m"), "entry", ("httpTimeout",)),
-    Ailment(
+    DoctorCase(
+        "server-certificate-wrong",
+        "it is over",
+        defects.expired_server,
+        "entry",
+        ("nodewise certs",),
+    ),
+    DoctorCase(
+        "http-timeout-long",
+        "two minutes",
+        defects.entry(httpTimeout="2m"),
+        "entry",
+        ("httpTimeout",),
+    ),
+    DoctorCase(
         "filters-own-pods",
         "nobody places nodewise without nodewise",
-        planting.entry(managedResources=None),
+        defects.entry(managedResources=None),
         "entry",
         ("managedResources",),
         frozenset({"bind-verb-missing"}),
     ),
-    Ailment(
+    DoctorCase(
         "wrong-ignorable",
         "no answer means yes",
-        planting.entry(ignorable=True),
+        defects.entry(ignorable=True),
         "entry",
         ("ignorable: false",),
     ),
-    Ailment(
-        "bind-verb-missing", "cards are not booked", planting.entry(bindVerb=None), "entry", ("bindVerb",)
+    DoctorCase(
+        "bind-verb-missing",
+        "cards are not booked",
+        defects.entry(bindVerb=None),
+        "entry",
+        ("bindVerb",),
     ),
-    Ailment(
+    DoctorCase(
         "bind-verb-missing",
         "preemption is not asked about",
-        planting.entry(preemptVerb=None),
+        defects.entry(preemptVerb=None),
         "entry",
         ("preemptVerb",),
     ),
-    Ailment(
+    DoctorCase(
         "bind-verb-missing",
         "no card is managed",
-        planting.configured(planting.no_cards),
+        defects.configured(defects.no_cards),
         "entry",
         ("managedResources",),
     ),
-    Ailment(
+    DoctorCase(
         "resource-not-ignored",
         "kube-scheduler counts a mark that no node has",
-        planting.configured(planting.counted),
+        defects.configured(defects.counted),
         "entry",
         ("ignoredByScheduler",),
     ),
-    Ailment(
-        "weight-zero", "scores count nothing", planting.configured(planting.unweighted), "entry", ("weight",)
+    DoctorCase(
+        "weight-zero",
+        "scores count nothing",
+        defects.configured(defects.unweighted),
+        "entry",
+        ("weight",),
     ),
-    Ailment(
+    DoctorCase(
         "weight-zero",
         "nobody asks for scores",
-        planting.entry(prioritizeVerb=None),
+        defects.entry(prioritizeVerb=None),
         "entry",
         ("prioritizeVerb",),
     ),
-    Ailment(
+    DoctorCase(
         "two-load-aware-scorers",
         "one of Trimaran beside ours",
-        planting.configured(planting.load_aware_beside_ours),
+        defects.configured(defects.load_aware_beside_ours),
         "configuration-",
         (),
     ),
-    Ailment(
+    DoctorCase(
         "two-load-aware-scorers",
         "both of Trimaran",
-        planting.configured(planting.load_aware),
+        defects.configured(defects.load_aware),
         "configuration-",
         (),
     ),
-    Ailment(
-        "sample-too-small", "of 150 nodes all but few are rejected", planting.crowd, "web/busy", ("NotIn",)
+    DoctorCase(
+        "sample-too-small",
+        "of 150 nodes all but few are rejected",
+        defects.crowd,
+        "web/busy",
+        ("NotIn",),
     ),
-    Ailment(
-        "metric-missing", "nobody measures it", planting.measured("lost", "nowhere"), "web/lost", ("nowhere",)
+    DoctorCase(
+        "metric-missing",
+        "nobody measures it",
+        defects.measured("lost", "nowhere"),
+        "web/lost",
+        ("nowhere",),
     ),
-    Ailment(
+    DoctorCase(
         "metric-names-mismatch",
         "the values are of other names",
-        planting.measured("named", "power", ("a.example.com", "b.example.com")),
+        defects.measured("named", "power", ("a.example.com", "b.example.com")),
         "web/named",
         (),
     ),
-    Ailment("metrics-api-unavailable", "nobody serves it", planting.unserved, custom_metrics.GROUP, ()),
-    Ailment(
+    DoctorCase("metrics-api-unavailable", "nobody serves it", defects.unserved, custom_metrics.GROUP, ()),
+    DoctorCase(
         "policy-without-effect",
         "no strategy",
-        planting.created(sound.policy("idle")),
+        defects.created(healthy_cluster.policy("idle")),
         "web/idle",
         (),
     ),
-    Ailment(
+    DoctorCase(
         "policy-without-effect",
         "its pod is not sent to us",
-        planting.created(planting.unsent()),
+        defects.created(defects.unsent()),
         "web/unsent",
         (),
     ),
-    Ailment(
+    DoctorCase(
         "namespace-not-trusted",
         "a policy that labels nodes in a namespace without trust",
-        planting.without_trust,
+        defects.without_trust,
         "web/pol",
         ("kubectl label namespace web nodewise.io/trusted=true",),
     ),
-    Ailment(
+    DoctorCase(
         "all-namespaces-trusted",
         "every namespace is trusted",
-        planting.trusting_all,
+        defects.trusting_all,
         "nodewise/nodewise",
         ("nodewise.io/trusted=true",),
     ),
-    Ailment(
+    DoctorCase(
         "policy-label-misspelt",
         "a pod's label is nearly the one that names a policy",
-        planting.created(planting.mislabelled()),
+        defects.created(defects.mislabelled()),
         "web/mislabelled",
         ("rename the label",),
     ),
-    Ailment("policy-unknown", "a pod names one that is not there", planting.asking_for("ghost"), "ghost", ()),
-    Ailment(
+    DoctorCase(
+        "policy-unknown",
+        "a pod names one that is not there",
+        defects.asking_for("ghost"),
+        "ghost",
+        (),
+    ),
+    DoctorCase(
         "gpu-node-without-labels",
         "cards without numbers",
-        planting.created(planting.bare_node()),
+        defects.created(defects.bare_node()),
         "bare",
         ("gpu-numbers",),
     ),
-    Ailment(
+    DoctorCase(
         "kubelet-policy-conflict",
         "the kubelet hands out CPUs",
-        planting.static_cpus,
-        sound.POOLS,
+        defects.static_cpus,
+        healthy_cluster.POOLS,
         ("cpuManagerPolicy",),
     ),
-    Ailment(
+    DoctorCase(
         "kubelet-policy-conflict",
         "the kubelet counts NUMA nodes",
-        planting.single_numa_node,
-        sound.POOLS,
+        defects.single_numa_node,
+        healthy_cluster.POOLS,
         ("topologyManagerPolicy",),
     ),
-    Ailment(
+    DoctorCase(
         "descheduler-missing",
         "there is none",
-        planting.deleted(_DESCHEDULER, _POD_OF_DESCHEDULER),
+        defects.deleted(_DESCHEDULER, _POD_OF_DESCHEDULER),
         "web/pol",
         ("RemovePodsViolatingNodeAffinity",),
     ),
-    Ailment(
+    DoctorCase(
         "descheduler-missing",
         "it runs another plugin",
-        planting.other_plugin,
+        defects.other_plugin,
         "descheduler",
         ("RemovePodsViolatingNodeAffinity",),
     ),
-    Ailment(
+    DoctorCase(
         "rights-missing",
         "a binding is gone",
-        planting.deleted(f"{RBAC}/clusterrolebindings/nodewise"),
+        defects.deleted(f"{RBAC}/clusterrolebindings/nodewise"),
         "nodewise/nodewise",
         ("deploy/rbac.yaml",),
     ),
-    Ailment(
+    DoctorCase(
         "rights-missing",
         "those for cards are gone",
-        planting.deleted(f"{RBAC}/clusterrolebindings/nodewise-gpu"),
+        defects.deleted(f"{RBAC}/clusterrolebindings/nodewise-gpu"),
         "nodewise/nodewise",
         ("deploy/gpu.yaml",),
     ),
-    Ailment(
+    DoctorCase(
         "rights-missing",
         "no ledger may be kept",
-        planting.deleted(f"{RBAC}/namespaces/{sound.NAMESPACE}/rolebindings/nodewise-gpu"),
+        defects.deleted(f"{RBAC}/namespaces/{healthy_cluster.NAMESPACE}/rolebindings/nodewise-gpu"),
         "nodewise/nodewise",
         ("deploy/gpu.yaml",),
     ),
-    Ailment(
+    DoctorCase(
         "admission-policy-missing",
         "what is written to nodes is not limited",
-        planting.deleted(f"{ADMISSION}/nodewise-nodes"),
+        defects.deleted(f"{ADMISSION}/nodewise-nodes"),
         "nodewise/nodewise",
         ("deploy/rbac.yaml",),
     ),
-    Ailment(
+    DoctorCase(
         "admission-policy-missing",
         "what is written to pods is not limited",
-        planting.deleted(f"{ADMISSION}/nodewise-pods"),
+        defects.deleted(f"{ADMISSION}/nodewise-pods"),
         "nodewise/nodewise",
         ("deploy/gpu.yaml",),
     ),
-    Ailment(
+    DoctorCase(
         "admission-policy-missing",
         "everybody may trust",
-        planting.deleted(f"{ADMISSION}/nodewise-trust"),
+        defects.deleted(f"{ADMISSION}/nodewise-trust"),
         "nodewise-trust",
         ("deploy/trust.yaml",),
     ),
-    Ailment("replicas-not-ready", "scaled to nothing", planting.no_replica, "nodewise/nodewise", ()),
-    Ailment("replicas-not-ready", "one of two crashes", planting.one_down, "nodewise/nodewise", ("logs",)),
-    Ailment(
+    DoctorCase("replicas-not-ready", "scaled to nothing", defects.no_replica, "nodewise/nodewise", ()),
+    DoctorCase("replicas-not-ready", "one of two crashes", defects.one_down, "nodewise/nodewise", ("logs",)),
+    DoctorCase(
         "scheduler-not-running",
         "a pod waits for another one",
-        planting.created(planting.waiting("alone", "my-scheduler")),
+        defects.created(defects.waiting("alone", "my-scheduler")),
         "my-scheduler",
         (),
     ),

@@ -19,8 +19,8 @@ from tests import pages, reader
 from tests.cluster import objects
 from tests.cluster.served import NODEWISE
 from tests.node import image
-from tests.node.forwarding import forwarding
 from tests.node.host import Host
+from tests.node.port_forwarding import forwarding
 from tests.reader import Reader
 
 REAL: Final = "nodewise-worker2"

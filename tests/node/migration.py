@@ -13,12 +13,12 @@ from typing import Final
 
 from tests import pages, reader
 from tests.cluster.api import ApiError, Object
-from tests.cluster.sandbox import Sandbox, wait
+from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE
 from tests.node import host
-from tests.node.forwarding import forwarding
 from tests.node.host import Host
 from tests.node.network import Target
+from tests.node.port_forwarding import forwarding
 from tests.reader import Reader
 
 ADMIN: Final = "127.0.0.1:9002"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nodewise.kube.resources import LEASES, NODES, PODS
-from tests.cluster.sandbox import wait
-from tests.hostile import answers, odd_api, world
-from tests.hostile.odd_api import OddServer
-from tests.hostile.process import PATIENCE_S, Answer, Target
+from tests.cluster.sandboxes import wait
+from tests.hostile import cluster_files, malformed_api_server, responses
+from tests.hostile.extender_process import PATIENCE_S, Answer, Target
+from tests.hostile.malformed_api_server import OddServer
 
 PREFIX = "gpu.intel.com/"
 OWN = "nodewise"
@@ -92,7 +92,7 @@ class Stage(NamedTuple):
         with self.target.line() as line:
             answer = line.ask("/scheduler/filter", asked(given, names))
         assert answer.status == 200, answer.body[:500]
-        return answers.check_filtered(answer, names)
+        return responses.check_filtered(answer, names)
 
     def bind(self, given: Any, node: str) -> Answer:
         meta = given["metadata"]
@@ -134,8 +134,11 @@ class Stage(NamedTuple):
 
     def check_others(self) -> None:
         """Both agents answer for those about whom nothing is odd, and nothing of ours broke."""
-        answer = self.target.filter(world.NODES)
-        assert answers.check_filtered(answer, world.NODES) == (["n1", "n2"], {world.HOT: world.WHY})
+        answer = self.target.filter(cluster_files.NODES)
+        assert responses.check_filtered(answer, cluster_files.NODES) == (
+            ["n1", "n2"],
+            {cluster_files.HOT: cluster_files.WHY},
+        )
         kept, failed = self.filter(modest("honest"), [*GOOD, "n1"])
         assert kept == list(GOOD)
         assert "the node has no cards" in failed["n1"]
@@ -146,7 +149,7 @@ class Stage(NamedTuple):
 @contextlib.contextmanager
 def staged(folder: Path) -> Iterator[Stage]:
     """The process with both agents."""
-    with odd_api.serving() as server:
+    with malformed_api_server.serving() as server:
         for name in GOOD:
             good = node(name, {f"{PREFIX}gpu-numbers": "0.1"}, amounts(i915=2000, millicores=200_000))
             server.call(lambda api, good=good: api.put(NODES, good))  # type: ignore[misc]

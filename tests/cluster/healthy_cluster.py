@@ -19,15 +19,15 @@ import yaml
 from tests.cluster import (
     controlplane,
     custom_metrics,
-    example,
     gpu,
-    looking,
+    health_example,
+    installation,
     loopback,
     objects,
     processes,
-    sandbox,
+    read_only_commands,
+    sandboxes,
     served,
-    shipping,
     single_use,
 )
 from tests.cluster.access import User
@@ -38,10 +38,10 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.loopback import Receive, Scope, Send, Tls
 from tests.cluster.processes import Process
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.cluster.served import Served
 
-NAMESPACE: Final = shipping.NAMESPACE
+NAMESPACE: Final = installation.NAMESPACE
 TENANT: Final = "web"
 DOCTOR: Final = "nodewise-doctor"
 SYSTEM: Final = "kube-system"
@@ -97,7 +97,7 @@ class Cluster:
 
     def ask(self, *more: str, user: User | None = None) -> "subprocess.CompletedProcess[str]":
         """doctor, by the account that ships for it unless another one is named."""
-        return looking.run("doctor", *self._given(user), *more)
+        return read_only_commands.run("doctor", *self._given(user), *more)
 
     def diagnose(self, *more: str, user: User | None = None) -> "Diagnosis":
         """What doctor says."""
@@ -271,7 +271,7 @@ def _nodes(cluster: Cluster, stack: contextlib.ExitStack) -> None:
 
 
 def _metrics(cluster: Cluster, stack: contextlib.ExitStack) -> None:
-    own = stack.enter_context(sandbox.sandbox(cluster.plane))
+    own = stack.enter_context(sandboxes.created(cluster.plane))
     cluster.metrics = stack.enter_context(custom_metrics.behind(own, cluster.folder))
     cluster.metrics.set("heat", dict.fromkeys(NODES, 20))
     cluster.api.create(
@@ -290,7 +290,7 @@ def _replicas(cluster: Cluster, stack: contextlib.ExitStack) -> None:
     for number, node in enumerate(PLAIN):
         replica = stack.enter_context(served.started(cluster.folder, given, cluster.papers))
         cluster.replicas.append(replica)
-        cluster.api.create(shipping.endpoint(f"nodewise-{number}", replica.url))
+        cluster.api.create(installation.endpoint(f"nodewise-{number}", replica.url))
         own = _listening(template, replica)
         pod = running_pod(f"nodewise-{number}", NAMESPACE, node, own, owner="nodewise")
         put_running(cluster.api, pod, address)
@@ -343,7 +343,7 @@ def _scheduler(cluster: Cluster) -> None:
 
 def _descheduler(cluster: Cluster) -> None:
     name = "descheduler"
-    text = example.DESCHEDULER_POLICY.read_text()
+    text = health_example.DESCHEDULER_POLICY.read_text()
     place = {"namespace": SYSTEM, "labels": {"app": name}}
     metadata = {"name": f"{name}-policy", "namespace": SYSTEM}
     cluster.api.create(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tests.cluster.certificates import Pair
-from tests.cluster.sandbox import PATIENCE_S, wait
+from tests.cluster.sandboxes import PATIENCE_S, wait
 from tests.cluster.served import Served
 
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tests.hostile.process import Answer
+from tests.hostile.extender_process import Answer
 
 _MOST = 10
 

@@ -12,7 +12,7 @@ from tests.cluster.access import User
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
-from tests.cluster.sandbox import Sandbox
+from tests.cluster.sandboxes import Sandbox
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -55,9 +55,9 @@ def policy_file(folder: Path, namespace: str, *rules: Object) -> Path:
     return file
 
 
-def warm(corner: Sandbox, metrics: CustomMetrics) -> None:
+def warm(sandbox: Sandbox, metrics: CustomMetrics) -> None:
     """Nodes a to d, of which a and d are too hot, b is the coolest."""
-    served.define(corner.api)
-    corner.nodes(*objects.nodes("a b c d"))
+    served.define(sandbox.api)
+    sandbox.nodes(*objects.nodes("a b c d"))
     metrics.set("heat", {"a": 90, "b": 30, "c": 60, "d": "84500m"})
-    corner.create(policy(corner.namespace, served.HOT))
+    sandbox.create(policy(sandbox.namespace, served.HOT))

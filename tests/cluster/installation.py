@@ -14,7 +14,7 @@ from tests.cluster import (
     processes,
     resource_metrics,
     rights,
-    sandbox,
+    sandboxes,
     served,
 )
 from tests.cluster.access import User
@@ -23,7 +23,7 @@ from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.custom_metrics import CustomMetrics
 from tests.cluster.rights import Right
-from tests.cluster.sandbox import wait
+from tests.cluster.sandboxes import wait
 from tests.cluster.served import Papers, Served
 
 NAMESPACE = "nodewise"
@@ -121,7 +121,7 @@ def installed(plane: ControlPlane, log: AuditLog, folder: Path) -> Iterator[Ship
     for name in ("rbac.yaml", "reader.yaml"):
         plane.kubectl("apply", "-f", str(served.ROOT / "deploy" / name))
     with (
-        sandbox.sandbox(plane) as own,
+        sandboxes.created(plane) as own,
         custom_metrics.behind(own, folder) as custom,
         resource_metrics.behind(plane.api, folder) as resource,
     ):

@@ -13,7 +13,7 @@ from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resources import NAMESPACES, NODES
 from nodewise.simulate.api import FakeApi
 from nodewise.simulate.api_server import ApiServer, Receive, Scope, Send
-from tests.hostile import world
+from tests.hostile import cluster_files
 
 GROUP = "/apis/custom.metrics.k8s.io"
 METRICS = f"{GROUP}/v1beta2/nodes/%2A/"
@@ -114,14 +114,16 @@ async def _left(receive: Receive) -> None:
 def serving() -> Iterator[OddServer]:
     """The world of these tests, with `temp` well and everything else as somebody makes it."""
     api = FakeApi(TASPOLICIES)
-    policy, *nodes = world.objects()
+    policy, *nodes = cluster_files.objects()
     api.put(TASPOLICIES, policy)
     for node in nodes:
         api.put(NODES, node)
     labels = {"nodewise.io/trusted": "true"}
     api.put(NAMESPACES, {"metadata": {"name": "d", "labels": labels}})
     group = {"name": "custom.metrics.k8s.io", "preferredVersion": _VERSION, "versions": [_VERSION]}
-    api.raw.update({GROUP: json.dumps(group).encode(), f"{METRICS}temp": json.dumps(world.values()).encode()})
+    api.raw.update(
+        {GROUP: json.dumps(group).encode(), f"{METRICS}temp": json.dumps(cluster_files.values()).encode()}
+    )
     server = OddServer(api)
     server.start()
     try:

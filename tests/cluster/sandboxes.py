@@ -1,4 +1,4 @@
-"""A test's own corner of the shared control plane, and the words in which it says what it waits for."""
+"""A test's own sandbox of the shared control plane, and the words in which it says what it waits for."""
 
 import contextlib
 import functools
@@ -142,13 +142,13 @@ class Sandbox:
 
 
 @contextlib.contextmanager
-def sandbox(plane: ControlPlane, *, trusted: bool = True) -> Iterator[Sandbox]:
-    """A corner that is clean again at the end."""
-    corner = Sandbox(plane, trusted=trusted)
+def created(plane: ControlPlane, *, trusted: bool = True) -> Iterator[Sandbox]:
+    """A sandbox that is clean again at the end."""
+    sandbox = Sandbox(plane, trusted=trusted)
     try:
-        yield corner
+        yield sandbox
     finally:
-        corner.clean()
+        sandbox.clean()
 
 
 def node_of(pod: Object | None) -> str | None:

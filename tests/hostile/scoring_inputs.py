@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from tests.hostile.shapes import QUANTITIES
+from tests.hostile.json_strategies import QUANTITIES
 
 AGENTS: Final = "safe,congestion,pigeon"
 PRIORITIES: Final = tuple(
