@@ -16,7 +16,6 @@ SOURCES: Final = Path("src/nodewise")
 MAX_COMPLEXITY: Final = 12
 EXCEPTIONS: Final = frozenset(
     {
-        "Answering.__init__",
         "Asker._pages",
         "_Bind.run",
         "_Reader._rule",
@@ -25,7 +24,6 @@ EXCEPTIONS: Final = frozenset(
         "_aggregated",
         "_amid",
         "_apis",
-        "_binding",
         "_by_class",
         "_capacity",
         "_cores",

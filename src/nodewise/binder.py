@@ -1,15 +1,16 @@
-"""The contract of an agent that keeps books: what a pod holds on a node stands in the node's ledger before it is bound.
+"""The interface of an agent that allocates devices: an allocation is recorded for the node before the pod is bound.
 
-A ledger is a Lease in our own namespace, one a node. No I/O here either: `extender.binding` and `extender.claims` read,
-write and repeat.
+The record is a Lease in nodewise's own namespace, one per node. No I/O here either: `extender.binding` and
+`extender.claims` read, write and repeat.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from nodewise.agent import Reason, Snapshot
+from nodewise.agent import Plugin, PodT, Reason, Snapshot, StateBuilder, StateT
 
 HOLDINGS: Final = "nodewise.io/holdings"
 """The annotation of a ledger Lease: a JSON object, by pod uid, of what the pod holds on the node."""
@@ -31,15 +32,15 @@ class LedgerLease(msgspec.Struct, frozen=True):
     metadata: LedgerMetadata
 
 
-class Amending(Protocol):
-    """What the `StateBuilder` of a `Binder` has besides."""
+class AllocationStateBuilder(StateBuilder[StateT]):
+    """The state builder of an agent with a `BindPlugin`."""
 
-    def amended(self, agent_state: Any, node: str, ledger: LedgerLease | None) -> Any:
-        """The slot with another ledger of one node, at once; None: it has none. The slot given stays as it was.
+    @abstractmethod
+    def amended(self, agent_state: StateT, node: str, ledger: LedgerLease | None) -> StateT:
+        """A state with another allocation record of one node; None for no record. The given state does not change.
 
-        The ledger may hold entries that are about to be written. The same ledger as before gives the same slot.
+        The record may hold reservations that are about to be written. The same record returns the same state.
         """
-        ...
 
 
 class BindingMetadata(msgspec.Struct, frozen=True):
@@ -79,20 +80,19 @@ class Refusal(NamedTuple):
     reason: Reason
 
 
-class Binder(Protocol):
-    """What an agent has besides `Agent` that keeps a ledger: pods that need it are bound by nodewise."""
+class BindPlugin(Plugin[PodT, StateT]):
+    """Allocates devices to pods; nodewise binds the pods that concern it."""
 
-    name: str
     ledgers: str
-    """The name in `Watched` of its ledgers, `LedgerLease` objects."""
+    """The name in `Watched` of its allocation records, `LedgerLease` objects."""
     pods: str
     """The name in `Watched` of pods; a pod has at least `BindingFields`."""
 
     @property
+    @abstractmethod
     def bind_errors(self) -> Literal["status", "field"]:
-        """How kube-scheduler is told that a pod is not bound: by status 404, or by status 200 and words."""
-        ...
+        """How a failed bind is reported to kube-scheduler: by status 404, or by status 200 and a text."""
 
+    @abstractmethod
     def bind(self, pod: Any, node: str, snapshot: Snapshot, now: float) -> BindPlan | Refusal | None:
-        """What the pod would hold there. None: nothing, it needs no entry. A pod that has one keeps what it holds."""
-        ...
+        """What the pod would hold there. None: nothing, it needs no reservation. A pod with one keeps what it holds."""

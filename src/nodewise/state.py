@@ -1,10 +1,11 @@
 """What an agent computes its state from, and the builder that computes it while no request waits.
 
-Objects and samples in, a slot out, the same way online and offline. Nothing here does I/O or asks what time it is.
+It is the same online and offline. Nothing here does I/O or reads the clock.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -13,23 +14,29 @@ from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import Want
 
+StateT = TypeVar("StateT")
+
+MemoryScope = Literal["none", "leader", "replica"]
+"""Which process stores what a state builder learns: none; the leader, as all replicas see the same; or each replica,
+as each has news of its own."""
+
 ObjectKey = tuple[str, str]
 """Namespace and name; the namespace is empty for objects that have none."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The world as one request sees it, from beginning to end."""
+    """What one request is answered from."""
 
     nodes: NodeIndex
     agent_states: Mapping[str, Any]
-    """By agent name: what its `State` computed. An agent whose stores are not synced yet has no slot."""
+    """By agent name: what its `StateBuilder` computed. An agent whose stores are not synced yet has none."""
     at: float
     """Seconds since 1970 when it was computed."""
     generation: int = 0
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """What an agent's slot is computed from."""
+    """What agent states are computed from."""
 
     nodes: NodeIndex
     objects: Mapping[str, Mapping[ObjectKey, Any]]
@@ -49,11 +56,11 @@ class Watched(NamedTuple):
     """A kind of object that an agent needs."""
 
     name: str
-    """Its key in `World.objects`; not `nodes`."""
+    """Its key in `ClusterState.objects`; not `nodes`."""
     resource: Resource
     type: type[msgspec.Struct]
     keep: Callable[[Any], Any | None] | None = None
-    """What is held of an object, None for nothing; without it all of each. It looks at the object alone."""
+    """What is stored of an object, None for nothing; without this function all of it. It depends on the object only."""
     own_namespace: bool = False
     """Whether only those in nodewise's own namespace count, where no tenant writes."""
     selectors: Mapping[str, str] = {}
@@ -61,7 +68,7 @@ class Watched(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a slot depends on besides the node index. It is computed again when one of these changed.
+    """What an agent state depends on besides the node index. It is computed again when one of these changed.
 
     And once a refresh period, as values grow old.
     """
@@ -72,62 +79,45 @@ class Inputs(NamedTuple):
     metrics: bool = True
 
 
-class StateBuilder(Protocol):
-    """Objects and samples in, a slot of the snapshot out."""
+class StateBuilder(ABC, Generic[StateT]):
+    """Computes the agent's state. The methods after `build` are optional."""
 
     inputs: Inputs
+    memory_scope: MemoryScope = "none"
 
-    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
-        """The metrics that these objects name."""
-        ...
+    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
+        """The metrics to be fetched, for these objects."""
+        return frozenset()
 
-    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:
-        """What is wrong with these objects, in words, by the object's name; only those with problems."""
-        ...
+    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
+        """The problems of these objects, by the object's name; only of those with problems."""
+        return {}
 
-    def build(self, cluster_state: ClusterState) -> Generator[None, None, Any]:
-        """Compute the slot; yields between its parts, so that the event loop can go on."""
-        ...
+    @abstractmethod
+    def build(self, cluster_state: ClusterState) -> Generator[None, None, StateT]:
+        """Compute the state; yields between its parts, so that the event loop can go on.
 
+        A state that was returned must not change any more: requests are answered from it.
+        """
 
-@runtime_checkable
-class Counting(Protocol):
-    """What an `StateBuilder` has besides whose answers rest on the pods that were asked about before.
-
-    Its slots refer to what it counts, so that the next answer knows it.
-    """
+    def reset(self) -> None:
+        """Compute the next state from nothing, for a builder that computes only what changed."""
 
     def asked(self, pod: Any) -> None:
-        """A prioritize call about the pod was answered; it may be asked again, and counts once."""
-        ...
+        """Count a pod about which a prioritize call was answered. It may come again, and counts once.
 
-
-@runtime_checkable
-class Remembering(Protocol):
-    """What an `StateBuilder` has besides whose slots rest on what must outlive the process."""
-
-    each_replica_learns: bool
-    """Whether every replica has news of its own to keep; else all see the same, and the leader keeps it."""
+        The states refer to the counts, so that the next answer includes it.
+        """
 
     def recall(self, kept: bytes) -> None:
-        """What was kept, by an earlier process or another replica. `BadInput` if it cannot be read: nothing changed.
+        """Restore what an earlier process or another replica kept. `BadInput` if it cannot be read: nothing changed.
 
-        Bytes that `keep` gave: they are kept now, and the news in them are none any more. What came since stays news.
+        Bytes that `keep` returned are stored now: their news are no longer news, later ones are.
         """
-        ...
 
-    def keep(self, kept: bytes | None) -> bytes | None:
-        """What is to be kept, as JSON: what is kept now, with the news since then; None where there is no news.
+    def keep(self, kept: bytes | None) -> bytes | None:  # noqa: ARG002
+        """The memory to store, as JSON: what is stored now, with the news since then; None without news.
 
-        It is written by compare-and-swap; if somebody else was faster, asked again with what that one wrote.
+        It is written by compare-and-swap; after a conflict this is called again with what the other writer stored.
         """
-        ...
-
-
-@runtime_checkable
-class Forgetting(Protocol):
-    """What an `StateBuilder` has besides that computes only what changed."""
-
-    def forget(self) -> None:
-        """Compute the next slot from nothing."""
-        ...
+        return None

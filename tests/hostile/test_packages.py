@@ -42,7 +42,7 @@ def run(site: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 BROKEN = {
     "unimportable": "ModuleNotFoundError: No module named 'nowhere'",
     "leaving": "SystemExit: 3",
-    "shapeless": "KIND.name is missing, or no str",
+    "shapeless": "KIND of type int, expected an AgentKind",
     "meddling": "the option 'sync_period_s', expected a name that begins with 'meddling_'",
     "kube": "its option --kube-qps is one of nodewise's own",
 }

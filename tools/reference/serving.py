@@ -108,7 +108,7 @@ def _shown(answering: Answering) -> Iterator[tuple[str, str, str]]:
         "the last decisions; of one pod with `?namespace=` and `?pod=`; `?limit=`, or 20; `?form=words` or `arrays`",
     )
     parameters = {"gpu": "; `?node=` for one node", "learned": "; `?type=` for one type of pods"}
-    for agent in answering.showing:
+    for agent in answering.exporters:
         yield (
             code(f"GET /state/{agent.name}"),
             private,

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from nodewise.agent import Handle, Snapshot, Watched
+from nodewise.agent import Snapshot, Watched
 from nodewise.annotator import fields, measuring, options, patches
 from nodewise.annotator.fields import AnnotatedNode
 from nodewise.annotator.loop import Annotator
 from nodewise.annotator.options import AnnotatorOptions
+from nodewise.controllers import Controller, Handle
 from nodewise.kube.resources import PODS
 from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.source import Source
@@ -30,25 +31,25 @@ def watched(given: AnnotatorOptions) -> tuple[Watched, ...]:
     return (Watched(BOUND, PODS, fields.POD, selectors=holding.SELECTORS),)
 
 
-class AnnotatorController:
+class AnnotatorController(Controller):
     """Writes statistics of nodes in a task of its own, so that a burst holds up nobody else's step."""
 
     def __init__(
-        self, given: AnnotatorOptions, window: WindowOptions, sources: Sequence[Source], hands: Handle
+        self, given: AnnotatorOptions, window: WindowOptions, sources: Sequence[Source], handle: Handle
     ) -> None:
-        """`hands.api` is one without a slow limit on writes (`writing.QPS`). TypeError for options that are off.
+        """`handle.api` is one without a slow limit on writes (`writing.QPS`). TypeError for options that are off.
 
         `BadSettings` for statistics that would grow too old between two bursts.
         """
         task = options.task(given)
         if task is None:
             raise TypeError("the annotator is off")
-        asker = Asker(sources, Limits(measuring.PATIENCE_S, _CALLS), hands.clock, hands.meters)
-        measure = measuring.measure(sources, task, window, asker, hands.clock)
+        asker = Asker(sources, Limits(measuring.PATIENCE_S, _CALLS), handle.clock, handle.meters)
+        measure = measuring.measure(sources, task, window, asker, handle.clock)
         self._annotator = Annotator(
-            task, patches.rules(window.max_age_s, task.period_s), measure, hands.clock, hands.meters
+            task, patches.rules(window.max_age_s, task.period_s), measure, handle.clock, handle.meters
         )
-        self._hands = hands
+        self._handle = handle
         self._work: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -70,8 +71,8 @@ class AnnotatorController:
 
     async def _once(self) -> None:
         await self._annotator.sample()
-        pods = self._hands.objects.get(BOUND)
+        pods = self._handle.objects.get(BOUND)
         if self._annotator.is_due() and (pods is None or pods.synced):
             held = pods.values() if pods is not None else ()
-            written = await self._annotator.burst(self._hands.api, self._hands.nodes.values(), held)
-            self._hands.node_writes.count += written.done
+            written = await self._annotator.burst(self._handle.api, self._handle.nodes.values(), held)
+            self._handle.node_writes.count += written.done

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import click
 
 from nodewise import clock
-from nodewise.agent import ClusterState, Counting, NodeIndex, Snapshot, StateBuilder
+from nodewise.agent import ClusterState, NodeIndex, Snapshot, StateBuilder
 from nodewise.cli import decided, exits, kinds, options, reading, settings
 from nodewise.cli.decided import Outcome
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
@@ -72,7 +72,7 @@ class Situation(NamedTuple):
     """What was read, and the snapshot that follows from it."""
 
     found: Read
-    states: Mapping[str, StateBuilder]
+    states: Mapping[str, StateBuilder[Any]]
     snapshot: Snapshot
 
 
@@ -148,7 +148,7 @@ async def _read(wish: Wish, command_line: CommandLine, api: Api | None) -> Situa
 
 
 def _view(
-    states: dict[str, StateBuilder], found: Read, metrics_snapshot: MetricsSnapshot, at: float
+    states: dict[str, StateBuilder[Any]], found: Read, metrics_snapshot: MetricsSnapshot, at: float
 ) -> Snapshot:
     cluster_state = ClusterState(
         NodeIndex(found.node_names), found.objects, metrics_snapshot, at, found.nodes
@@ -193,8 +193,7 @@ def _complete(wish: Wish, found: Read, pods: Sequence[Any], *, live: bool) -> No
 
 def _chain(situation: Situation, wish: Wish, options: ChainOptions) -> Chain:
     made = [kind.agent(wish.options[kind.name]) for kind in situation.found.kinds]
-    counting = {name: one for name, one in situation.states.items() if isinstance(one, Counting)}
-    return Chain(made, weighed(made, options), counting)
+    return Chain(made, weighed(made, options), situation.states)
 
 
 command = options.make_command(

@@ -64,7 +64,7 @@ class Feed(NamedTuple):
     tasks: list[Callable[[], Coroutine[Any, Any, None]]]
     learners: dict[str, Learner]
     """By the name in `Watched`; none for objects of files, where nobody writes."""
-    anew: "Anew | None" = None
+    relister: "Relister | None" = None
     """None for files, which are read anew whenever they change."""
 
     @property
@@ -73,7 +73,7 @@ class Feed(NamedTuple):
         return Stores(self.nodes, self.objects, self.learners)
 
 
-class Anew:
+class Relister:
     """Lists what a feed holds once more."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Anew:
         """Of its own, as what is counted of these lists would hide what the stores hold."""
 
     async def read(self, name: str) -> Store[Any]:
-        """A list by itself (`agent.Anew`)."""
+        """A list by itself (`controllers.Relister`)."""
         return await listing.read(self._api, self._targets[name], self._meters, lambda _: None)
 
     def begin(self) -> None:
@@ -105,14 +105,14 @@ def from_cluster(api: Api, needs: Needs, clock: Clock, meters: MetricsRegistry, 
         one.name: _target(one, namespace) for one in needs.watched
     }
     others = {name: reflector(target) for name, target in targets.items()}
-    anew = Anew(api, targets, others.values())
+    relister = Relister(api, targets, others.values())
     nodes = others.pop("nodes")
     return Feed(
         nodes.store,
         {name: reflecting.store for name, reflecting in others.items()},
         [nodes.run, *(reflecting.run for reflecting in others.values())],
         {name: reflecting.learn for name, reflecting in others.items()},
-        anew,
+        relister,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import agents, clock, turns
-from nodewise.agent import AgentKind, Concerned, ObjectKey, Want, Watched
+from nodewise.agent import AgentKind, ObjectKey, Want, Watched
 from nodewise.cli import feeds, lines
 from nodewise.cli.feeds import Ground
 from nodewise.cli.progress import Progress
@@ -152,8 +152,6 @@ def _takes_part(kind: AgentKind, wish: Wish, objects: Mapping[str, Keyed], nodes
     options = wish.options[kind.name]
     if any(objects.get(one.name) for one in kind.watched(options)):
         return True
-    if not isinstance(kind, Concerned):
-        return False
     return kind.concerns(options, nodes.values(), pods.values())
 
 

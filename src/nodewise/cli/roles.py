@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from nodewise.agent import AgentKind, Requested
+from nodewise.agent import AgentKind
+from nodewise.binder import BindPlugin
 from nodewise.cli import kinds
 from nodewise.cli.extender_options import GROUPS
 from nodewise.configure.scheduler import Role
@@ -24,8 +25,8 @@ def role(kind: AgentKind, options: Any) -> Role:
         kind.name,
         filters=bool(chain.judging(agent)),
         prioritizes=bool(chain.rankings(agent)),
-        binds=hasattr(agent, "bind"),
-        resources=kind.resources(options) if isinstance(kind, Requested) else {},
+        binds=isinstance(agent, BindPlugin),
+        resources=kind.resources(options),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from nodewise.agent import AgentKind, Remembering, StateBuilder
+from nodewise.agent import AgentKind, StateBuilder
 from nodewise.clock import Clock
 from nodewise.extender.app import Extender
 from nodewise.extender.remembering import InConfigMap, InFile, Memory
@@ -89,7 +89,7 @@ class Tools(NamedTuple):
     meters: MetricsRegistry
 
 
-def states(given: Given) -> dict[str, StateBuilder]:
+def states(given: Given) -> dict[str, StateBuilder[Any]]:
     period_s = given.settings[RefreshOptions].sync_period_s
     return {kind.name: kind.state(given.agent_options[kind.name], period_s) for kind in given.agents}
 
@@ -97,12 +97,12 @@ def states(given: Given) -> dict[str, StateBuilder]:
 def memory(
     path: str,
     api: HttpApi | None,
-    states: Mapping[str, StateBuilder],
+    states: Mapping[str, StateBuilder[Any]],
     leads: Callable[[], bool],
     tools: Tools,
 ) -> list[Memory]:
     """What keeps what agents learn; nothing where none learns, or where there is no place to keep it."""
-    learning = {name: one for name, one in states.items() if isinstance(one, Remembering)}
+    learning = {name: one for name, one in states.items() if one.memory_scope != "none"}
     if not learning or not (path or api):
         return []
     keeping = InFile(path) if path else InConfigMap(cast("HttpApi", api), cast("HttpApi", api).namespace)

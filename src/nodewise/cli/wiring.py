@@ -8,23 +8,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from nodewise.agent import (
-    Following,
-    Forgetting,
-    Handle,
-    Requested,
-    StateBuilder,
-    Tally,
-)
+from nodewise.agent import StateBuilder
 from nodewise.annotator import controller as annotator
 from nodewise.annotator import writing
 from nodewise.annotator.controller import AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
-from nodewise.binder import Amending, Binder
+from nodewise.binder import AllocationStateBuilder, BindPlugin
 from nodewise.cli import alone, feeds, running
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.cli.feeds import Feed, Ground
 from nodewise.cli.running import Given, Readiness, Running, Task, Tools
+from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import claims, recording, third_party
 from nodewise.extender.answering import Answering
@@ -62,18 +56,18 @@ class Heart(NamedTuple):
     """What answers, and what it answers from."""
 
     feed: Feed
-    states: Mapping[str, StateBuilder]
+    states: Mapping[str, StateBuilder[Any]]
     keeper: SnapshotCache
     extender: Extender
 
 
-class Anew:
-    """What is held, from the API server and from nothing (`agent.Anew`)."""
+class Relister:
+    """Fills the stores from new lists and resets the state builders (`controllers.Relister`)."""
 
     def __init__(self, heart: Heart) -> None:
-        if heart.feed.anew is None:
+        if heart.feed.relister is None:
             raise TypeError("objects of files are read anew by themselves")
-        self._lists, self._states = heart.feed.anew, heart.states
+        self._lists, self._states = heart.feed.relister, heart.states
 
     async def read(self, name: str) -> Store[Any]:
         return await self._lists.read(name)
@@ -81,15 +75,14 @@ class Anew:
     def begin(self) -> None:
         self._lists.begin()
         for state in self._states.values():
-            if isinstance(state, Forgetting):
-                state.forget()
+            state.reset()
 
 
 class Binding(NamedTuple):
     """Who binds, where an agent does."""
 
     bindings: Bindings
-    binder: Binder
+    binder: BindPlugin[Any, Any]
 
 
 def wired(given: Given, tools: Tools) -> Running:
@@ -170,7 +163,7 @@ def _ground(given: Given, api: HttpApi | None, feed: Feed, tools: Tools) -> Grou
 
 
 def _keeper(
-    given: Given, feed: Feed, states: Mapping[str, StateBuilder], refresher: Refresher, tools: Tools
+    given: Given, feed: Feed, states: Mapping[str, StateBuilder[Any]], refresher: Refresher, tools: Tools
 ) -> SnapshotCache:
     period_s = given.settings[RefreshOptions].sync_period_s
     keeper = SnapshotCache(states, feed.stores, refresher, *tools, period_s)
@@ -184,7 +177,7 @@ def _keeper(
 def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> Binding | None:
     """The bind verb, where an agent binds and there is a cluster."""
     made = {kind.name: kind.agent(given.agent_options[kind.name]) for kind in given.agents}
-    binders = [cast("Binder", agent) for agent in made.values() if hasattr(agent, "bind")]
+    binders = [agent for agent in made.values() if isinstance(agent, BindPlugin)]
     if len(binders) > 1:
         seen = ", ".join(binder.name for binder in binders)
         raise BadSettings("settings", [Problem("--agents", seen, "one agent that binds")])
@@ -199,17 +192,14 @@ def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> B
         feed.objects[binder.ledgers],
         heart.keeper,
         binder,
-        cast("Amending", heart.states[binder.name]),
+        cast("AllocationStateBuilder[Any]", heart.states[binder.name]),
         *tools,
     )
     watched = feeds.watched(given.agents, given.agent_options)
     pod_type = next(one.type for one in watched if one.name == binder.pods)
     own: ExtenderOptions = given.settings[ExtenderOptions]
     eligibility = Eligibility(
-        resource
-        for kind in given.agents
-        if isinstance(kind, Requested)
-        for resource in kind.resources(given.agent_options[kind.name])
+        resource for kind in given.agents for resource in kind.resources(given.agent_options[kind.name])
     )
     pods = feed.objects[binder.pods]
     return Binding(Bindings(ground, pods, pod_type, own.bind_timeout_s, eligibility), binder)
@@ -234,16 +224,20 @@ def _leader(
     contact = Contact(clock, meters)
     lane = api.lane(5.0, 10, contact.heard)
     elector = Elector(lane, Seat(api.namespace, LEASE, identity), clock, meters, random.random)
-    own = (api.namespace, lambda: keeper.snapshot, Anew(heart), binding.bindings if binding else None)
-    hands = Handle(api, feed.objects, feed.nodes, recorder, clock, meters, Tally(), *own)
+    own = (api.namespace, lambda: keeper.snapshot, Relister(heart), binding.bindings if binding else None)
+    handle = Handle(api, feed.objects, feed.nodes, recorder, clock, meters, WriteCounter(), *own)
     period_s = given.settings[RefreshOptions].sync_period_s
     pods = feeds.waiting_pods(api, given.agents, clock, meters)
     chain = Chain([kind.agent(given.agent_options[kind.name]) for kind in given.agents])
-    made = [kind.controller(given.agent_options[kind.name], hands) for kind in given.agents]
-    following = [one.run for one in made if isinstance(one, Following)]
+    controllers: list[Controller] = [
+        kind.controller(given.agent_options[kind.name], handle)
+        for kind in given.agents
+        if isinstance(kind, ControllerKind)
+    ]
+    following = [task for controller in controllers for task in controller.tasks()]
     if given.settings[AnnotatorOptions].annotate != "off":
-        made.append(_annotator(given, sources, hands))
-    controllers = [*(one for one in made if one), Waker(chain, pods.store, hands, period_s)]
+        controllers.append(_annotator(given, sources, handle))
+    controllers.append(Waker(chain, pods.store, handle, period_s))
     leading = Leading(controllers, lambda: keeper.snapshot, lambda: elector.leading, clock)
 
     async def lead() -> None:
@@ -253,11 +247,11 @@ def _leader(
     return elector, tasks, [elector.stop, recorder.flush, api.close]
 
 
-def _annotator(given: Given, sources: Sequence[Source], hands: Handle) -> AnnotatorController:
+def _annotator(given: Given, sources: Sequence[Source], handle: Handle) -> AnnotatorController:
     """What writes statistics of nodes. A lane of its own: thousands of patches must not hold up labels."""
     window: WindowOptions = given.settings[WindowOptions]
-    lane = cast("HttpApi", hands.api).lane(writing.QPS, writing.BURST)
-    return AnnotatorController(given.settings[AnnotatorOptions], window, sources, hands._replace(api=lane))
+    lane = cast("HttpApi", handle.api).lane(writing.QPS, writing.BURST)
+    return AnnotatorController(given.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))
 
 
 def _recorder(given: Given, tools: Tools) -> recording.Recorder:
@@ -272,7 +266,7 @@ def _recorder(given: Given, tools: Tools) -> recording.Recorder:
 
 def _extender(
     given: Given,
-    states: Mapping[str, StateBuilder],
+    states: Mapping[str, StateBuilder[Any]],
     keeper: SnapshotCache,
     recorder: recording.Recorder,
     tools: Tools,

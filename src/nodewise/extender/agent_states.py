@@ -23,7 +23,7 @@ class _Made(NamedTuple):
 class AgentStates:
     """What did not change in a world is the same object as before: nothing large is compared."""
 
-    def __init__(self, states: Mapping[str, StateBuilder], period_s: float) -> None:
+    def __init__(self, states: Mapping[str, StateBuilder[Any]], period_s: float) -> None:
         self._states = states
         self._period_s = period_s
         self._made: dict[str, _Made] = {}
@@ -55,7 +55,7 @@ class AgentStates:
         return {name: made.agent_state for name, made in self._made.items() if made.agent_state is not _LOST}
 
 
-def computed(states: Mapping[str, StateBuilder], cluster_state: ClusterState) -> dict[str, Any]:
+def computed(states: Mapping[str, StateBuilder[Any]], cluster_state: ClusterState) -> dict[str, Any]:
     """All slots of a world, at once. An agent that fails has none."""
     found: dict[str, Any] = {}
     for name, state in states.items():

@@ -7,7 +7,7 @@ here asks what time it is or which snapshot is the newest, and nothing is kept.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.agent import AgentKind, Counting, Named, Showing, Snapshot, StateBuilder
+from nodewise.agent import AgentKind, FilterPlugin, Plugin, ScorePlugin, Snapshot, StateBuilder, StateExporter
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import wire
 from nodewise.extender.chain import Chain, Judging, Ranking, weighed
@@ -40,28 +40,28 @@ class Answering:
         self,
         kinds: Sequence[AgentKind],
         options: Mapping[str, Any],
-        states: Mapping[str, StateBuilder] | None = None,
+        states: Mapping[str, StateBuilder[Any]] | None = None,
         chain_options: ChainOptions = ChainOptions(),  # noqa: B008 - frozen
     ) -> None:
         """`BadSettings` for weights that do not fit the agents. Without `states` nothing is counted."""
         agents = [kind.agent(options[kind.name]) for kind in kinds]
-        self.showing: Sequence[Showing] = [one for one in agents if isinstance(one, Showing)]
+        self.exporters: Sequence[StateExporter[Any, Any]] = [
+            agent for agent in agents if isinstance(agent, StateExporter)
+        ]
         weights = weighed(agents, chain_options)
-        counting = {name: one for name, one in (states or {}).items() if isinstance(one, Counting)}
-        every = Chain(agents, weights, counting)
-        alone = {one.name: Chain([one], weights, counting) for one in agents}
+        every = Chain(agents, weights, states)
+        alone = {one.name: Chain([one], weights, states) for one in agents}
         self._reader: wire.Reader[Any] = wire.Reader(merge("Pod", *(kind.pod_fields for kind in kinds)))
         chains = {ALL_AGENTS: every, **{f"/agents/{name}": chain for name, chain in alone.items()}}
         self._asked: dict[str, tuple[Verb, Chain]] = {
             f"{prefix}/{verb}": (verb, chain) for prefix, chain in chains.items() for verb in _VERBS
         }
         for agent in agents:
-            if isinstance(agent, Named):
-                found = _named(agent, alone[agent.name])
-                if twice := found.keys() & self._asked.keys():
-                    seen = f"two that serve {', '.join(sorted(twice))}"
-                    raise BadSettings("settings", [Problem("--agents", seen, "one of them")])
-                self._asked |= found
+            paths = _named_paths(agent, alone[agent.name])
+            if duplicates := paths.keys() & self._asked.keys():
+                conflict = f"two that serve {', '.join(sorted(duplicates))}"
+                raise BadSettings("settings", [Problem("--agents", conflict, "one of them")])
+            self._asked |= paths
 
     @property
     def verbs(self) -> Mapping[str, Verb]:
@@ -76,15 +76,16 @@ class Answering:
         return _VERBS[verb](self._reader, chain, body, snapshot, now)
 
 
-def _named(agent: Named, chain: Chain) -> dict[str, tuple[Verb, Chain]]:
+def _named_paths(agent: Plugin[Any, Any], chain: Chain) -> dict[str, tuple[Verb, Chain]]:
     """The paths of the older systems, one for each predicate and priority."""
-    (owner,) = chain.agents
-    judged = {name: Judging(owner, ask) for name, ask in agent.predicates.items()}
-    ranked = {name: Ranking(owner, name, ask) for name, ask in agent.priorities.items()}
-    return {
-        **{f"{_PREDICATES}{name}": ("filter", chain.only(one)) for name, one in judged.items()},
-        **{f"{_PRIORITIES}{name}": ("prioritize", chain.only(one)) for name, one in ranked.items()},
-    }
+    paths: dict[str, tuple[Verb, Chain]] = {}
+    if isinstance(agent, FilterPlugin):
+        for name, function in agent.predicates.items():
+            paths[f"{_PREDICATES}{name}"] = ("filter", chain.only(Judging(agent, function)))
+    if isinstance(agent, ScorePlugin):
+        for name, score in agent.priorities.items():
+            paths[f"{_PRIORITIES}{name}"] = ("prioritize", chain.only(Ranking(agent, name, score)))
+    return paths
 
 
 def is_named(path: str) -> bool:

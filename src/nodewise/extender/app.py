@@ -6,15 +6,15 @@ reason, in a regular answer: to kube-scheduler an error means "place it without 
 
 import contextlib
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np
 
 import nodewise
 from nodewise import turns
-from nodewise.agent import Showing, Snapshot, Verdict
-from nodewise.binder import Binder
+from nodewise.agent import Snapshot, StateExporter, Verdict
+from nodewise.binder import BindPlugin
 from nodewise.clock import Clock
 from nodewise.errors import Unavailable
 from nodewise.extender import ledger, wire
@@ -82,9 +82,9 @@ class Extender:
 
     def private_routes(self) -> list[Route]:
         """For loopback or mutual TLS only: decisions and agents' states name every tenant's pods."""
-        showing = self._answering.showing
+        exporters = self._answering.exporters
         shows = [
-            Route("GET", f"/state/{agent.name}", self._state(agent), pinned_only=True) for agent in showing
+            Route("GET", f"/state/{agent.name}", self._state(agent), pinned_only=True) for agent in exporters
         ]
         return [Route("GET", "/decisions", self._decisions, pinned_only=True), *shows]
 
@@ -121,12 +121,12 @@ class Extender:
     async def _decisions(self, request: Request) -> Response:
         return Response(200, await turns.paced_result(ledger.page(self._ring, request.query)))
 
-    def _state(self, agent: Showing) -> Handler:
+    def _state(self, agent: StateExporter[Any, Any]) -> Handler:
         async def answer(request: Request) -> Response:
             agent_state = self.moment()[0].agent_states.get(agent.name)
             if agent_state is None:
                 raise Unavailable(f"agent {agent.name} has seen no whole list yet", retry_after_s=1.0)
-            return Response(200, await turns.paced_result(agent.show(agent_state, request.query)))
+            return Response(200, await turns.paced_result(agent.export(agent_state, request.query)))
 
         return answer
 
@@ -170,7 +170,7 @@ class NotBound(msgspec.Struct, frozen=True):
 class BindRoutes:
     """The bind verb of the agent that binds. A refusal is told as kube-scheduler can take it: status 404, or words."""
 
-    def __init__(self, bindings: Bindings, binder: Binder, extender: Extender) -> None:
+    def __init__(self, bindings: Bindings, binder: BindPlugin[Any, Any], extender: Extender) -> None:
         self._bindings = bindings
         self._binder = binder
         self._extender = extender

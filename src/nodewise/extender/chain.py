@@ -12,7 +12,19 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from nodewise.agent import Agent, Counting, Judge, Named, Names, Rank, Scores, Snapshot, Verdict, Victims
+from nodewise.agent import (
+    FilterFunction,
+    FilterPlugin,
+    Names,
+    Plugin,
+    ScoreFunction,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    StateBuilder,
+    Verdict,
+    Victims,
+)
 from nodewise.extender import weights
 from nodewise.extender.decision import Decision, PodRef, Verb
 from nodewise.extender.third_party import AgentError
@@ -41,31 +53,35 @@ class AgentFailed(msgspec.Struct, frozen=True):
         return "a defect of nodewise: please report it with the line agent_failed of the log"
 
 
-class Judging(NamedTuple):
-    """Somebody who filters."""
+AnyPlugin = Plugin[Any, Any]
 
-    agent: Agent
-    ask: Judge
+
+class Judging(NamedTuple):
+    """A filter function of an agent."""
+
+    agent: FilterPlugin[Any, Any]
+    ask: FilterFunction
 
 
 class Ranking(NamedTuple):
-    """Somebody who scores."""
+    """A score function of an agent."""
 
-    agent: Agent
+    agent: ScorePlugin[Any, Any]
     label: str
     """As in `Scores`."""
-    ask: Rank
+    ask: ScoreFunction
 
 
-def judging(agent: Agent) -> list[Judging]:
-    """What an agent filters by; nothing where it has named judgements, none of which filters."""
-    is_ranking_only = isinstance(agent, Named) and not agent.predicates
-    return [] if is_ranking_only else [Judging(agent, agent.filter)]
+def judging(agent: AnyPlugin) -> list[Judging]:
+    """What an agent filters by."""
+    return [Judging(agent, agent.filter)] if isinstance(agent, FilterPlugin) and agent.filter_enabled else []
 
 
-def rankings(agent: Agent) -> list[Ranking]:
-    """What an agent scores by: its priorities, or its score where they have no names of their own."""
-    if isinstance(agent, Named):
+def rankings(agent: AnyPlugin) -> list[Ranking]:
+    """What an agent scores by: its named priorities, or else its `score`."""
+    if not isinstance(agent, ScorePlugin) or not agent.score_enabled:
+        return []
+    if agent.priorities:
         return [Ranking(agent, label, ask) for label, ask in agent.priorities.items()]
     return [Ranking(agent, "", agent.score)]
 
@@ -75,9 +91,9 @@ class Chain:
 
     def __init__(
         self,
-        agents: Sequence[Agent],
+        agents: Sequence[AnyPlugin],
         counted: Weights | None = None,
-        counting: Mapping[str, Counting] | None = None,
+        counting: Mapping[str, StateBuilder[Any]] | None = None,
     ) -> None:
         self.agents = tuple(agents)
         self._judging = [one for agent in agents for one in judging(agent)]
@@ -192,7 +208,7 @@ class Chain:
                 logs.emit("agent_failed", agent=type(one).__name__, exc_info=error)
 
 
-def weighed(agents: Sequence[Agent], options: weights.ChainOptions) -> Weights:
+def weighed(agents: Sequence[AnyPlugin], options: weights.ChainOptions) -> Weights:
     """The weights of all that these agents score by. `BadSettings` as `weights.weighed`."""
     ranked = (one for agent in agents for one in rankings(agent))
     return weights.weighed(options, (Priority(one.agent.name, one.label) for one in ranked))

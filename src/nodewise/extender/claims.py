@@ -13,7 +13,16 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from nodewise.agent import Snapshot
-from nodewise.binder import HOLDINGS, LEDGER, Amending, Binder, BindPlan, LedgerLease, LedgerMetadata, Refusal
+from nodewise.binder import (
+    HOLDINGS,
+    LEDGER,
+    AllocationStateBuilder,
+    BindPlan,
+    BindPlugin,
+    LedgerLease,
+    LedgerMetadata,
+    Refusal,
+)
 from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
 from nodewise.extender.snapshot_cache import Shown
@@ -58,8 +67,8 @@ class Ground(NamedTuple):
     ledgers: Store[Any]
     """Of `LedgerLease`."""
     snapshots: Views
-    binder: Binder
-    state: Amending
+    binder: BindPlugin[Any, Any]
+    state: AllocationStateBuilder[Any]
     clock: Clock
     meters: MetricsRegistry
 

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nodewise.agent import Controller, Snapshot
+from nodewise.agent import Snapshot
 from nodewise.clock import Clock
+from nodewise.controllers import Controller
 from nodewise.errors import NodewiseError
 from nodewise.observe import logs
 

@@ -27,7 +27,7 @@ def check(kinds: Sequence[AgentKind], options: Mapping[str, Any]) -> None:
         raise BadSettings("settings", problems)
 
 
-def check_metrics(states: Mapping[str, StateBuilder]) -> None:
+def check_metrics(states: Mapping[str, StateBuilder[Any]]) -> None:
     """`BadSettings` names the agents that go by metrics: a request brings none, so all would be missing for ever."""
     problems = []
     for name, state in states.items():
@@ -49,7 +49,7 @@ class LoneSnapshots:
     a node that is rejected afterwards, again and again.
     """
 
-    def __init__(self, kinds: Sequence[AgentKind], states: Mapping[str, StateBuilder]) -> None:
+    def __init__(self, kinds: Sequence[AgentKind], states: Mapping[str, StateBuilder[Any]]) -> None:
         self._states = states
         self._reader = wire.NodeReader(merge("Node", *(kind.node_fields for kind in kinds)))
         self._number = 0

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from nodewise.agent import Details, Numbered
+from nodewise.agent import Details
 from nodewise.extender.decision import Decision
 
 PART: Final = 2
@@ -19,7 +19,7 @@ _NOTHING: Final = b"{}"
 def of(given: Decision, position: int, agent: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Each agent's numbers of one candidate, or one agent's, where there are any."""
     for name, one in given.details():
-        if agent in {"", name} and isinstance(one, Numbered) and (found := one.numbers(position)):
+        if agent in {"", name} and (found := one.numbers(position)):
             yield name, plain(found)
 
 
@@ -35,11 +35,10 @@ def together(*given: tuple[Decision, int]) -> dict[str, dict[str, Any]]:
 def encoded(given: Details, size: int) -> Generator[None, None, bytes]:
     """One agent's numbers as a JSON list by candidate, made in parts; empty where there are none."""
     found: list[bytes] = []
-    if isinstance(given, Numbered):
-        for candidate in range(size):
-            if candidate % PART == 0:
-                yield
-            found.append(msgspec.json.encode(plain(given.numbers(candidate))))
+    for candidate in range(size):
+        if candidate % PART == 0:
+            yield
+        found.append(msgspec.json.encode(plain(given.numbers(candidate))))
     return b"[" + b",".join(found) + b"]" if any(one != _NOTHING for one in found) else b"[]"
 
 

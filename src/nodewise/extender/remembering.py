@@ -18,7 +18,7 @@ from nodewise.errors import UNREADABLE, BadInput, Conflict, NodewiseError, Probl
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import CONFIG_MAPS
 from nodewise.observe import logs
-from nodewise.state import Remembering
+from nodewise.state import StateBuilder
 
 NAME: Final = "nodewise-memory"
 """Of the ConfigMap."""
@@ -125,7 +125,7 @@ class Memory:
 
     def __init__(
         self,
-        states: Mapping[str, Remembering],
+        states: Mapping[str, StateBuilder[Any]],
         keeping: Keeping,
         leads: Callable[[], bool],
         clock: Clock,
@@ -183,7 +183,7 @@ class Memory:
         state = self._states.get(agent)
         if state is None:
             return
-        if state.each_replica_learns or not self._recalled:
+        if state.memory_scope == "replica" or not self._recalled:
             for told in self._told:
                 told(agent, text)
         try:
@@ -200,7 +200,7 @@ class Memory:
             for agent, state in self._states.items():
                 text = kept.texts.get(agent)
                 is_others = text != self._known.get(agent)
-                if text is not None and is_others and state.each_replica_learns and agent not in news:
+                if text is not None and is_others and state.memory_scope == "replica" and agent not in news:
                     self._take_over(agent, text)
             if not news:
                 return
@@ -216,7 +216,7 @@ class Memory:
         """By agent, what is to be kept anew; the smaller first, where there is no room for all."""
         news: dict[str, bytes] = {}
         for agent, state in self._states.items():
-            if (state.each_replica_learns or self._leads()) and (
+            if (state.memory_scope == "replica" or self._leads()) and (
                 text := _kept(agent, state, kept.get(agent))
             ):
                 news[agent] = text
@@ -229,7 +229,7 @@ class Memory:
         return news
 
 
-def _kept(agent: str, state: Remembering, kept: bytes | None) -> bytes | None:
+def _kept(agent: str, state: StateBuilder[Any], kept: bytes | None) -> bytes | None:
     try:
         return state.keep(kept)
     except Exception as error:  # noqa: BLE001 - a defect of one agent must not cost the others their memories

@@ -67,7 +67,7 @@ class SnapshotCache:
 
     def __init__(
         self,
-        states: Mapping[str, StateBuilder],
+        states: Mapping[str, StateBuilder[Any]],
         stores: Stores,
         refresher: Refresher,
         clock: Clock,

@@ -116,7 +116,7 @@ class Moment(Entry, frozen=True, tag="world"):
 
 
 class Recalled(Entry, frozen=True, tag="recalled"):
-    """An agent was told what was kept (`agent.Remembering`). Blob: that."""
+    """An agent was told what was kept (`StateBuilder.recall`). Blob: that."""
 
     agent: str
 

@@ -9,7 +9,7 @@ A call that does not return stops the process; the kubelet's liveness probe rest
 """
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -19,13 +19,15 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from nodewise.agent import (
+    AgentKind,
     ClusterState,
-    Concerned,
-    Named,
+    FilterPlugin,
     Names,
-    Requested,
+    Plugin,
+    ScorePlugin,
     Scores,
     Snapshot,
+    StateBuilder,
     Verdict,
     Victims,
     Watched,
@@ -37,7 +39,6 @@ from nodewise.extender.validation import InvalidResult
 from nodewise.metrics.source import Want
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.state import Counting, Remembering
 
 T = TypeVar("T")
 ResultT = TypeVar("ResultT", Verdict, Scores)
@@ -140,8 +141,8 @@ class FailureReporter:
         logs.emit("outside_agent_failed", **fields, unlogged=unlogged, exc_info=error.__cause__)
 
 
-class ThirdPartyKind:
-    """The kind of a third-party agent (`agent.AgentKind`)."""
+class ThirdPartyKind(AgentKind):
+    """The kind of a third-party agent."""
 
     def __init__(self, kind: Any, origin: Origin) -> None:
         """`kind` passed `validation.kind`."""
@@ -153,17 +154,12 @@ class ThirdPartyKind:
         self.node_fields: type[msgspec.Struct] = kind.node_fields
         self.reporter = FailureReporter(origin)
         self._kind = kind
-        if isinstance(kind, Concerned):
-            self.concerns = self._concerns
 
     def watched(self, options: Any) -> Sequence[Watched]:
         with self.reporter.starting("watched"):
             return validation.watched(self._kind.watched(options), self.name)
 
     def resources(self, options: Any) -> Mapping[str, bool]:
-        """As `agent.Requested`; empty for an agent that names none."""
-        if not isinstance(self._kind, Requested):
-            return {}
         with self.reporter.starting("resources"):
             return validation.resources(self._kind.resources(options))
 
@@ -175,10 +171,7 @@ class ThirdPartyKind:
         with self.reporter.starting("agent"):
             return ThirdPartyAgent(validation.agent(self._kind.agent(options), self.name), self.reporter)
 
-    def controller(self, options: Any, hands: Any) -> None:
-        """None: a controller has nodewise's rights on the API server."""
-
-    def _concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
+    def concerns(self, options: Any, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
         try:
             with self.reporter.reporting("concerns"):
                 return bool(self._kind.concerns(options, nodes, pods))
@@ -186,17 +179,21 @@ class ThirdPartyKind:
             return False
 
 
-class ThirdPartyAgent:
-    """Validates the results of a third-party agent (`agent.Agent`)."""
+class ThirdPartyAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
+    """Validates the results of a third-party agent's plugin."""
 
-    def __init__(self, agent: Any, reporter: FailureReporter) -> None:
+    def __init__(self, agent: Plugin[Any, Any], reporter: FailureReporter) -> None:
         self.name = reporter.origin.agent
-        self._agent = agent
+        self._agent: Any = agent
         self._reporter = reporter
-        if isinstance(agent, Named):
+        self.filter_enabled = self.score_enabled = False
+        if isinstance(agent, FilterPlugin):
+            self.filter_enabled = agent.filter_enabled
             self.predicates = {
                 name: partial(self._verdict, function) for name, function in agent.predicates.items()
             }
+        if isinstance(agent, ScorePlugin):
+            self.score_enabled = agent.score_enabled
             self.priorities = {
                 name: partial(self._scores, function) for name, function in agent.priorities.items()
             }
@@ -252,12 +249,7 @@ class ThirdPartyAgent:
             valid = validate(result, len(candidates))
             if valid is None or result.details is None:
                 return valid
-            return replace(valid, details=_details(result.details, self._reporter, len(candidates)))
-
-
-def _details(details: Any, reporter: FailureReporter, size: int) -> "ThirdPartyDetails":
-    with_numbers = hasattr(details, "numbers")
-    return (_NumberedDetails if with_numbers else ThirdPartyDetails)(details, reporter, size)
+            return replace(valid, details=ThirdPartyDetails(result.details, self._reporter, len(candidates)))
 
 
 class ThirdPartyDetails:
@@ -280,6 +272,12 @@ class ThirdPartyDetails:
             np.ones(self._size),
         )
 
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """Empty where the agent fails, or has none."""
+        if not hasattr(self._details, "numbers"):
+            return {}
+        return self._read(lambda: validation.json_object(self._details.numbers(candidate)), {})
+
     def _read(self, read: Callable[[], T], default: T) -> T:
         try:
             with self._reporter.reporting("details"):
@@ -288,33 +286,20 @@ class ThirdPartyDetails:
             return default
 
 
-class _NumberedDetails(ThirdPartyDetails):
-    def numbers(self, candidate: int) -> Mapping[str, Any]:
-        """As `agent.Numbered`; empty where the agent fails."""
-        return self._read(lambda: validation.json_object(self._details.numbers(candidate)), {})
+class ThirdPartyState(StateBuilder[Any]):
+    """Computes the state of a third-party agent."""
 
-
-class ThirdPartyState:
-    """Computes the state of a third-party agent (`agent.StateBuilder`)."""
-
-    def __init__(self, state: Any, reporter: FailureReporter) -> None:
+    def __init__(self, state: StateBuilder[Any], reporter: FailureReporter) -> None:
         self.inputs = state.inputs
+        self.memory_scope = state.memory_scope
         self._state = state
         self._reporter = reporter
         self._wants: frozenset[Want] = frozenset()
-        if isinstance(state, Counting):
-            self.asked = self._asked
-        if isinstance(state, Remembering):
-            self.each_replica_learns = bool(state.each_replica_learns)
-            self.recall, self.keep = self._recall, self._keep
 
     def wants(self, objects: Mapping[str, Any]) -> frozenset[Want]:
         """The metrics that the agent names; those of the call before where it fails."""
-        try:
-            with self._reporter.reporting("wants"):
-                self._wants = validation.wants(self._state.wants(objects))
-        except AgentError:
-            pass
+        with suppress(AgentError), self._reporter.reporting("wants"):
+            self._wants = validation.wants(self._state.wants(objects))
         return self._wants
 
     def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
@@ -333,21 +318,22 @@ class ThirdPartyState:
         except AgentError as error:
             return NoState(error.why)
 
-    def _asked(self, pod: Any) -> None:
-        try:
-            with self._reporter.reporting("asked"):
-                self._state.asked(pod)
-        except AgentError:
-            return
+    def reset(self) -> None:
+        with suppress(AgentError), self._reporter.reporting("reset"):
+            self._state.reset()
 
-    def _recall(self, kept: bytes) -> None:
+    def asked(self, pod: Any) -> None:
+        with suppress(AgentError), self._reporter.reporting("asked"):
+            self._state.asked(pod)
+
+    def recall(self, kept: bytes) -> None:
         try:
             with self._reporter.reporting("recall"):
                 self._state.recall(kept)
         except AgentError as error:
             raise BadInput("memory", [Problem(self._reporter.origin.agent, error.why, "")]) from error
 
-    def _keep(self, kept: bytes | None) -> bytes | None:
+    def keep(self, kept: bytes | None) -> bytes | None:
         try:
             with self._reporter.reporting("keep"):
                 return validation.memory(self._state.keep(kept))

@@ -5,7 +5,7 @@ The texts of reasons are read here as well, once, so that no third-party code ru
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, get_args
 
 import msgspec
 import numpy as np
@@ -16,9 +16,14 @@ from nodewise.agent import (
     MAX_SCORE,
     AgentKind,
     Evidence,
+    FilterPlugin,
     Inputs,
+    MemoryScope,
+    Plugin,
     Reason,
+    ScorePlugin,
     Scores,
+    StateBuilder,
     ValueState,
     Verdict,
     Want,
@@ -30,8 +35,6 @@ from nodewise.extender.arrays import Told
 from nodewise.extender.numbers import plain
 from nodewise.kube.fields import merge
 from nodewise.metrics.aggregation import AGGREGATIONS
-
-T = TypeVar("T")
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 MAX_NAME_LENGTH: Final = 40
@@ -162,18 +165,25 @@ def resources(result: Any) -> Mapping[str, bool]:
     return {text(name): bool(is_mark) for name, is_mark in result.items()}
 
 
-def state(result: Any) -> Any:
-    """An `StateBuilder`."""
-    _expect_members(result, "state", {"inputs": Inputs}, ("wants", "problems", "build"))
+def state(result: Any) -> StateBuilder[Any]:
+    if not isinstance(result, StateBuilder):
+        raise InvalidResult(f"a state of type {type(result).__name__}, expected a StateBuilder")
+    _expect_members(result, "state", {"inputs": Inputs})
+    if result.memory_scope not in get_args(MemoryScope):
+        raise InvalidResult(f"memory_scope {_excerpt(result.memory_scope)}")
     _expect(result.inputs.objects, frozenset, "inputs.objects")
     for name in result.inputs.objects:
         _expect(name, str, "a name in inputs.objects")
     return result
 
 
-def agent(result: Any, name: str) -> Any:
-    """An `Agent` of that name."""
-    _expect_members(result, "agent", {"name": str}, ("equivalence_key", "filter", "score", "preempt"))
+def agent(result: Any, name: str) -> Plugin[Any, Any]:
+    """A plugin of that name."""
+    if not isinstance(result, FilterPlugin | ScorePlugin):
+        raise InvalidResult(
+            f"an agent of type {type(result).__name__}, expected a FilterPlugin or ScorePlugin"
+        )
+    _expect_members(result, "agent", {"name": str})
     if result.name != name:
         raise InvalidResult(f"an agent named {result.name!r}, expected {name!r}")
     for attribute in ("predicates", "priorities"):
@@ -184,13 +194,15 @@ def agent(result: Any, name: str) -> Any:
     return result
 
 
-def kind(result: Any, name: str, others: Sequence[AgentKind]) -> Any:
+def kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
     """An `AgentKind` of that name whose options and fields do not conflict with those of the others."""
     if not NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         expected = f"small letters and digits with dashes between, at most {MAX_NAME_LENGTH}"
         raise InvalidResult(f"the name {_excerpt(name)}, expected {expected}")
+    if not isinstance(result, AgentKind):
+        raise InvalidResult(f"KIND of type {type(result).__name__}, expected an AgentKind")
     structs = dict.fromkeys(("options", "pod_fields", "node_fields"), type)
-    _expect_members(result, "KIND", {"name": str, "summary": str, **structs}, ("watched", "state", "agent"))
+    _expect_members(result, "KIND", {"name": str, "summary": str, **structs})
     if result.name != name:
         raise InvalidResult(f"KIND is named {result.name!r}, expected {name!r} as its entry point")
     for field in structs:
@@ -229,13 +241,10 @@ def _options(kind: AgentKind) -> list[tuple[str, str, str]]:
     ]
 
 
-def _expect_members(value: Any, what: str, attributes: Mapping[str, type], methods: Sequence[str]) -> None:
+def _expect_members(value: Any, what: str, attributes: Mapping[str, type]) -> None:
     for attribute, expected in attributes.items():
         if not isinstance(getattr(value, attribute, None), expected):
             raise InvalidResult(f"{what}.{attribute} is missing, or no {expected.__name__}")
-    for method in methods:
-        if not callable(getattr(value, method, None)):
-            raise InvalidResult(f"{what}.{method} is missing, or no function")
 
 
 def _whole_numbers(array: Any, size: int, what: str, dtype: DTypeLike, most: int) -> NDArray[Any]:

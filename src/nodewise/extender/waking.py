@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from nodewise import turns
-from nodewise.agent import Agent, Handle, Snapshot
+from nodewise.agent import FilterPlugin, Plugin, Snapshot
 from nodewise.clock import format_rfc3339
+from nodewise.controllers import Controller, Handle
 from nodewise.extender.chain import Chain
 from nodewise.kube.api import NotFound
 from nodewise.kube.resources import NODES
@@ -57,15 +58,15 @@ class _Hope(msgspec.Struct, gc=False):
     due_s: float = float("inf")
 
 
-class Waker:
+class Waker(Controller):
     """A controller that writes one Node annotation when a waiting pod fits that did not."""
 
-    def __init__(self, chain: Chain, pods: Store[Any], hands: Handle, period_s: float) -> None:
+    def __init__(self, chain: Chain, pods: Store[Any], handle: Handle, period_s: float) -> None:
         self._chain = chain
         self._pods = pods
-        self._hands = hands
+        self._handle = handle
         self._period_s = period_s
-        self._signs = ("nodewise: ", *(sign for agent in chain.agents for sign in _signs(agent)))
+        self._signs = ("nodewise: ", *(sign for agent in chain.agents for sign in _reason_marks(agent)))
         self._hopes: dict[str, _Hope] = {}
         self._woke_s = float("-inf")
         self._writes = 0
@@ -75,10 +76,10 @@ class Waker:
 
     async def step(self, snapshot: Snapshot) -> None:
         """Decide every waiting pod again; wake them if one of them can go somewhere now."""
-        now_s = self._hands.clock.monotonic()
-        self._writes = self._hands.node_writes.count
+        now_s = self._handle.clock.monotonic()
+        self._writes = self._handle.node_writes.count
         wake = await turns.paced_result(self._decided(snapshot, now_s))
-        self._hands.meters.set("pods_waiting", len(self._hopes))
+        self._handle.meters.set("pods_waiting", len(self._hopes))
         if wake is not None:
             await self._wake(wake, len(self._hopes))
 
@@ -126,26 +127,26 @@ class Waker:
         return any(sign in message for sign in self._signs)
 
     async def _wake(self, node: str, waiting: int) -> None:
-        clock = self._hands.clock
+        clock = self._handle.clock
         await clock.sleep(max(0.0, self._woke_s + PAUSE_S - clock.monotonic()))
         self._woke_s = clock.monotonic()
-        if self._hands.node_writes.count != self._writes:
+        if self._handle.node_writes.count != self._writes:
             return  # a label that was written just now is the event
         body = {"metadata": {"annotations": {ANNOTATION: format_rfc3339(clock.now())}}}
         try:
-            await self._hands.api.patch(
+            await self._handle.api.patch(
                 NODES.path(name=node), body, "merge", {"fieldManager": "nodewise-wake"}
             )
         except NotFound:
             self._hopes = {}  # the node is gone; the next snapshot decides anew
             return
-        self._hands.meters.count("wakes_total")
+        self._handle.meters.count("wakes_total")
         logs.emit("woken", node=node, waiting=waiting)
 
 
-def _signs(agent: Agent) -> tuple[str, ...]:
-    """How an agent's reasons begin: with its name, unless they are in an older system's words."""
-    return getattr(agent, "signs", (f" {agent.name} ",))
+def _reason_marks(agent: Plugin[Any, Any]) -> tuple[str, ...]:
+    """How to recognize the agent's reasons: by its name, unless they have an older system's texts."""
+    return (isinstance(agent, FilterPlugin) and agent.reason_marks) or (f" {agent.name} ",)
 
 
 def _rejection(pod: Any) -> str | None:

@@ -77,7 +77,7 @@ class InProcess(httpx2.BaseTransport):
         self.snapshot = Snapshot(self._index, self._slots.newest(), cluster_state.now, self._generation)
 
 
-def _check(states: Mapping[str, StateBuilder]) -> None:
+def _check(states: Mapping[str, StateBuilder[Any]]) -> None:
     metered = [name for name, state in states.items() if state.inputs.metrics]
     if metered:
         seen = f"{', '.join(metered)} from metrics"

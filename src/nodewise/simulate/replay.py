@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import turns
-from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Remembering, Snapshot
+from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.errors import BadInput
 from nodewise.extender import deltas, tape
 from nodewise.extender.agent_states import AgentStates
@@ -149,8 +149,8 @@ class Player:
         return sorted(self._wanted - self._asked)
 
     def _recall(self, agent: str, kept: bytes) -> None:
-        state: object = self._states.get(agent)
-        if isinstance(state, Remembering):
+        state = self._states.get(agent)
+        if state is not None and state.memory_scope != "none":
             with contextlib.suppress(BadInput):  # then as now: it begins anew
                 state.recall(kept)
 

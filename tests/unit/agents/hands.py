@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from nodewise.agent import Handle, Ledgers, NodeIndex, Snapshot, Tally
+from nodewise.agent import NodeIndex, Snapshot
 from nodewise.clock import Clock
+from nodewise.controllers import Handle, ReservationCleaner, WriteCounter
 from nodewise.kube.api import Api
 from nodewise.kube.events import Recorder, Reporter
 from nodewise.kube.store import Store, Writer
@@ -33,10 +34,10 @@ def hands(
     *,
     snapshot: Snapshot | None = None,
     lists: Lists | None = None,
-    ledgers: Ledgers | None = None,
+    ledgers: ReservationCleaner | None = None,
 ) -> Handle:
     meters = meters or MetricsRegistry()
     recorder = Recorder(api, Reporter("test", "test"), clock, meters)
     seen = snapshot or Snapshot(NodeIndex(), {}, 0.0)
     more = ("nodewise", lambda: seen, lists or Lists(), ledgers)
-    return Handle(api, objects, nodes, recorder, clock, meters, Tally(), *more)
+    return Handle(api, objects, nodes, recorder, clock, meters, WriteCounter(), *more)

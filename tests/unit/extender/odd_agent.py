@@ -6,7 +6,18 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from nodewise.agent import ClusterState, Inputs, NodeIndex, Scores, Snapshot, Verdict
+from nodewise.agent import (
+    AgentKind,
+    ClusterState,
+    FilterPlugin,
+    Inputs,
+    NodeIndex,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    StateBuilder,
+    Verdict,
+)
 from nodewise.clock import ManualClock
 from nodewise.extender import third_party
 from nodewise.extender.third_party import Origin, ThirdPartyKind
@@ -56,7 +67,7 @@ def passes(size: int) -> Verdict:
     return Verdict(np.zeros(size, np.int16), ())
 
 
-class OddAgent:
+class OddAgent(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
     """Rejects no node and scores 3."""
 
     def __init__(self, kind: "OddKind") -> None:
@@ -79,7 +90,7 @@ class OddAgent:
         return self.filter(pod, candidates, snapshot)
 
 
-class OddState:
+class OddState(StateBuilder[Any]):
     inputs = Inputs(frozenset(), node_objects=True)
 
     def __init__(self, kind: "OddKind") -> None:
@@ -96,7 +107,7 @@ class OddState:
         return self._kind.does("build", ("slot of", cluster_state.now))
 
 
-class OddKind:
+class OddKind(AgentKind):
     name = "odd"
     summary = "for tests"
     options = Options
@@ -119,9 +130,6 @@ class OddKind:
 
     def agent(self, _options: Any) -> Any:
         return self.does("agent", OddAgent(self))
-
-    def controller(self, _options: Any, _hands: Any) -> Any:
-        raise AssertionError("no agent of another package acts on the API server")
 
 
 class OddSetup:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nodewise import turns
-from nodewise.agent import Names, NodeIndex, Scores, Snapshot, Verdict, Victims
+from nodewise.agent import FilterPlugin, Names, NodeIndex, ScorePlugin, Scores, Snapshot, Verdict, Victims
 from nodewise.errors import BadSettings
 from nodewise.extender import report
 from nodewise.extender.chain import Chain, weighed
@@ -30,7 +30,7 @@ class Because(msgspec.Struct, frozen=True):
         return ""
 
 
-class Rejecting:
+class Rejecting(FilterPlugin[Any, Any], ScorePlugin[Any, Any]):
     """Rejects some nodes; None makes it silent."""
 
     def __init__(self, name: str, rejects: str | None) -> None:
@@ -169,6 +169,7 @@ class Liking(Two):
     def __init__(self) -> None:
         super().__init__()
         self.name = "liking"
+        self.filter_enabled = False
         self.predicates = {}
         self.priorities = {"liking": self._high}
 

@@ -19,7 +19,7 @@ class Sum:
     """Learns numbers; what is kept is their sum."""
 
     def __init__(self, *, each: bool = True) -> None:
-        self.each_replica_learns = each
+        self.memory_scope = "replica" if each else "leader"
         self.kept = 0
         self.news = 0
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
@@ -12,7 +11,8 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from nodewise import turns
-from nodewise.agent import Evidence, Inputs, Named, Scores, ValueState, Verdict, Want
+from nodewise.agent import Evidence, Inputs, Scores, ValueState, Verdict, Want
+from nodewise.controllers import ControllerKind
 from nodewise.errors import BadSettings
 from nodewise.extender import validation
 from nodewise.extender.chain import AgentFailed, Chain
@@ -80,7 +80,6 @@ class TestAnswers:
 
     def test_its_names_are_there(self) -> None:
         agent = OddSetup().agent
-        assert isinstance(agent, Named)
         assert (list(agent.predicates), list(agent.priorities)) == (["odd-filter"], ["odd-score"])
 
     def test_it_sees_its_own_slot_only(self) -> None:
@@ -297,8 +296,8 @@ class TestStart:
         ("part", "does", "words"),
         [
             ("agent", fails(ZeroDivisionError("by zero")), "ZeroDivisionError"),
-            ("agent", gives(object()), "agent.name is missing"),
-            ("state", gives(7), "state.inputs is missing"),
+            ("agent", gives(object()), "an agent of type object, expected a FilterPlugin or ScorePlugin"),
+            ("state", gives(7), "a state of type int, expected a StateBuilder"),
             ("state", gives(WithInputs(None)), "inputs.objects of type NoneType"),
             ("watched", gives(["pods"]), "watched of type str"),
         ],
@@ -319,8 +318,12 @@ class TestStart:
         with pytest.raises(BadSettings, match="resources: resources of type list, expected dict"):
             bad.resources(odd_agent.Options())
 
-    def test_no_controller_runs(self) -> None:
-        assert OddSetup().kind.controller(odd_agent.Options(), None) is None  # type: ignore[func-returns-value]
+    def test_it_has_no_controller(self) -> None:
+        assert not isinstance(OddSetup().kind, ControllerKind)
+
+
+class Nameless(OddKind):
+    summary: Any = None
 
 
 class Renamed(OddKind):
@@ -360,9 +363,9 @@ class Mistaken(OddKind):
     [
         (Needing(), "KIND.pod_fields: Expected `str`, got `object` - at `$.spec`"),
         (Mistaken(), "KIND.node_fields: Expected `float`, got `str` - at `$.metadata.creationTimestamp`"),
-        (7, "KIND.name is missing"),
-        (None, "KIND.name is missing"),
-        (SimpleNamespace(name="odd"), "KIND.summary is missing"),
+        (7, "KIND of type int, expected an AgentKind"),
+        (None, "KIND of type NoneType, expected an AgentKind"),
+        (Nameless(), "KIND.summary is missing"),
         (Renamed(), "KIND is named 'other'"),
         (Optionless(), "KIND.options is no msgspec.Struct"),
         (Meddling(), "the option 'sync_period_s', expected a name that begins with 'odd_'"),

@@ -16,7 +16,7 @@ from tests.unit.extender.odd_agent import OddKind, OddSetup
 class Learning(odd_agent.OddState):
     """Keeps what it is told to."""
 
-    each_replica_learns = True
+    memory_scope = "replica"
 
     def __init__(self, kind: OddKind) -> None:
         super().__init__(kind)

@@ -14,13 +14,13 @@ Takes over from the agent of that name of kube-safe-scheduler.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import Handle, Watched
+from nodewise.agent import AgentKind
 from nodewise.agents.congestion.agent import CongestionAgent, PodFields
 from nodewise.agents.congestion.options import CongestionOptions
 from nodewise.agents.congestion.state import CongestionNode, CongestionState, given
 
 
-class CongestionKind:
+class CongestionKind(AgentKind):
     """The row of the registry."""
 
     name = "congestion"
@@ -29,11 +29,8 @@ class CongestionKind:
     pod_fields = PodFields
     node_fields = CongestionNode
 
-    def watched(self, options: CongestionOptions) -> tuple[Watched, ...]:  # noqa: ARG002
-        return ()
-
     def concerns(self, options: CongestionOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any node says how congested it is (`agent.Concerned`)."""
+        """Whether any node says how congested it is."""
         return any(given(node) is not None for node in nodes)
 
     def state(self, options: CongestionOptions, sync_period_s: float) -> CongestionState:  # noqa: ARG002
@@ -41,9 +38,6 @@ class CongestionKind:
 
     def agent(self, options: CongestionOptions) -> CongestionAgent:
         return CongestionAgent(options)
-
-    def controller(self, options: CongestionOptions, hands: Handle) -> None:  # noqa: ARG002 - it only answers
-        return None
 
 
 KIND: Final = CongestionKind()

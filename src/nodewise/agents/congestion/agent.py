@@ -1,12 +1,11 @@
 """Answers requests by look-up in the congestion slot. Pods make no difference."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from nodewise.agent import Judge, Names, Rank, Scores, Snapshot, Verdict, Victims
+from nodewise.agent import FilterPlugin, Names, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.congestion import details
 from nodewise.agents.congestion.options import CongestionOptions
 from nodewise.agents.congestion.state import Slot
@@ -20,24 +19,23 @@ class PodFields(msgspec.Struct, frozen=True, gc=False):
     """Nothing is read of a pod."""
 
 
-class CongestionAgent:
+class CongestionAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot]):
     """The agent `congestion`. It rejects nodes only with --when-missing reject."""
 
     name = "congestion"
 
     def __init__(self, options: CongestionOptions) -> None:
         self._options = options
-        self.predicates: Mapping[str, Judge] = {PRIORITY: self.filter} if options.rejects_missing else {}
-        self.priorities: Mapping[str, Rank] = {PRIORITY: self.score}
+        self.filter_enabled = options.rejects_missing
+        self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
+        self.priorities = {PRIORITY: self.score}
 
-    def equivalence_key(self, pod: Any) -> None:  # noqa: ARG002
+    def equivalence_key(self, pod: PodFields) -> tuple[()]:  # noqa: ARG002
         """All pods get the same answers."""
-        return
+        return ()
 
-    def filter(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
-        if not self._options.rejects_missing:
-            return None
-        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+    def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
+        agent_state = self.state(snapshot)
         if agent_state is None:
             return Verdict(
                 np.ones(len(candidates), np.int16), (NotReady("nodewise", "nodes are not read yet"),)
@@ -46,12 +44,8 @@ class CongestionAgent:
         codes = np.isnan(told.factors).astype(np.int16)
         return Verdict(codes, (NoStatistics(self.name),), details=told)
 
-    def preempt(self, pod: Any, candidates: Names, snapshot: Snapshot, victims: Victims) -> Verdict | None:  # noqa: ARG002
-        """As `filter` does: nobody knows what a victim adds to the congestion."""
-        return self.filter(pod, candidates, snapshot)
-
-    def score(self, pod: Any, candidates: Names, snapshot: Snapshot) -> Scores | None:  # noqa: ARG002
-        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+    def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:  # noqa: ARG002
+        agent_state = self.state(snapshot)
         if agent_state is None:
             return None
         told = details.of(agent_state, candidates, self._options.congestion_factor_max)

@@ -17,7 +17,7 @@ _TEXT_BYTES: Final = 200
 
 
 class CongestionDetails(NamedTuple):
-    """Of one answer (`agent.Details`, `agent.Numbered`)."""
+    """Of one answer (`agent.Details`)."""
 
     candidates: NDArray[np.intp]
     """By candidate: the node's number."""

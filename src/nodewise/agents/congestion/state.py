@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import MAX_SCORE, ClusterState, Inputs, ObjectKey, Want
+from nodewise.agent import MAX_SCORE, ClusterState, Inputs, StateBuilder
 from nodewise.agents.congestion import factors as reading
 from nodewise.agents.congestion.factors import Factors
 from nodewise.agents.congestion.options import CongestionOptions
@@ -44,7 +44,7 @@ def given(node: Any) -> str | None:
     return found.congestion_factor if found else None
 
 
-class CongestionState:
+class CongestionState(StateBuilder[Slot]):
     """Reads every node at every change of one: 5,000 annotations take some milliseconds, in parts."""
 
     inputs = Inputs(frozenset(), node_objects=True, metrics=False)
@@ -52,14 +52,6 @@ class CongestionState:
     def __init__(self, options: CongestionOptions) -> None:
         self._most = options.congestion_factor_max
         self._missing = options.points_missing(MAX_SCORE)
-
-    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
-        """Factors stand in annotations."""
-        return frozenset()
-
-    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
-        """No objects but nodes are read, and what is wrong with these is in each decision."""
-        return {}
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
         """Judge all nodes."""

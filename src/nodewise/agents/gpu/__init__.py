@@ -37,7 +37,7 @@ Takes over from GPU Aware Scheduling 0.5.6.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import Handle, Resource, Watched
+from nodewise.agent import Resource, Watched
 from nodewise.agents.gpu import cards, census, demand, processors, profile
 from nodewise.agents.gpu.agent import GpuAgent
 from nodewise.agents.gpu.cards import GpuNode
@@ -47,13 +47,14 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.pods import BookedPod, GpuPod
 from nodewise.agents.gpu.state import CENSUS, LEDGERS, PODS, GpuState
 from nodewise.binder import LEDGER, LedgerLease
+from nodewise.controllers import ControllerKind, Handle
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 _CONFIGMAPS: Final = Resource("", "v1", "configmaps", "ConfigMap")
 _LEASES: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 
-class GpuKind:
+class GpuKind(ControllerKind):
     """The row of the registry."""
 
     name = "gpu"
@@ -85,11 +86,11 @@ class GpuKind:
         )
 
     def resources(self, options: GpuOptions) -> dict[str, bool]:
-        """Those that count cards: a pod that wants a card asks for one of them (`agent.Requested`)."""
+        """Those that count cards: a pod that wants a card asks for one of them."""
         return dict.fromkeys(profile.load(options.gpu_profile).counts, False)
 
     def concerns(self, options: GpuOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:
-        """Whether any node has cards, or any pod asks for one (`agent.Concerned`)."""
+        """Whether any node has cards, or any pod asks for one."""
         chosen = profile.load(options.gpu_profile)
         asked = any(demand.is_concerned(pod, chosen) for pod in pods)
         return asked or any(cards.read(node, chosen).cards for node in nodes)
@@ -100,8 +101,8 @@ class GpuKind:
     def agent(self, options: GpuOptions) -> GpuAgent:
         return GpuAgent(options, profile.load(options.gpu_profile))
 
-    def controller(self, options: GpuOptions, hands: Handle) -> GpuController:
-        return GpuController(options, profile.load(options.gpu_profile), hands)
+    def controller(self, options: GpuOptions, handle: Handle) -> GpuController:
+        return GpuController(options, profile.load(options.gpu_profile), handle)
 
 
 KIND: Final = GpuKind()

@@ -13,7 +13,17 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from nodewise.agent import Names, Reason, Scores, Snapshot, Verdict, Victims
+from nodewise.agent import (
+    FilterPlugin,
+    Names,
+    Reason,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    StateExporter,
+    Verdict,
+    Victims,
+)
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import demand as demands
 from nodewise.agents.gpu import details, fragmentation, reasons, showing, tiles
@@ -33,7 +43,7 @@ from nodewise.agents.gpu.reasons import Kind
 from nodewise.agents.gpu.score import Means
 from nodewise.agents.gpu.state import LEDGERS, PODS, NodeSlot, Slot
 from nodewise.agents.gpu.tiles import Taken
-from nodewise.binder import BindPlan, Refusal
+from nodewise.binder import BindPlan, BindPlugin, Refusal
 
 _T = TypeVar("_T")
 
@@ -44,11 +54,16 @@ TOLD: Final = "cards.nodewise.io/"
 _NUMBERED: Final = "card"
 
 
-class GpuAgent:
+class GpuAgent(
+    FilterPlugin[GpuPod, Slot],
+    ScorePlugin[GpuPod, Slot],
+    BindPlugin[GpuPod, Slot],
+    StateExporter[GpuPod, Slot],
+):
     """The agent `gpu`."""
 
     name = "gpu"
-    signs = reasons.SIGNS
+    reason_marks = reasons.SIGNS
     ledgers = LEDGERS
     pods = PODS
 
@@ -70,7 +85,7 @@ class GpuAgent:
         demand = self.equivalence_key(pod)
         if not demand.wants_cards:
             return None
-        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        agent_state = self.state(snapshot)
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
         rows = agent_state.layout.rows[candidates.numbers]
@@ -86,7 +101,7 @@ class GpuAgent:
     def score(self, pod: GpuPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """As the placement has it, which may like nodes for pods without cards as well."""
         demand = self.equivalence_key(pod)
-        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        agent_state = self.state(snapshot)
         if agent_state is None or demand.problem is not None:
             return None
         means = self._going_by(agent_state)
@@ -107,7 +122,7 @@ class GpuAgent:
         demand = self.equivalence_key(pod)
         if not demand.wants_cards:
             return None
-        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        agent_state = self.state(snapshot)
         if agent_state is None:
             return Verdict(np.ones(len(candidates), np.int16), (reasons.NotReady(),))
         asked = frozenset(resource for one in demand.containers for resource in one.per_card)
@@ -126,7 +141,7 @@ class GpuAgent:
         demand = self.equivalence_key(pod)
         if not demand.wants_cards:
             return None
-        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        agent_state = self.state(snapshot)
         if agent_state is None:
             return _refusal(reasons.NotReady())
         if node not in snapshot.nodes:
@@ -146,9 +161,9 @@ class GpuAgent:
         entry = msgspec.structs.replace(entry, seen=seen, at=entry.at or now)
         return self._plan(pod, entry, [bool(one.count) for one in demand.containers], there, now)
 
-    def show(self, agent_state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
-        """The books (`agent.Showing`)."""
-        return showing.state(agent_state, query)
+    def export(self, state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+        """The books."""
+        return showing.state(state, query)
 
     def _going_by(self, agent_state: Slot) -> Means:
         """What placements go by now; a file of typical pods wins over those that were counted."""

@@ -5,11 +5,11 @@ every replica: whether its books are those of a fresh list (`checking`), and its
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from nodewise import changes, turns
-from nodewise.agent import ClusterState, Handle, NodeIndex, ObjectKey, Snapshot
+from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.agents.gpu import census, checking, descheduling, gauges, sweeping
 from nodewise.agents.gpu.census import Census, Reader
 from nodewise.agents.gpu.checking import Difference, Told
@@ -20,6 +20,7 @@ from nodewise.agents.gpu.profile import Profile
 from nodewise.agents.gpu.state import CENSUS, LEDGER_PREFIX, LEDGERS, PODS, GpuState, Slot, holdings
 from nodewise.agents.gpu.sweeping import Loose
 from nodewise.binder import LedgerLease
+from nodewise.controllers import Controller, Handle
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
 from nodewise.kube import resources
 from nodewise.kube.api import NotFound
@@ -50,15 +51,15 @@ _MOST_TOLD: Final = 10
 """Differences that are logged each by itself."""
 
 
-class GpuController:
+class GpuController(Controller):
     """Makes what the books say true in the API server, and the books those of the API server."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, hands: Handle) -> None:
-        self._labels = PodLabels(hands)
-        self._sweeper = Sweeper(hands)
-        self._counter = PodCounter(options, profile, hands)
-        self._checker = Checker(options, profile, hands)
-        self._gauges = Gauges(options, profile, hands)
+    def __init__(self, options: GpuOptions, profile: Profile, handle: Handle) -> None:
+        self._labels = PodLabels(handle)
+        self._sweeper = Sweeper(handle)
+        self._counter = PodCounter(options, profile, handle)
+        self._checker = Checker(options, profile, handle)
+        self._gauges = Gauges(options, profile, handle)
 
     def begin(self) -> None:
         """We lead from now on."""
@@ -72,16 +73,19 @@ class GpuController:
         if agent_state is not None:
             await every(part.step(agent_state) for part in (self._labels, self._sweeper, self._counter))
 
+    def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
+        return (self.run,)
+
     async def run(self) -> None:
-        """In every replica, for ever (`agent.Following`)."""
+        """Check the books and publish gauges, in every replica."""
         await supervision.keep_all_running(self._checker.run, self._gauges.run)
 
 
 class PodLabels:
     """Keeps the label of pods that are to go as the slot wants it."""
 
-    def __init__(self, hands: Handle) -> None:
-        self._hands = hands
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
         self._written: dict[str, tuple[BookedPod, float]] = {}
         """By pod uid: the pod for which a label was written or refused, until when that is enough."""
 
@@ -90,7 +94,7 @@ class PodLabels:
 
     async def step(self, agent_state: Slot) -> None:
         """Write what differs."""
-        now_s = self._hands.clock.monotonic()
+        now_s = self._handle.clock.monotonic()
         self._written = {uid: one for uid, one in self._written.items() if one[1] > now_s}
         found = await turns.paced_result(descheduling.changes(agent_state))
         await every(self._write(one) for one in found if not self._is_written(one.pod))
@@ -103,22 +107,24 @@ class PodLabels:
         meta = change.pod.metadata
         path = resources.PODS.path(meta.namespace, meta.name)
         try:
-            await self._hands.api.patch(path, descheduling.patch(change), "merge", _MANAGER)
+            await self._handle.api.patch(path, descheduling.patch(change), "merge", _MANAGER)
         except NotFound:
             pass
         except (BadInput, Conflict, Refused) as error:
             # replaced by another pod meanwhile, or no right to write this one: the others matter no less
             logs.emit("deschedule_label_failed", pod=f"{meta.namespace}/{meta.name}", error=str(error))
         else:
-            self._hands.meters.count("deschedule_labels_total", what="set" if change.is_wanted else "removed")
-        self._written[meta.uid] = (change.pod, self._hands.clock.monotonic() + _AGAIN_S)
+            self._handle.meters.count(
+                "deschedule_labels_total", what="set" if change.is_wanted else "removed"
+            )
+        self._written[meta.uid] = (change.pod, self._handle.clock.monotonic() + _AGAIN_S)
 
 
 class Sweeper:
     """Clears ledgers of what nothing came of, once it has stood for a while."""
 
-    def __init__(self, hands: Handle) -> None:
-        self._hands = hands
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
         self.begin()
 
     def begin(self) -> None:
@@ -127,19 +133,19 @@ class Sweeper:
 
     async def step(self, agent_state: Slot) -> None:
         """Take out what has stood for long enough. Errors: the next step tries again."""
-        if self._hands.clock.monotonic() < self._due_s:
+        if self._handle.clock.monotonic() < self._due_s:
             return
         await self._sweep(agent_state)
-        self._due_s = self._hands.clock.monotonic() + _SWEEP_S
+        self._due_s = self._handle.clock.monotonic() + _SWEEP_S
 
     async def _sweep(self, agent_state: Slot) -> None:
-        leases, nodes = self._hands.objects[LEDGERS].snapshot(), self._hands.nodes
+        leases, nodes = self._handle.objects[LEDGERS].snapshot(), self._handle.nodes
         names = {name for _, name in nodes.snapshot()}
         loose = await turns.paced_result(sweeping.loose(agent_state, leases))
         gone = (
             await turns.paced_result(sweeping.abandoned(agent_state, leases, names)) if nodes.synced else []
         )
-        now_s = self._hands.clock.monotonic()
+        now_s = self._handle.clock.monotonic()
         found = (*loose, *map(_version, gone))
         self._since = {one: self._since.get(one, now_s) for one in found}
         due = {one for one, since_s in self._since.items() if now_s - since_s >= PATIENCE_S}
@@ -162,25 +168,25 @@ class Sweeper:
             yield self._delete(lease)
 
     async def _drop(self, one: Loose) -> None:
-        if self._hands.ledgers is None:
+        if self._handle.reservations is None:
             return
-        if await self._hands.ledgers.drop(one.node, one.pod, one.uid, one.seen):
-            self._hands.meters.count("claims_dropped_total", why=one.why)
+        if await self._handle.reservations.drop(one.node, one.pod, one.uid, one.seen):
+            self._handle.meters.count("claims_dropped_total", why=one.why)
             logs.emit("claim_dropped", node=one.node, pod="/".join(one.pod), uid=one.uid, why=one.why)
         else:
             self._since.pop(one, None)  # it is on the node, as we shall hear
 
     async def _prune(self, node: str, entries: Mapping[str, str]) -> None:
-        if self._hands.ledgers is not None:
-            await self._hands.ledgers.prune(node, entries)
-            self._hands.meters.count("claims_dropped_total", len(entries), why="stale")
+        if self._handle.reservations is not None:
+            await self._handle.reservations.prune(node, entries)
+            self._handle.meters.count("claims_dropped_total", len(entries), why="stale")
 
     async def _delete(self, lease: LedgerLease) -> None:
         meta = lease.metadata
         conditions = {"uid": meta.uid, "resourceVersion": meta.resourceVersion}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": conditions}
         try:
-            await self._hands.api.delete(resources.LEASES.path(meta.namespace, meta.name), options)
+            await self._handle.api.delete(resources.LEASES.path(meta.namespace, meta.name), options)
         except (NotFound, Conflict):
             return  # somebody was first, or wrote something that counts
         logs.emit("ledger_deleted", node=meta.name.removeprefix(LEDGER_PREFIX))
@@ -193,10 +199,10 @@ def _version(lease: LedgerLease) -> tuple[str, str]:
 class PodCounter:
     """Counts the pods that come, for the placement `fragmentation` (`census`)."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, hands: Handle) -> None:
+    def __init__(self, options: GpuOptions, profile: Profile, handle: Handle) -> None:
         self._options = options
         self._profile = profile
-        self._hands = hands
+        self._handle = handle
         self.begin()
 
     def begin(self) -> None:
@@ -218,7 +224,7 @@ class PodCounter:
             changed = await turns.paced_result(changes.between(self._pods, pods))
             self._new += [pods[key] for key in changed if key in pods and self._is_new(pods[key], key)]
         self._pods = pods
-        now_s = self._hands.clock.monotonic()
+        now_s = self._handle.clock.monotonic()
         if (self._old or self._new) and now_s >= self._due_s:
             self._due_s = now_s + _COUNTS_S
             await self._write()
@@ -229,18 +235,18 @@ class PodCounter:
 
     async def _write(self) -> None:
         """By compare-and-swap; who was beaten counts upon what the other wrote, the next time."""
-        there: Census | None = self._hands.objects[CENSUS].get(self._hands.namespace, census.NAME)
+        there: Census | None = self._handle.objects[CENSUS].get(self._handle.namespace, census.NAME)
         before = await turns.paced_result(census.read(there))
-        reader = Reader(self._profile, self._options, self._hands.clock.now())
+        reader = Reader(self._profile, self._options, self._handle.clock.now())
         after = await turns.paced_result(census.added(before, self._old, self._new, reader))
         if after.history != before.history:
-            namespace = self._hands.namespace
+            namespace = self._handle.namespace
             data = await turns.paced_result(census.data_of(after))
             body = census.body(data, namespace, there.metadata.resourceVersion if there else "")
             if there is None:
-                await self._hands.api.create(_CONFIGMAPS.path(namespace), body)
+                await self._handle.api.create(_CONFIGMAPS.path(namespace), body)
             else:
-                await self._hands.api.replace(_CONFIGMAPS.path(namespace, census.NAME), body)
+                await self._handle.api.replace(_CONFIGMAPS.path(namespace, census.NAME), body)
         self._old = []
         self._new.clear()
 
@@ -248,15 +254,15 @@ class PodCounter:
 class Checker:
     """Compares what we answer from with a fresh list, now and then; begins anew where they differ."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, hands: Handle) -> None:
+    def __init__(self, options: GpuOptions, profile: Profile, handle: Handle) -> None:
         self._period_s = options.gpu_check_period_s
         self._profile = profile
-        self._hands = hands
+        self._handle = handle
 
     async def run(self) -> None:
         """Check, for ever. One that cannot be done is told, and the next one comes after as long a time."""
         while self._period_s:
-            await self._hands.clock.sleep(self._period_s)
+            await self._handle.clock.sleep(self._period_s)
             try:
                 await self.check()
             except NodewiseError as error:
@@ -273,20 +279,20 @@ class Checker:
         if found:
             for one in found[:_MOST_TOLD]:
                 logs.emit("books_differ", node=one.node, what=one.what, nodes=len(found))
-            self._hands.anew.begin()
+            self._handle.relister.begin()
 
     def _count(self, outcome: str) -> None:
-        self._hands.meters.count("gpu_checks_total", outcome=outcome)
+        self._handle.meters.count("gpu_checks_total", outcome=outcome)
 
     async def _compared(self) -> list[Difference] | None:
         """Where they differ; None: the watches do not say how far they are, or were begun anew meanwhile."""
-        stores: dict[str, Store[Any]] = {NODES: self._hands.nodes, **self._hands.objects}
+        stores: dict[str, Store[Any]] = {NODES: self._handle.nodes, **self._handle.objects}
         listening = _Listening(stores)
         try:
-            fresh = {name: await self._hands.anew.read(name) for name in (NODES, LEDGERS, PODS)}
+            fresh = {name: await self._handle.relister.read(name) for name in (NODES, LEDGERS, PODS)}
             if not await self._reached(stores, fresh):
                 return None
-            ours = await self._slot_after(self._hands.clock.now())
+            ours = await self._slot_after(self._handle.clock.now())
             if ours is None or listening.is_void:
                 return None
             computed = await self._computed(fresh)
@@ -313,13 +319,13 @@ class Checker:
 
     async def _slot_after(self, now: float) -> Slot | None:
         """The slot of a snapshot that was computed from what is known now."""
-        await self._until(lambda: self._hands.snapshot().at >= now)
-        snapshot = self._hands.snapshot()
+        await self._until(lambda: self._handle.snapshot().at >= now)
+        snapshot = self._handle.snapshot()
         found: Slot | None = snapshot.agent_states.get(NAME)
         return found if snapshot.at >= now else None
 
     async def _until(self, is_so: Callable[[], bool]) -> bool:
-        clock = self._hands.clock
+        clock = self._handle.clock
         until_s = clock.monotonic() + _REACH_S
         while not is_so() and clock.monotonic() < until_s:
             await clock.sleep(_LOOK_S)
@@ -331,12 +337,12 @@ class Checker:
         versions = {name: fresh[name].resource_version for name in objects}
         index = NodeIndex(tuple(name for _, name in nodes))
         cluster_state = ClusterState(
-            index, objects, MetricsSnapshot(), self._hands.clock.now(), nodes, versions
+            index, objects, MetricsSnapshot(), self._handle.clock.now(), nodes, versions
         )
         return await turns.paced_result(GpuState(self._profile).build(cluster_state))
 
     def _stored(self, node: str) -> str:
-        return holdings(self._hands.objects[LEDGERS].get(self._hands.namespace, f"{LEDGER_PREFIX}{node}"))
+        return holdings(self._handle.objects[LEDGERS].get(self._handle.namespace, f"{LEDGER_PREFIX}{node}"))
 
 
 class _Listening:
@@ -366,21 +372,21 @@ class _Listening:
 class Gauges:
     """Keeps the gauges as the newest slot has them."""
 
-    def __init__(self, options: GpuOptions, profile: Profile, hands: Handle) -> None:
+    def __init__(self, options: GpuOptions, profile: Profile, handle: Handle) -> None:
         self._most = options.gpu_card_metrics
         self._profile = profile
-        self._hands = hands
+        self._handle = handle
         self._shown: Mapping[Gauge, float] = {}
         self._of: Slot | None = None
 
     async def run(self) -> None:
         """Look now and then, for ever."""
         while True:
-            agent_state = self._hands.snapshot().agent_states.get(NAME)
+            agent_state = self._handle.snapshot().agent_states.get(NAME)
             if agent_state is not None and agent_state is not self._of:
                 self._of = agent_state
                 await self.show(agent_state)
-            await self._hands.clock.sleep(_GAUGES_S)
+            await self._handle.clock.sleep(_GAUGES_S)
 
     async def show(self, agent_state: Slot) -> None:
         """Set what changed, and take away what is gone."""
@@ -388,7 +394,7 @@ class Gauges:
         found = {**gauges.totals(agent_state, self._profile), **details}
         async for (name, labels), value in turns.paced(found.items()):
             if self._shown.get((name, labels)) != value:
-                self._hands.meters.set(name, value, **dict(labels))
+                self._handle.meters.set(name, value, **dict(labels))
         async for name, labels in turns.paced([one for one in self._shown if one not in found]):
-            self._hands.meters.forget(name, **dict(labels))
+            self._handle.meters.forget(name, **dict(labels))
         self._shown = found

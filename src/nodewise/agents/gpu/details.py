@@ -4,8 +4,8 @@ Made from a fit without further work, and without holding on to the layout: deci
 when somebody asks.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,10 @@ class FittedDetails(NamedTuple):
         share = (lacks.wanted - np.clip(lacks.free, 0, lacks.wanted)) / wanted
         found: NDArray[np.float64] = np.where(lacks.cards >= 0, share, 1.0)
         return found
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:  # noqa: ARG002
+        """None: the text says everything."""
+        return {}
 
     def _taken(self, candidate: int) -> Iterator[str]:
         codes = self.name_codes[:, self.rows[candidate]]

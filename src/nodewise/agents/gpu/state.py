@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import changes
-from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, Want
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import cards as decks
 from nodewise.agents.gpu import census as censuses
@@ -29,7 +29,7 @@ from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.processors import Processors
 from nodewise.agents.gpu.profile import Profile
 from nodewise.agents.gpu.rations import Rations
-from nodewise.binder import HOLDINGS, LedgerLease
+from nodewise.binder import HOLDINGS, AllocationStateBuilder, LedgerLease
 
 PODS: Final = "pods"
 LEDGERS: Final = "ledgers"
@@ -75,7 +75,7 @@ class Slot(NamedTuple):
     """The pods that usually come."""
 
 
-class GpuState:
+class GpuState(AllocationStateBuilder[Slot]):
     """Remembers what was read and laid out."""
 
     inputs = Inputs(frozenset({PODS, LEDGERS, CENSUS}), node_objects=True, metrics=False)
@@ -84,8 +84,8 @@ class GpuState:
         self._profile = profile
         self._begin()
 
-    def forget(self) -> None:
-        """`agent.Forgetting`; what is being computed now goes on as it began."""
+    def reset(self) -> None:
+        """A state that is being computed now is completed as it began."""
         self._is_doubted = True
 
     def _begin(self) -> None:
@@ -125,10 +125,6 @@ class GpuState:
         self._rows: dict[str, int] = {}
         self._layout = layouts.build((), np.zeros(1, np.intp), self._profile.tiles)
 
-    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
-        """Cards need no metrics."""
-        return frozenset()
-
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
         """What is wrong with nodes and their books, as of the newest slot."""
         return {f"node {name}": problems for name, problems in self._problems.items()}
@@ -156,7 +152,7 @@ class GpuState:
         return Slot(self._layout, self._rows, dict(self._nodes), pods, cpu_free, self._typical)
 
     def amended(self, agent_state: Slot, node: str, ledger: LedgerLease | None) -> Slot:
-        """The slot with another ledger of one node (`agent.Amending`)."""
+        """The slot with another ledger of one node."""
         before = agent_state.nodes.get(node)
         text = holdings(ledger)
         if before is None or before.holdings == text:

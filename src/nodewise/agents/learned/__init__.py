@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from nodewise.agent import Handle, Resource, Watched
+from nodewise.agent import AgentKind, Resource, Watched
 from nodewise.agents.learned.agent import LearnedAgent
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pods import AskingPod, LivingPod, keeper
@@ -33,7 +33,7 @@ class NodeFields(msgspec.Struct, frozen=True, gc=False):
     """Nothing is read of a node but its name."""
 
 
-class LearnedKind:
+class LearnedKind(AgentKind):
     """The row of the registry."""
 
     name = "learned"
@@ -51,9 +51,6 @@ class LearnedKind:
 
     def agent(self, options: LearnedOptions) -> LearnedAgent:
         return LearnedAgent(options)
-
-    def controller(self, options: LearnedOptions, hands: Handle) -> None:  # noqa: ARG002 - the memory is kept elsewhere
-        return None
 
 
 KIND: Final = LearnedKind()

@@ -6,7 +6,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import MAX_SCORE, Judge, Names, Rank, Scores, Snapshot, Verdict, Victims
+from nodewise.agent import (
+    MAX_SCORE,
+    Names,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    StateExporter,
+)
 from nodewise.agents.learned import showing, worth
 from nodewise.agents.learned.details import LearnedDetails
 from nodewise.agents.learned.options import LearnedOptions
@@ -20,7 +27,7 @@ _ROUNDING: Final = 1e-9
 """Nine tenths of a reward of 1 are nine points, whatever doubles make of it."""
 
 
-class LearnedAgent:
+class LearnedAgent(ScorePlugin[AskingPod, Slot], StateExporter[AskingPod, Slot]):
     """The agent `learned`. It rejects no node: one on which a pod type was never tried has to be tried."""
 
     name = "learned"
@@ -28,27 +35,10 @@ class LearnedAgent:
     def __init__(self, options: LearnedOptions) -> None:
         self._options = options
         self._rule = Rule(options.learned_prior, options.learned_half_life_s, options.learned_exploration)
-        self.predicates: Mapping[str, Judge] = {}
-        self.priorities: Mapping[str, Rank] = {PRIORITY: self.score}
-
-    def equivalence_key(self, pod: AskingPod) -> None:  # noqa: ARG002
-        """No pod is kept from any node."""
-        return
-
-    def filter(self, pod: AskingPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
-        return None
-
-    def preempt(
-        self,
-        pod: AskingPod,  # noqa: ARG002
-        candidates: Names,  # noqa: ARG002
-        snapshot: Snapshot,  # noqa: ARG002
-        victims: Victims,  # noqa: ARG002
-    ) -> Verdict | None:
-        return None
+        self.priorities = {PRIORITY: self.score}
 
     def score(self, pod: AskingPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        agent_state = self.state(snapshot)
         if agent_state is None:
             return None
         type_ = asking_type(pod)
@@ -62,9 +52,9 @@ class LearnedAgent:
         details = LearnedDetails(type_, candidates.numbers, found)
         return Scores(by_node[candidates.numbers], details=details)
 
-    def show(self, agent_state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
-        """What is known, by pod type and node (`agent.Showing`)."""
-        return showing.state(agent_state, self._rule, query)
+    def export(self, state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
+        """What is known, by pod type and node."""
+        return showing.state(state, self._rule, query)
 
 
 def _points(rewards: Floats) -> NDArray[np.int64]:

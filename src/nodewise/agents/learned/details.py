@@ -12,7 +12,7 @@ NEVER_TRIED: Final = "never tried"
 
 
 class LearnedDetails(NamedTuple):
-    """Of one answer (`agent.Details`, `agent.Numbered`)."""
+    """Of one answer (`agent.Details`)."""
 
     type: str
     candidates: NDArray[np.intp]

@@ -12,7 +12,7 @@ from math import inf, isnan
 from typing import Final, NamedTuple
 
 from nodewise import changes
-from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, Want
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agents.learned import memory as memories
 from nodewise.agents.learned import outcomes
 from nodewise.agents.learned.memory import Known, Memory
@@ -67,11 +67,11 @@ class _Offer(NamedTuple):
     changes: int
 
 
-class LearnedState:
-    """Watches pods, and remembers (`agent.Remembering`)."""
+class LearnedState(StateBuilder[Slot]):
+    """Watches pods, and remembers."""
 
     inputs = Inputs(frozenset({PODS}), metrics=False)
-    each_replica_learns = False
+    memory_scope = "leader"
 
     def __init__(self, options: LearnedOptions) -> None:
         rule = Rule(options.learned_prior, options.learned_half_life_s, options.learned_exploration)
@@ -91,14 +91,6 @@ class LearnedState:
         """The newest."""
         self._kept: _Offer | None = None
         self._offered: _Offer | None = None
-
-    def wants(self, objects: Mapping[str, Mapping[ObjectKey, object]]) -> frozenset[Want]:  # noqa: ARG002
-        """Rewards come from pods."""
-        return frozenset()
-
-    def problems(self, objects: Mapping[str, Mapping[ObjectKey, object]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
-        """Pods that fail are no problem of nodewise's."""
-        return {}
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
         """Learn from what happened since the last look.

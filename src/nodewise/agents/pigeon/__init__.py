@@ -22,7 +22,7 @@ Takes over from the agent `pigeon` of kube-safe-scheduler 0.0.1.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import Handle, Resource, Watched
+from nodewise.agent import AgentKind, Resource, Watched
 from nodewise.agents.pigeon import config, holding
 from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.agents.pigeon.holding import HeldPod
@@ -33,7 +33,7 @@ from nodewise.statistics.holding import SELECTORS
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 
 
-class PigeonKind:
+class PigeonKind(AgentKind):
     """The row of the registry."""
 
     name = "pigeon"
@@ -50,7 +50,7 @@ class PigeonKind:
         return (Watched(PODS, _PODS, HeldPod, keep=keep, selectors=SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any node says how much is requested there (`agent.Concerned`)."""
+        """Whether any node says how much is requested there."""
         given = (node.metadata.annotations for node in nodes)
         return any(one.requested_cpu is not None for one in given if one is not None)
 
@@ -60,9 +60,6 @@ class PigeonKind:
 
     def agent(self, options: PigeonOptions) -> PigeonAgent:
         return PigeonAgent(options, config.aim(options))
-
-    def controller(self, options: PigeonOptions, hands: Handle) -> None:
-        """Nothing is written."""
 
 
 KIND: Final = PigeonKind()

@@ -5,7 +5,15 @@ from typing import Final
 
 import numpy as np
 
-from nodewise.agent import Judge, Names, Rank, Scores, Snapshot, Verdict, Victims
+from nodewise.agent import (
+    FilterPlugin,
+    Names,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    StateExporter,
+    Verdict,
+)
 from nodewise.agents.pigeon import demand as demands
 from nodewise.agents.pigeon import ranks, resources, showing
 from nodewise.agents.pigeon.config import Aim
@@ -19,7 +27,9 @@ PRIORITY: Final = "pigeon-holing"
 """What the older system calls the agent's scores."""
 
 
-class PigeonAgent:
+class PigeonAgent(
+    FilterPlugin[PigeonPod, Slot], ScorePlugin[PigeonPod, Slot], StateExporter[PigeonPod, Slot]
+):
     """The agent `pigeon`."""
 
     name = "pigeon"
@@ -28,17 +38,17 @@ class PigeonAgent:
         self._options = options
         self._aim = aim
         self._rank = ranks.RANKS[options.pigeon_scaling]
-        self.predicates: dict[str, Judge] = {PRIORITY: self.filter} if options.rejects_missing else {}
-        self.priorities: dict[str, Rank] = {PRIORITY: self.score}
+        self.filter_enabled = options.rejects_missing
+        self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
+        self.priorities = {PRIORITY: self.score}
 
-    def equivalence_key(self, pod: PigeonPod) -> None:
+    def equivalence_key(self, pod: PigeonPod) -> tuple[()]:  # noqa: ARG002
         """Which nodes are rejected is the same for all pods."""
+        return ()
 
     def filter(self, pod: PigeonPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
         """With --when-missing reject, nodes of which nobody says how much is requested there."""
-        if not self._options.rejects_missing:
-            return None
-        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        agent_state = self.state(snapshot)
         if agent_state is None:
             return Verdict(
                 np.ones(len(candidates), np.int16), (NotReady(self.name, "the nodes are not read yet"),)
@@ -46,19 +56,9 @@ class PigeonAgent:
         missing = agent_state.missing[candidates.numbers] > 0
         return Verdict(missing.astype(np.int16), (NoStatistics(self.name),))
 
-    def preempt(
-        self,
-        pod: PigeonPod,
-        candidates: Names,
-        snapshot: Snapshot,
-        victims: Victims,  # noqa: ARG002
-    ) -> Verdict | None:
-        """What is evicted does not make known what is requested."""
-        return self.filter(pod, candidates, snapshot)
-
     def score(self, pod: PigeonPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """Nodes that the pod does not fit get 0."""
-        agent_state: Slot | None = snapshot.agent_states.get(self.name)
+        agent_state = self.state(snapshot)
         if agent_state is None:
             return None
         wanted = resources.demand(pod, self._options.pigeon_gpu_resource)
@@ -98,6 +98,6 @@ class PigeonAgent:
         unknown = (missing > 0) & ~np.isnan(values)
         return np.where(unknown, given, self._rank(np.where(unknown, np.nan, values)))
 
-    def show(self, agent_state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
-        """What pods ask for and what nodes have (`agent.Showing`)."""
-        return showing.state(agent_state, self._aim)
+    def export(self, state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
+        """What pods ask for and what nodes have."""
+        return showing.state(state, self._aim)

@@ -15,7 +15,7 @@ Bits = NDArray[np.uint8]
 
 
 class PigeonDetails(NamedTuple):
-    """Of one answer (`agent.Details`, `agent.Numbered`)."""
+    """Of one answer (`agent.Details`)."""
 
     objective: Objective
     measured: Floats

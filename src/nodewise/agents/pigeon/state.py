@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, Want
+from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.config import DEFAULT, Aim
 from nodewise.agents.pigeon.details import Bits, bits
@@ -81,10 +81,10 @@ class _Read(msgspec.Struct, frozen=True, gc=False):
 _NEVER: Final = _Read(None, _Amounts((), ()))
 
 
-class PigeonState:
-    """Remembers what was read of nodes, and of the pods that came (`agent.Counting`, `agent.Remembering`)."""
+class PigeonState(StateBuilder[Slot]):
+    """Remembers what was read of nodes, and of the pods that came."""
 
-    each_replica_learns = True
+    memory_scope = "replica"
 
     def __init__(self, aim: Aim, gpu: str = resources.GPU, *, from_pods: bool = False) -> None:
         self._aim = aim
@@ -94,10 +94,6 @@ class PigeonState:
         self._holdings = Holdings(gpu) if from_pods else None
         self.inputs = Inputs(frozenset({PODS} if from_pods else ()), node_objects=True, metrics=False)
         self._made: tuple[NodeIndex, Sequence[_Amounts], Slot] | None = None
-
-    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
-        """What nodes have and what is requested of them is in the nodes."""
-        return frozenset()
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
         """What is odd about the file."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.agent import Handle, Watched
+from nodewise.agent import AgentKind
 from nodewise.agents.safe.agent import PodFields, SafeAgent
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.agents.safe.state import SafeState
@@ -28,7 +28,7 @@ from nodewise.statistics.annotations import UsageAnnotations
 from nodewise.statistics.load import UsageNode
 
 
-class SafeKind:
+class SafeKind(AgentKind):
     """The row of the registry."""
 
     name = "safe"
@@ -37,11 +37,8 @@ class SafeKind:
     pod_fields = PodFields
     node_fields = UsageNode
 
-    def watched(self, options: SafeOptions) -> tuple[Watched, ...]:  # noqa: ARG002 - the contract of a kind
-        return ()
-
     def concerns(self, options: SafeOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any node has statistics, or they are asked of metrics (`agent.Concerned`)."""
+        """Whether any node has statistics, or they are asked of metrics."""
         return options.statistics == "metrics" or any(_has_statistics(node) for node in nodes)
 
     def state(self, options: SafeOptions, sync_period_s: float) -> SafeState:  # noqa: ARG002
@@ -49,9 +46,6 @@ class SafeKind:
 
     def agent(self, options: SafeOptions) -> SafeAgent:
         return SafeAgent(options)
-
-    def controller(self, options: SafeOptions, hands: Handle) -> None:
-        """It only answers."""
 
 
 _STATISTICS: Final = tuple(

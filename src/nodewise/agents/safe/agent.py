@@ -6,7 +6,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Judge, Names, Rank, Reason, Scores, Snapshot, Verdict, Victims
+from nodewise.agent import (
+    FilterPlugin,
+    Names,
+    Reason,
+    ScorePlugin,
+    Scores,
+    Snapshot,
+    Verdict,
+    Victims,
+)
 from nodewise.agents.safe import balance, reasons, shares
 from nodewise.agents.safe.details import RiskDetails
 from nodewise.agents.safe.options import SafeOptions
@@ -32,7 +41,7 @@ class PodFields(RequestingPod, frozen=True, gc=False):
     metadata: PodMetadata = PodMetadata()
 
 
-class SafeAgent:
+class SafeAgent(FilterPlugin[PodFields, Base], ScorePlugin[PodFields, Base]):
     """The agent `safe`: predicate `safe-overload`, priorities `safe-overload` and `safe-balance`."""
 
     name = "safe"
@@ -47,8 +56,11 @@ class SafeAgent:
             for resource in RESOURCES
         )
         self._reasons: tuple[Reason, ...] = (*risky, NoStatistics(self.name))
-        self.predicates: dict[str, Judge] = {"safe-overload": self.filter}
-        self.priorities: dict[str, Rank] = {"safe-overload": self.score, "safe-balance": self.balance}
+        self.predicates = {"safe-overload": self.filter}
+        self.priorities = {
+            "safe-overload": self.score,
+            "safe-balance": self.balance,
+        }
 
     def equivalence_key(self, pod: PodFields) -> Request:
         """What the pod asks for; nothing else of it counts."""
@@ -56,7 +68,7 @@ class SafeAgent:
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
         """Rejects where the risk of overload is above the percentile."""
-        before: Base | None = snapshot.agent_states.get(self.name)
+        before = self.state(snapshot)
         if before is None:
             return _unready(candidates)
         return self._judged(shares.with_pod(before, candidates.numbers, self.equivalence_key(pod)))
@@ -68,7 +80,7 @@ class SafeAgent:
 
         But where the pod itself is the victim its load is measured already, and is not added once more.
         """
-        before: Base | None = snapshot.agent_states.get(self.name)
+        before = self.state(snapshot)
         if before is None:
             return _unready(candidates)
         with_pod = shares.with_pod(before, candidates.numbers, self.equivalence_key(pod))
@@ -80,7 +92,7 @@ class SafeAgent:
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """`safe-overload`: the less risk the better."""
-        before: Base | None = snapshot.agent_states.get(self.name)
+        before = self.state(snapshot)
         if before is None:
             return None
         found = shares.with_pod(before, candidates.numbers, self.equivalence_key(pod))
@@ -88,7 +100,7 @@ class SafeAgent:
 
     def balance(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """`safe-balance`: the less load the better, the mean and how much it varies taken together."""
-        before: Base | None = snapshot.agent_states.get(self.name)
+        before = self.state(snapshot)
         if before is None:
             return None
         found = shares.with_pod(before, candidates.numbers, self.equivalence_key(pod))

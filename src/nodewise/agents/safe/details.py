@@ -16,7 +16,7 @@ _BLOCK: Final = 64
 
 
 class RiskDetails:
-    """Of one answer (`agent.Details`, `agent.Numbered`). Exact risks are worked out when they are first asked for."""
+    """Of one answer (`agent.Details`). Exact risks are worked out when they are first asked for."""
 
     def __init__(
         self, shares: Shares, threshold: float, percentile: float, *, prints_table: bool = False

@@ -3,14 +3,14 @@
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from nodewise.agent import ClusterState, Inputs, ObjectKey, Want
+from nodewise.agent import ClusterState, Inputs, ObjectKey, StateBuilder, Want
 from nodewise.agents.safe import shares
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.agents.safe.shares import Base
 from nodewise.statistics.load import LoadReader
 
 
-class SafeState:
+class SafeState(StateBuilder[Base | None]):
     """What does not depend on the pod is computed here, for all nodes."""
 
     def __init__(self, options: SafeOptions) -> None:
@@ -21,10 +21,6 @@ class SafeState:
     def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
         """The metrics of the nodes' load, whatever objects there are."""
         return self._reader.wants
-
-    def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> dict[str, tuple[str, ...]]:  # noqa: ARG002
-        """None: no object is the agent's own."""
-        return {}
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Base | None]:
         """The load of all nodes; None before its metrics were asked for, as then nothing says that it is missing."""

@@ -27,13 +27,14 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.agent import Handle, Resource, Watched
+from nodewise.agent import Resource, Watched
 from nodewise.agents.telemetry.agent import PodFields, TelemetryAgent
 from nodewise.agents.telemetry.controller import TelemetryController
 from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryState
 from nodewise.agents.telemetry.trust import LABEL, NAMESPACES, VALUE, NamespaceObject
+from nodewise.controllers import ControllerKind, Handle
 
 
 class NodeMetadata(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ TASPOLICIES: Final = Resource(
 _NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
 
 
-class TelemetryKind:
+class TelemetryKind(ControllerKind):
     """The row of the registry."""
 
     name = "telemetry"
@@ -77,11 +78,11 @@ class TelemetryKind:
         return policies, Watched(NAMESPACES, _NAMESPACES, NamespaceObject, selectors=trusted)
 
     def resources(self, options: TelemetryOptions) -> dict[str, bool]:  # noqa: ARG002
-        """What pods with a policy ask for, as the older system had it (`agent.Requested`)."""
+        """What pods with a policy ask for, as the older system had it."""
         return {"telemetry/scheduling": True}
 
     def concerns(self, options: TelemetryOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any pod names a policy, be there one or not (`agent.Concerned`)."""
+        """Whether any pod names a policy, be there one or not."""
         agent = TelemetryAgent()
         return any(agent.equivalence_key(pod) is not None for pod in pods)
 
@@ -91,8 +92,8 @@ class TelemetryKind:
     def agent(self, options: TelemetryOptions) -> TelemetryAgent:  # noqa: ARG002 - the contract of a kind
         return TelemetryAgent()
 
-    def controller(self, options: TelemetryOptions, hands: Handle) -> TelemetryController:
-        return TelemetryController(TASPOLICIES, options, hands)
+    def controller(self, options: TelemetryOptions, handle: Handle) -> TelemetryController:
+        return TelemetryController(TASPOLICIES, options, handle)
 
 
 KIND: Final = TelemetryKind()

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from nodewise.agent import Names, Reason, Scores, Snapshot, Verdict, Victims
+from nodewise.agent import FilterPlugin, Names, Reason, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.telemetry import ranks, reasons
-from nodewise.agents.telemetry.state import PolicySlot
+from nodewise.agents.telemetry.state import PolicySlot, Slot
 
 POLICY_LABEL: Final = "telemetry-policy"
 """The pod label that names a TASPolicy of the pod's own namespace."""
@@ -57,7 +57,7 @@ class PodFields(msgspec.Struct, frozen=True):
     metadata: PodMetadata = PodMetadata()
 
 
-class TelemetryAgent:
+class TelemetryAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot]):
     """The agent `telemetry`. Its answers do not depend on other pods, so victims make no difference."""
 
     name = "telemetry"
@@ -79,15 +79,6 @@ class TelemetryAgent:
         evidence = tuple(rule.evidence(candidates) for rule in found.filtering)
         return Verdict(codes[candidates.numbers], texts, evidence, joined)
 
-    def preempt(
-        self,
-        pod: PodFields,
-        candidates: Names,
-        snapshot: Snapshot,
-        victims: Victims,  # noqa: ARG002 - no matter here
-    ) -> Verdict | None:
-        return self.filter(pod, candidates, snapshot)
-
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
         found = self._policy(pod, snapshot)
         if not isinstance(found, PolicySlot) or found.ranks is None or found.preferring is None:
@@ -103,7 +94,7 @@ class TelemetryAgent:
         namespace, name = asked
         if not name:
             return reasons.LabelEmpty(POLICY_LABEL)
-        agent_state = snapshot.agent_states.get(self.name)
+        agent_state = self.state(snapshot)
         if agent_state is None:
             return reasons.NotReady()
         found: PolicySlot | None = agent_state.get((namespace, name))

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from nodewise import quantity, turns
-from nodewise.agent import Handle, ObjectKey, Resource, Snapshot
+from nodewise.agent import ObjectKey, Resource, Snapshot
 from nodewise.agents.telemetry import labels, ownership, status
 from nodewise.agents.telemetry.labels import Labels
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -18,6 +18,7 @@ from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicySlot, Slot
 from nodewise.agents.telemetry.status import Status
 from nodewise.clock import format_rfc3339
+from nodewise.controllers import Controller, Handle
 from nodewise.errors import Conflict, Refused, Unavailable
 from nodewise.kube.api import NotFound
 from nodewise.kube.bulk import every
@@ -36,13 +37,13 @@ after this."""
 _APPLY: Final = {"fieldManager": FIELD_MANAGER}
 
 
-class TelemetryController:
+class TelemetryController(Controller):
     """Makes node labels and policies' status say what the snapshot says."""
 
-    def __init__(self, taspolicies: Resource, options: TelemetryOptions, hands: Handle) -> None:
-        self._labels = LabelWriter(hands)
-        self._statuses = StatusWriter(taspolicies, hands)
-        self._advertiser = Advertiser(options.advertise_resource, hands)
+    def __init__(self, taspolicies: Resource, options: TelemetryOptions, handle: Handle) -> None:
+        self._labels = LabelWriter(handle)
+        self._statuses = StatusWriter(taspolicies, handle)
+        self._advertiser = Advertiser(options.advertise_resource, handle)
         if options.trust_all_namespaces:
             logs.emit("all_namespaces_trusted")
         if options.label_policies_from:
@@ -82,8 +83,8 @@ class LabelWriter:
     more, and after a write whose answer was lost.
     """
 
-    def __init__(self, hands: Handle) -> None:
-        self._hands = hands
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
         self._owned: dict[str, Labels] = {}
         self._doubted: set[str] = set()
         self._seen: dict[str, Any] = {}
@@ -116,8 +117,8 @@ class LabelWriter:
         }
         differing = {node: given for node, given in allowed.items() if given != self._owned.get(node, {})}
         self._leave(len(differing))
-        until_s = self._hands.clock.monotonic() + _STEP_S
-        due = takewhile(lambda _: self._hands.clock.monotonic() < until_s, differing.items())
+        until_s = self._handle.clock.monotonic() + _STEP_S
+        due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, differing.items())
         await every(self._finish(node, given) for node, given in due)
 
     async def _finish(self, node: str, wanted: Labels) -> None:
@@ -127,7 +128,7 @@ class LabelWriter:
     def _leave(self, count: int) -> None:
         """So many nodes are still to be written."""
         self._left = count
-        self._hands.meters.set("nodes_to_label", count)
+        self._handle.meters.set("nodes_to_label", count)
 
     def _allowed(self, node: str, wanted: Labels) -> Labels:
         denied = self._denied.get(node)
@@ -136,7 +137,7 @@ class LabelWriter:
     async def _doubt_changed(self) -> None:
         """Doubt the nodes that changed and show other labels of ours than we know of."""
         seen: dict[str, Any] = {}
-        async for node in turns.paced(self._hands.nodes.values()):
+        async for node in turns.paced(self._handle.nodes.values()):
             name = node.metadata.name
             seen[name] = node
             if self._seen.get(name) is node:
@@ -152,7 +153,7 @@ class LabelWriter:
 
     def _forgive(self) -> None:
         """Ask again for what was denied long ago."""
-        now_s = self._hands.clock.monotonic()
+        now_s = self._handle.clock.monotonic()
         for node, denied in list(self._denied.items()):
             left = {key: until_s for key, until_s in denied.items() if until_s > now_s}
             if left:
@@ -161,7 +162,7 @@ class LabelWriter:
                 del self._denied[node]
 
     async def _write(self, node: str, wanted: Labels) -> None:
-        found = self._hands.nodes.get("", node)
+        found = self._handle.nodes.get("", node)
         if found is None:
             self._owned.pop(node, None)
             return
@@ -169,7 +170,7 @@ class LabelWriter:
         metadata = {"name": node, "uid": found.metadata.uid, "labels": wanted}
         body = {"apiVersion": NODES.api_version, "kind": NODES.kind, "metadata": metadata}
         try:
-            await self._hands.api.patch(NODES.path(name=node), body, "apply", _APPLY)
+            await self._handle.api.patch(NODES.path(name=node), body, "apply", _APPLY)
         except NotFound:
             self._owned.pop(node, None)
         except Conflict as error:
@@ -178,8 +179,8 @@ class LabelWriter:
             self._doubted.add(node)  # it may have been written all the same
             raise
         else:
-            self._hands.meters.count("label_writes_total")
-            self._hands.node_writes.count += 1
+            self._handle.meters.count("label_writes_total")
+            self._handle.node_writes.count += 1
             self._owned[node] = wanted
             if not wanted:
                 del self._owned[node]
@@ -190,7 +191,7 @@ class LabelWriter:
         if not denied:  # another node of that name by now; the store will tell
             self._owned.pop(node, None)
             return
-        until_s = self._hands.clock.monotonic() + _CONFLICT_S
+        until_s = self._handle.clock.monotonic() + _CONFLICT_S
         self._denied.setdefault(node, {}).update(dict.fromkeys(denied, until_s))
         logs.emit("label_conflict", node=node, keys=sorted(denied), error=str(error))
         left = {key: value for key, value in wanted.items() if key not in denied}
@@ -209,7 +210,7 @@ class LabelWriter:
     async def _read_node(self, name: str, keys: frozenset[str]) -> Labels:
         path = NODES.path(name=name)
         try:
-            metadata = msgspec.json.decode(await self._hands.api.get(path))["metadata"]
+            metadata = msgspec.json.decode(await self._handle.api.get(path))["metadata"]
             heirloom = ownership.inherited(metadata, keys)
             if heirloom:
                 entries = ownership.taken_over(metadata, heirloom, NODES.api_version)
@@ -217,7 +218,7 @@ class LabelWriter:
                     {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
                     {"op": "replace", "path": "/metadata/managedFields", "value": entries},
                 ]
-                await self._hands.api.patch(path, patch, "json", _APPLY)
+                await self._handle.api.patch(path, patch, "json", _APPLY)
                 logs.emit("labels_taken_over", node=name, keys=sorted(heirloom))
                 metadata = {**metadata, "managedFields": entries}
         except NotFound:
@@ -228,9 +229,9 @@ class LabelWriter:
 class StatusWriter:
     """Writes policies' status, and tells its changes for the worse and the better as events."""
 
-    def __init__(self, taspolicies: Resource, hands: Handle) -> None:
+    def __init__(self, taspolicies: Resource, handle: Handle) -> None:
         self._taspolicies = taspolicies
-        self._hands = hands
+        self._handle = handle
         self._written: dict[ObjectKey, tuple[Status, float]] = {}
         self._refused: dict[ObjectKey, float] = {}
 
@@ -245,22 +246,22 @@ class StatusWriter:
         self._written = {key: written for key, written in self._written.items() if key in agent_state}
         self._refused = {key: until_s for key, until_s in self._refused.items() if key in agent_state}
         suspended = sum(len(found.suspended) for found in agent_state.values())
-        self._hands.meters.set("rules_suspended", suspended)
+        self._handle.meters.set("rules_suspended", suspended)
         oldest_first = sorted(agent_state, key=self._written_s)
-        until_s = self._hands.clock.monotonic() + _STEP_S
-        due = takewhile(lambda _: self._hands.clock.monotonic() < until_s, oldest_first)
+        until_s = self._handle.clock.monotonic() + _STEP_S
+        due = takewhile(lambda _: self._handle.clock.monotonic() < until_s, oldest_first)
         await every(self._one(key, agent_state[key], clashes.get(key, "")) for key in due)
 
     def _written_s(self, key: ObjectKey) -> float:
         return self._written[key][1] if key in self._written else float("-inf")
 
     async def _one(self, key: ObjectKey, decided: PolicySlot, clash: str) -> None:
-        given: PolicyObject | None = self._hands.objects[POLICIES].get(*key)
+        given: PolicyObject | None = self._handle.objects[POLICIES].get(*key)
         if given is None:
             return
         before, written_s = self._written.get(key, (status.read(given.status), float("-inf")))
-        now_s = self._hands.clock.monotonic()
-        now = format_rfc3339(self._hands.clock.now())
+        now_s = self._handle.clock.monotonic()
+        now = format_rfc3339(self._handle.clock.now())
         wanted = status.desired(decided, given.metadata.generation, clash, before, now)
         only_counts = wanted.conditions == before.conditions and (
             wanted.observed_generation == before.observed_generation
@@ -284,9 +285,9 @@ class StatusWriter:
             old = known.get(one.type)
             good = status.GOOD[one.type]
             if one.status != good and (old is None or old.status == good or old.message != one.message):
-                self._hands.recorder.record(about, "Warning", one.reason, one.message, one.type)
+                self._handle.recorder.record(about, "Warning", one.reason, one.message, one.type)
             elif one.status == good and old is not None and old.status != good:
-                self._hands.recorder.record(about, "Normal", "AllWell", one.message, one.type)
+                self._handle.recorder.record(about, "Normal", "AllWell", one.message, one.type)
 
     async def _write(self, given: PolicyObject, wanted: Status) -> bool:
         """Whether it was taken; an API server that starts refuses for a moment what it grants later."""
@@ -296,7 +297,7 @@ class StatusWriter:
         resource = self._taspolicies
         body = status.document(resource.api_version, resource.kind, identity, wanted)
         try:
-            await self._hands.api.patch(path, body, "apply", {**_APPLY, "force": "true"})
+            await self._handle.api.patch(path, body, "apply", {**_APPLY, "force": "true"})
         except (Conflict, Refused) as error:
             # deleted or replaced meanwhile, or no right to write it: the others' status matters no less
             logs.emit("status_failed", policy=path, error=str(error))
@@ -307,14 +308,14 @@ class StatusWriter:
 class Advertiser:
     """Keeps an extended resource on every node, also after a kubelet wrote its node anew."""
 
-    def __init__(self, resource: str, hands: Handle) -> None:
+    def __init__(self, resource: str, handle: Handle) -> None:
         self._name, _, self._amount = resource.partition("=")
-        self._hands = hands
+        self._handle = handle
 
     async def step(self) -> None:
         if not self._name:
             return
-        lacking = [node.metadata.name for node in self._hands.nodes.values() if self._lacks(node)]
+        lacking = [node.metadata.name for node in self._handle.nodes.values() if self._lacks(node)]
         await every(self._give(name) for name in lacking)
 
     def _lacks(self, node: Any) -> bool:
@@ -329,7 +330,7 @@ class Advertiser:
         amounts = {self._name: self._amount}
         body = {"status": {"capacity": amounts, "allocatable": amounts}}
         try:
-            await self._hands.api.patch(NODES.path(name=name, subresource="status"), body, "merge", _APPLY)
+            await self._handle.api.patch(NODES.path(name=name, subresource="status"), body, "merge", _APPLY)
         except NotFound:
             return
 

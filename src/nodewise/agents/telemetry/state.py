@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from nodewise.agent import ClusterState, Inputs, ObjectKey, Want
+from nodewise.agent import ClusterState, Inputs, ObjectKey, StateBuilder, Want
 from nodewise.agents.telemetry import labels, ranks, reasons, rules, suspension
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.labels import LabelColumn
@@ -51,7 +51,7 @@ class _LaidOut(NamedTuple):
     """Why no node has a value; empty if one has."""
 
 
-class TelemetryState:
+class TelemetryState(StateBuilder[Slot]):
     """Remembers what was read and laid out, so that only what changed is computed again."""
 
     inputs = Inputs(frozenset({POLICIES, NAMESPACES}))

@@ -7,15 +7,15 @@
 | `agent.py` | answers a request from that array: put your own arithmetic there |
 """
 
-from typing import Any, Final
+from typing import Final
 
-from nodewise.agent import Handle, Watched
+from nodewise.agent import AgentKind
 from nodewise.agents.template.agent import PodFields, TemplateAgent
 from nodewise.agents.template.options import TemplateOptions
 from nodewise.agents.template.state import NodeFields, TemplateState
 
 
-class TemplateKind:
+class TemplateKind(AgentKind):
     """What nodewise sees of this package: its entry point in pyproject.toml names the `KIND` below."""
 
     name = "template"
@@ -24,18 +24,11 @@ class TemplateKind:
     pod_fields = PodFields
     node_fields = NodeFields
 
-    def watched(self, options: TemplateOptions) -> tuple[Watched, ...]:
-        """Objects besides nodes; an agent that needs none works without a cluster as well."""
-        return ()
-
     def state(self, options: TemplateOptions, sync_period_s: float) -> TemplateState:
         return TemplateState()
 
     def agent(self, options: TemplateOptions) -> TemplateAgent:
         return TemplateAgent(options)
-
-    def controller(self, options: Any, hands: Handle) -> None:
-        """Nothing: it only answers."""
 
 
 KIND: Final = TemplateKind()

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import Names, Scores, Snapshot, Verdict, Victims
+from nodewise.agent import FilterPlugin, Names, ScorePlugin, Scores, Snapshot, Verdict
 from nodewise.agents.template.options import TemplateOptions
-from nodewise.agents.template.state import read_number
+from nodewise.agents.template.state import Slot, read_number
 
 
 class PodMetadata(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class TooMuch(msgspec.Struct, frozen=True):
         return "give the pod a higher limit"
 
 
-class TemplateAgent:
+class TemplateAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot]):
     """All arrays are by candidate, in the order of the request. Nothing is changed here: two may ask at once."""
 
     name = "template"
@@ -62,16 +62,12 @@ class TemplateAgent:
         points = np.ones(len(values))
         return Scores(np.nan_to_num(points).round().astype(np.int64))
 
-    def preempt(
-        self, pod: PodFields, candidates: Names, snapshot: Snapshot, victims: Victims
-    ) -> Verdict | None:
-        """Which candidates would be rejected even without the victims: they make no difference here."""
-        return self.filter(pod, candidates, snapshot)
-
     def _values(self, candidates: Names, snapshot: Snapshot) -> NDArray[np.float64]:
         """The nodes' numbers, looked up. While there is no slot, nobody asks us."""
-        found: NDArray[np.float64] = snapshot.agent_states[self.name].values[candidates.numbers]
-        return found
+        state = self.state(snapshot)
+        assert state is not None
+        values: NDArray[np.float64] = state.values[candidates.numbers]
+        return values
 
     def _limit(self, pod: PodFields) -> float:
         """The pod's number; infinite where it has none."""

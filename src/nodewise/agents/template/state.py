@@ -1,13 +1,13 @@
 """The nodes in, one array out. This runs when nodes change, not when kube-scheduler asks."""
 
-from collections.abc import Generator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import ClusterState, Inputs, Want
+from nodewise.agent import ClusterState, Inputs, StateBuilder
 
 
 class NodeAnnotations(msgspec.Struct, frozen=True, rename={"template_value": "template/value"}):
@@ -33,18 +33,10 @@ class Slot(NamedTuple):
     """By node number, and one more for the node that is not known; NaN where there is no number."""
 
 
-class TemplateState:
+class TemplateState(StateBuilder[Slot]):
     """Makes the slot."""
 
     inputs = Inputs(objects=frozenset(), node_objects=True, metrics=False)
-
-    def wants(self, objects: Mapping[str, Any]) -> frozenset[Want]:
-        """Metrics to be fetched: none. With some, `inputs` says `metrics=True` and `world.metrics` has them."""
-        return frozenset()
-
-    def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
-        """What is wrong with watched objects: there are none."""
-        return {}
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
         values = np.full(len(cluster_state.nodes) + 1, np.nan)

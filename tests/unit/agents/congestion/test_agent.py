@@ -4,9 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.agent import Named, Numbered, Snapshot
+from nodewise.agent import Details, Snapshot
 from nodewise.agents.congestion.agent import CongestionAgent
 from nodewise.agents.congestion.options import CongestionOptions
+from nodewise.extender import chain
 from tests.unit.agents.congestion.worlds import POD, scores, snapshot
 
 NO_FACTOR = [None, "", "abc", "50.5", " 50", "50 ", "0x10", "1e1", "1_0", "٣", "nan", "99999999999999999999"]
@@ -86,13 +87,12 @@ def test_without_a_slot_nothing_is_said() -> None:
 class TestWhatIsTold:
     """Every missing factor is named, with what stands in its place."""
 
-    def details(self) -> Numbered:
+    def details(self) -> Details:
         texts = ["55", None, "50.5", "9" * 20, "-5", "x\n" + "y" * 60]
         factors = {f"n{number}": text for number, text in enumerate(texts)}
         given = snapshot(factors)
         found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named(list(factors)), given)
         assert found is not None
-        assert isinstance(found.details, Numbered)
         return found.details
 
     def test_in_words(self) -> None:
@@ -130,10 +130,8 @@ class TestRejecting:
 
     def test_nobody_is_rejected_otherwise(self) -> None:
         agent = CongestionAgent(CongestionOptions())
-        given = snapshot({"n1": None})
-        assert isinstance(agent, Named)
         assert agent.predicates == {}
-        assert agent.filter(POD, given.nodes.named(["n1"]), given) is None
+        assert chain.judging(agent) == []
 
     def test_nodes_without_a_factor(self) -> None:
         agent = CongestionAgent(self.OPTIONS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodewise import turns
-from nodewise.agent import Handle, ObjectKey, Tally
+from nodewise.agent import ObjectKey
 from nodewise.agents.gpu import KIND, census, controller, gauges
 from nodewise.agents.gpu import books as accounts
 from nodewise.agents.gpu import ledger as ledgers
@@ -19,7 +19,8 @@ from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.binder import HOLDINGS, LEDGER
 from nodewise.cli import feeds
-from nodewise.cli.feeds import Anew
+from nodewise.cli.feeds import Relister
+from nodewise.controllers import Handle, WriteCounter
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.extender.leading import Leading
 from nodewise.extender.snapshot_cache import SnapshotCache
@@ -130,7 +131,7 @@ class Clearing:
 class Begun:
     """Stores filled anew, and the state forgetful."""
 
-    def __init__(self, lists: Anew, state: Any) -> None:
+    def __init__(self, lists: Relister, state: Any) -> None:
         self._lists, self._state, self.count = lists, state, 0
 
     async def read(self, name: str) -> Any:
@@ -139,7 +140,7 @@ class Begun:
     def begin(self) -> None:
         self.count += 1
         self._lists.begin()
-        self._state.forget()
+        self._state.reset()
 
 
 class Leader:
@@ -156,8 +157,8 @@ class Leader:
         self.keeper = SnapshotCache({"gpu": self.state}, stores, refresher, self.clock, self.meters, PERIOD_S)
         for store in (self.feed.nodes, *self.feed.objects.values()):
             store.subscribe(lambda _: self.keeper.touch())
-        assert self.feed.anew is not None
-        self.begun = Begun(self.feed.anew, self.state)
+        assert self.feed.relister is not None
+        self.begun = Begun(self.feed.relister, self.state)
         self.clearing = Clearing(api)
         self.controller = KIND.controller(given, self._hands())
         self.leads = True
@@ -169,7 +170,7 @@ class Leader:
         recorder = Recorder(self.api, Reporter("test", "test"), self.clock, self.meters)
         more = (OURS, lambda: self.keeper.snapshot, self.begun, self.clearing)
         stores = (self.feed.objects, self.feed.nodes)
-        return Handle(self.api, *stores, recorder, self.clock, self.meters, Tally(), *more)
+        return Handle(self.api, *stores, recorder, self.clock, self.meters, WriteCounter(), *more)
 
     @asynccontextmanager
     async def going(self) -> AsyncIterator[None]:
@@ -451,8 +452,8 @@ class TestChecks:
     def test_an_event_that_never_came_is_found_and_mended(self) -> None:
         async def test(api: Api, leader: Leader) -> None:
             await asyncio.sleep(1)
-            assert leader.feed.anew is not None
-            for reflector in leader.feed.anew._reflectors:
+            assert leader.feed.relister is not None
+            for reflector in leader.feed.relister._reflectors:
                 if reflector.store is leader.feed.objects["pods"]:
                     reflector._intake._writer.remove(("d", "a"))
             await asyncio.sleep(10)
@@ -481,7 +482,7 @@ class TestChecks:
     def test_a_list_that_cannot_be_had_ends_nothing(self) -> None:
         async def test(api: Api, leader: Leader) -> None:
             await asyncio.sleep(295)
-            leader.feed.anew._api = Failing()  # type: ignore[union-attr, assignment]
+            leader.feed.relister._api = Failing()  # type: ignore[union-attr, assignment]
             await asyncio.sleep(10)
             assert leader.metric("gpu_checks_total{") == ['gpu_checks_total{outcome="undecided"} 1.0']
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from nodewise import turns
-from nodewise.agent import NodeIndex, Remembering
+from nodewise.agent import NodeIndex
 from nodewise.agents.learned import memory as memories
 from nodewise.agents.learned.memory import Memory
 from nodewise.agents.learned.options import LearnedOptions
@@ -39,8 +39,7 @@ def stored(life: Life, before: bytes | None = None) -> bytes:
 
 def test_the_state_is_one_that_remembers() -> None:
     life = Life()
-    assert isinstance(life.state, Remembering)
-    assert not life.state.each_replica_learns
+    assert life.state.memory_scope == "leader"
 
 
 def test_scores_of_what_was_kept() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nodewise import clock
-from nodewise.agent import Named, NodeIndex, Numbered, Snapshot
+from nodewise.agent import NodeIndex, ScorePlugin, Snapshot
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.metrics.snapshot import MetricsSnapshot
@@ -202,7 +202,6 @@ class TestDetails:
 
     def test_they_have_numbers_and_a_size(self):
         details = Asked(loaded(0.85, 0.1)).filter(NOTHING).details
-        assert isinstance(details, Numbered)
         assert details.nbytes == 2 * (8 + 8 + 8 + 1)
 
     def test_numbers_of_many_candidates_are_those_of_each(self):
@@ -237,7 +236,7 @@ class TestDetails:
 
 def test_its_judgements_have_names():
     agent = KIND.agent(SafeOptions())
-    assert isinstance(agent, Named)
+    assert isinstance(agent, ScorePlugin)
     assert list(agent.predicates) == ["safe-overload"]
     assert list(agent.priorities) == ["safe-overload", "safe-balance"]
 

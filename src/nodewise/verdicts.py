@@ -1,0 +1,106 @@
+"""Values that an agent's plugins return: verdicts, scores, and what they are based on. Part of the public contract."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nodewise.metrics.column import States, Values
+
+MAX_SCORE: Final = 10
+"""kube-scheduler's MaxExtenderPriority (k8s.io/kube-scheduler v0.36 extender/v1); it does not clamp."""
+
+COMPARISONS: Final[Mapping[str, np.ufunc]] = {
+    "LessThan": np.less,
+    "GreaterThan": np.greater,
+    "Equals": np.equal,
+}
+"""The operators of evidence: a rule is violated where `value operator target` is true. Comparisons are exact."""
+
+Joined = Literal["any", "all"]
+"""How many of its rules a node must violate to be rejected."""
+
+
+class Reason(Protocol):
+    """Why a node is rejected. A value; its texts are made when they are read."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the agent cannot decide, so that it rejects every node: not the nodes' fault."""
+        ...
+
+    def text(self) -> str:
+        """What kube-scheduler shows on the pod. Few distinct texts: events group nodes by it."""
+        ...
+
+    def remedy(self) -> str:
+        """What to do about it, for `explain`; empty where values and targets say it."""
+        ...
+
+
+class Evidence(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The measured values of one rule, by candidate."""
+
+    metric: str
+    operator: str
+    target: int | None
+    """Nano-units; None where the rule only ranks."""
+    values: Values
+    """Nano-units; meaningless where the state is not FRESH or STALE."""
+    states: States
+    """`ValueState` of each."""
+    ages_s: NDArray[np.float64]
+    """NaN where unknown."""
+    rejects_missing: bool = False
+    """Whether the rule rejects a node that has no fresh value."""
+
+
+class Details(Protocol):
+    """What an agent knows about each candidate in addition. Texts are made when they are read."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that keeping it takes."""
+        ...
+
+    def text(self, candidate: int) -> str:
+        """What the pod gets on the node, or what is missing there; empty for nothing more to say."""
+        ...
+
+    def distances(self) -> NDArray[np.float64]:
+        """By candidate, how far a rejected one is from passing: from 0, nearly, to 1."""
+        ...
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """The numbers of one candidate, as JSON takes them, NaN becomes null; empty if there are none."""
+        ...
+
+
+class Verdict(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Which candidates an agent rejects, and why."""
+
+    codes: NDArray[np.int16]
+    """By candidate: 0 passes, k is rejected for `reasons[k - 1]`."""
+    reasons: tuple[Reason, ...]
+    evidence: tuple[Evidence, ...] = ()
+    joined: Joined | None = None
+    """How the verdict follows from the evidence, for counterfactuals in `explain`.
+
+    None where more than the evidence decides.
+    """
+    details: Details | None = None
+
+
+class Scores(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """An agent's scores of the candidates."""
+
+    points: NDArray[np.int64]
+    """By candidate, whole numbers from 0 to `MAX_SCORE`."""
+    evidence: tuple[Evidence, ...] = ()
+    details: Details | None = None
+    label: str = ""
+    """Which of the agent's priorities this is; empty for an agent without named priorities. Set by the chain."""
+    weight: float = 1.0
+    """Its weight in the mean. Set by the chain."""
