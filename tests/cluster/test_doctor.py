@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 import yaml
 
-from nodewise.configure.doctor.findings import CATALOGUE
+from nodewise.doctor.findings import CATALOGUE
 from tests.cluster import (
     defects,
     healthy_cluster,

@@ -6,22 +6,23 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodewise.agents.gpu import profile as gpu_profiles
 from nodewise.agents.telemetry import policy as policies
-from nodewise.cli.doctor import measuring, nodes, pods
-from nodewise.cli.doctor.nodes import gpu_profiles
-from nodewise.configure.doctor import (
-    admission,
-    configurations,
-    counted,
-    deschedulers,
-    examination,
-    papers,
-    workloads,
+from nodewise.doctor import examination
+from nodewise.doctor.collectors import access, deschedulers, nodes, programs, replicas
+from nodewise.doctor.collectors import policies as policy_collectors
+from nodewise.doctor.facts import (
+    Descheduler,
+    EntryCertificates,
+    Extender,
+    Facts,
+    MetricCoverage,
+    Scheduler,
+    Server,
 )
-from nodewise.configure.doctor import settings as settings_
-from nodewise.configure.doctor.facts import Descheduler, Extender, Facts, Measured, Papers, Scheduler, Server
+from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
 from nodewise.visible import short
-from tests.unit.configure.doctor.setups import NOW, SOUND
+from tests.unit.doctor.facts_factory import NOW, POLICY, SOUND
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _NAMES = """
@@ -65,28 +66,28 @@ def encoded(value: Any) -> bytes:
 @settings(deadline=None)
 @given(KINDS, VALUES, TEXTS)
 def test_workloads_of_any_shape_are_read(kind: str, value: Any, path: str) -> None:
-    pod = workloads.read(kind, value)
-    for one in pod.containers:
-        settings_.of(one, encoded(value))
-        settings_.config_path(one)
-        workloads.mount(one, path)
-        workloads.mount(one, f"/{path}")
-    pods._single(encoded(value))
-    pods._waiting(0.0, encoded(value))
-    nodes._kept(encoded(value), list(gpu_profiles.PROFILES.values()))
-    measuring._read(encoded(value))
+    for container in workloads.parse(kind, value).containers:
+        workloads.settings(container, encoded(value))
+        workloads.settings_file(container)
+        workloads.find_mount(container, path)
+        workloads.find_mount(container, f"/{path}")
+    programs.parse_single_pod(encoded(value))
+    programs.parse_pod(0.0, encoded(value))
+    nodes.parse_node(list(gpu_profiles.PROFILES.values()), encoded(value))
+    if policy := policy_collectors.parse_policy(encoded(value)):
+        policy_collectors.evaluate([policy], {}, ["a"], [])
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=80) | VALUES.map(encoded))
 def test_texts_of_any_kind_are_read(text: bytes) -> None:
-    configurations.parse(text)
-    deschedulers.parse("d", text)
-    settings_.of_file(text)
-    counted.read("p", text, 0.0)
-    papers.chain(text)
-    papers.public(text)
-    papers.of_der([text])
+    scheduler_configuration.parse(text)
+    deschedulers.parse_policy("d", text)
+    workloads.parse_settings(text)
+    replicas.parse_metrics("p", text, 0.0)
+    certificates.parse_pem(text)
+    certificates.public_key(text)
+    certificates.parse_der([text])
 
 
 @settings(deadline=None)
@@ -97,8 +98,8 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
         "extenders": [more],
         **(config if isinstance(config, dict) else {}),
     }
-    pod = workloads.read("Deployment", {"spec": {"template": workload}, "metadata": more})
-    read = configurations.read(whole)
+    deployment = workloads.parse("Deployment", {"spec": {"template": workload}, "metadata": more})
+    read = scheduler_configuration.read(whole)
     listed = policies.read(policies.PolicyObject(spec=msgspec.Raw(encoded(more))))
     problems = tuple(map(str, listed.problems))
     facts = Facts(
@@ -107,23 +108,23 @@ def test_a_cluster_of_any_shape_is_examined(config: Any, workload: Any, more: An
             Scheduler(
                 str(config),
                 read,
-                pod,
-                {one.number: Papers((), (), b"") for one in read.entries},
-                {one.number: Server() for one in read.entries},
+                deployment,
+                {entry.number: EntryCertificates((), (), b"") for entry in read.entries},
+                {entry.number: Server() for entry in read.entries},
             ),
             *SOUND.schedulers,
         ),
-        extenders=(Extender(pod, settings_.of_file(encoded(more))),),
-        pods=tuple(one for one in [pods._waiting(0.0, encoded(workload))] if one),
-        policies=tuple(one._replace(problems=problems) for one in SOUND.policies),
-        nodes=5000,
-        measured={"heat": Measured(0, (str(more),))},
-        admission=admission.read([config, more], [more]),
-        deschedulers=(deschedulers.read("d", more), Descheduler("e", ())),
-        elsewhere=(pod.where,),
+        extenders=(Extender(deployment, workloads.parse_settings(encoded(more))),),
+        pods=tuple(filter(None, [programs.parse_pod(0.0, encoded(workload))])),
+        policies=(POLICY._replace(problems=problems),),
+        node_count=5000,
+        metrics={"heat": MetricCoverage(0, (str(more),))},
+        admission_policies=access.enforced_policies([config, more], [more]),
+        deschedulers=(deschedulers.read_policy("d", more), Descheduler("e", ())),
+        programs_elsewhere=(deployment.where,),
     )
-    for one in examination.examine(facts).findings:
-        for text in one[1:]:
+    for finding in examination.examine(facts).findings:
+        for text in finding[1:]:
             assert text
             assert text == short(text, 10_000)
             assert text.isprintable()

@@ -15,10 +15,11 @@ from nodewise import yaml_loader
 from nodewise.agents.gpu import profile
 from nodewise.cli import config_file
 from nodewise.configure import yamltext
-from nodewise.configure.doctor import configurations, deschedulers
 from nodewise.cpu import configmap
 from nodewise.cpu.configmap import Texts
 from nodewise.cpu.webhook import config as webhook
+from nodewise.doctor.collectors import deschedulers
+from nodewise.doctor.parsing import scheduler_configuration
 from nodewise.errors import BadInput, NodewiseError
 from nodewise.kube import documents, kubeconfig
 from nodewise.yaml_loader import MOST_FROM_ALIASES, load
@@ -128,8 +129,8 @@ def test_a_value_that_is_none_of_its_tag_is_refused() -> None:
 
 
 def test_the_doctor_reads_on_without_what_is_refused() -> None:
-    assert str(MOST_FROM_ALIASES) in str(configurations.parse(BOMB.encode()).problems)
-    assert str(MOST_FROM_ALIASES) in str(deschedulers.parse("here", BOMB.encode()).plugins)
+    assert str(MOST_FROM_ALIASES) in str(scheduler_configuration.parse(BOMB.encode()).problems)
+    assert str(MOST_FROM_ALIASES) in str(deschedulers.parse_policy("here", BOMB.encode()).plugins)
 
 
 class Counted(yaml_loader.Loader):

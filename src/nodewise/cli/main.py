@@ -29,7 +29,7 @@ COMMANDS: Final = {
         "nodewise.cli.certs",
         "Make and renew certificates of nodewise and of kube-scheduler's client.",
     ),
-    "doctor": ("nodewise.cli.doctor", "Name what is wrong with a cluster's set-up, and the remedy."),
+    "doctor": ("nodewise.cli.doctor", "Find problems of an installation, each with its remedy."),
     "policy": ("nodewise.cli.policy", "Check policies."),
     "agents": ("nodewise.cli.agents", "What agents there are, and their options."),
 }

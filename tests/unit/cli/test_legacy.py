@@ -13,7 +13,7 @@ import structlog
 from click.testing import CliRunner
 
 from nodewise.cli import extender, legacy, options
-from nodewise.configure.doctor import trust
+from nodewise.doctor.checks import certificates
 from nodewise.errors import BadSettings
 from nodewise.observe import logs
 
@@ -185,7 +185,7 @@ CMK = {
 
 
 def test_doctor_knows_the_flags_that_imply_any_client() -> None:
-    assert trust.OLDER_FLAGS == legacy.OLDER_ONLY
+    assert certificates.OLDER_FLAGS == legacy.OLDER_ONLY
 
 
 @pytest.mark.parametrize(("given", "ours"), CMK.values(), ids=CMK)

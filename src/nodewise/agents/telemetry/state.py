@@ -242,7 +242,7 @@ class TelemetryState(StateBuilder[Slot]):
         elif known is None or known.series is not series or known.nodes is not cluster_state.nodes:
             column = yield from columns.lay_out(series, cluster_state.nodes)
             is_healthy = want.empty_is_healthy and not (series.samples or series.invalid)
-            cause = "" if is_healthy else _cause(series, cluster_state.nodes, column)
+            cause = "" if is_healthy else missing_cause(series, cluster_state.nodes, column)
             self._columns[metric] = _LaidOut(series, cluster_state.nodes, column, cause)
 
     def _column(self, metric: str, cluster_state: ClusterState) -> Column:
@@ -255,7 +255,7 @@ def _rules(policy: Policy) -> list[Rule]:
     return list(dict.fromkeys(rule for rule in every if not rule.unusable))
 
 
-def _cause(series: Series, nodes: NodeIndex, column: Column) -> str:
+def missing_cause(series: Series, nodes: NodeIndex, column: Column) -> str:
     """Why no node has a value; empty if one has, or if there is no node."""
     if not len(nodes) or (column.given == State.FRESH).any():
         return ""

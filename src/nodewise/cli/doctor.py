@@ -1,0 +1,203 @@
+"""`nodewise doctor`: finds problems of an installation in a live cluster. It changes nothing."""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Annotated, Final, Literal
+
+import click
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from nodewise.cli import exits, options
+from nodewise.cli.options import ClusterOptions, CommandLine
+from nodewise.cli.progress import Progress
+from nodewise.cli.settings import CommandOptions
+from nodewise.clock import SystemClock
+from nodewise.doctor import examination
+from nodewise.doctor.collectors import collect
+from nodewise.doctor.collectors.cluster_reader import ClusterReader
+from nodewise.doctor.collectors.session import SchedulerClient, Session, Target
+from nodewise.doctor.findings import CATALOGUE, PAGE, Finding, Report, Severity
+from nodewise.errors import BadSettings, Problem
+from nodewise.kube import credentials, kubeconfig, trust
+from nodewise.kube.connect import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.option import Option
+
+_HEADINGS: Final[dict[Severity, tuple[str, str]]] = {
+    "error": ("Error", "bold red"),
+    "warning": ("Warning", "bold yellow"),
+    "note": ("Note", "bold cyan"),
+}
+_MAX_WIDTH: Final = 110
+_MIN_TEXT_WIDTH: Final = 20
+_INDENT: Final = 4
+_LABEL_WIDTH: Final = 10
+
+
+class DoctorOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise doctor`."""
+
+    output: Annotated[Literal["table", "json"], Option("-o --output")] = "table"
+    """Form of what is printed."""
+
+    scheduler_configs: Annotated[tuple[str, ...], Option("--scheduler-config", metavar="FILE")] = ()
+    """A KubeSchedulerConfiguration, as kube-scheduler reads it; repeat it for several. The files that it names are read
+    from this host."""
+
+    scheduler_url: Annotated[str, Option(metavar="URL")] = ""
+    """A running kube-scheduler whose configuration is read, such as https://127.0.0.1:10259, with the credentials for
+    the API server; a token is sent to a loopback address only."""
+
+    namespaces: Annotated[tuple[str, ...], Option("-n --namespace", metavar="NAMESPACE")] = ("nodewise",)
+    """Namespaces of nodewise and its parts, besides kube-system; repeat it for several. Schedulers and the like of
+    other namespaces are named and not examined, as a tenant can use any name."""
+
+    skip: Annotated[tuple[str, ...], Option(metavar="ID")] = ()
+    """The id of a finding to leave out; repeat it for several."""
+
+    timeout_s: float = 10.0
+    """Timeout per request."""
+
+    no_color: bool = False
+    """No colours. A pipe has none in any case."""
+
+
+def run(command_line: CommandLine) -> None:
+    """Find problems of nodewise's installation in a cluster, each with its remedy.
+
+    It examines kube-scheduler's configuration and certificates, nodewise's replicas and their rights, policies and
+    their metrics, nodes with GPUs or CPU pools, and a descheduler if policies need one. It changes nothing. What it
+    may not read is reported with the missing right, and never counts as sound.
+
+    kube-scheduler's configuration comes from the ConfigMap of a scheduler that runs as a pod, from the file of a static
+    pod if doctor runs on that host, from --scheduler-config, or from kube-scheduler itself with --scheduler-url.
+    On a managed cluster only schedulers of your own can be examined.
+
+    docs/how-to/doctor.md describes each finding by its id.
+
+    \b
+    Examples:
+      nodewise doctor
+      sudo nodewise doctor --kubeconfig /etc/kubernetes/admin.conf
+      nodewise doctor --scheduler-config scheduler-config.yaml -o json
+      kubectl -n kube-system port-forward kube-scheduler-cp 10259 &
+      nodewise doctor --scheduler-url https://127.0.0.1:10259
+
+    \b
+    Exit codes:
+      0  no problem
+      1  the cluster does not respond
+      2  the command line or a setting is invalid
+      3  a problem, or something that could not be read
+    """
+    logs.configure("error")
+    settings = command_line.settings(DoctorOptions)
+    _check_ids(settings.skip)
+    report = asyncio.run(_report(settings, command_line.settings(ClusterOptions).kube))
+    _FORMS[settings.output](report, color=not settings.no_color)
+    if not report.is_sound:
+        click.get_current_context().exit(exits.NO)
+
+
+def _check_ids(ids: Sequence[str]) -> None:
+    unknown = [id_ for id_ in ids if id_ not in CATALOGUE]
+    if unknown:
+        expected = "one of " + ", ".join(CATALOGUE)
+        raise BadSettings("settings", [Problem("--skip", ", ".join(map(repr, unknown)), expected)])
+
+
+async def _report(settings: DoctorOptions, cluster: KubeOptions) -> Report:
+    client = _scheduler_client(cluster) if settings.scheduler_url else None
+    target = Target(settings.scheduler_configs, settings.scheduler_url, client, settings.namespaces)
+    skip = frozenset(settings.skip)
+    api = connect(cluster, MetricsRegistry())
+    try:
+        with Progress() as progress:
+            session = Session(ClusterReader(api, settings.timeout_s, progress.say), target)
+            facts = await collect(session, examination.needed_facts(skip))
+    finally:
+        await api.close()
+    return examination.examine(facts, skip)
+
+
+def _scheduler_client(cluster: KubeOptions) -> SchedulerClient:
+    """The credentials for the API server. kube-scheduler's own certificate is self-signed and not verified."""
+    chosen = kubeconfig.find(cluster.kubeconfig, cluster.context, os.environ)
+    context = trust.context(chosen)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return SchedulerClient(context, credentials.auth(chosen, lambda *_: None, SystemClock()))
+
+
+def print_table(report: Report, *, color: bool) -> None:
+    """Findings by severity and id."""
+    console = Console(highlight=False, no_color=not color)
+    console.width = min(console.width, _MAX_WIDTH)
+    for severity, (heading, style) in _HEADINGS.items():
+        findings = [one for one in report.findings if one.severity == severity]
+        if findings:
+            _print(console, Text(heading, style), 0)
+            for id_, group in groupby(findings, key=lambda one: one.id):
+                _print_group(console, id_, list(group))
+            console.print()
+    _print(console, Text(_summary(report)), 0)
+    if report.findings:
+        _print(console, Text(f"Details: {PAGE}, by the id."), 0)
+
+
+def _print_group(console: Console, id_: str, findings: Sequence[Finding]) -> None:
+    _print(console, Text.assemble((id_, "bold"), "  ", findings[0].title), 2)
+    for number, finding in enumerate(findings):
+        _print(console, Text(finding.object), _INDENT)
+        _print(console, Text(finding.found), _INDENT, "found")
+        if finding.expected not in finding.remedy:
+            _print(console, Text(finding.expected), _INDENT, "expected")
+        following = findings[number + 1].remedy if number + 1 < len(findings) else ""
+        if finding.remedy != following:  # printed once for several in a row
+            _print(console, Text(finding.remedy), _INDENT, "remedy")
+
+
+def _print(console: Console, text: Text, indent: int, label: str = "") -> None:
+    """A text folded to the width, beside its label if it has one."""
+    before = indent + (_LABEL_WIDTH if label else 0)
+    for number, line in enumerate(text.wrap(console, max(console.width - before, _MIN_TEXT_WIDTH))):
+        line.rstrip()
+        head = f"{label}:".rjust(_LABEL_WIDTH - 1) if label and not number else ""
+        console.print(
+            Text.assemble(" " * indent, (f"{head:<{before - indent}}", "dim"), line), soft_wrap=True
+        )
+
+
+def _summary(report: Report) -> str:
+    numbers = {severity: sum(one.severity == severity for one in report.findings) for severity in _HEADINGS}
+    counts = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in numbers.items() if number]
+    checks = f"{len(report.checked)} of {len(report.checked) + len(report.not_checked)} checks were made"
+    result = f"{', '.join(counts)}." if counts else "Nothing is wrong."
+    return f"{result} Looked at: {', '.join(report.examined) or 'nothing'}. {checks}."
+
+
+def print_json(report: Report, *, color: bool) -> None:  # noqa: ARG001 - all forms are called alike
+    document = {
+        "sound": report.is_sound,
+        "findings": [finding.document() for finding in report.findings],
+        "checked": list(report.checked),
+        "not_checked": [{"id": id_, "why": reason} for id_, reason in report.not_checked],
+    }
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
+
+
+_FORMS: Final[dict[str, Callable[..., None]]] = {"table": print_table, "json": print_json}
+
+command = options.make_command(
+    "doctor",
+    run,
+    options.parameters(DoctorOptions, ClusterOptions),
+    "Find problems of an installation, each with its remedy.",
+)

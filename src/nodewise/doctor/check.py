@@ -1,0 +1,69 @@
+"""Checks. A check declares the facts that it needs by its parameters, which have the names of fields of `Facts`.
+
+- A parameter without a default is needed. If the fact could not be read, the check is reported as not made. If only
+  parts of it could not be read, the check gets the other parts and is reported as not made everywhere.
+- A parameter with a default is used if the fact could be read; otherwise the check gets the default.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from nodewise.doctor.facts import DERIVED, Facts, Unavailable
+from nodewise.doctor.findings import CATALOGUE, NotChecked, Result
+
+Function = Callable[..., Iterable[Result]]
+
+
+class Check(NamedTuple):
+    """A check, and what it declares."""
+
+    ids: tuple[str, ...]
+    """The findings that it can have."""
+    function: Function
+    needs: frozenset[str]
+    uses: frozenset[str]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields of `Facts` that have to be collected for it."""
+        return frozenset(DERIVED.get(name, name) for name in self.needs | self.uses)
+
+    def run(self, facts: Facts) -> Iterator[Result]:
+        """Findings, and what could not be checked."""
+        needed = {name: getattr(facts, name) for name in self.needs}
+        for value in needed.values():
+            yield from (NotChecked(id_, part) for part in _missing_parts(value) for id_ in self.ids)
+        if any(isinstance(value, Unavailable) for value in needed.values()):
+            return
+        used = {name: getattr(facts, name) for name in self.uses}
+        yield from self.function(
+            **{name: _readable_parts(value) for name, value in needed.items()},
+            **{name: value for name, value in used.items() if not isinstance(value, Unavailable)},
+        )
+
+
+def _missing_parts(value: Any) -> list[Unavailable]:
+    if isinstance(value, Unavailable):
+        return [value]
+    return [part for part in value if isinstance(part, Unavailable)] if isinstance(value, tuple) else []
+
+
+def _readable_parts(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    return tuple(part for part in value if not isinstance(part, Unavailable))
+
+
+def check(*ids: str) -> Callable[[Function], Check]:
+    """Declare a function as the check of these findings."""
+    assert set(ids) <= CATALOGUE.keys(), ids
+
+    def declare(function: Function) -> Check:
+        parameters = inspect.signature(function).parameters.values()
+        unknown = {parameter.name for parameter in parameters} - {*Facts._fields, *DERIVED}
+        assert not unknown, f"{function.__name__} needs facts that do not exist: {unknown}"
+        needs = frozenset(one.name for one in parameters if one.default is one.empty)
+        return Check(ids, function, needs, frozenset(one.name for one in parameters) - needs)
+
+    return declare

@@ -1,0 +1,290 @@
+"""Checks of the certificates between kube-scheduler and nodewise: whose they are, for what, and how long."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
+from nodewise.doctor.check import check
+from nodewise.doctor.checks.entries import entry_finding
+from nodewise.doctor.facts import (
+    EntryCertificates,
+    Extender,
+    Extenders,
+    Pods,
+    Registration,
+    Registrations,
+    ReplicaMetrics,
+    Server,
+    Service,
+    Unavailable,
+    readable,
+)
+from nodewise.doctor.findings import Finding, NotChecked, Result, finding
+from nodewise.doctor.parsing.certificates import Certificate, Chain, is_signed_by, is_valid_for
+from nodewise.doctor.parsing.scheduler_configuration import split_url
+from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER, is_loopback
+from nodewise.visible import short
+
+EXPIRES_SOON: Final = timedelta(days=14)
+OLDER_FLAGS: Final = frozenset(
+    {"cacert", "kubeConfig", "syncPeriod", "enableAllowlist", "enableDenylist", "balancedResource"}
+    | {"qps", "burst"}
+)
+"""Flags that only TAS or GAS has; they imply --any-client. A test compares them with those of `cli.legacy`."""
+_CLIENT_REASONS: Final = ("client_name", "ca_client")
+"""Reasons of refused connections that are the client certificate's fault."""
+
+
+@check("no-ca-file")
+def server_is_verified(registrations: Registrations) -> Iterator[Finding]:
+    for registration in registrations:
+        entry = registration.entry
+        scheme, host, _, _ = split_url(entry.url)
+        if scheme == "http" and host and not is_loopback(host):
+            found, expected = (f".urlPrefix {entry.url} is plain HTTP", "https://, or a loopback address")
+        elif entry.enable_https and entry.insecure:
+            found, expected = ".tlsConfig.insecure is true", "caFile, and no insecure"
+        elif entry.enable_https and not (entry.ca_file or entry.ca_data):
+            found, expected = ".tlsConfig has no caFile", "caFile"
+        else:
+            continue
+        yield entry_finding("no-ca-file", registration, found, expected)
+
+
+@check("ca-key-as-client-key", "client-certificate-wrong", "server-certificate-wrong", "unknown-ca")
+def certificates(
+    registrations: Registrations, now: datetime, extenders: Extenders = (), cluster_ca: Chain = ()
+) -> Iterator[Result]:
+    """The certificates of each entry that uses TLS."""
+    for registration in registrations:
+        if not registration.entry.enable_https and split_url(registration.entry.url)[0] != "https":
+            continue
+        problems = [*_client(registration, now, extenders), *_key(registration, cluster_ca)]
+        yield from problems
+        if not problems:
+            yield from _is_accepted(registration, extenders)
+        yield from _server(registration, now, extenders)
+
+
+def _client(registration: Registration, now: datetime, extenders: Extenders) -> Iterator[Result]:
+    """The client certificate."""
+    id_, name = "client-certificate-wrong", _cert_name(registration)
+    client = registration.certificates.client
+    if not name:
+        if not (extenders and all(extender.is_set("unsafe") for extender in extenders)):
+            yield entry_finding(id_, registration, ".tlsConfig has no certFile", "a client certificate")
+    elif isinstance(client, Unavailable):
+        yield NotChecked(id_, client)
+        yield NotChecked("ca-key-as-client-key", client)
+    elif not client:
+        found = f": {name} contains no certificate in PEM"
+        yield entry_finding(id_, registration, found, "a client certificate")
+    elif client[0].is_ca:
+        found = f": {name} is a CA's certificate ({_names(client[0])})"
+        yield entry_finding("ca-key-as-client-key", registration, found, "a certificate of its own")
+    else:
+        yield from _validity(id_, registration, client[0], name, now)
+        if not client[0].for_client:
+            found = f": {name} is not for client use"
+            yield entry_finding(id_, registration, found, "extended key usage clientAuth")
+        yield from _client_name(registration, client[0], extenders)
+
+
+def _cert_name(registration: Registration) -> str:
+    """The client certificate's file; empty if the entry has no client certificate."""
+    return registration.entry.cert_file or ("certData" if registration.entry.cert_data else "")
+
+
+def _client_name(registration: Registration, leaf: Certificate, extenders: Extenders) -> Iterator[Finding]:
+    """Whether the certificate has a name of --client-name, if nodewise requires one."""
+    is_required = registration.entry.bind_verb or not all(map(_accepts_any_client, extenders))
+    if not extenders or not is_required:
+        return
+    names = {
+        name
+        for extender in extenders
+        for name in extender.values("client_name") or [SCHEDULER, ISSUED_CLIENT]
+    }
+    if names.isdisjoint(leaf.names):
+        expected = "one of these names"
+        found = (
+            f": {_cert_name(registration)} is for {_names(leaf)}, and nodewise accepts --client-name"
+            f" {', '.join(sorted(names))}"
+        )
+        remedy = "make another: nodewise certs"
+        if leaf.names:
+            remedy = f"start nodewise with --client-name {leaf.names[0]}, or {remedy}"
+        yield entry_finding("client-certificate-wrong", registration, found, expected, remedy)
+
+
+def _accepts_any_client(extender: Extender) -> bool:
+    """Whether it is started with --any-client, or with flags of TAS or GAS, which imply it."""
+    is_implied = not OLDER_FLAGS.isdisjoint(extender.settings) and "client_name" not in extender.settings
+    return extender.is_set("any_client") or is_implied
+
+
+def _validity(
+    id_: str, registration: Registration, certificate: Certificate, name: str, now: datetime
+) -> Iterator[Finding]:
+    ends = f"{certificate.not_after:%Y-%m-%d %H:%M}"
+    lifetime = certificate.not_after - certificate.not_before
+    if now > certificate.not_after:
+        yield entry_finding(id_, registration, f": {name} expired on {ends}", "a valid certificate")
+    elif now < certificate.not_before:
+        found = f": {name} is not valid before {certificate.not_before:%Y-%m-%d %H:%M}"
+        yield entry_finding(id_, registration, found, "a valid certificate")
+    elif certificate.not_after - now < min(EXPIRES_SOON, lifetime / 4):
+        found = f"{registration.entry.field}: {name} expires on {ends}"
+        expected = "a certificate that was renewed in time"
+        yield finding(id_, registration.where, found, expected, severity="warning")
+
+
+def _key(registration: Registration, cluster_ca: Chain) -> Iterator[Result]:
+    """The private key of the client certificate."""
+    cert_name = _cert_name(registration)
+    id_, own = "client-certificate-wrong", registration.certificates
+    name = registration.entry.key_file or ("keyData" if registration.entry.key_data else "")
+    if not cert_name:
+        return
+    if isinstance(own.key, Unavailable):
+        yield NotChecked(id_, own.key)
+    elif not own.key:
+        found = f": {name} contains no key in PEM" if name else ".tlsConfig has no keyFile"
+        yield entry_finding(id_, registration, found, "the client certificate's key")
+    else:
+        client = readable(own.client)
+        if client and client[0].public_key != own.key:
+            found = f": {name} is not the key of {cert_name}"
+            yield entry_finding(id_, registration, found, "the client certificate's key")
+        yield from _key_of_ca(registration, cluster_ca, own.key, name)
+
+
+def _key_of_ca(registration: Registration, cluster_ca: Chain, key: bytes, name: str) -> Iterator[Finding]:
+    """A CA's key as the client's. With a CA's certificate as the client's, that is the finding."""
+    client = readable(registration.certificates.client)
+    authorities = [one for one in (*cluster_ca, *readable(registration.certificates.ca)) if one.is_ca]
+    owner = next((one for one in authorities if one.public_key == key), None)
+    if owner is not None and not (client and client[0].is_ca):
+        found = f": {name} is the key of the CA {_names(owner)}"
+        yield entry_finding("ca-key-as-client-key", registration, found, "a key of its own")
+
+
+def _is_accepted(registration: Registration, extenders: Extenders) -> Iterator[Finding]:
+    """Whether nodewise accepts a client certificate without other problems."""
+    name, chain = _cert_name(registration) or "certData", readable(registration.certificates.client)
+    remedy = "put the CA that signed it into nodewise's --client-ca, or make another: nodewise certs"
+    expected = "a certificate of the --client-ca"
+    accepted = [authorities for one in extenders if (authorities := readable(one.client_ca))]
+    response = registration.server.response
+    if response and response != "answered":
+        found = f": nodewise rejects {name}: {response}"
+        yield entry_finding("unknown-ca", registration, found, expected, remedy)
+    elif response or not chain or not accepted:
+        return
+    elif not any(is_signed_by(chain[0], chain[1:], authorities) for authorities in accepted):
+        found = f": {name} is not signed by nodewise's --client-ca, {_names(accepted[0][0])}"
+        yield entry_finding("unknown-ca", registration, found, expected, remedy)
+
+
+def _server(registration: Registration, now: datetime, extenders: Extenders) -> Iterator[Result]:
+    """nodewise's serving certificate, as kube-scheduler verifies it."""
+    server, entry = registration.server, registration.entry
+    if not server.certificates:
+        if _is_reported(registration):
+            return
+        server = _from_secret(registration, extenders) or server
+    if not server.certificates:
+        reason = f"no handshake from here: {short('; '.join(server.attempts) or 'not tried')}"
+        remedy = "call doctor where nodewise can be reached, as on a host of the control plane"
+        unavailable = Unavailable(f"certificate of {entry.url}", reason, remedy=remedy)
+        yield NotChecked("unknown-ca", unavailable)
+        yield NotChecked("server-certificate-wrong", unavailable)
+        return
+    leaf, host = server.certificates[0], entry.server_name or split_url(entry.url)[1]
+    id_ = "server-certificate-wrong"
+    if not is_valid_for(leaf, host):
+        found = f": nodewise's certificate is for {_names(leaf)}, and kube-scheduler verifies {host}"
+        yield entry_finding(id_, registration, found, f"a certificate for {host}")
+    name = f"nodewise's certificate, from {server.source},"
+    yield from _validity(id_, registration, leaf, name, now)
+    if not entry.insecure and (entry.ca_file or entry.ca_data):
+        yield from _server_ca(registration, server, registration.certificates)
+
+
+def _server_ca(registration: Registration, server: Server, own: EntryCertificates) -> Iterator[Result]:
+    """Whether the CA of the entry signed the serving certificate."""
+    name = registration.entry.ca_file or "caData"
+    if isinstance(own.ca, Unavailable):
+        yield NotChecked("unknown-ca", own.ca)
+    elif not own.ca:
+        found = f": {name} contains no certificate in PEM"
+        yield entry_finding("unknown-ca", registration, found, "the CA of nodewise's certificate")
+    elif not is_signed_by(server.certificates[0], server.certificates[1:], own.ca):
+        found = f": {name} is {_names(own.ca[0])}, which did not sign nodewise's certificate, from {server.source}"
+        yield entry_finding("unknown-ca", registration, found, "the CA that did")
+
+
+def _is_reported(registration: Registration) -> bool:
+    """Whether there is no server at all, which `extender-not-reached` reports."""
+    service = registration.service
+    if isinstance(service, Service):
+        return service.ports is None or service.ready_endpoints == 0
+    return service is None and registration.server.is_refused
+
+
+def _from_secret(registration: Registration, extenders: Extenders) -> Server | None:
+    """The certificate in the Secret of the replicas; None if it is unknown whether the entry leads to them."""
+    namespace = split_url(registration.entry.url)[1].split(".")[1:2]
+    for extender in extenders:
+        chain = readable(extender.serving)
+        if chain and (len(extenders) == 1 or [extender.workload.namespace] == namespace):
+            return Server(certificates=chain, source=f"the Secret of {extender.workload.where}")
+    return None
+
+
+def _names(certificate: Certificate) -> str:
+    names = short(", ".join(certificate.names))
+    return names or ("a CA without a name" if certificate.is_ca else "no name")
+
+
+@check("any-client")
+def any_client(extenders: Extenders) -> Iterator[Finding]:
+    for extender in filter(_accepts_any_client, extenders):
+        if not extender.is_set("unsafe"):
+            expected = "--client-name with the name in kube-scheduler's certificate, without --any-client"
+            found = "--any-client, or a flag of TAS or GAS"
+            yield finding("any-client", extender.workload.where, found, expected)
+
+
+@check("ca-key-as-client-key", "client-certificate-wrong")
+def refused_clients(replica_metrics: tuple[ReplicaMetrics, ...] = ()) -> Iterator[Finding]:
+    """Clients that replicas have counted."""
+    for metrics in replica_metrics:
+        if metrics.ca_clients:
+            found = f"{metrics.ca_clients} connections of a client that presents a CA's certificate"
+            expected = "a client certificate of its own"
+            yield finding("ca-key-as-client-key", metrics.pod, found, expected)
+        refused = [
+            f"{count} refused for {reason}"
+            for reason, count in sorted(metrics.refused.items())
+            if reason in _CLIENT_REASONS and count
+        ]
+        if refused:
+            expected = "clients that nodewise accepts"
+            id_ = "client-certificate-wrong"
+            yield finding(id_, metrics.pod, ", ".join(refused), expected, severity="warning")
+
+
+@check("unknown-ca", "server-certificate-wrong")
+def scheduler_errors(pods: Pods = ()) -> Iterator[Finding]:
+    """A TLS error that kube-scheduler reports on a pod that waits; the first one is enough."""
+    for pod in pods:
+        message = pod.message.lower()
+        if not pod.node and "x509" in message:
+            id_ = "unknown-ca" if "unknown authority" in message else "server-certificate-wrong"
+            found = f"kube-scheduler reports: {short(pod.message)}"
+            yield finding(id_, pod.where, found, "a successful handshake")
+            return
+
+
+CHECKS: Final = (server_is_verified, certificates, any_client, refused_clients, scheduler_errors)

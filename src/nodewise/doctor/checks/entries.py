@@ -1,0 +1,289 @@
+"""Checks of nodewise's entries in kube-scheduler's configuration, and of what scores beside them."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from nodewise import clock
+from nodewise.doctor.check import check
+from nodewise.doctor.facts import (
+    Extender,
+    Extenders,
+    Policies,
+    Registration,
+    Registrations,
+    Scheduler,
+    Schedulers,
+)
+from nodewise.doctor.findings import Finding, finding
+from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
+
+_LOAD_AWARE_AGENTS: Final = frozenset({"safe", "congestion", "pigeon", "learned"})
+"""nodewise's agents that only score, by the load of nodes."""
+_SIMILAR_AGENTS: Final = frozenset({"safe", "pigeon", "learned"})
+"""Of them, those whose score is about the whole node."""
+_LOAD_AWARE_PLUGINS: Final = {
+    "TargetLoadPacking": "Trimaran",
+    "LoadVariationRiskBalancing": "Trimaran",
+    "LowRiskOverCommitment": "Trimaran",
+    "Peaks": "Trimaran",
+    "Dynamic": "Crane",
+    "LoadAwareScheduling": "Koordinator",
+    "usage": "Volcano",
+}
+"""Score plugins of other projects that go by measured load, with the project."""
+_GPU_RESOURCES: Final = ("gpu.intel.com/", "nvidia.com/")
+_NAMES_TIMEOUT_S: Final = 1.0
+_LARGE_TIMEOUT_S: Final = 5.0
+"""Bodies with whole nodes, and binds, take longer."""
+_MAX_TIMEOUT_S: Final = 10.0
+
+
+def agents_of(registration: Registration, extenders: Extenders) -> frozenset[str]:
+    """The agents that an entry calls, as far as that is known."""
+    if registration.entry.agent:
+        return frozenset({registration.entry.agent})
+    return frozenset(agent for one in _extenders_of(registration, extenders) for agent in one.agents)
+
+
+def _extenders_of(registration: Registration, extenders: Extenders) -> Extenders:
+    """The extenders that an entry's address leads to: that of the scheduler's pod, those of the Service's namespace,
+    or all.
+    """
+    own = extender_beside(registration.scheduler, extenders)
+    if own is not None:
+        return (own,)
+    labels = split_url(registration.entry.url)[1].split(".")
+    near = tuple(one for one in extenders if labels[2:3] == ["svc"] and one.workload.namespace == labels[1])
+    return near or extenders
+
+
+def extender_beside(scheduler: Scheduler, extenders: Extenders) -> Extender | None:
+    """The extender in the scheduler's own pod."""
+    where = scheduler.workload.where if scheduler.workload else ""
+    return next((one for one in extenders if where and one.workload.where == where), None)
+
+
+def has_scores(policies: Policies) -> bool:
+    """Whether a policy has nodes scored."""
+    return any("scheduleonmetric" in policy.strategies for policy in policies)
+
+
+def entry_finding(
+    id_: str, registration: Registration, found: str, expected: str, remedy: str = ""
+) -> Finding:
+    """A finding about a field of an entry."""
+    return finding(id_, registration.where, f"{registration.entry.field}{found}", expected, remedy=remedy)
+
+
+@check("names-not-used")
+def node_names(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
+    """Without an API server nodewise needs whole nodes; otherwise names are enough."""
+    for registration in registrations:
+        own = extender_beside(registration.scheduler, extenders)
+        needs_nodes = own is not None and own.is_set("no_cluster")
+        if needs_nodes and registration.entry.node_cache_capable:
+            expected = "false, as this nodewise runs with --no-cluster"
+            yield entry_finding(
+                "names-not-used", registration, ".nodeCacheCapable is true", expected, expected
+            )
+        elif not needs_nodes and not registration.entry.node_cache_capable:
+            yield entry_finding("names-not-used", registration, ".nodeCacheCapable is not true", "true")
+
+
+@check("http-timeout-missing", "http-timeout-short", "http-timeout-long")
+def http_timeout(registrations: Registrations) -> Iterator[Finding]:
+    for registration in registrations:
+        entry = registration.entry
+        is_large = bool(entry.bind_verb) or not entry.node_cache_capable
+        least_s = _LARGE_TIMEOUT_S if is_large else _NAMES_TIMEOUT_S
+        yield from _timeout(registration, entry.http_timeout, least_s)
+
+
+def _timeout(registration: Registration, timeout: str, least_s: float) -> Iterator[Finding]:
+    expected = f"{least_s:g}s"
+    if not timeout:
+        yield entry_finding("http-timeout-missing", registration, ".httpTimeout is not set", expected)
+        return
+    try:
+        timeout_s = clock.parse_duration(timeout)
+    except ValueError:
+        found = f".httpTimeout: invalid duration {timeout[:50]!r}"
+        yield entry_finding("http-timeout-missing", registration, found, expected)
+        return
+    found = f".httpTimeout: {timeout}"
+    if timeout_s < least_s:
+        yield entry_finding("http-timeout-short", registration, found, expected)
+    elif timeout_s > _MAX_TIMEOUT_S:
+        yield entry_finding(
+            "http-timeout-long", registration, found, f"{expected}, at most {_MAX_TIMEOUT_S:g}s"
+        )
+
+
+@check("wrong-ignorable")
+def ignorable(registrations: Registrations) -> Iterator[Finding]:
+    for registration in registrations:
+        if registration.entry.filter_verb and registration.entry.ignorable:
+            found = ".ignorable is true beside filterVerb"
+            yield entry_finding("wrong-ignorable", registration, found, "false")
+
+
+@check("bind-verb-missing")
+def verbs(registrations: Registrations, extenders: Extenders = ()) -> Iterator[Finding]:
+    """The verbs and resources of the gpu agent may be in one of several entries of a scheduler."""
+    for registration in registrations:
+        entry = registration.entry
+        others = _other_entries(registration, registrations, extenders, "gpu")
+        if "gpu" in agents_of(registration, extenders) and (
+            _gpu_resources(entry) or not any(map(_gpu_resources, others))
+        ):
+            yield from _gpu_verbs(registration)
+        if entry.filter_verb and not entry.preempt_verb:
+            found = f"{entry.field} has filterVerb and no preemptVerb"
+            expected = "preemptVerb: preempt"
+            yield finding("bind-verb-missing", registration.where, found, expected, severity="warning")
+
+
+def _gpu_verbs(registration: Registration) -> Iterator[Finding]:
+    entry = registration.entry
+    for name, verb in (("bind", entry.bind_verb), ("filter", entry.filter_verb)):
+        if not verb:
+            found = f" has no {name}Verb, and calls the gpu agent"
+            yield entry_finding("bind-verb-missing", registration, found, f"{name}Verb: {name}")
+    if not _gpu_resources(entry):
+        found = ".managedResources names no GPU resource"
+        yield entry_finding("bind-verb-missing", registration, found, "gpu.intel.com/i915 and the like")
+
+
+def _gpu_resources(entry: ExtenderEntry) -> list[str]:
+    return [one.name for one in entry.managed_resources if one.name.startswith(_GPU_RESOURCES)]
+
+
+def _other_entries(
+    registration: Registration, registrations: Registrations, extenders: Extenders, agent: str
+) -> list[ExtenderEntry]:
+    """The other entries of the same scheduler that call an agent."""
+    return [
+        one.entry
+        for one in registrations
+        if one.configuration is registration.configuration
+        and one.entry != registration.entry
+        and agent in agents_of(one, extenders)
+    ]
+
+
+@check("resource-not-ignored")
+def managed_resources(
+    registrations: Registrations, node_resources: frozenset[str], node_count: int
+) -> Iterator[Finding]:
+    """kube-scheduler counts GPUs, too. It must not count a resource that only marks pods, unless nodes have it."""
+    for registration in registrations if node_count else ():
+        for resource in registration.entry.managed_resources:
+            is_gpu = resource.name.startswith(_GPU_RESOURCES)
+            if not resource.is_ignored and not is_gpu and resource.name not in node_resources:
+                found = f".managedResources: {resource.name} is counted, and no node has it"
+                yield entry_finding("resource-not-ignored", registration, found, "ignoredByScheduler: true")
+
+
+@check("weight-zero")
+def weight(
+    registrations: Registrations, extenders: Extenders = (), policies: Policies = ()
+) -> Iterator[Finding]:
+    for registration in registrations:
+        entry = registration.entry
+        if entry.prioritize_verb:
+            if not _has_weight(entry):
+                found = (
+                    f".weight is {'not set' if entry.weight is None else entry.weight} beside prioritizeVerb"
+                )
+                expected = "5 or more; kube-scheduler does not start without"
+                yield entry_finding("weight-zero", registration, found, expected)
+            continue
+        agents = agents_of(registration, extenders)
+        scorers = sorted(agents & _LOAD_AWARE_AGENTS)
+        scorers += ["telemetry"] if "telemetry" in agents and has_scores(policies) else []
+        unused = [
+            agent
+            for agent in scorers
+            if not any(map(_has_weight, _other_entries(registration, registrations, extenders, agent)))
+        ]
+        if unused:
+            found = f" has no prioritizeVerb, and no entry requests the scores of {', '.join(unused)}"
+            yield entry_finding("weight-zero", registration, found, "prioritizeVerb: prioritize, weight: 10")
+
+
+def _has_weight(entry: ExtenderEntry) -> bool:
+    return bool(entry.prioritize_verb) and (entry.weight or 0) > 0
+
+
+@check("filters-own-pods")
+def own_pods(registrations: Registrations, extenders: Extenders) -> Iterator[Finding]:
+    """nodewise's own pods must not need nodewise to be scheduled."""
+    for registration in registrations:
+        entry = registration.entry
+        if not entry.filter_verb or entry.managed_resources or entry.ignorable:
+            continue
+        for workload in (extender.workload for extender in extenders):
+            is_fixed = workload.is_static or workload.node != ""
+            if registration.configuration.serves(workload.scheduler_name) and not is_fixed:
+                found = f" filters all pods of {workload.scheduler_name}, {workload.where} among them"
+                expected = "managedResources, or another scheduler"
+                yield entry_finding("filters-own-pods", registration, found, expected)
+
+
+@check("two-load-aware-scorers")
+def load_aware_scorers(
+    registrations: Registrations,
+    schedulers: Schedulers = (),
+    extenders: Extenders = (),
+    policies: Policies = (),
+) -> Iterator[Finding]:
+    """Score plugins of other projects beside nodewise's scores, or beside each other."""
+    id_ = "two-load-aware-scorers"
+    for scheduler in schedulers:
+        own_entries = [one for one in registrations if one.scheduler.where == scheduler.where]
+        own = sorted(_scorers(own_entries, extenders, policies))
+        for profile in scheduler.profiles:
+            names = [name for name in profile.plugins if name in _LOAD_AWARE_PLUGINS]
+            plugins = [f"{name} ({_LOAD_AWARE_PLUGINS[name]})" for name in names]
+            found = f"profile {profile.scheduler_name} has {', '.join(plugins)}"
+            if plugins and own:
+                found = f"{found}, and nodewise scores by {', '.join(own)}"
+                yield finding(id_, scheduler.where, found, "one of them")
+            elif len(plugins) > 1:
+                yield finding(id_, scheduler.where, found, "one of them")
+
+
+@check("two-load-aware-scorers")
+def similar_agents(extenders: Extenders = ()) -> Iterator[Finding]:
+    """Agents whose scores are about the same. That may be intended, as --weights adds them."""
+    for extender in extenders:
+        similar = [name for name in extender.agents if name in _SIMILAR_AGENTS]
+        if len(similar) > 1:
+            found = f"--agents has {', '.join(similar)}, whose scores are added by --weights"
+            where, expected = extender.workload.where, "one, or intended weights"
+            yield finding("two-load-aware-scorers", where, found, expected, severity="note")
+
+
+def _scorers(registrations: list[Registration], extenders: Extenders, policies: Policies) -> set[str]:
+    """By which agents and strategies these entries score, as far as that is load."""
+    scorers: set[str] = set()
+    for registration in registrations:
+        if registration.entry.prioritize_verb:
+            agents = agents_of(registration, extenders)
+            scorers |= agents & _LOAD_AWARE_AGENTS
+            if "telemetry" in agents and has_scores(policies):
+                scorers.add("the strategy scheduleonmetric")
+    return scorers
+
+
+CHECKS: Final = (
+    node_names,
+    http_timeout,
+    ignorable,
+    verbs,
+    managed_resources,
+    weight,
+    own_pods,
+    load_aware_scorers,
+    similar_agents,
+)

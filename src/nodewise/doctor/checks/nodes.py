@@ -1,0 +1,60 @@
+"""Checks of nodes with GPUs, and of kubelets on nodes with CPU pools."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nodewise.doctor.check import check
+from nodewise.doctor.facts import GpuNodeInfo, KubeletConfiguration
+from nodewise.doctor.findings import Finding, finding
+
+_MAX_LISTED: Final = 3
+_REJECTING: Final = frozenset({"restricted", "single-numa-node"})
+"""Topology manager policies by which a kubelet rejects pods."""
+
+
+@check("gpu-node-without-labels")
+def gpu_labels(gpu_nodes: tuple[GpuNodeInfo, ...]) -> Iterator[Finding]:
+    """Nodes whose device plugin offers GPUs that the gpu agent does not find, or not completely."""
+    id_ = "gpu-node-without-labels"
+    without = [node for node in gpu_nodes if not node.gpus]
+    if without:
+        found = f"{without[0].resource} is allocatable, and no GPU is named{_reason(without)}"
+        yield finding(id_, _where(without), found, "labels or an annotation with GPUs")
+    incomplete = [node for node in gpu_nodes if node.gpus and node.problems]
+    if incomplete:
+        found = f"not all labels can be read{_reason(incomplete)}"
+        yield finding(id_, _where(incomplete), found, "labels that can be read", severity="warning")
+
+
+def _reason(nodes: Sequence[GpuNodeInfo]) -> str:
+    problem = next((node.problems[0] for node in nodes if node.problems), "")
+    return f": {problem}" if problem else ""
+
+
+@check("kubelet-policy-conflict")
+def kubelet_policies(kubelets: tuple[KubeletConfiguration, ...]) -> Iterator[Finding]:
+    """Kubelets that assign the CPUs of pools, one finding for each combination of policies."""
+    by_policies: dict[str, list[KubeletConfiguration]] = {}
+    for kubelet in kubelets:
+        if policies := _conflicting_policies(kubelet):
+            by_policies.setdefault(policies, []).append(kubelet)
+    for policies, nodes in sorted(by_policies.items()):
+        found = f"{policies}, and the node has pools"
+        yield finding("kubelet-policy-conflict", _where(nodes), found, "none on nodes with pools")
+
+
+def _conflicting_policies(kubelet: KubeletConfiguration) -> str:
+    policies = [
+        ("cpuManagerPolicy", kubelet.cpu_manager, kubelet.cpu_manager == "static"),
+        ("topologyManagerPolicy", kubelet.topology_manager, kubelet.topology_manager in _REJECTING),
+        ("memoryManagerPolicy", kubelet.memory_manager, kubelet.memory_manager == "Static"),
+    ]
+    return ", ".join(f"{name}: {policy}" for name, policy, conflicts in policies if conflicts)
+
+
+def _where(nodes: Sequence[GpuNodeInfo | KubeletConfiguration]) -> str:
+    more = f" and {len(nodes) - _MAX_LISTED} more" if len(nodes) > _MAX_LISTED else ""
+    return ", ".join(f"Node/{node.node}" for node in nodes[:_MAX_LISTED]) + more
+
+
+CHECKS: Final = (gpu_labels, kubelet_policies)

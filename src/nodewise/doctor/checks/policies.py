@@ -1,0 +1,365 @@
+"""Checks of policies and of the pods that name them, and of what else a policy needs in this cluster."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from nodewise.agents.telemetry.agent import POLICY_LABEL, SCHEDULING_RESOURCE
+from nodewise.doctor.check import check
+from nodewise.doctor.facts import (
+    Descheduler,
+    Extenders,
+    MetricCoverage,
+    MetricsApi,
+    PodInfo,
+    Pods,
+    Policies,
+    PolicyEvaluation,
+    Registrations,
+    ReplicaMetrics,
+    Schedulers,
+    Unavailable,
+)
+from nodewise.doctor.findings import Finding, NotChecked, Result, finding
+from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
+from nodewise.visible import short
+
+_AFFINITY_PLUGIN: Final = "RemovePodsViolatingNodeAffinity"
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_DESCHEDULER: Final = f"a descheduler with {_AFFINITY_PLUGIN} for {_REQUIRED}, here or in a namespace of -n"
+_MIN_NODES_TO_FIND: Final = 100
+_MIN_PERCENTAGE: Final = 5
+_MAX_LISTED: Final = 3
+_STATUS_REMEDY: Final = (
+    "the policy's status says so once nodewise runs; or grant doctor the right to get metrics"
+)
+
+
+def feasible_nodes_to_find(nodes: int, percentage: int) -> int:
+    """How many feasible nodes kube-scheduler looks for (v1.36 `schedule_one.go`, numFeasibleNodesToFind)."""
+    if nodes < _MIN_NODES_TO_FIND:
+        return nodes
+    share = percentage or max(50 - nodes // 125, _MIN_PERCENTAGE)
+    return min(max(nodes * share // 100, _MIN_NODES_TO_FIND), nodes)
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:_MAX_LISTED]) + (" …" if len(names) > _MAX_LISTED else "")
+
+
+@check("policy-unknown")
+def pods_of_missing_policies(pods: Pods, policies: Policies) -> Iterator[Finding]:
+    existing = {(policy.namespace, policy.name) for policy in policies}
+    missing: dict[tuple[str, str], list[str]] = {}
+    for pod in pods:
+        if pod.policy and (pod.namespace, pod.policy) not in existing:
+            missing.setdefault((pod.namespace, pod.policy), []).append(pod.name)
+    for (namespace, name), names in sorted(missing.items()):
+        elsewhere = sorted(other for other, same in existing if same == name)
+        hint = f"; one exists in {', '.join(elsewhere[:_MAX_LISTED])}" if elsewhere else ""
+        found = f"{len(names)} {'pods name' if len(names) > 1 else 'pod names'} it ({_list(names)}){hint}"
+        where = f"TASPolicy/{namespace}/{name}"
+        yield finding("policy-unknown", where, found, f"a TASPolicy in namespace {namespace}")
+
+
+@check("policy-label-misspelt")
+def misspelled_labels(pods: Pods) -> Iterator[Finding]:
+    """Pods that are scheduled without their policy, one finding for each key of a namespace."""
+    by_key: dict[tuple[str, str], list[str]] = {}
+    for pod in pods:
+        if pod.misspelled_label:
+            by_key.setdefault((pod.namespace, pod.misspelled_label), []).append(pod.name)
+    for (namespace, key), names in sorted(by_key.items()):
+        count = f"{len(names)} pods have" if len(names) > 1 else "1 pod has"
+        found = f"{count} the label {key} ({_list(names)})"
+        where = f"Pod/{namespace}/{names[0]}"
+        yield finding("policy-label-misspelt", where, found, f"the label {POLICY_LABEL}")
+
+
+@check("policy-without-effect")
+def policy_problems(policies: Policies) -> Iterator[Finding]:
+    for policy in policies:
+        if policy.problems:
+            more = len(policy.problems) - _MAX_LISTED
+            found = "; ".join(policy.problems[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+            yield finding("policy-without-effect", policy.where, found, "fields that can be read")
+
+
+@check("policy-without-effect")
+def policies_without_agent(policies: Policies, extenders: Extenders) -> Iterator[Finding]:
+    if policies and extenders and not any("telemetry" in one.agents for one in extenders):
+        where = ", ".join(extender.workload.where for extender in extenders)
+        found = f"{len(policies)} TASPolicies, and --agents is {', '.join(extenders[0].agents)}"
+        yield finding("policy-without-effect", where, found, "the agent telemetry among --agents")
+
+
+@check("policy-without-effect")
+def policies_without_filter(policies: Policies, registrations: Registrations) -> Iterator[Finding]:
+    """Policies that filter, without an entry that filters."""
+    entries = [one.entry for one in registrations if _calls_telemetry(one.entry)]
+    policy = next((one for one in policies if "dontschedule" in one.strategies), None)
+    if policy and entries and not any(entry.filter_verb for entry in entries):
+        found = "has the strategy dontschedule, and no entry of nodewise has a filterVerb"
+        yield finding("policy-without-effect", policy.where, found, "filterVerb: filter")
+
+
+def _calls_telemetry(entry: ExtenderEntry) -> bool:
+    return entry.agent in ("", "telemetry")
+
+
+@check("policy-without-effect")
+def pods_without_extender(policies: Policies, pods: Pods, schedulers: Schedulers = ()) -> Iterator[Finding]:
+    """Pods that name a policy which filters, and that no scheduler sends to nodewise; one for each policy."""
+    filtering = {(one.namespace, one.name) for one in policies if "dontschedule" in one.strategies}
+    configurations = [
+        one.configuration for one in schedulers if isinstance(one.configuration, SchedulerConfiguration)
+    ]
+    for pod in pods:
+        key = (pod.namespace, pod.policy)
+        if key in filtering and not pod.avoids_violating and (why := _why_not_sent(pod, configurations)):
+            filtering.remove(key)
+            expected = "a scheduler that calls nodewise, and a request of the entry's managedResources"
+            found = f"names the policy {pod.policy}, {why}"
+            yield finding("policy-without-effect", pod.where, found, expected)
+
+
+def _why_not_sent(pod: PodInfo, configurations: list[SchedulerConfiguration]) -> str:
+    """Why its scheduler does not send a pod to nodewise; empty if it does, or if that is unknown."""
+    if not configurations:
+        return _missing_request(pod, [{SCHEDULING_RESOURCE}])
+    serving = [one for one in configurations if one.serves(pod.scheduler_name)]
+    entries = [entry for configuration in serving for entry in configuration.entries]
+    if filters := list(filter(_filters_by_policy, entries)):
+        return _missing_request(pod, [{one.name for one in entry.managed_resources} for entry in filters])
+    # without any entry of nodewise, extender-not-registered reports it
+    is_known = bool(serving) and any(map(_has_nodewise, configurations))
+    return f"and its scheduler {pod.scheduler_name} does not call nodewise to filter" if is_known else ""
+
+
+def _has_nodewise(configuration: SchedulerConfiguration) -> bool:
+    return any(entry.is_nodewise for entry in configuration.entries)
+
+
+def _filters_by_policy(entry: ExtenderEntry) -> bool:
+    return entry.is_nodewise and bool(entry.filter_verb) and _calls_telemetry(entry)
+
+
+def _missing_request(pod: PodInfo, resources: list[set[str]]) -> str:
+    """Says that a pod requests no managed resource of any of these entries; one without any gets all pods."""
+    if any(not names or names & {*pod.resources} for names in resources):
+        return ""
+    listed = ", ".join(sorted(set().union(*resources))[:_MAX_LISTED])
+    return f"and does not request {listed}, by which kube-scheduler selects the pods for nodewise"
+
+
+@check("namespace-not-trusted")
+def trust(policies: Policies) -> Iterator[Finding]:
+    """The verdict of the replicas, from the policy's status."""
+    for policy in policies:
+        if policy.not_trusted:
+            remedy = f"kubectl label namespace {policy.namespace} nodewise.io/trusted=true"
+            expected = "a trusted namespace"
+            yield finding("namespace-not-trusted", policy.where, policy.not_trusted, expected, remedy=remedy)
+
+
+@check("all-namespaces-trusted")
+def trust_in_all(extenders: Extenders) -> Iterator[Finding]:
+    for extender in extenders:
+        if extender.is_set("trust_all_namespaces"):
+            expected = "trust for single namespaces"
+            where = extender.workload.where
+            yield finding("all-namespaces-trusted", where, "--trust-all-namespaces", expected)
+
+
+@check("sample-too-small")
+def sample(
+    registrations: Registrations, policies: Policies, node_count: int, pods: Pods = ()
+) -> Iterator[Result]:
+    """Whether a policy may reject all nodes of kube-scheduler's sample, by its verdicts as they are now."""
+    filtering = [policy for policy in policies if "dontschedule" in policy.strategies]
+    for registration in registrations:
+        if not registration.entry.filter_verb or not _calls_telemetry(registration.entry):
+            continue
+        configuration = registration.configuration
+        for profile in configuration.profiles:
+            share = configuration.percentage if profile.percentage is None else profile.percentage
+            size = feasible_nodes_to_find(node_count, share)
+            for policy in filtering if size < node_count else ():
+                yield from _sample_of_policy(policy, pods, profile.scheduler_name, (size, node_count))
+
+
+def _sample_of_policy(
+    policy: PolicyEvaluation, pods: Pods, scheduler_name: str, sizes: tuple[int, int]
+) -> Iterator[Result]:
+    """`sizes`: of the sample and of the cluster."""
+    size, node_count = sizes
+    if policy.rejected_nodes is None:
+        reason = "it is unknown how many nodes it rejects"
+        yield NotChecked("sample-too-small", Unavailable(policy.where, reason, remedy=_STATUS_REMEDY))
+        return
+    own = [pod for pod in pods if (pod.namespace, pod.policy) == (policy.namespace, policy.name)]
+    is_avoided = bool(own) and all(pod.avoids_violating for pod in own)
+    if size <= policy.rejected_nodes < node_count and not is_avoided:
+        found = (
+            f"rejects {policy.rejected_nodes:,} of {node_count:,} nodes ({policy.source}), and {scheduler_name}"
+            f" looks at {size:,}"
+        )
+        expected = f"fewer than {size:,} rejected, a larger sample, or the node affinity"
+        yield finding("sample-too-small", policy.where, found, expected)
+
+
+@check("descheduler-missing")
+def descheduler(
+    policies: Policies, deschedulers: tuple[Descheduler, ...], namespaces: tuple[str, ...]
+) -> Iterator[Result]:
+    """The strategy deschedule needs a descheduler that evicts pods from the labelled nodes."""
+    id_ = "descheduler-missing"
+    policy = next((one for one in policies if "deschedule" in one.strategies), None)
+    if policy is None:
+        return
+    if not deschedulers:
+        places = " or ".join(namespaces) or "this cluster"
+        found = f"has the strategy deschedule, and no descheduler runs in {places}"
+        yield finding(id_, policy.where, found, _DESCHEDULER)
+    unavailable = next((one.plugins for one in deschedulers if isinstance(one.plugins, Unavailable)), None)
+    if any(map(_evicts, deschedulers)):
+        return
+    if unavailable is not None:
+        yield NotChecked(id_, unavailable)
+        return
+    for where, plugins, _ in deschedulers:
+        names = ", ".join(map(str, plugins)) or "no plugin"
+        found = f"has {names}, and {policy.where} has the strategy deschedule"
+        yield finding(id_, where, found, _DESCHEDULER)
+
+
+def _evicts(one: Descheduler) -> bool:
+    """Whether it evicts pods from the nodes that a policy labels."""
+    has_plugin = not isinstance(one.plugins, Unavailable) and _AFFINITY_PLUGIN in one.plugins
+    return has_plugin and (not one.affinity_types or _REQUIRED in one.affinity_types)
+
+
+@check("metrics-api-unavailable")
+def metrics_api(metrics_apis: tuple[MetricsApi, ...]) -> Iterator[Finding]:
+    for api in metrics_apis:
+        where = f"APIService/{api.name}"
+        if not api.exists:
+            found = "does not exist, and policies name its metrics"
+            yield finding("metrics-api-unavailable", where, found, "one that is Available")
+        elif not api.available:
+            found = f"is not Available: {short(api.message)}"
+            yield finding("metrics-api-unavailable", where, found, "Available: True")
+
+
+_METRICS_API: Final = Unavailable("metrics", "the metrics API does not respond", is_minor=True)
+
+
+@check("metric-missing", "metric-names-mismatch")
+def missing_metrics(
+    policies: Policies,
+    metrics: Mapping[str, MetricCoverage | Unavailable] | None = None,
+    metrics_apis: tuple[MetricsApi, ...] | None = None,
+    replica_metrics: tuple[ReplicaMetrics, ...] = (),
+) -> Iterator[Result]:
+    """Metrics that no node has. Replicas decide by what they have; what doctor reads counts if no replica says."""
+    without_finding = dict.fromkeys(policies)
+    for metric, users in _users(policies):
+        coverage = _coverage(metric, users, metrics or {}, replica_metrics)
+        if isinstance(coverage, Unavailable):
+            missing = coverage if _is_available(metrics_apis) else _METRICS_API
+            yield from (NotChecked(id_, missing) for id_ in missing_metrics.ids)
+        elif coverage is not None:
+            yield from _metric_findings(metric, users, coverage)
+            for policy in () if coverage.nodes else users:
+                without_finding.pop(policy, None)
+    yield from _unavailable_metrics(without_finding)
+
+
+def _unavailable_metrics(policies: Iterable[PolicyEvaluation]) -> Iterator[Finding]:
+    """Doctor cannot request the metrics of queries, so only the status says whether they are available."""
+    for policy in policies:
+        if policy.unavailable_metrics:
+            found = short(policy.unavailable_metrics)
+            yield finding("metric-missing", policy.where, found, "MetricsFetched: True")
+
+
+def _is_available(metrics_apis: tuple[MetricsApi, ...] | None) -> bool:
+    """Whether the metrics APIs are available; if not, metrics-api-unavailable reports it."""
+    return metrics_apis is not None and all(api.available for api in metrics_apis)
+
+
+def _users(policies: Policies) -> list[tuple[str, list[PolicyEvaluation]]]:
+    """All metrics with the policies that name them."""
+    users: dict[str, list[PolicyEvaluation]] = {}
+    for policy in policies:
+        for metric in policy.metrics:
+            users.setdefault(metric, []).append(policy)
+    return sorted(users.items())
+
+
+def _coverage(
+    metric: str,
+    policies: list[PolicyEvaluation],
+    metrics: Mapping[str, MetricCoverage | Unavailable],
+    replica_metrics: tuple[ReplicaMetrics, ...],
+) -> MetricCoverage | Unavailable | None:
+    """Of a metric according to the replicas, to its source, or to a policy's status; None if none of them says."""
+    known = [one for one in replica_metrics if metric in one.metric_nodes]
+    if known:
+        return _coverage_of_replicas(metric, policies, known)
+    if metric in metrics:
+        return metrics[metric]
+    if any(metric in policy.missing_metrics for policy in policies):
+        return MetricCoverage(0, (), "it was never fetched, according to the policy's status")
+    return None
+
+
+def _coverage_of_replicas(
+    metric: str, policies: list[PolicyEvaluation], replica_metrics: list[ReplicaMetrics]
+) -> MetricCoverage:
+    nodes = max(one.metric_nodes[metric] for one in replica_metrics)
+    unmatched = max(one.unmatched.get(metric, 0) for one in replica_metrics)
+    message = next((one.unavailable_metrics for one in policies if one.unavailable_metrics), "")
+    reason = ("" if nodes else message) or f"from {replica_metrics[0].pod}"
+    return MetricCoverage(nodes, (f"{unmatched} series",) if unmatched else (), reason)
+
+
+def _metric_findings(
+    metric: str, policies: list[PolicyEvaluation], coverage: MetricCoverage
+) -> Iterator[Finding]:
+    users = _list([policy.where for policy in policies])
+    reason = f" ({short(coverage.error)})" if coverage.error else ""
+    others = ", ".join(coverage.other_names[:_MAX_LISTED])
+    if others and not coverage.nodes:
+        found = f"metric {metric} has values under names that are no nodes: {others}{reason}"
+        yield finding("metric-names-mismatch", users, found, "names of nodes")
+    elif not coverage.nodes:
+        found = f"no node has a value of {metric}{reason}"
+        remedy = (
+            f"export {metric}, or name a metric that exists: kubectl get --raw"
+            f" /apis/custom.metrics.k8s.io/v1beta1/nodes/*/{metric}"
+        )
+        if "aggregate" in coverage.error:
+            remedy = "set aggregate in the rule, or have the source give each node one value"
+        yield finding("metric-missing", users, found, "a value of each node", remedy=remedy)
+    elif others:
+        found = (
+            f"metric {metric} has values of {coverage.nodes} nodes, and under other names: {others}{reason}"
+        )
+        expected = "names of nodes only"
+        yield finding("metric-names-mismatch", users, found, expected, severity="note")
+
+
+CHECKS: Final = (
+    pods_of_missing_policies,
+    misspelled_labels,
+    policy_problems,
+    policies_without_agent,
+    policies_without_filter,
+    pods_without_extender,
+    trust,
+    trust_in_all,
+    sample,
+    descheduler,
+    metrics_api,
+    missing_metrics,
+)

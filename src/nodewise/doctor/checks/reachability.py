@@ -1,0 +1,237 @@
+"""Checks whether a scheduler calls nodewise, can reach it, and runs at all."""
+
+from collections.abc import Iterator
+from typing import Final, cast
+
+from nodewise.doctor.check import check
+from nodewise.doctor.checks.entries import extender_beside
+from nodewise.doctor.facts import (
+    Extenders,
+    PodInfo,
+    Pods,
+    Registration,
+    Registrations,
+    ReplicaMetrics,
+    Schedulers,
+    Service,
+    Unavailable,
+)
+from nodewise.doctor.findings import Finding, NotChecked, Result, finding
+from nodewise.doctor.parsing.scheduler_configuration import split_url
+from nodewise.serve.options import is_loopback
+from nodewise.visible import short
+
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+_IDLE_S: Final = 600.0
+"""A replica without a call for this long is not called."""
+_QUEUE_S: Final = 120.0
+"""A younger pod may still be in a scheduler's queue behind many others."""
+_UNKNOWN_QUEUE_S: Final = 5.0
+"""The same if no known scheduler serves its schedulerName."""
+_CALL_ERRORS: Final = (
+    "failed calling extender",
+    "dial tcp",
+    "no such host",
+    "connection refused",
+    "context deadline",
+)
+_REMOTE: Final = "call doctor on a host of the control plane, or where the address can be reached"
+
+
+@check("extender-not-registered")
+def registered(
+    registrations: tuple[Registration | Unavailable, ...] = (),
+    schedulers: Schedulers = (),
+    pods: Pods = (),
+    replica_metrics: tuple[ReplicaMetrics, ...] = (),
+) -> Iterator[Result]:
+    """Whether an entry leads to nodewise. Calls of a scheduler whose configuration is hidden prove that one does."""
+    id_ = "extender-not-registered"
+    if any(isinstance(one, Registration) for one in registrations):
+        yield from _static_pods_without_entry(registrations, schedulers)
+        return
+    if any(one.calls for one in replica_metrics):
+        return
+    if found := _missing_calls(pods, replica_metrics):
+        where = ", ".join(one.pod for one in replica_metrics)
+        yield finding(id_, where, found, "an entry in a scheduler's extenders")
+        return
+    for unavailable in registrations:
+        yield NotChecked(id_, cast("Unavailable", unavailable))
+    if not registrations:
+        where = ", ".join(scheduler.where for scheduler in schedulers)
+        yield finding(id_, where, "no entry in extenders leads to nodewise", "one that does")
+
+
+def _missing_calls(pods: Pods, replica_metrics: tuple[ReplicaMetrics, ...]) -> str:
+    """Says that pods were created for which a scheduler should have called nodewise; empty if that is unknown."""
+    uptime_s = min((one.uptime_s for one in replica_metrics), default=0.0)
+    created = [pod for pod in pods if pod.policy and pod.age_s < uptime_s - _QUEUE_S and not pod.is_gated]
+    if not created or any(pod.scheduler_name != DEFAULT_SCHEDULER for pod in created):
+        return ""
+    name = f"{created[0].namespace}/{created[0].name}"
+    return f"no scheduler has called a replica in {uptime_s:.0f} s, and {name} was created meanwhile"
+
+
+def _static_pods_without_entry(
+    registrations: tuple[Registration | Unavailable, ...], schedulers: Schedulers
+) -> Iterator[Finding]:
+    """Hosts of the control plane that differ: after the next leader election a scheduler without nodewise leads."""
+    names = {one.scheduler.where for one in registrations if isinstance(one, Registration)}
+    static = [one for one in schedulers if one.workload and one.workload.is_static and one.profiles]
+    if any(scheduler.where in names for scheduler in static):
+        for scheduler in static:
+            if scheduler.where not in names:
+                found = "no entry in extenders leads to nodewise, and on other hosts one does"
+                yield finding("extender-not-registered", scheduler.where, found, "the same on all hosts")
+
+
+@check("extender-not-reached")
+def addresses(
+    registrations: Registrations,
+    extenders: Extenders | None = None,
+    replica_metrics: tuple[ReplicaMetrics, ...] = (),
+) -> Iterator[Result]:
+    """Whether the address of each entry leads to nodewise."""
+    is_called = any(one.calls for one in replica_metrics)
+    for registration in registrations:
+        host, service = split_url(registration.entry.url)[1], registration.service
+        workload = registration.scheduler.workload
+        if not host:
+            yield _unreached(registration, "is no address", "https://HOST:PORT")
+        elif isinstance(service, Service):
+            yield from _endpoints(registration, service)
+            yield from () if is_called else _name_resolution(registration)
+        elif is_loopback(host) and workload is not None and not workload.host_network:
+            yield from _own_pod(registration, extenders)
+        elif isinstance(service, Unavailable):
+            yield NotChecked("extender-not-reached", service)
+        else:
+            yield from _server(registration, is_called=is_called)
+
+
+def _own_pod(registration: Registration, extenders: Extenders | None) -> Iterator[Finding]:
+    if extenders is not None and extender_beside(registration.scheduler, extenders) is None:
+        found = "leads to the scheduler's own pod, and no nodewise runs in it"
+        yield _unreached(registration, found, "a container with nodewise extender, or a Service")
+
+
+def _server(registration: Registration, *, is_called: bool) -> Iterator[Result]:
+    server = registration.server
+    if not server.address and server.is_refused:
+        attempts = "; ".join(server.attempts)
+        yield _unreached(registration, f"leads to no server: {attempts}", "a nodewise that listens there")
+    elif not server.address and not is_called:
+        reason = f"not reached from here: {short('; '.join(server.attempts) or 'not tried')}"
+        unavailable = Unavailable(registration.entry.url, reason, remedy=_REMOTE)
+        yield NotChecked("extender-not-reached", unavailable)
+
+
+def _endpoints(registration: Registration, service: Service) -> Iterator[Result]:
+    """Whether the Service exists, has the port, and has a ready endpoint."""
+    port = split_url(registration.entry.url)[3]
+    if service.ports is None:
+        found = f"leads to {service.where}, which does not exist"
+        yield _unreached(registration, found, "a Service that exists")
+    elif port not in service.ports:
+        ports = ", ".join(map(str, service.ports)) or "none"
+        found = f"names port {port}, and {service.where} has {ports}"
+        yield _unreached(registration, found, "one of these")
+    elif isinstance(service.ready_endpoints, Unavailable):
+        yield NotChecked("extender-not-reached", service.ready_endpoints)
+    elif not service.ready_endpoints:
+        found = f"leads to {service.where}, which has no ready endpoint"
+        yield _unreached(registration, found, "at least one")
+
+
+def _name_resolution(registration: Registration) -> Iterator[Finding]:
+    """A pod on the host's network uses the host's DNS, which does not know Services."""
+    workload = registration.scheduler.workload
+    if workload is None or not workload.host_network or workload.dns_policy == "ClusterFirstWithHostNet":
+        return
+    host = split_url(registration.entry.url)[1]
+    found = f"names {host}, which {workload.where} cannot resolve: hostNetwork with dnsPolicy {workload.dns_policy}"
+    yield _unreached(registration, found, "dnsPolicy: ClusterFirstWithHostNet, or the cluster IP")
+
+
+def _unreached(registration: Registration, found: str, expected: str) -> Finding:
+    field = f"{registration.entry.field}.urlPrefix"
+    return finding("extender-not-reached", registration.where, f"{field} {found}", expected)
+
+
+@check("extender-not-reached")
+def calls(
+    registrations: Registrations, pods: Pods = (), replica_metrics: tuple[ReplicaMetrics, ...] = ()
+) -> Iterator[Finding]:
+    """Replicas without any call, although an entry leads to them and pods wait."""
+    uptime_s = min((one.uptime_s for one in replica_metrics), default=0.0)
+    is_called = any(one.calls for one in replica_metrics)
+    resources = {resource.name for one in registrations for resource in one.entry.managed_resources}
+    waiting = [pod for pod in pods if _waits_for_nodewise(pod, resources)]
+    if registrations and waiting and uptime_s >= _IDLE_S and not is_called:
+        replicas = ", ".join(one.pod for one in replica_metrics)
+        found = f"no call in {uptime_s:.0f} s, and {waiting[0].namespace}/{waiting[0].name} waits"
+        yield finding("extender-not-reached", replicas, found, "calls of kube-scheduler")
+
+
+def _waits_for_nodewise(pod: PodInfo, resources: set[str]) -> bool:
+    return not pod.node and (not resources or not resources.isdisjoint(pod.resources))
+
+
+@check("extender-not-reached")
+def scheduler_errors(pods: Pods = ()) -> Iterator[Finding]:
+    """A connection error that kube-scheduler reports on a pod that waits; the first one is enough."""
+    for pod in pods:
+        message = pod.message.lower()
+        is_error = "extender" in message and any(error in message for error in _CALL_ERRORS)
+        if not pod.node and is_error and "x509" not in message:
+            found = f"kube-scheduler reports: {short(pod.message)}"
+            yield finding("extender-not-reached", pod.where, found, "a response")
+            return
+
+
+@check("scheduler-not-running")
+def pods_without_scheduler(pods: Pods, schedulers: Schedulers = ()) -> Iterator[Finding]:
+    """Pods without a message of a scheduler, by their schedulerName."""
+    served = {profile.scheduler_name for one in schedulers for profile in one.profiles}
+    by_name: dict[str, list[PodInfo]] = {}
+    for pod in pods:
+        is_known = pod.scheduler_name == DEFAULT_SCHEDULER or pod.scheduler_name in served
+        is_due = pod.age_s >= (_QUEUE_S if is_known else _UNKNOWN_QUEUE_S)
+        if is_due and not (pod.node or pod.message or pod.is_gated):
+            by_name.setdefault(pod.scheduler_name, []).append(pod)
+    for name, waiting in sorted(by_name.items()):
+        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        first = f"{waiting[0].namespace}/{waiting[0].name}{more}"
+        found = f"no scheduler has reported on {first}; {_who_serves(name, schedulers)}"
+        yield finding(
+            "scheduler-not-running", f"schedulerName/{name}", found, "a running scheduler of that name"
+        )
+
+
+@check("scheduler-not-running")
+def schedulers_without_pods(schedulers: Schedulers = ()) -> Iterator[Finding]:
+    for workload in (one.workload for one in schedulers):
+        if workload is not None and workload.replicas and workload.ready == 0:
+            reasons = f": {'; '.join(workload.problems)}" if workload.problems else ""
+            found = f"0 of {workload.replicas} are ready{reasons}"
+            yield finding("scheduler-not-running", workload.where, found, "at least 1", severity="warning")
+
+
+def _who_serves(name: str, schedulers: Schedulers) -> str:
+    where = [
+        scheduler.where
+        for scheduler in schedulers
+        if any(profile.scheduler_name == name for profile in scheduler.profiles)
+    ]
+    return f"{', '.join(where)} serves it" if where else "no examined scheduler serves it"
+
+
+CHECKS: Final = (
+    registered,
+    addresses,
+    calls,
+    scheduler_errors,
+    pods_without_scheduler,
+    schedulers_without_pods,
+)

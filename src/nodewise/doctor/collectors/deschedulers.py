@@ -1,0 +1,65 @@
+"""Deschedulers and the plugins that their policies enable.
+
+Source: descheduler v0.36 `pkg/api/v1alpha2`, and v0.29 `pkg/api/v1alpha1`.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+from nodewise.doctor.collectors.programs import find_container, is_descheduler, programs
+from nodewise.doctor.collectors.session import Session
+from nodewise.doctor.facts import Descheduler, Unavailable
+from nodewise.doctor.parsing import workloads
+from nodewise.doctor.parsing.object_fields import get, get_list, get_mapping, get_text, get_texts
+from nodewise.doctor.parsing.workloads import Workload
+from nodewise.errors import UNREADABLE, BadInput
+from nodewise.kube import documents
+from nodewise.visible import short
+
+_AFFINITY: Final = "RemovePodsViolatingNodeAffinity"
+_MAX_BYTES: Final = 2**20
+
+
+async def deschedulers(session: Session) -> tuple[Descheduler, ...]:
+    listed = (await session.require(programs)).deschedulers
+    return tuple(await asyncio.gather(*(_descheduler(session, workload) for workload in listed)))
+
+
+async def _descheduler(session: Session, workload: Workload) -> Descheduler:
+    container = find_container(workload, is_descheduler)
+    path = workloads.flag(container, "policy-config-file")
+    if not path:
+        return Descheduler(workload.where, ())
+    data = await session.files.read(workload, container, path)
+    if isinstance(data, Unavailable):
+        return Descheduler(workload.where, data)
+    return parse_policy(workload.where, data)
+
+
+def parse_policy(where: str, text: bytes) -> Descheduler:
+    """A descheduler with the policy in a text."""
+    try:
+        values = [msgspec.json.decode(json) for _, json in documents.documents(text[:_MAX_BYTES], "policy")]
+    except (BadInput, *UNREADABLE) as error:
+        return Descheduler(where, Unavailable(where, f"its policy: {short(str(error))}"))
+    return read_policy(where, values[0] if values else None)
+
+
+def read_policy(where: str, policy: Any) -> Descheduler:
+    """A descheduler with a policy of either version."""
+    plugins: dict[str, None] = {}
+    affinity_types: list[str] = []
+    for profile in get_list(policy, "profiles"):
+        for point in ("deschedule", "balance"):
+            plugins |= dict.fromkeys(get_texts(profile, "plugins", point, "enabled"))
+        for plugin in get_list(profile, "pluginConfig"):
+            if get_text(plugin, "name") == _AFFINITY:
+                affinity_types += get_texts(plugin, "args", "nodeAffinityType")
+    for name, strategy in get_mapping(policy, "strategies").items():
+        if get(strategy, "enabled") is True:
+            plugins[name] = None
+            if name == _AFFINITY:
+                affinity_types += get_texts(strategy, "params", "nodeAffinityType")
+    return Descheduler(where, tuple(map(short, plugins)), tuple(affinity_types))

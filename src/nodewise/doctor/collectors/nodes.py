@@ -1,0 +1,143 @@
+"""Nodes: their number, resources and GPUs, and the configuration of kubelets on nodes with CPU pools."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise import turns
+from nodewise.agents.gpu import cards as gpu_cards
+from nodewise.agents.gpu import profile as gpu_profiles
+from nodewise.agents.gpu.cards import GpuNode
+from nodewise.cpu.names import LABEL
+from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
+from nodewise.doctor.collectors.replicas import extenders
+from nodewise.doctor.collectors.session import Session
+from nodewise.doctor.facts import Extender, GpuNodeInfo, KubeletConfiguration, Unavailable
+from nodewise.doctor.parsing.object_fields import get_labels, get_mapping, get_text
+from nodewise.errors import UNREADABLE
+from nodewise.kube.resources import NODES
+from nodewise.metrics import nodes as node_facts
+from nodewise.metrics.nodes import MeasuredStatus, Nodes
+from nodewise.visible import short
+
+_MAX_KUBELETS: Final = 50
+_MAX_GPU_NODES: Final = 5000
+
+
+class _Metadata(msgspec.Struct, frozen=True, gc=False):
+    name: str = ""
+    labels: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _NodeObject(msgspec.Struct, frozen=True, gc=False):
+    metadata: _Metadata = _Metadata()
+    status: MeasuredStatus = MeasuredStatus()
+
+
+class ParsedNode(NamedTuple):
+    """What is kept of a node; `metadata` and `status` as sources of metrics read them."""
+
+    metadata: _Metadata
+    status: MeasuredStatus
+    gpus: GpuNodeInfo | None
+    has_pools: bool
+    resources: frozenset[str]
+    """Those that it has allocatable."""
+
+
+class NodeList(NamedTuple):
+    """All nodes, and what sources of metrics read of them."""
+
+    nodes: Sequence[ParsedNode]
+    measured: Nodes
+
+
+async def node_list(session: Session) -> NodeList | Unavailable:
+    listed = await session.get(extenders)
+    profiles = [] if isinstance(listed, Unavailable) else _gpu_profiles(listed)
+    nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
+    if isinstance(nodes, Unavailable):
+        return nodes
+    return NodeList(nodes, turns.result(node_facts.read(nodes)))
+
+
+def _gpu_profiles(listed: Sequence[Extender]) -> list[gpu_profiles.Profile]:
+    """The profiles of the extenders' gpu agents."""
+    names = {one.settings.get("gpu_profile", "intel") for one in listed if "gpu" in one.agents}
+    return [gpu_profiles.PROFILES[name] for name in sorted(names) if name in gpu_profiles.PROFILES]
+
+
+def parse_node(profiles: Sequence[gpu_profiles.Profile], body: bytes) -> ParsedNode | None:
+    """A node with its GPUs according to the first profile that finds some."""
+    try:
+        node = msgspec.json.decode(body, type=_NodeObject)
+    except UNREADABLE:
+        return None
+    labels = get_labels(parse_json(bytes(node.metadata.labels)))
+    amounts = get_mapping(parse_json(bytes(node.status.allocatable)))
+    # a copy, because raw fields keep the whole page of the list in memory
+    status = MeasuredStatus(node.status.addresses, msgspec.Raw(bytes(node.status.allocatable)))
+    resources = frozenset(
+        sys.intern(name) for name, amount in amounts.items() if str(amount) not in ("0", "")
+    )
+    parsed = (_parse_gpus(body, node.metadata.name, profile, resources) for profile in profiles)
+    gpus = next((info for info in parsed if info), None)
+    return ParsedNode(_Metadata(node.metadata.name), status, gpus, labels.get(LABEL) == "true", resources)
+
+
+def _parse_gpus(
+    body: bytes, name: str, profile: gpu_profiles.Profile, resources: frozenset[str]
+) -> GpuNodeInfo | None:
+    """The GPUs of a node as the gpu agent reads them; None if its device plugin offers none."""
+    offered = [resource for resource in profile.counts if resource in resources]
+    if not offered:
+        return None
+    try:
+        gpus = gpu_cards.read(msgspec.json.decode(body, type=GpuNode), profile)
+    except UNREADABLE as error:
+        return GpuNodeInfo(name, 0, offered[0], (short(str(error)),))
+    return GpuNodeInfo(name, len(gpus.cards), offered[0], tuple(map(short, gpus.problems[:1])))
+
+
+async def node_count(session: Session) -> int:
+    return len((await session.require(node_list)).nodes)
+
+
+async def node_resources(session: Session) -> frozenset[str]:
+    nodes = (await session.require(node_list)).nodes
+    return frozenset().union(*(node.resources for node in nodes))
+
+
+async def gpu_nodes(session: Session) -> tuple[GpuNodeInfo, ...]:
+    nodes = (await session.require(node_list)).nodes
+    return tuple(node.gpus for node in nodes if node.gpus)[:_MAX_GPU_NODES]
+
+
+async def kubelets(session: Session) -> tuple[KubeletConfiguration | Unavailable, ...]:
+    """The configuration of kubelets on nodes with CPU pools. If there are many, of some nodes, spread over the list."""
+    nodes = (await session.require(node_list)).nodes
+    with_pools = [node.metadata.name for node in nodes if node.has_pools]
+    stride = max(1, -(-len(with_pools) // _MAX_KUBELETS))
+    selected = with_pools[::stride]
+    results = await asyncio.gather(*(_kubelet(session.reader, name) for name in selected))
+    if len(selected) == len(with_pools):
+        return tuple(results)
+    reason = f"{len(selected)} of {len(with_pools)} nodes with pools were read"
+    return (*results, Unavailable("kubelets", reason, is_minor=True))
+
+
+async def _kubelet(reader: ClusterReader, name: str) -> KubeletConfiguration | Unavailable:
+    path = NODES.path(name=name, subresource="proxy") + "/configz"
+    what = f"kubelet of Node/{name}"
+    response: Any = await reader.get(what, "get nodes/proxy", path, is_proxied=True)
+    if isinstance(response, Unavailable):
+        return response if response.right else response._replace(is_minor=True)
+    configuration = get_mapping(response, "kubeletconfig")
+    if not configuration:
+        return Unavailable(what, "it shows no configuration", is_minor=True)
+    fields = ("cpuManagerPolicy", "topologyManagerPolicy", "memoryManagerPolicy")
+    return KubeletConfiguration(name, *(short(get_text(configuration, field), 40) for field in fields))

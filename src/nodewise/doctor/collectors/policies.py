@@ -1,0 +1,304 @@
+"""TASPolicies as the telemetry agent reads and evaluates them, and the metrics that they name.
+
+Metrics are requested where the replicas request them, as far as that is possible with the rights of doctor: from the
+custom metrics API and from metrics.k8s.io, not from Prometheus or from files.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from nodewise import clock, turns
+from nodewise.agent import ClusterState, NodeIndex, ObjectKey
+from nodewise.agents.telemetry import policy as taspolicy
+from nodewise.agents.telemetry import status as policy_status
+from nodewise.agents.telemetry.options import TelemetryOptions, max_age_s
+from nodewise.agents.telemetry.policy import PolicyObject, Rule
+from nodewise.agents.telemetry.state import POLICIES, PolicySlot, TelemetryState, missing_cause
+from nodewise.clock import SystemClock
+from nodewise.doctor.collectors.cluster_reader import API_SERVICES, TASPOLICIES, ClusterReader, unavailable
+from nodewise.doctor.collectors.nodes import node_list
+from nodewise.doctor.collectors.replicas import extenders
+from nodewise.doctor.collectors.session import Session
+from nodewise.doctor.facts import Extender, MetricCoverage, MetricsApi, PolicyEvaluation, Unavailable
+from nodewise.doctor.parsing.object_fields import get_condition, get_text
+from nodewise.errors import UNREADABLE, NodewiseError
+from nodewise.kube.api import NotFound
+from nodewise.metrics import column as columns
+from nodewise.metrics import custom, resource
+from nodewise.metrics.custom import CustomMetrics
+from nodewise.metrics.nodes import Nodes
+from nodewise.metrics.resource import ResourceMetrics
+from nodewise.metrics.series import Series, State
+from nodewise.metrics.snapshot import MetricsSnapshot
+from nodewise.metrics.source import Source, Want
+from nodewise.visible import short
+
+MAX_METRICS: Final = 100
+_MAX_NAMES: Final = 5
+_MAX_CONCURRENT: Final = 8
+_TIMEOUT_S: Final = 5.0
+_SYNC_PERIOD_S: Final = 5.0
+
+
+class _MetricSources(NamedTuple):
+    """The sources of the replicas, by their settings; those of a default installation if there is no replica."""
+
+    custom: bool
+    resource: bool
+    other: bool
+    """Whether a metric may come from a source that doctor cannot read."""
+
+
+async def _metric_sources(session: Session) -> _MetricSources:
+    listed = await session.get(extenders)
+    if isinstance(listed, Unavailable) or not listed:
+        return _MetricSources(custom=True, resource=True, other=True)
+    names = {name for extender in listed for name in extender.values("metrics") or ["auto"]}
+    has_prometheus = any("prometheus_url" in extender.settings for extender in listed)
+    return _MetricSources(
+        custom=bool(names & {"auto", "custom"}),
+        resource=bool(names & {"auto", "resource"}),
+        other=has_prometheus or any(name.startswith("file:") for name in names),
+    )
+
+
+async def policy_objects(session: Session) -> list[PolicyObject] | Unavailable:
+    return await session.reader.get_list(TASPOLICIES, parse_policy)
+
+
+def parse_policy(body: bytes) -> PolicyObject | None:
+    """A policy; None if the API server would not have accepted it."""
+    try:
+        return msgspec.json.decode(body, type=PolicyObject)
+    except UNREADABLE:
+        return None
+
+
+async def metric_wants(session: Session) -> list[Want]:
+    """The metrics of all rules, without those of a query, which only Prometheus can answer."""
+    objects = await session.require(policy_objects)
+    wants = (rule.want() for policy in map(taspolicy.read, objects) for rule in _named_rules(policy))
+    return sorted({Want(want.metric, aggregate=want.aggregate) for want in wants})
+
+
+async def metric_names(session: Session) -> list[str]:
+    return sorted({want.metric for want in await session.require(metric_wants)})
+
+
+def _named_rules(policy: taspolicy.Policy) -> list[Rule]:
+    """The usable rules that name a metric and have no query."""
+    rules = (rule for strategy in policy.strategies.values() for rule in strategy.rules)
+    return [rule for rule in rules if rule.metric and not rule.query and not rule.unusable]
+
+
+async def metric_series(session: Session) -> dict[str, Series | Unavailable]:
+    """The values of each metric by `Want.name`, from the custom metrics API or, by its name, from metrics.k8s.io."""
+    wants = await session.require(metric_wants)
+    nodes = (await session.require(node_list)).measured
+    sources = await session.require(_metric_sources)
+    session.reader.say("requesting metrics")
+    limit = asyncio.Semaphore(_MAX_CONCURRENT)
+    api = session.reader.api
+
+    async def lookup() -> Nodes:
+        return nodes
+
+    custom_source, resource_source = CustomMetrics(api, _TIMEOUT_S), ResourceMetrics(api, lookup, _TIMEOUT_S)
+
+    async def fetch(want: Want) -> Series | Unavailable:
+        series: Series | Unavailable = _no_values(want.metric, "no source was asked")
+        async with limit:
+            if sources.custom:
+                series = await _fetch(custom_source, f"get nodes/{want.metric}.{custom.GROUP}", want)
+            if sources.resource and want.metric in resource.METRICS and not _has_values(series):
+                series = await _fetch(resource_source, f"list nodes.{resource.GROUP}", want)
+        return series
+
+    if not (sources.custom or sources.resource):
+        return {}
+    requested = wants[:MAX_METRICS]
+    series = dict(zip(requested, await asyncio.gather(*map(fetch, requested)), strict=True))
+    reason = f"there are {len(wants)} metrics, of which {MAX_METRICS} are requested"
+    for want in wants[MAX_METRICS:]:
+        series[want] = Unavailable(f"metric {want.name}", reason, is_minor=True)
+    return {want.name: values for want, values in series.items()}
+
+
+async def _fetch(source: Source, right: str, want: Want) -> Series | Unavailable:
+    """A metric from a source. A source without the metric has an empty series, with the reason as its source."""
+    try:
+        return await source.fetch(want, SystemClock().now())
+    except NotFound as error:
+        return _no_values(want.metric, str(error))
+    except NodewiseError as error:
+        if "an empty list" in str(error):
+            return _no_values(want.metric, str(error))
+        return unavailable(f"metric {short(want.metric, 100)}", right, error)
+
+
+def _no_values(metric: str, reason: str) -> Series:
+    return Series(metric, short(reason), 0.0, {})
+
+
+def _has_values(series: Series | Unavailable) -> bool:
+    return isinstance(series, Series) and bool(series.samples)
+
+
+async def metrics(session: Session) -> dict[str, MetricCoverage | Unavailable]:
+    """Which nodes have a value of each metric; without the metrics that another source may have."""
+    index = NodeIndex((await session.require(node_list)).measured.rooms)
+    has_other_source = (await session.require(_metric_sources)).other
+    coverages: dict[str, MetricCoverage | Unavailable] = {}
+    for name, series in (await session.require(metric_series)).items():
+        if isinstance(series, Unavailable):
+            if series.right or not has_other_source:
+                coverages[name] = series
+        elif series.samples or series.invalid or not has_other_source:
+            coverages[name] = _coverage(series, index)
+    return coverages
+
+
+def _coverage(series: Series, index: NodeIndex) -> MetricCoverage:
+    names = {*series.samples, *series.invalid}
+    if not names:
+        return MetricCoverage(0, (), series.source)
+    column = turns.result(columns.lay_out(series, index))
+    nodes = int(np.count_nonzero(column.given[:-1] == State.FRESH))
+    others = sorted(short(name, 100) for name in names if name not in index)
+    return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_cause(series, index, column))
+
+
+async def policies(session: Session) -> tuple[PolicyEvaluation, ...]:
+    """All policies, evaluated with the metrics that doctor can read, and what replicas wrote into their status."""
+    objects = await session.require(policy_objects)
+    listed = await session.get(extenders)
+    series = await session.get(metric_series)
+    nodes = await session.get(node_list)
+    slots = evaluate(
+        objects,
+        {} if isinstance(series, Unavailable) else series,
+        [] if isinstance(nodes, Unavailable) else nodes.measured.rooms,
+        [] if isinstance(listed, Unavailable) else listed,
+    )
+    return tuple(
+        _evaluation(item, slots[item.metadata.namespace, item.metadata.name], isinstance(nodes, Unavailable))
+        for item in objects
+    )
+
+
+def evaluate(
+    objects: Sequence[PolicyObject],
+    series: Mapping[str, Series | Unavailable],
+    nodes: Iterable[str],
+    listed: Sequence[Extender],
+) -> Mapping[ObjectKey, PolicySlot]:
+    """The telemetry agent's own evaluation. Every namespace counts as trusted: replicas write into a policy's status
+    what of it needs a trusted namespace.
+    """
+    by_key = {(item.metadata.namespace, item.metadata.name): item for item in objects}
+    rules = (rule for item in objects for rule in _named_rules(taspolicy.read(item)))
+    by_want: dict[str, Series] = {}
+    for want in (rule.want() for rule in rules):
+        values = series.get(want.name)
+        if isinstance(values, Series) and (values.samples or values.invalid):
+            by_want[want.key] = values
+    options, sync_period_s = _options(listed)
+    state = TelemetryState(options, max_age_s(options, sync_period_s))
+    now = SystemClock().now()
+    cluster = ClusterState(NodeIndex(nodes), {POLICIES: by_key}, MetricsSnapshot(by_want), now)
+    return turns.result(state.build(cluster))
+
+
+def _options(listed: Sequence[Extender]) -> tuple[TelemetryOptions, float]:
+    """The telemetry agent's options and the refresh period of the first extender that runs it."""
+    settings = next((extender.settings for extender in listed if "telemetry" in extender.agents), {})
+    options = TelemetryOptions(
+        max_age_s=_duration(settings.get("max_age", ""), 0.0),
+        when_missing="reject" if settings.get("when_missing") == "reject" else "pass",
+        trust_all_namespaces=True,
+    )
+    return options, _duration(settings.get("sync_period", ""), _SYNC_PERIOD_S)
+
+
+def _duration(text: str, default: float) -> float:
+    try:
+        return clock.parse_duration(text) if text else default
+    except ValueError:
+        return default
+
+
+def _evaluation(item: PolicyObject, slot: PolicySlot, is_unknown: bool) -> PolicyEvaluation:
+    """A policy with its status. How many nodes it rejects comes from the status if doctor does not have all values."""
+    policy, status = slot.policy, policy_status.read(item.status)
+    filtering = [rule for rule in policy.rules("dontschedule") if not rule.unusable]
+    rejected: int | None = 0 if slot.judged is None else int(np.count_nonzero(slot.judged.codes[:-1]))
+    source = "by its metrics"
+    if filtering and (is_unknown or any(rule.want().key in slot.waits_for for rule in filtering)):
+        rejected, source = (status.violating_nodes if status.conditions else None), "by its status"
+    return PolicyEvaluation(
+        policy.namespace,
+        policy.name,
+        tuple(policy.strategies),
+        tuple(dict.fromkeys(rule.want().name for rule in _named_rules(policy))),
+        tuple(short(str(problem)) for problem in policy.problems),
+        tuple(short(name, 100) for name in status.missing_metrics),
+        short(_message(status, "MetricsFetched")),
+        rejected,
+        source,
+        short(_message(status, "NotTrusted"), 500),
+    )
+
+
+def _message(status: policy_status.Status, kind: str) -> str:
+    """The message of a condition that says that something is wrong; empty if it does not."""
+    condition = status.by_type().get(kind)
+    bad = "False" if policy_status.GOOD[kind] == "True" else "True"
+    return (condition.message or kind) if condition is not None and condition.status == bad else ""
+
+
+async def metrics_apis(session: Session) -> tuple[MetricsApi, ...] | Unavailable:
+    """The API groups that the policies' metrics have to come from."""
+    names = await session.require(metric_names)
+    sources = await session.require(_metric_sources)
+    if sources.other:
+        return ()
+    usage = set(names) & set(resource.METRICS)
+    groups = {
+        custom.GROUP: ("v1beta1", "v1beta2") if sources.custom and set(names) - usage else (),
+        resource.GROUP: ("v1beta1",) if sources.resource and usage else (),
+    }
+    apis: list[MetricsApi] = []
+    for group, versions in groups.items():
+        api = await _metrics_api(session.reader, group, versions) if versions else ()
+        if isinstance(api, Unavailable):
+            return api
+        apis += [api] if api else []
+    return tuple(apis)
+
+
+async def _metrics_api(
+    reader: ClusterReader, group: str, versions: Sequence[str]
+) -> MetricsApi | Unavailable:
+    """The available version of an API group, or any that exists."""
+    services = await asyncio.gather(*(_api_service(reader, f"{version}.{group}") for version in versions))
+    existing: list[MetricsApi] = []
+    for service in services:
+        if isinstance(service, Unavailable):
+            return service
+        existing += [service] if service.exists else []
+    missing = MetricsApi(f"{versions[0]}.{group}", exists=False, available=False)
+    return max(existing, key=lambda api: api.available, default=missing)
+
+
+async def _api_service(reader: ClusterReader, name: str) -> MetricsApi | Unavailable:
+    right = f"get {API_SERVICES.plural}.{API_SERVICES.group}"
+    service: Any = await reader.get(f"APIService/{name}", right, API_SERVICES.path(name=name))
+    if isinstance(service, Unavailable):
+        return service
+    condition = get_condition(service, "Available")
+    message = f"{get_text(condition, 'reason')}: {get_text(condition, 'message')}"
+    return MetricsApi(name, service is not None, get_text(condition, "status") == "True", short(message))

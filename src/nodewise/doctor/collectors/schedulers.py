@@ -1,0 +1,271 @@
+"""Schedulers: the configuration of each, and the certificates, Services and servers of nodewise's entries."""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import httpx2
+
+from nodewise.doctor.collectors import tls_probe
+from nodewise.doctor.collectors.cluster_reader import ENDPOINT_SLICES, SERVICES, ClusterReader, parse_json
+from nodewise.doctor.collectors.files import as_chain, host_path, is_this_host, may_read_host, read_local
+from nodewise.doctor.collectors.programs import find_container, is_scheduler, programs
+from nodewise.doctor.collectors.session import Session, Target
+from nodewise.doctor.collectors.tls_probe import Address, Probe
+from nodewise.doctor.facts import EntryCertificates, Scheduler, Server, Service, Unavailable, readable
+from nodewise.doctor.parsing import certificates, scheduler_configuration, workloads
+from nodewise.doctor.parsing.certificates import Chain
+from nodewise.doctor.parsing.object_fields import get, get_list, get_number, get_text, get_texts
+from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration, split_url
+from nodewise.doctor.parsing.workloads import Container, Workload
+from nodewise.errors import BadSettings, Problem
+from nodewise.kube.resources import selector
+from nodewise.serve.options import is_loopback
+from nodewise.visible import short
+
+_SERVICE_HOST: Final = re.compile(r"([a-z0-9-]+)\.([a-z0-9-]+)\.svc(\.[a-z0-9.-]+)?\.?")
+_MAX_ENDPOINTS: Final = 2
+_OLD_FLAGS: Final = ("policy-config-file", "policy-configmap")
+_WRONG_HOST: Final = (
+    "call doctor on the host that has these files, or have copies of them under the same names"
+)
+
+
+async def schedulers(session: Session) -> tuple[Scheduler, ...] | Unavailable:
+    """All schedulers: of the command line, then of the cluster.
+
+    `BadSettings` if the command line names a file or a URL that cannot be used.
+    """
+    target = session.target
+    named = [read_configuration_file(path) for path in target.scheduler_files]
+    if target.scheduler_url:
+        named.append(await _read_configz(target))
+    listed = await session.get(programs)
+    if isinstance(listed, Unavailable) and not named:
+        return listed
+    pods = () if isinstance(listed, Unavailable) else listed.schedulers
+    running = await asyncio.gather(*(_read_workload(session, pod) for pod in pods))
+    names = frozenset(scheduler.where for scheduler in named)
+    merged = _merge(named, list(running))
+    return tuple(
+        await asyncio.gather(*(_with_entries(session, one, is_named=one.where in names) for one in merged))
+    )
+
+
+def _merge(named: list[Scheduler], running: list[Scheduler]) -> list[Scheduler]:
+    """A configuration of the command line is taken for that of the static pods whose own cannot be read from here."""
+    if not named:
+        return running
+    hidden = [
+        scheduler
+        for scheduler in running
+        if isinstance(scheduler.configuration, Unavailable)
+        and scheduler.workload is not None
+        and (scheduler.workload.is_static or scheduler.workload.host_network)
+    ]
+    if hidden:
+        workload = hidden[0].workload
+        named = [one._replace(workload=workload) if one.workload is None else one for one in named]
+    return [*named, *(scheduler for scheduler in running if scheduler not in hidden)]
+
+
+def read_configuration_file(path: str) -> Scheduler:
+    """A file of the command line. `BadSettings` if it contains no configuration."""
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        problem = Problem("--scheduler-config", f"{path}: {error}", "a readable KubeSchedulerConfiguration")
+        raise BadSettings("settings", [problem]) from error
+    configuration = scheduler_configuration.parse(data)
+    if configuration.problems and not configuration.profiles:
+        found = f"{path}: {'; '.join(configuration.problems)}"
+        raise BadSettings("settings", [Problem("--scheduler-config", found, "a KubeSchedulerConfiguration")])
+    return Scheduler(path, configuration)
+
+
+async def _read_configz(target: Target) -> Scheduler:
+    """A running kube-scheduler, by its /configz."""
+    url = target.scheduler_url.rstrip("/")
+    scheme, host, _, _ = split_url(url)
+    if scheme not in ("http", "https") or not host:
+        problem = Problem("--scheduler-url", repr(target.scheduler_url), "https://HOST:10259")
+        raise BadSettings("settings", [problem])
+    assert target.scheduler_client is not None, "it is set with the URL"
+    context, auth = target.scheduler_client
+    try:
+        # kube-scheduler's certificate is self-signed, so only a server of this host gets a token
+        async with httpx2.AsyncClient(
+            verify=context, auth=auth if is_loopback(host) else None, timeout=5.0, trust_env=False
+        ) as client:
+            response = await client.get(f"{url}/configz")
+        if response.status_code != httpx2.codes.OK:
+            right = "get the non-resource URL /configz" if response.status_code in (401, 403) else ""
+            reason = f"HTTP status {response.status_code}"
+            return Scheduler(url, Unavailable(f"{url}/configz", reason, right))
+        return Scheduler(url, scheduler_configuration.parse_configz(response.json()))
+    except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError, OSError, ValueError) as error:
+        return Scheduler(url, Unavailable(f"{url}/configz", short(str(error) or type(error).__name__)))
+
+
+async def _read_workload(session: Session, workload: Workload) -> Scheduler:
+    """A scheduler of the cluster with the configuration that its --config names."""
+    container = find_container(workload, is_scheduler)
+    path = workloads.flag(container, "config")
+    if not path:
+        return Scheduler(workload.where, _without_config(workload, container), workload)
+    data = await session.files.read(workload, container, path)
+    if isinstance(data, Unavailable):
+        return Scheduler(workload.where, data, workload)
+    configuration = scheduler_configuration.parse(data)
+    if configuration.problems and not configuration.profiles:
+        problem = Unavailable(f"{path} of {workload.where}", "; ".join(configuration.problems))
+        return Scheduler(_source(workload, container, path), problem, workload)
+    return Scheduler(_source(workload, container, path), configuration, workload)
+
+
+def _without_config(workload: Workload, container: Container) -> SchedulerConfiguration | Unavailable:
+    old = [name for name in _OLD_FLAGS if workloads.flag(container, name) is not None]
+    if old:
+        return Unavailable(workload.where, f"it is configured by --{old[0]}, which doctor does not read")
+    default = SchedulerConfiguration()
+    name = workloads.flag(container, "scheduler-name") or "default-scheduler"
+    return default._replace(profiles=(default.profiles[0]._replace(scheduler_name=name),))
+
+
+def _source(workload: Workload, container: Container, path: str) -> str:
+    """The object that contains the configuration; the workload itself if it is a file of the host."""
+    source = workloads.find_mount(container, path)
+    if source is None or source[0].kind == "hostPath":
+        return workload.where
+    kind = "ConfigMap" if source[0].kind == "configMap" else "Secret"
+    return f"{kind}/{workload.namespace}/{source[0].name}"
+
+
+class _EntryFiles(NamedTuple):
+    """Reads the files that an entry names. They are files of this host if the command line names the configuration,
+    or if the scheduler is a static pod of this host.
+    """
+
+    session: Session
+    workload: Workload | None
+    container: Container | None
+    is_named: bool
+
+    def local_path(self, file: str) -> str:
+        """The file's path on this host; empty if it is none of this host."""
+        if self.workload is not None and self.container is not None and may_read_host(self.workload):
+            return host_path(self.container, file)
+        return file if self.is_named else ""
+
+    async def read(self, file: str) -> bytes | Unavailable:
+        if path := self.local_path(file):
+            data = read_local(path)
+            return data._replace(remedy=_WRONG_HOST) if isinstance(data, Unavailable) else data
+        if self.workload is None or self.container is None:
+            return Unavailable(file, "its host is unknown")
+        return await self.session.files.read(self.workload, self.container, file)
+
+
+async def _with_entries(session: Session, scheduler: Scheduler, *, is_named: bool) -> Scheduler:
+    """With certificates, Services and servers of nodewise's entries."""
+    if isinstance(scheduler.configuration, Unavailable):
+        return scheduler
+    workload = scheduler.workload
+    container = find_container(workload, is_scheduler) if workload else None
+    files = _EntryFiles(session, workload, container, is_named)
+    entries = [entry for entry in scheduler.configuration.entries if entry.is_nodewise]
+    results = await asyncio.gather(*(_read_entry(files, entry) for entry in entries))
+    by_number = {entry.number: result for entry, result in zip(entries, results, strict=True)}
+    return scheduler._replace(
+        certificates={number: result[0] for number, result in by_number.items()},
+        services={number: result[1] for number, result in by_number.items() if result[1] is not None},
+        servers={number: result[2] for number, result in by_number.items()},
+    )
+
+
+async def _read_entry(
+    files: _EntryFiles, entry: ExtenderEntry
+) -> tuple[EntryCertificates, Service | Unavailable | None, Server]:
+    own = await _certificates(files, entry)
+    reader = files.session.reader
+    service, addresses = await _service(reader, entry)
+    if _is_inside_pod(files.workload, entry) and not files.is_named:
+        return own, service, Server(attempts=("it is the scheduler's own pod",))
+    reader.say(f"connecting to {entry.url}")
+    cert_file, key_file = files.local_path(entry.cert_file), files.local_path(entry.key_file)
+    probe = Probe(entry, tuple(addresses), cert_file, key_file, readable(own.ca))
+    server = await tls_probe.connect(probe)
+    return own, service, server
+
+
+def _is_inside_pod(workload: Workload | None, entry: ExtenderEntry) -> bool:
+    """Whether the address is one of the scheduler's own pod, which cannot be reached from here."""
+    if workload is None or not is_loopback(split_url(entry.url)[1]):
+        return False
+    return not (workload.host_network and is_this_host(workload.node))
+
+
+async def _certificates(files: _EntryFiles, entry: ExtenderEntry) -> EntryCertificates:
+    """The certificates of an entry, and the public key of its private key."""
+    return EntryCertificates(
+        ca=await _chain(files, entry.ca_data, entry.ca_file),
+        client=await _chain(files, entry.cert_data, entry.cert_file),
+        key=entry.key_data or await _public_key(files, entry.key_file),
+    )
+
+
+async def _chain(files: _EntryFiles, data: bytes, file: str) -> Chain | Unavailable | None:
+    if data:
+        return certificates.parse_pem(data)
+    return as_chain(await files.read(file)) if file else None
+
+
+async def _public_key(files: _EntryFiles, file: str) -> bytes | Unavailable | None:
+    if not file:
+        return None
+    pem = await files.read(file)
+    return pem if isinstance(pem, Unavailable) else certificates.public_key(pem)
+
+
+async def _service(
+    reader: ClusterReader, entry: ExtenderEntry
+) -> tuple[Service | Unavailable | None, list[Address]]:
+    """The Service that an address names, and the addresses of its endpoints."""
+    _, host, _, port = split_url(entry.url)
+    match = _SERVICE_HOST.fullmatch(host)
+    if match is None:
+        return None, []
+    name, namespace = match[1], match[2]
+    where = f"Service/{namespace}/{name}"
+    right = f"get services {name} in namespace {namespace}"
+    selectors = {"labelSelector": selector("kubernetes.io/service-name", name)}
+    service, slices = await asyncio.gather(
+        reader.get(where, right, SERVICES.path(namespace, name)),
+        reader.get_list(ENDPOINT_SLICES, parse_json, namespace=namespace, selectors=selectors),
+    )
+    if isinstance(service, Unavailable):
+        return service, []
+    if service is None:
+        return Service(where, None), []
+    numbers = (get_number(item, "port") for item in get_list(service, "spec", "ports"))
+    ports = tuple(number for number in numbers if number)
+    cluster_ip = get_text(service, "spec", "clusterIP")
+    if isinstance(slices, Unavailable):
+        return Service(where, ports, slices), [(cluster_ip, port)]
+    ready = list(_ready_addresses(slices))
+    own = [(cluster_ip, port)] if cluster_ip and cluster_ip != "None" else []
+    return Service(where, ports, len(ready)), [*ready[:_MAX_ENDPOINTS], *own]
+
+
+def _ready_addresses(slices: Iterable[Any]) -> Iterable[Address]:
+    """The first address of each ready endpoint. A condition that is not set means ready."""
+    for endpoint_slice in slices:
+        numbers = (get_number(port, "port") for port in get_list(endpoint_slice, "ports"))
+        port = next((number for number in numbers if number), 0)
+        for endpoint in get_list(endpoint_slice, "endpoints"):
+            if get(endpoint, "conditions", "ready") is not False:
+                for address in get_texts(endpoint, "addresses")[:1]:
+                    yield address, port

@@ -1,0 +1,116 @@
+"""From checks to a report: which facts are needed, and what the checks say of them."""
+
+from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
+from typing import Final
+
+from nodewise.doctor.check import Check
+from nodewise.doctor.checks import CHECKS
+from nodewise.doctor.facts import Facts, Unavailable
+from nodewise.doctor.findings import (
+    CATALOGUE,
+    NOT_CHECKED,
+    SEVERITIES,
+    Finding,
+    NotChecked,
+    Report,
+    Result,
+    Severity,
+    finding,
+)
+from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
+from nodewise.visible import short
+
+_MAX_LISTED: Final = 3
+_MAX_FINDINGS: Final = 10
+"""Of one id; further ones are only counted."""
+
+
+def _selected(skip: Collection[str]) -> list[Check]:
+    """The checks with an id that is not skipped."""
+    return [check for check in CHECKS if not set(check.ids) <= set(skip)]
+
+
+def needed_facts(skip: Collection[str] = ()) -> frozenset[str]:
+    """The fields of `Facts` that have to be collected."""
+    return frozenset().union(*(check.fields for check in _selected(skip)))
+
+
+def examine(facts: Facts, skip: Collection[str] = ()) -> Report:
+    """The report without the findings to skip: by severity, then in the order of the catalogue."""
+    results = dict.fromkeys(_results(facts, skip))
+    findings = [result for result in results if isinstance(result, Finding)]
+    missing = [result for result in results if isinstance(result, NotChecked)]
+    findings += [] if NOT_CHECKED in skip else _not_checked(missing)
+    reasons = _reasons(missing)
+    checked = [id_ for id_ in CATALOGUE if id_ not in {*skip, *reasons, NOT_CHECKED}]
+    examined = tuple(_examined(facts, needed_facts(skip)))
+    return Report(_limited(sorted(findings, key=_order)), checked, list(reasons.items()), examined)
+
+
+def _results(facts: Facts, skip: Collection[str]) -> Iterator[Result]:
+    for check in _selected(skip):
+        yield from (result for result in check.run(facts) if result.id not in skip)
+
+
+def _reasons(missing: Iterable[NotChecked]) -> dict[str, str]:
+    """Why checks were not made, by id, in the order of the catalogue."""
+    by_id: dict[str, dict[str, None]] = {}
+    for id_, unavailable in missing:
+        by_id.setdefault(id_, {})[f"{unavailable.what}: {unavailable.reason}"] = None
+    return {id_: short("; ".join(by_id[id_])) for id_ in CATALOGUE if id_ in by_id}
+
+
+def _order(one: Finding) -> tuple[int, int, str, str]:
+    return SEVERITIES.index(one.severity), list(CATALOGUE).index(one.id), one.object, one.found
+
+
+def _limited(findings: Iterable[Finding]) -> list[Finding]:
+    """The first findings of each id, and the number of the others."""
+    kept: list[Finding] = []
+    for _, group in groupby(findings, key=lambda one: (one.severity, one.id)):
+        same = list(group)
+        kept += same[:_MAX_FINDINGS]
+        if len(same) > _MAX_FINDINGS:
+            more = f"{len(same) - _MAX_FINDINGS} more"
+            kept.append(same[-1]._replace(object=more, found="of the same kind"))
+    return kept
+
+
+def _not_checked(missing: Iterable[NotChecked]) -> Iterator[Finding]:
+    """One finding for each fact that is unavailable, with the checks that need it."""
+    by_fact: dict[Unavailable, dict[str, None]] = {}
+    for result in missing:
+        by_fact.setdefault(result.unavailable, {})[result.id] = None
+    for unavailable, ids in by_fact.items():
+        more = f" and {len(ids) - _MAX_LISTED} more checks" if len(ids) > _MAX_LISTED else ""
+        found = f"{unavailable.reason}; not checked: {', '.join(list(ids)[:_MAX_LISTED])}{more}"
+        expected = f"the right to {unavailable.right}" if unavailable.right else "to be readable"
+        remedy = unavailable.remedy
+        if not remedy and not unavailable.right:  # the catalogue's remedy is to grant the right
+            remedy = "correct what is named, or leave it out with --skip"
+        severity: Severity = "note" if unavailable.is_minor else "warning"
+        yield finding(NOT_CHECKED, unavailable.what, found, expected, remedy=remedy, severity=severity)
+
+
+def _examined(facts: Facts, fields: frozenset[str]) -> Iterator[str]:
+    """What was examined, in words."""
+    values = {name: getattr(facts, name) for name in fields}
+    read = {name: value for name, value in values.items() if not isinstance(value, Unavailable)}
+    if "schedulers" in read:
+        where = [
+            one.where for one in read["schedulers"] if isinstance(one.configuration, SchedulerConfiguration)
+        ]
+        names = f" ({', '.join(where[:_MAX_LISTED])})" if where else ""
+        yield f"{_count(len(where), 'configuration')} of kube-scheduler{names}"
+    if "extenders" in read:
+        replicas = sum(extender.workload.replicas for extender in read["extenders"])
+        yield f"{_count(replicas, 'replica')} of nodewise"
+    if "node_count" in read:
+        yield _count(read["node_count"], "node")
+    if "policies" in read:
+        yield _count(len(read["policies"]), "TASPolicy", "TASPolicies")
+
+
+def _count(number: int, name: str, plural: str = "") -> str:
+    return f"{number:,} {name if number == 1 else plural or f'{name}s'}"

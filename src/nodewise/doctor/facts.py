@@ -1,0 +1,353 @@
+"""The facts that checks are made of, as values. No fact contains a private key.
+
+Each field of `Facts` is read by one collector (`collectors.COLLECTORS`). A fact that could not be read is
+`Unavailable`; a fact that is a tuple may contain `Unavailable` elements for the parts that could not be read.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from nodewise.doctor.parsing.certificates import Chain
+from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, Profile, SchedulerConfiguration
+from nodewise.doctor.parsing.workloads import Workload
+
+
+class Unavailable(NamedTuple):
+    """A fact, or a part of one, that could not be read."""
+
+    what: str
+    """`ConfigMap/kube-system/my-scheduler`, `nodes`."""
+    reason: str
+    right: str = ""
+    """The missing right, such as `list nodes`; empty if that is not the reason."""
+    remedy: str = ""
+    is_minor: bool = False
+    """Whether nothing needs to be done: the fact was not read to spare the cluster, or another finding explains it."""
+
+
+def readable(chain: Chain | Unavailable | None) -> Chain:
+    """The certificates; empty if there are none, or none that could be read."""
+    return () if chain is None or isinstance(chain, Unavailable) else chain
+
+
+class EntryCertificates(NamedTuple):
+    """What an entry's certificate files contain; None where the entry names no file."""
+
+    ca: Chain | Unavailable | None = None
+    client: Chain | Unavailable | None = None
+    key: bytes | Unavailable | None = None
+    """The public key, DER; empty if the file contains no readable key."""
+
+
+class Server(NamedTuple):
+    """The result of connecting to an entry's address."""
+
+    address: str = ""
+    """The address that responded, as `host:port`; empty if none did."""
+    attempts: tuple[str, ...] = ()
+    """The result of each failed attempt."""
+    certificates: Chain = ()
+    """The server's certificates, its own first."""
+    source: str = ""
+    """Where the certificates come from: a handshake, or a Secret."""
+    is_refused: bool = False
+    """Whether every attempt ended with `connection refused`."""
+    response: str = ""
+    """The result of a request with the client certificate of the entry: `answered`, why it was rejected, or empty
+    if there was none."""
+
+
+class Service(NamedTuple):
+    """A Service that an entry's address names."""
+
+    where: str
+    ports: tuple[int, ...] | None
+    """None if the Service does not exist."""
+    ready_endpoints: int | Unavailable = 0
+
+
+class Scheduler(NamedTuple):
+    """A kube-scheduler, or a configuration file for one."""
+
+    where: str
+    configuration: SchedulerConfiguration | Unavailable
+    workload: Workload | None = None
+    certificates: Mapping[int, EntryCertificates] = {}
+    """By the number of the entry, like the following."""
+    servers: Mapping[int, Server] = {}
+    services: Mapping[int, Service | Unavailable] = {}
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """Of the configuration; empty if it is unavailable."""
+        return () if isinstance(self.configuration, Unavailable) else self.configuration.profiles
+
+
+Schedulers = tuple[Scheduler, ...]
+
+
+class Registration(NamedTuple):
+    """An entry of nodewise in a scheduler's configuration."""
+
+    scheduler: Scheduler
+    configuration: SchedulerConfiguration
+    entry: ExtenderEntry
+
+    @property
+    def where(self) -> str:
+        return f"{self.scheduler.where}, {self.entry.url}"
+
+    @property
+    def certificates(self) -> EntryCertificates:
+        return self.scheduler.certificates.get(self.entry.number, EntryCertificates())
+
+    @property
+    def server(self) -> Server:
+        return self.scheduler.servers.get(self.entry.number, Server())
+
+    @property
+    def service(self) -> Service | Unavailable | None:
+        return self.scheduler.services.get(self.entry.number)
+
+
+Registrations = tuple[Registration, ...]
+
+
+class ReplicaMetrics(NamedTuple):
+    """Values of a replica's own /metrics."""
+
+    pod: str
+    calls: int
+    """Requests of kube-scheduler of any kind."""
+    uptime_s: float
+    ca_clients: int = 0
+    refused: Mapping[str, int] = {}
+    """Refused connections by reason."""
+    metric_nodes: Mapping[str, int] = {}
+    """Nodes with a value, by metric."""
+    unmatched: Mapping[str, int] = {}
+    """Series whose name is no node, by metric."""
+
+
+class Extender(NamedTuple):
+    """A workload that runs `nodewise extender`."""
+
+    workload: Workload
+    settings: Mapping[str, str]
+    """By the names of a settings file, as far as flags, environment and file are known."""
+    unread_settings: Unavailable | None = None
+    """The settings file, if it could not be read."""
+    client_ca: Chain | Unavailable = ()
+    """The CA whose client certificates it accepts, as far as that is known."""
+    serving: Chain | Unavailable = ()
+    """Its serving certificate, likewise."""
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        return tuple(self.values("agents") or ["telemetry"])
+
+    def is_set(self, setting: str) -> bool:
+        return self.settings.get(setting, "").lower() in ("true", "1", "yes", "on")
+
+    def values(self, setting: str) -> list[str]:
+        """The values of a setting that is a list."""
+        return [value.strip() for value in self.settings.get(setting, "").split(",") if value.strip()]
+
+
+Extenders = tuple[Extender, ...]
+
+
+class Right(NamedTuple):
+    """A right of the API server's authorization."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        kind = f"{self.resource}.{self.group}" if self.group else self.resource
+        name = f" {self.name}" if self.name else ""
+        return f"{self.verb} {kind}{name}" + (f" in namespace {self.namespace}" if self.namespace else "")
+
+
+class MissingRights(NamedTuple):
+    """The rights that the account of an extender needs and does not have."""
+
+    account: str
+    """`ServiceAccount/nodewise/nodewise`."""
+    rights: tuple[Right, ...] = ()
+
+
+class PodInfo(NamedTuple):
+    """A pod that names a policy, nearly names one, or waits for a node."""
+
+    name: str
+    namespace: str
+    policy: str = ""
+    scheduler_name: str = "default-scheduler"
+    node: str = ""
+    age_s: float = 0.0
+    resources: tuple[str, ...] = ()
+    """The extended resources that it requests."""
+    message: str = ""
+    """Why kube-scheduler did not place it."""
+    avoids_violating: bool = False
+    """Whether its required node affinity excludes the nodes that its policy labels."""
+    is_gated: bool = False
+    misspelled_label: str = ""
+    """A label key that is nearly the one that names a policy."""
+
+    @property
+    def where(self) -> str:
+        return f"Pod/{self.namespace}/{self.name}"
+
+
+Pods = tuple[PodInfo, ...]
+
+
+class PolicyEvaluation(NamedTuple):
+    """A TASPolicy as the telemetry agent reads and evaluates it."""
+
+    namespace: str
+    name: str
+    strategies: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    """The metrics of its rules, without those of a query."""
+    problems: tuple[str, ...] = ()
+    missing_metrics: tuple[str, ...] = ()
+    """Metrics that were never fetched, from the status that replicas wrote."""
+    unavailable_metrics: str = ""
+    """The message of its condition MetricsFetched, if that is False."""
+    rejected_nodes: int | None = None
+    """How many nodes it rejects now; None if that is unknown."""
+    source: str = ""
+    """Where `rejected_nodes` comes from."""
+    not_trusted: str = ""
+    """The message of its condition NotTrusted, if that is True."""
+
+    @property
+    def where(self) -> str:
+        return f"TASPolicy/{self.namespace}/{self.name}"
+
+
+Policies = tuple[PolicyEvaluation, ...]
+
+
+class MetricCoverage(NamedTuple):
+    """Which nodes have a value of a metric."""
+
+    nodes: int
+    other_names: tuple[str, ...] = ()
+    """Some of the names that are no nodes."""
+    error: str = ""
+    """Why no node has a value."""
+
+
+class MetricsApi(NamedTuple):
+    """An API group of metrics, as its APIService describes it."""
+
+    name: str
+    exists: bool
+    available: bool
+    message: str = ""
+
+
+class Descheduler(NamedTuple):
+    """A descheduler with the enabled plugins of its policy."""
+
+    where: str
+    plugins: tuple[str, ...] | Unavailable
+    affinity_types: tuple[str, ...] = ()
+    """The node affinity types that RemovePodsViolatingNodeAffinity checks."""
+
+
+class GpuNodeInfo(NamedTuple):
+    """A node with GPUs, as the gpu agent reads it."""
+
+    node: str
+    gpus: int
+    resource: str
+    """The allocatable resource that shows that the node has GPUs."""
+    problems: tuple[str, ...] = ()
+
+
+class KubeletConfiguration(NamedTuple):
+    """The resource manager policies of a kubelet."""
+
+    node: str
+    cpu_manager: str
+    topology_manager: str
+    memory_manager: str = ""
+
+
+class AdmissionPolicy(NamedTuple):
+    """A ValidatingAdmissionPolicy that is enforced."""
+
+    name: str
+    resources: frozenset[str] = frozenset()
+    """The resources that it matches, without their API groups."""
+    conditions: tuple[str, ...] = ()
+    """The CEL expressions of its match conditions."""
+
+
+class Facts(NamedTuple):
+    """All facts. A fact that no check needs keeps its default."""
+
+    now: datetime
+    schedulers: Schedulers | Unavailable = ()
+    extenders: Extenders | Unavailable = ()
+    replica_metrics: tuple[ReplicaMetrics, ...] | Unavailable = ()
+    missing_rights: tuple[MissingRights | Unavailable, ...] | Unavailable = ()
+    pods: Pods | Unavailable = ()
+    policies: Policies | Unavailable = ()
+    node_count: int | Unavailable = 0
+    node_resources: frozenset[str] | Unavailable = frozenset()
+    """Resources that some node has allocatable."""
+    metrics: Mapping[str, MetricCoverage | Unavailable] | Unavailable = {}  # noqa: RUF012 - never changed
+    """By metric."""
+    metrics_apis: tuple[MetricsApi, ...] | Unavailable = ()
+    deschedulers: tuple[Descheduler, ...] | Unavailable = ()
+    gpu_nodes: tuple[GpuNodeInfo, ...] | Unavailable = ()
+    kubelets: tuple[KubeletConfiguration | Unavailable, ...] | Unavailable = ()
+    cluster_ca: Chain | Unavailable = ()
+    """The CA of the cluster's clients."""
+    admission_policies: tuple[AdmissionPolicy, ...] | Unavailable = ()
+    namespaces: tuple[str, ...] = ()
+    """The namespaces whose workloads are examined."""
+    programs_elsewhere: tuple[str, ...] | Unavailable = ()
+    """Workloads of other namespaces that run a scheduler, a descheduler or nodewise, or have such a name."""
+
+    @property
+    def registrations(self) -> tuple[Registration | Unavailable, ...]:
+        """nodewise's entries in all configurations, and what may hide further ones."""
+        if isinstance(self.schedulers, Unavailable):
+            return (self.schedulers,)
+        registrations: list[Registration] = []
+        hidden: list[Unavailable] = [] if self.schedulers else [_NO_SCHEDULER]
+        for scheduler in self.schedulers:
+            configuration = scheduler.configuration
+            if isinstance(configuration, Unavailable):
+                hidden.append(configuration)
+            else:
+                registrations += [
+                    Registration(scheduler, configuration, entry)
+                    for entry in configuration.entries
+                    if entry.is_nodewise
+                ]
+        if registrations:  # nothing says that the hidden configuration must have an entry, too
+            hidden = [unavailable._replace(is_minor=True) for unavailable in hidden]
+        return (*registrations, *hidden)
+
+
+DERIVED: Final[Mapping[str, str]] = {"registrations": "schedulers"}
+"""Facts that are computed from another one."""
+
+_NO_SCHEDULER: Final = Unavailable(
+    "kube-scheduler's configuration",
+    "the cluster shows no kube-scheduler; managed control planes do not",
+    remedy="--scheduler-config FILE with a copy of it, or --scheduler-url; on a managed cluster"
+    " nodewise configure --mode second-scheduler, and -n with its namespace",
+)

@@ -1,0 +1,353 @@
+"""The catalogue of findings, and findings as values. Ids are stable; docs/how-to/doctor.md describes each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from nodewise.doctor.facts import Unavailable
+from nodewise.visible import short
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
+"""`error`: pods are placed wrongly, or not at all. `warning`: that can happen. `note`: nothing needs to be done."""
+PAGE: Final = "docs/how-to/doctor.md"
+"""The page that describes each finding."""
+NOT_CHECKED: Final = "not-looked-at"
+"""The id of the finding that reports what could not be read."""
+_MAX_LENGTH: Final = 500
+"""Characters of a text: values of objects have any length."""
+
+
+class FindingKind(NamedTuple):
+    """An entry of the catalogue."""
+
+    severity: Severity
+    title: str
+    meaning: str
+    remedy: str
+
+
+class Finding(NamedTuple):
+    """One problem. `object` is kind/namespace/name, or a file."""
+
+    id: str
+    object: str
+    found: str
+    expected: str
+    severity: Severity
+    remedy: str
+
+    @property
+    def title(self) -> str:
+        return CATALOGUE[self.id].title
+
+    @property
+    def doc(self) -> str:
+        """The section that describes it."""
+        return f"{PAGE}#{self.id}"
+
+    def document(self) -> dict[str, Any]:
+        """As `-o json` prints it."""
+        return {
+            "id": self.id,
+            "severity": self.severity,
+            "object": self.object,
+            "seen": self.found,
+            "wanted": self.expected,
+            "remedy": self.remedy,
+            "doc": self.doc,
+        }
+
+
+class NotChecked(NamedTuple):
+    """A check that could not be made, and the missing fact."""
+
+    id: str
+    unavailable: Unavailable
+
+
+Result = Finding | NotChecked
+
+
+class Report(NamedTuple):
+    """The result of an examination."""
+
+    findings: Sequence[Finding]
+    checked: Sequence[str]
+    """Ids that were checked everywhere."""
+    not_checked: Sequence[tuple[str, str]]
+    """Ids that were not, or not everywhere, each with the reason."""
+    examined: Sequence[str] = ()
+    """What was examined, in words."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether there is no error and no warning. A fact that could not be read is a warning."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+
+def finding(
+    id_: str, object_: str, found: str, expected: str, *, remedy: str = "", severity: Severity | None = None
+) -> Finding:
+    """A finding; remedy and severity default to those of the catalogue."""
+    kind = CATALOGUE[id_]
+    texts = (short(object_, _MAX_LENGTH), short(found, _MAX_LENGTH), short(expected, _MAX_LENGTH))
+    return Finding(id_, *texts, severity or kind.severity, short(remedy or kind.remedy, _MAX_LENGTH))
+
+
+CATALOGUE: Final[Mapping[str, FindingKind]] = {
+    "extender-not-registered": FindingKind(
+        "error",
+        "No scheduler calls nodewise",
+        "kube-scheduler calls only the extenders of its own configuration. Without an entry for nodewise, pods are"
+        " scheduled without it, and pods that request its resources may wait forever.",
+        "nodewise configure on each host of the control plane, or nodewise configure --mode second-scheduler",
+    ),
+    "extender-not-reached": FindingKind(
+        "error",
+        "kube-scheduler cannot reach nodewise",
+        "The entry's address leads to no server: the Service or the port does not exist, no endpoint is ready,"
+        " kube-scheduler cannot resolve the name, or kube-scheduler reports an error on pods that wait.",
+        "make the urlPrefix an address that kube-scheduler's own host reaches: the Service's cluster IP, or"
+        " its name with dnsPolicy: ClusterFirstWithHostNet",
+    ),
+    "names-not-used": FindingKind(
+        "warning",
+        "kube-scheduler sends whole nodes with each call",
+        "With nodeCacheCapable: false kube-scheduler sends every node object instead of its name, 800 times as much,"
+        " and afterwards its own scores treat every node as empty.",
+        "nodeCacheCapable: true",
+    ),
+    "no-ca-file": FindingKind(
+        "error",
+        "kube-scheduler does not verify nodewise",
+        "Without a CA kube-scheduler does not verify the server's certificate, and plain HTTP has none. An attacker on"
+        " the network can respond instead of nodewise and decide where pods are placed.",
+        "tlsConfig.caFile: the CA of nodewise's serving certificate, and no insecure: true",
+    ),
+    "ca-key-as-client-key": FindingKind(
+        "error",
+        "kube-scheduler's client key is a CA's key",
+        "Whoever reads that key can issue certificates for any identity that the CA vouches for; with the cluster's CA"
+        " that is the cluster's administrator.",
+        "a client certificate of its own: nodewise certs; then remove the copy of the CA's key from the host",
+    ),
+    "client-certificate-wrong": FindingKind(
+        "error",
+        "nodewise rejects kube-scheduler's client certificate",
+        "nodewise requires a valid certificate for client use, signed by its client CA and with an accepted name."
+        " Without one, pods that request its resources wait.",
+        "make another with its own key: nodewise certs, or nodewise certs --host on the control plane",
+    ),
+    "any-client": FindingKind(
+        "warning",
+        "Every certificate of the client CA may call nodewise",
+        "With --any-client, which flags of TAS and GAS imply, nodewise answers filter, prioritize and preempt to every"
+        " client of the CA. With the cluster's CA these are all kubelets and users with a certificate.",
+        "give kube-scheduler a certificate by nodewise certs, or set --client-name to the name in its certificate;"
+        " then remove --any-client and the flags of TAS and GAS",
+    ),
+    "server-certificate-wrong": FindingKind(
+        "error",
+        "nodewise's certificate is not for this address, or has expired",
+        "kube-scheduler verifies the name and the dates of the server's certificate. If one of them is wrong, every"
+        " call fails.",
+        "nodewise certs --name with the host of the urlPrefix, or renew it",
+    ),
+    "unknown-ca": FindingKind(
+        "error",
+        "caFile is not the CA of nodewise's certificate",
+        "Every call of kube-scheduler fails with x509: certificate signed by unknown authority."
+        " kube-scheduler reads caFile only when it starts.",
+        "put the CA that signed nodewise's certificate into caFile and restart kube-scheduler",
+    ),
+    "sample-too-small": FindingKind(
+        "warning",
+        "A policy can reject every node that kube-scheduler considers",
+        "kube-scheduler sends only a sample of the nodes to an extender. If a policy rejects more nodes than the sample"
+        " has, it can reject the whole sample, and the pod waits although suitable nodes exist.",
+        "have kube-scheduler filter first: required node affinity `<policy> NotIn [violating]` with the"
+        " strategy deschedule; or a larger percentageOfNodesToScore in a profile of its own",
+    ),
+    "http-timeout-missing": FindingKind(
+        "warning",
+        "An entry has no httpTimeout",
+        "kube-scheduler then waits 5 s for each call. An extender that hangs delays every pod that reaches it by that"
+        " time, twice for each pod.",
+        "httpTimeout: 1s; 5s with whole nodes or a bindVerb",
+    ),
+    "http-timeout-short": FindingKind(
+        "warning",
+        "An entry's httpTimeout is shorter than a response may take",
+        "A call that takes longer counts as failed, and with bindVerb the pod may be bound nevertheless. Whole nodes of"
+        " a large cluster take seconds.",
+        "httpTimeout: 1s; 5s with whole nodes or a bindVerb",
+    ),
+    "http-timeout-long": FindingKind(
+        "warning",
+        "An entry's httpTimeout is very long",
+        "While nodewise hangs, every pod that reaches it delays kube-scheduler by that time, twice for each pod.",
+        "httpTimeout: 1s; 5s with whole nodes or a bindVerb",
+    ),
+    "wrong-ignorable": FindingKind(
+        "error",
+        "While nodewise does not respond, pods are placed without it",
+        "With ignorable: true kube-scheduler ignores an extender that does not respond, and places pods without regard"
+        " to policies and GPUs.",
+        "ignorable: false in an entry with filterVerb; managedResources keep other pods out of it",
+    ),
+    "filters-own-pods": FindingKind(
+        "warning",
+        "nodewise's own pods wait for nodewise",
+        "The entry filters all pods and is not ignorable. If all replicas stop at once, as after a power failure,"
+        " kube-scheduler cannot place them again.",
+        "managedResources in the entry, or another schedulerName for nodewise's pods",
+    ),
+    "bind-verb-missing": FindingKind(
+        "error",
+        "An entry lacks a verb or a resource of its agents",
+        "The gpu agent must bind the pods that request GPUs, or nothing records which pod has which GPU; kube-scheduler"
+        " recognizes these pods by managedResources. Without preemptVerb pods are evicted from nodes that nodewise then"
+        " rejects.",
+        "bindVerb: bind, preemptVerb: preempt and the GPUs' managedResources: nodewise configure"
+        " render-scheduler prints them",
+    ),
+    "resource-not-ignored": FindingKind(
+        "error",
+        "Pods request a resource that no node has, and kube-scheduler counts it",
+        "No node has a managed resource that only marks pods. Without ignoredByScheduler: true kube-scheduler reports"
+        " Insufficient for every node, and places none of these pods.",
+        "ignoredByScheduler: true beside the resource's name in managedResources",
+    ),
+    "weight-zero": FindingKind(
+        "warning",
+        "Scores have no effect",
+        "kube-scheduler multiplies an extender's scores by the entry's weight, and requests them only if the entry has"
+        " a prioritizeVerb. With prioritizeVerb and no weight it does not start.",
+        "prioritizeVerb: prioritize and a weight of 5 or more",
+    ),
+    "metric-missing": FindingKind(
+        "error",
+        "A policy names a metric that no node has",
+        "A rule that filters by a metric which was never fetched passes no node: pods of the policy wait.",
+        "name a metric that exists, or have it exported: kubectl get --raw"
+        " /apis/custom.metrics.k8s.io/v1beta1/nodes/*/METRIC shows its values",
+    ),
+    "metric-names-mismatch": FindingKind(
+        "error",
+        "A metric's values have names that are no nodes",
+        "nodewise finds values by the node's name. If they have an address or a pod's name instead, no node has a"
+        " value, and rules with this metric have none either.",
+        "relabel instance to the node's name in Prometheus, as deploy/metrics does",
+    ),
+    "metrics-api-unavailable": FindingKind(
+        "error",
+        "The metrics API does not respond",
+        "Policies are evaluated with values from this API. Without it their metrics are never fetched, or become stale:"
+        " pods of such policies wait, or the last verdicts hold.",
+        "look at the APIService's condition and the adapter's pods; or take metrics from Prometheus:"
+        " --prometheus-url",
+    ),
+    "policy-without-effect": FindingKind(
+        "warning",
+        "A policy, or a part of it, has no effect",
+        "No agent reads the policy, no call uses it, or a part of it cannot be read. A rule that cannot be read passes"
+        " no node.",
+        "nodewise policy lint reports which parts of a policy can be read",
+    ),
+    "namespace-not-trusted": FindingKind(
+        "warning",
+        "A policy needs a trusted namespace",
+        "Node labels (deschedule, labeling) and raw queries affect the whole cluster. nodewise accepts them only from"
+        " policies in namespaces that a cluster administrator trusts.",
+        "kubectl label namespace NAME nodewise.io/trusted=true, or remove these strategies and queries",
+    ),
+    "all-namespaces-trusted": FindingKind(
+        "warning",
+        "The policies of every namespace are trusted",
+        "With --trust-all-namespaces everybody who may create a TASPolicy can label every node, disable GPUs and send"
+        " any query to Prometheus.",
+        "label the namespaces that need it with nodewise.io/trusted=true, then remove --trust-all-namespaces",
+    ),
+    "policy-unknown": FindingKind(
+        "error",
+        "Pods name a policy that does not exist",
+        "The label telemetry-policy names a TASPolicy of the pod's own namespace. If it does not exist, no node passes"
+        " and the pod waits.",
+        "create the TASPolicy in the pod's namespace, or correct the label",
+    ),
+    "policy-label-misspelt": FindingKind(
+        "warning",
+        "Pods have a label that is nearly telemetry-policy",
+        "The label telemetry-policy names a pod's TASPolicy. A pod with a misspelt key names none, so it is scheduled"
+        " as if there were no policy.",
+        "rename the label in the pod's template; podAdmission of the chart (deploy/pod-admission.yaml) reports it at"
+        " kubectl apply",
+    ),
+    "gpu-node-without-labels": FindingKind(
+        "error",
+        "Nodes have GPUs, and no labels that name them",
+        "The gpu agent assigns GPUs that it knows by name, from the node's labels. Without labels the node has no GPU"
+        " for it, and pods that request GPUs are not placed there.",
+        "have node feature discovery write gpu.intel.com/gpu-numbers (the GPU plugin's rules), or annotate"
+        " nodes with nodewise.io/gpu-cards",
+    ),
+    "kubelet-policy-conflict": FindingKind(
+        "warning",
+        "The kubelet assigns the CPUs of pools",
+        "With cpuManagerPolicy: static the kubelet assigns whole CPUs to pods and writes cpusets itself, also with CPUs"
+        " of a pool; a topology manager policy that rejects pods counts the same CPUs.",
+        "cpuManagerPolicy: none and topologyManagerPolicy: none on nodes with pools, or no pools there:"
+        " docs/cpu.md",
+    ),
+    "two-load-aware-scorers": FindingKind(
+        "warning",
+        "Two scorers score by load",
+        "Each prefers the nodes that are idle by its own values, which differ in age. Together they count load twice,"
+        " and if they disagree neither has the intended effect.",
+        "disable one of them: the plugin in the scheduler's profile, or nodewise's scoring agents",
+    ),
+    "descheduler-missing": FindingKind(
+        "warning",
+        "No descheduler evicts pods from the nodes that a policy labels",
+        "The strategy deschedule labels nodes <policy>=violating and evicts nothing. A descheduler with the plugin"
+        " RemovePodsViolatingNodeAffinity does that.",
+        "install the descheduler with RemovePodsViolatingNodeAffinity for"
+        " requiredDuringSchedulingIgnoredDuringExecution",
+    ),
+    "rights-missing": FindingKind(
+        "error",
+        "nodewise lacks a right",
+        "The account of nodewise's pods may not do what its agents need; docs/rights.md says what works without it.",
+        "apply deploy/rbac.yaml, with the gpu agent deploy/gpu.yaml, with pigeon and learned"
+        " deploy/memory.yaml",
+    ),
+    "admission-policy-missing": FindingKind(
+        "warning",
+        "No admission policy limits nodewise's writes",
+        "RBAC grants writes of whole objects. Without the policies, a stolen token of nodewise's account can change"
+        " taints, images and every label, and everybody who may write namespaces can trust one.",
+        "apply deploy/rbac.yaml, deploy/trust.yaml, with the gpu agent deploy/gpu.yaml, with the account's name in"
+        " matchConditions; or set admissionPolicies.enabled=true in the chart",
+    ),
+    "replicas-not-ready": FindingKind(
+        "error",
+        "Replicas of nodewise are not ready",
+        "Without a ready replica no pod that requests nodewise's resources is placed; with fewer than desired, the next"
+        " failure is an outage.",
+        "kubectl describe and kubectl logs --previous of the pods show the reason",
+    ),
+    "scheduler-not-running": FindingKind(
+        "error",
+        "Pods wait for a scheduler that does not run",
+        "Nothing places a pod whose schedulerName no scheduler serves, and no event reports it.",
+        "start that scheduler, or correct the pods' schedulerName",
+    ),
+    NOT_CHECKED: FindingKind(
+        "warning",
+        "Something could not be read",
+        "A check whose facts cannot be read is not made, and never counts as passed.",
+        "grant the right, as deploy/doctor.yaml does for the namespaces nodewise and kube-system; or leave the check"
+        " out with --skip",
+    ),
+}
+"""By id, in the order of reports."""

@@ -1,0 +1,232 @@
+"""kube-scheduler's configuration, from a file, a ConfigMap, or its /configz.
+
+Field names match in any case, as /configz prints kube-scheduler's internal type. Source: kube-scheduler v0.36
+`apis/config/v1/types.go` and `apis/config/types.go`.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from nodewise.doctor.parsing import certificates
+from nodewise.doctor.parsing.object_fields import get_any_case, get_list, get_number, get_text
+from nodewise.errors import UNREADABLE, BadInput, shown
+from nodewise.kube import documents
+from nodewise.visible import short
+
+_NODEWISE_PATH: Final = re.compile(r"/(?:scheduler|agents/(?P<agent>[^/]+))/[^/]")
+_MAX_PATH: Final = 1000
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
+_MAX_BYTES: Final = 2**20
+_MAX_ENTRIES: Final = 100
+
+
+class ManagedResource(NamedTuple):
+    """A resource of an entry's managedResources: pods that request it are sent to the extender."""
+
+    name: str
+    is_ignored: bool = False
+    """ignoredByScheduler."""
+
+
+class ExtenderEntry(NamedTuple):
+    """An entry of `extenders` in a KubeSchedulerConfiguration."""
+
+    number: int
+    url: str
+    filter_verb: str = ""
+    prioritize_verb: str = ""
+    preempt_verb: str = ""
+    bind_verb: str = ""
+    weight: int | None = None
+    node_cache_capable: bool = False
+    http_timeout: str = ""
+    """As written; empty if not set."""
+    ignorable: bool = False
+    enable_https: bool = False
+    insecure: bool = False
+    server_name: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    ca_data: bytes = b""
+    cert_data: bytes = b""
+    key_data: bytes = b""
+    """The public key of the private key in the configuration, DER."""
+    managed_resources: tuple[ManagedResource, ...] = ()
+    agent: str = ""
+    """The agent that the path names; empty if the path is that of all agents."""
+    is_nodewise: bool = False
+    """Whether its paths are nodewise's."""
+
+    @property
+    def field(self) -> str:
+        return f"extenders[{self.number}]"
+
+
+class Profile(NamedTuple):
+    """A scheduler profile."""
+
+    scheduler_name: str
+    percentage: int | None = None
+    """percentageOfNodesToScore; None: that of the configuration."""
+    plugins: tuple[str, ...] = ()
+    """The plugins that it enables, by name."""
+
+
+class SchedulerConfiguration(NamedTuple):
+    """The fields of a KubeSchedulerConfiguration that checks read."""
+
+    profiles: tuple[Profile, ...] = (Profile("default-scheduler"),)
+    percentage: int = 0
+    entries: tuple[ExtenderEntry, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Fields whose value has the wrong type."""
+
+    def serves(self, scheduler_name: str) -> bool:
+        return any(profile.scheduler_name == scheduler_name for profile in self.profiles)
+
+
+def parse(text: bytes) -> SchedulerConfiguration:
+    """The configuration in a YAML or JSON text. A text that contains none has a problem and no profile."""
+    if len(text) > _MAX_BYTES:
+        return _invalid(f"found {len(text)} bytes, expected at most {_MAX_BYTES}")
+    try:
+        values = [msgspec.json.decode(json) for _, json in documents.documents(text, "configuration")]
+    except (BadInput, *UNREADABLE) as error:
+        return _invalid(short(str(error)))
+    if len(values) != 1:
+        return _invalid(f"found {len(values)} documents, expected 1")
+    return read(values[0])
+
+
+def parse_configz(value: Any) -> SchedulerConfiguration:
+    """The response of kube-scheduler's /configz: the configuration is the value of a single key."""
+    if isinstance(value, dict) and len(value) == 1:
+        return read(next(iter(value.values())), has_kind=False)
+    return read(value, has_kind=False)
+
+
+def read(value: Any, *, has_kind: bool = True) -> SchedulerConfiguration:
+    """A configuration from a document; `has_kind` if it must have its kind."""
+    if not isinstance(value, dict):
+        return _invalid(f"found {shown(value)}, expected a KubeSchedulerConfiguration")
+    kind = get_any_case(value, "kind")
+    if has_kind and kind != "KubeSchedulerConfiguration":
+        return _invalid(f"kind: found {shown(kind)}, expected KubeSchedulerConfiguration")
+    extenders, profiles = get_any_case(value, "extenders"), get_any_case(value, "profiles")
+    items = get_list(extenders)[:_MAX_ENTRIES]
+    problems = [*_list_problems("extenders", extenders), *_list_problems("profiles", profiles)]
+    problems += [
+        f"extenders[{at}]: expected an object" for at, item in enumerate(items) if not isinstance(item, dict)
+    ]
+    entries = tuple(_entry(at, item) for at, item in enumerate(items))
+    listed = tuple(_profile(item) for item in get_list(profiles) if isinstance(item, dict))
+    percentage = get_number(get_any_case(value, "percentageOfNodesToScore")) or 0
+    return SchedulerConfiguration(
+        listed or (Profile(_DEFAULT_SCHEDULER),), percentage, entries, tuple(problems)
+    )
+
+
+def _list_problems(name: str, value: Any) -> list[str]:
+    is_list = value is None or isinstance(value, list)
+    return [] if is_list else [f"{name}: found {shown(value)}, expected a list"]
+
+
+def split_url(url: str) -> tuple[str, str, str, int]:
+    """Scheme, host, path and port of a URL; empty, and port 0, if it is invalid."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return "", "", "", 0
+    return parts.scheme, host, parts.path, port or {"https": 443, "http": 80}.get(parts.scheme, 0)
+
+
+def _invalid(problem: str) -> SchedulerConfiguration:
+    return SchedulerConfiguration((), problems=(problem,))
+
+
+def _profile(value: Any) -> Profile:
+    plugins = get_any_case(value, "plugins")
+    names = [
+        _text(item, "name")
+        for point in ("multiPoint", "score", "filter")
+        for item in get_list(get_any_case(get_any_case(plugins, point), "enabled"))
+    ]
+    return Profile(
+        _text(value, "schedulerName") or _DEFAULT_SCHEDULER,
+        get_number(get_any_case(value, "percentageOfNodesToScore")),
+        tuple(dict.fromkeys(filter(None, names))),
+    )
+
+
+def _entry(number: int, value: Any) -> ExtenderEntry:
+    tls, url = get_any_case(value, "tlsConfig"), _text(value, "urlPrefix")
+    filter_verb, prioritize_verb = _text(value, "filterVerb"), _text(value, "prioritizeVerb")
+    preempt_verb, bind_verb = _text(value, "preemptVerb"), _text(value, "bindVerb")
+    is_nodewise, agent = _owner(url, (filter_verb, prioritize_verb, preempt_verb, bind_verb))
+    return ExtenderEntry(
+        number=number,
+        url=url,
+        filter_verb=filter_verb,
+        prioritize_verb=prioritize_verb,
+        preempt_verb=preempt_verb,
+        bind_verb=bind_verb,
+        weight=get_number(get_any_case(value, "weight")),
+        node_cache_capable=get_any_case(value, "nodeCacheCapable") is True,
+        http_timeout=_timeout(get_any_case(value, "httpTimeout")),
+        ignorable=get_any_case(value, "ignorable") is True,
+        enable_https=get_any_case(value, "enableHTTPS") is True,
+        insecure=get_any_case(tls, "insecure") is True,
+        server_name=_text(tls, "serverName"),
+        ca_file=_text(tls, "caFile"),
+        cert_file=_text(tls, "certFile"),
+        key_file=_text(tls, "keyFile"),
+        ca_data=_data(tls, "caData"),
+        cert_data=_data(tls, "certData"),
+        key_data=certificates.public_key(_data(tls, "keyData")),
+        managed_resources=tuple(_managed_resources(value)),
+        agent=agent,
+        is_nodewise=is_nodewise,
+    )
+
+
+def _owner(url: str, verbs: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether the paths are nodewise's, and the agent that they name."""
+    path = split_url(url)[2].rstrip("/")
+    for verb in filter(None, verbs):
+        match = _NODEWISE_PATH.match(f"{path}/{verb}"[:_MAX_PATH])
+        if match:
+            return True, match["agent"] or ""
+    return False, ""
+
+
+def _managed_resources(value: Any) -> Iterator[ManagedResource]:
+    for item in get_list(get_any_case(value, "managedResources")):
+        if name := _text(item, "name"):
+            yield ManagedResource(name, get_any_case(item, "ignoredByScheduler") is True)
+
+
+def _text(value: Any, key: str) -> str:
+    return get_text(get_any_case(value, key))
+
+
+def _timeout(value: Any) -> str:
+    """As written. /configz prints 0s if it is not set; numbers are nanoseconds."""
+    if isinstance(value, str):
+        return "" if value in ("0s", "0") else value
+    return f"{value}ns" if isinstance(value, int) and not isinstance(value, bool) and value else ""
+
+
+def _data(value: Any, key: str) -> bytes:
+    """A base64 field of the configuration."""
+    try:
+        return base64.b64decode(_text(value, key), validate=True)
+    except (binascii.Error, ValueError):
+        return b""

@@ -1,0 +1,192 @@
+"""Facts of a sound installation, and of ones with a problem."""
+
+import copy
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from nodewise.doctor.facts import (
+    AdmissionPolicy,
+    Descheduler,
+    EntryCertificates,
+    Extender,
+    Facts,
+    KubeletConfiguration,
+    MetricCoverage,
+    MetricsApi,
+    PodInfo,
+    PolicyEvaluation,
+    Scheduler,
+    Server,
+    Service,
+)
+from nodewise.doctor.parsing import certificates, scheduler_configuration
+from nodewise.doctor.parsing.workloads import Container, Workload
+from nodewise.serve.issuing import Issuer, Leaf
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+YEAR = timedelta(days=365)
+HOST = "nodewise.nodewise.svc"
+FILE = "scheduler.yaml"
+CLIENT = "nodewise-scheduler-client"
+AUTHORITY, STRANGER = Issuer("nodewise-ca", NOW, YEAR), Issuer("stranger", NOW, YEAR)
+CLUSTER_CA = Issuer("kubernetes", NOW, YEAR)
+SERVER = AUTHORITY.server([HOST], "nodewise")
+OWN = AUTHORITY.client(CLIENT)
+ENTRY: dict[str, Any] = {
+    "urlPrefix": f"https://{HOST}:9001/scheduler",
+    "filterVerb": "filter",
+    "prioritizeVerb": "prioritize",
+    "preemptVerb": "preempt",
+    "bindVerb": "bind",
+    "weight": 10,
+    "nodeCacheCapable": True,
+    "httpTimeout": "5s",
+    "ignorable": False,
+    "enableHTTPS": True,
+    "tlsConfig": {"caFile": "/ca", "certFile": "/cert", "keyFile": "/key"},
+    "managedResources": [
+        {"name": "telemetry/scheduling", "ignoredByScheduler": True},
+        {"name": "gpu.intel.com/i915"},
+    ],
+}
+CONFIGURATION: dict[str, Any] = {
+    "apiVersion": "kubescheduler.config.k8s.io/v1",
+    "kind": "KubeSchedulerConfiguration",
+    "profiles": [{"schedulerName": "default-scheduler"}],
+    "extenders": [ENTRY],
+}
+NODEWISE = Container("nodewise", "nodewise:1", ("nodewise", "extender"))
+KUBE_SCHEDULER = Container(
+    "kube-scheduler", "kube-scheduler:v1.36.3", ("kube-scheduler", "--config=/etc/s.yaml")
+)
+STATIC = Workload(
+    "Pod/kube-system/kube-scheduler-a",
+    "kube-system",
+    (KUBE_SCHEDULER,),
+    host_network=True,
+    dns_policy="ClusterFirstWithHostNet",
+    is_static=True,
+    node="a",
+    ready=1,
+)
+EXTENDER = Extender(
+    Workload(
+        "Deployment/nodewise/nodewise", "nodewise", (NODEWISE,), account="nodewise", replicas=2, ready=2
+    ),
+    {"agents": "telemetry,gpu", "client_name": CLIENT},
+)
+POLICY = PolicyEvaluation(
+    "web", "pol", ("dontschedule", "scheduleonmetric", "deschedule"), ("heat",), rejected_nodes=1
+)
+ACCOUNT = ("request.userInfo.username == 'system:serviceaccount:nodewise:nodewise'",)
+ADMISSION = (
+    AdmissionPolicy("nodewise-nodes", frozenset({"nodes", "nodes/*"}), ACCOUNT),
+    AdmissionPolicy("nodewise-pods", frozenset({"pods", "pods/*"}), ACCOUNT),
+    AdmissionPolicy("nodewise-trust", frozenset({"namespaces"}), ("?'nodewise.io/trusted'",)),
+)
+POD = PodInfo("shop", "web", "pol", node="a", resources=("telemetry/scheduling",))
+WAITING = PodInfo(
+    "waits", "web", scheduler_name="default-scheduler", age_s=300.0, resources=("telemetry/scheduling",)
+)
+
+
+def signed(leaf: Leaf, authority: Issuer = AUTHORITY) -> EntryCertificates:
+    """What kube-scheduler has of such a client."""
+    return EntryCertificates(
+        certificates.parse_pem(authority.cert),
+        certificates.parse_pem(leaf.cert),
+        certificates.public_key(leaf.key),
+    )
+
+
+def scheduler(configuration: Any = CONFIGURATION, workload: Workload | None = STATIC) -> Scheduler:
+    return Scheduler(
+        FILE,
+        scheduler_configuration.read(configuration),
+        workload,
+        {0: signed(OWN)},
+        {
+            0: Server(
+                f"{HOST}:9001",
+                certificates=certificates.parse_pem(SERVER.cert),
+                source="a handshake",
+                response="answered",
+            )
+        },
+        {0: Service("Service/nodewise/nodewise", (9001,), 2)},
+    )
+
+
+SOUND = Facts(
+    NOW,
+    schedulers=(scheduler(),),
+    extenders=(EXTENDER,),
+    pods=(POD,),
+    policies=(POLICY,),
+    node_count=20,
+    metrics={"heat": MetricCoverage(20)},
+    metrics_apis=(MetricsApi("v1beta1.custom.metrics.k8s.io", exists=True, available=True),),
+    deschedulers=(Descheduler("Deployment/kube-system/descheduler", ("RemovePodsViolatingNodeAffinity",)),),
+    kubelets=(KubeletConfiguration("c", "none", "none"),),
+    cluster_ca=certificates.parse_pem(CLUSTER_CA.cert),
+    admission_policies=ADMISSION,
+    namespaces=("nodewise", "kube-system"),
+)
+
+
+def entry(**changed: Any) -> Facts:
+    """With other fields in the entry; None: without."""
+    config = copy.deepcopy(CONFIGURATION)
+    fields = {key: value for key, value in {**ENTRY, **changed}.items() if value is not None}
+    config["extenders"] = [fields]
+    return SOUND._replace(schedulers=(scheduler(config),))
+
+
+def tls(**changed: Any) -> Facts:
+    """With other fields in its tlsConfig."""
+    fields = {key: value for key, value in {**ENTRY["tlsConfig"], **changed}.items() if value is not None}
+    return entry(tlsConfig=fields)
+
+
+def config(**changed: Any) -> Facts:
+    """With other fields in the configuration."""
+    return SOUND._replace(schedulers=(scheduler({**CONFIGURATION, **changed}),))
+
+
+def certificates_of(changed: EntryCertificates) -> Facts:
+    """With other certificates of kube-scheduler's."""
+    return _with(lambda one: one._replace(certificates={0: changed}))
+
+
+def server(**changed: Any) -> Facts:
+    """With another server at the address."""
+    return _with(lambda one: one._replace(servers={0: one.servers[0]._replace(**changed)}))
+
+
+def service(**changed: Any) -> Facts:
+    return _with(lambda one: one._replace(services={0: Service("Service/nodewise/nodewise", **changed)}))
+
+
+def pod(**changed: Any) -> Facts:
+    """With another workload of kube-scheduler."""
+    return _with(lambda one: one._replace(workload=STATIC._replace(**changed)))
+
+
+def _with(change: Callable[[Scheduler], Scheduler]) -> Facts:
+    return SOUND._replace(schedulers=(change(scheduler()),))
+
+
+def extender(*, settings: dict[str, str] | None = None, **changed: Any) -> Facts:
+    """With other settings of the replicas, or other facts of their pods."""
+    one = EXTENDER._replace(workload=EXTENDER.workload._replace(**changed))
+    return SOUND._replace(extenders=(one._replace(settings={**EXTENDER.settings, **(settings or {})}),))
+
+
+def policy(**changed: Any) -> Facts:
+    return SOUND._replace(policies=(POLICY._replace(**changed),))
+
+
+def waiting(**changed: Any) -> Facts:
+    """With one more pod, which waits."""
+    return SOUND._replace(pods=(POD, WAITING._replace(**changed)))

@@ -1,0 +1,533 @@
+"""The findings of each problem, as facts."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from nodewise.doctor import examination
+from nodewise.doctor.facts import (
+    AdmissionPolicy,
+    Descheduler,
+    Extender,
+    Facts,
+    GpuNodeInfo,
+    KubeletConfiguration,
+    MetricCoverage,
+    MetricsApi,
+    MissingRights,
+    ReplicaMetrics,
+    Right,
+    Scheduler,
+    Unavailable,
+)
+from nodewise.doctor.findings import CATALOGUE
+from nodewise.doctor.parsing import certificates
+from nodewise.serve.issuing import Issuer
+from tests.unit.doctor import facts_factory
+from tests.unit.doctor.facts_factory import (
+    ACCOUNT,
+    ADMISSION,
+    AUTHORITY,
+    CLIENT,
+    CLUSTER_CA,
+    CONFIGURATION,
+    ENTRY,
+    EXTENDER,
+    HOST,
+    KUBE_SCHEDULER,
+    NODEWISE,
+    NOW,
+    OWN,
+    POD,
+    SOUND,
+    STATIC,
+    STRANGER,
+    WAITING,
+    YEAR,
+    certificates_of,
+    config,
+    entry,
+    extender,
+    pod,
+    policy,
+    scheduler,
+    server,
+    service,
+    signed,
+    tls,
+    waiting,
+)
+
+LONG_AGO = Issuer("old", NOW - 2 * YEAR, YEAR)
+SOON = Issuer("soon", NOW - timedelta(days=350), timedelta(days=352))
+STRANGE = certificates.parse_pem(STRANGER.server([HOST], "nodewise").cert)
+OTHER_HOST = certificates.parse_pem(AUTHORITY.server(["other.example"], "other").cert)
+OVER = certificates.parse_pem(LONG_AGO.server([HOST], "nodewise").cert)
+CA_CERT = certificates.parse_pem(AUTHORITY.cert)
+DIFFER = "2 values of one node differ: set aggregate: max or give the source one value"
+METRICS = ReplicaMetrics("Pod/nodewise/nodewise-1", calls=5, uptime_s=3600.0)
+PLAIN = {key: value for key, value in ENTRY.items() if key not in ("enableHTTPS", "tlsConfig")}
+TRIMARAN = {"score": {"enabled": [{"name": "TargetLoadPacking"}]}}
+KOORDINATOR = {"multiPoint": {"enabled": [{"name": "LoadAwareScheduling"}]}}
+COUNTED = [{"name": "telemetry/scheduling"}, {"name": "gpu.intel.com/i915"}]
+MARK = frozenset({"telemetry/scheduling"})
+FORBIDDEN = Unavailable("nodes", "forbidden", "list nodes")
+
+
+def metrics(**changed: Any) -> Facts:
+    return SOUND._replace(replica_metrics=(METRICS._replace(**changed),))
+
+
+def profile(plugins: Any, **told: str) -> Facts:
+    facts = config(profiles=[{"schedulerName": "default-scheduler", "plugins": plugins}])
+    return facts._replace(extenders=(EXTENDER._replace(settings={**EXTENDER.settings, **told}),))
+
+
+def crowd(rejected: int | None, nodes: int = 5000, **changed: Any) -> Facts:
+    return policy(rejected_nodes=rejected, **changed)._replace(node_count=nodes)
+
+
+def second(*hosts: Any) -> Facts:
+    """Schedulers on several hosts, each with this configuration."""
+    found = [scheduler(one, STATIC._replace(where=f"Pod/{at}")) for at, one in enumerate(hosts)]
+    return SOUND._replace(schedulers=tuple(one._replace(where=f"Pod/{at}") for at, one in enumerate(found)))
+
+
+UNASKED = metrics(calls=0)._replace(pods=(WAITING._replace(message="0/1"),))
+OTHERS = scheduler({**CONFIGURATION, "profiles": [{"schedulerName": "other"}], "extenders": []}, None)
+ELSEWHERE = SOUND._replace(schedulers=(scheduler(), OTHERS), pods=(POD._replace(scheduler_name="other"),))
+IGNORED = metrics(calls=0)._replace(pods=(POD._replace(age_s=600.0),))
+KUBELET = KubeletConfiguration("c", "none", "none")
+OTHER_PLUGIN = Descheduler("d", ("RemoveDuplicates",))
+
+
+def pinned(name: str, **settings: str) -> Facts:
+    """kube-scheduler's certificate has this name, and nodewise these settings beside its agents."""
+    facts = certificates_of(signed(AUTHORITY.client(name)))
+    return facts._replace(extenders=(EXTENDER._replace(settings={"agents": "telemetry,gpu", **settings}),))
+
+
+def unbound(name: str, **settings: str) -> Facts:
+    """The same where nodewise is not asked to bind."""
+    facts, certificates_ = entry(bindVerb=None), {0: signed(AUTHORITY.client(name))}
+    assert not isinstance(facts.schedulers, Unavailable)
+    schedulers = tuple(scheduler._replace(certificates=certificates_) for scheduler in facts.schedulers)
+    return pinned(name, **settings)._replace(schedulers=schedulers)
+
+
+NO_RIGHT = MissingRights("ServiceAccount/nodewise/nodewise", (Right("list", "", "nodes"),))
+NOT_LIMITED = {"admission-policy-missing"}
+
+
+def limited(*admission: AdmissionPolicy, **settings: str) -> Facts:
+    """With these admission policies, and settings of the replicas."""
+    told = EXTENDER._replace(settings={**EXTENDER.settings, **settings})
+    return SOUND._replace(admission_policies=admission, extenders=(told,))
+
+
+NODES_LIMITED, PODS_LIMITED, TRUST_LIMITED = ADMISSION
+OTHER_ACCOUNT = NODES_LIMITED._replace(conditions=(ACCOUNT[0].replace(":nodewise'", ":nodewise-annotator'"),))
+SHARED = EXTENDER._replace(workload=EXTENDER.workload._replace(containers=(NODEWISE, KUBE_SCHEDULER)))
+CASES: list[tuple[str, Facts, set[str]]] = [
+    ("no admission policies", limited(), NOT_LIMITED),
+    ("no policy of nodes", limited(PODS_LIMITED, TRUST_LIMITED), NOT_LIMITED),
+    ("no policy of pods", limited(NODES_LIMITED, TRUST_LIMITED), NOT_LIMITED),
+    ("none, and no GPUs", limited(NODES_LIMITED, TRUST_LIMITED, agents="telemetry"), set()),
+    ("no policy of namespaces", limited(NODES_LIMITED, PODS_LIMITED), NOT_LIMITED),
+    ("a policy of another account", limited(OTHER_ACCOUNT, PODS_LIMITED, TRUST_LIMITED), NOT_LIMITED),
+    ("an account that kube-scheduler shares", limited()._replace(extenders=(SHARED,)), set()),
+    ("policies that may not be listed", SOUND._replace(admission_policies=FORBIDDEN), {"not-looked-at"}),
+    ("a sound set-up", SOUND, set()),
+    ("no schedulers and no calls", SOUND._replace(schedulers=()), {"not-looked-at"}),
+    ("no schedulers, but calls come", metrics()._replace(schedulers=()), {"not-looked-at"}),
+    (
+        "no schedulers, no calls, and pods came",
+        IGNORED._replace(schedulers=()),
+        {"extender-not-registered", "not-looked-at"},
+    ),
+    (
+        "the host's DNS, and calls come",
+        metrics()._replace(schedulers=pod(dns_policy="ClusterFirst").schedulers),
+        set(),
+    ),
+    ("no extenders", config(extenders=[]), {"extender-not-registered"}),
+    ("somebody else's extender", entry(urlPrefix="http://other:80/x"), {"extender-not-registered"}),
+    (
+        "one host of two",
+        second(CONFIGURATION, {**CONFIGURATION, "extenders": []}),
+        {"extender-not-registered"},
+    ),
+    ("both hosts", second(CONFIGURATION, CONFIGURATION), set()),
+    ("no Service", service(ports=None), {"extender-not-reached"}),
+    ("another port", service(ports=(443,), ready_endpoints=2), {"extender-not-reached"}),
+    ("no endpoint", service(ports=(9001,), ready_endpoints=0), {"extender-not-reached"}),
+    ("the host's DNS", pod(dns_policy="ClusterFirst"), {"extender-not-reached"}),
+    ("no address", entry(urlPrefix="/scheduler"), {"extender-not-reached", "server-certificate-wrong"}),
+    (
+        "pods told so",
+        waiting(message="SchedulerError: extender: dial tcp: no such host"),
+        {"extender-not-reached"},
+    ),
+    (
+        "asked nothing for an hour",
+        metrics(calls=0)._replace(pods=(WAITING._replace(message="0/1"),)),
+        {"extender-not-reached"},
+    ),
+    ("whole nodes", entry(nodeCacheCapable=False), {"names-not-used"}),
+    ("no CA", tls(caFile=None), {"no-ca-file"}),
+    ("insecure", tls(insecure=True), {"no-ca-file"}),
+    (
+        "plain HTTP",
+        config(extenders=[{**PLAIN, "urlPrefix": f"http://{HOST}:9001/scheduler"}]),
+        {"no-ca-file"},
+    ),
+    (
+        "a CA's certificate",
+        certificates_of(signed(OWN)._replace(client=CA_CERT, key=CA_CERT[0].public_key)),
+        {"ca-key-as-client-key"},
+    ),
+    (
+        "the cluster CA's key",
+        certificates_of(signed(OWN)._replace(key=certificates.parse_pem(CLUSTER_CA.cert)[0].public_key)),
+        {"ca-key-as-client-key", "client-certificate-wrong"},
+    ),
+    ("a CA was seen", metrics(ca_clients=3), {"ca-key-as-client-key"}),
+    ("over", certificates_of(signed(LONG_AGO.client(CLIENT))), {"client-certificate-wrong"}),
+    ("over soon", certificates_of(signed(SOON.client(CLIENT))), {"client-certificate-wrong"}),
+    (
+        "for servers",
+        certificates_of(signed(AUTHORITY.server([CLIENT], CLIENT))),
+        {"client-certificate-wrong"},
+    ),
+    (
+        "another's key",
+        certificates_of(signed(OWN)._replace(key=certificates.public_key(SOON.client("x").key))),
+        {"client-certificate-wrong"},
+    ),
+    ("another name", certificates_of(signed(AUTHORITY.client("kubelet"))), {"client-certificate-wrong"}),
+    ("another name than by default", pinned("kubelet"), {"client-certificate-wrong"}),
+    ("kube-scheduler's name by default", pinned("system:kube-scheduler"), set()),
+    (
+        "any client, but bind",
+        pinned("kubelet", any_client="true"),
+        {"any-client", "client-certificate-wrong"},
+    ),
+    ("any client without bind", unbound("kubelet", any_client="true"), {"any-client", "bind-verb-missing"}),
+    ("any client by a flag of TAS", unbound("kubelet", cacert="/ca"), {"any-client", "bind-verb-missing"}),
+    ("a flag of TAS and a name", pinned("a", cacert="/ca", client_name="a"), set()),
+    ("no client certificate", tls(certFile=None, keyFile=None), {"client-certificate-wrong"}),
+    ("no PEM", certificates_of(signed(OWN)._replace(client=())), {"client-certificate-wrong"}),
+    ("refused by name", metrics(refused={"client_name": 4}), {"client-certificate-wrong"}),
+    ("turned away", server(response="tlsv1 alert unknown ca"), {"unknown-ca"}),
+    ("another CA", server(certificates=STRANGE), {"unknown-ca"}),
+    (
+        "another CA, say pods",
+        waiting(message="Post: x509: certificate signed by unknown authority"),
+        {"unknown-ca"},
+    ),
+    ("another host's", server(certificates=OTHER_HOST), {"server-certificate-wrong"}),
+    ("the server's is over", server(certificates=OVER), {"server-certificate-wrong", "unknown-ca"}),
+    (
+        "refused here, and ready there",
+        server(certificates=(), address="", response="", is_refused=True),
+        {"not-looked-at"},
+    ),
+    ("no handshake", server(certificates=(), address="", response=""), {"not-looked-at"}),
+    ("5,000 nodes, 600 rejected", crowd(600), {"sample-too-small"}),
+    ("5,000 nodes, 400 rejected", crowd(400), set()),
+    ("all are rejected", crowd(5000), set()),
+    ("few nodes", crowd(80, nodes=90), set()),
+    ("nobody counts", crowd(None), {"not-looked-at"}),
+    ("its pods avoid them", crowd(600)._replace(pods=(POD._replace(avoids_violating=True),)), set()),
+    ("a policy that filters nothing", crowd(600, strategies=("scheduleonmetric",)), set()),
+    ("no timeout", entry(httpTimeout=None), {"http-timeout-missing"}),
+    ("a timeout that is none", entry(httpTimeout="soon"), {"http-timeout-missing"}),
+    ("/configz has 0s", entry(httpTimeout="0s"), {"http-timeout-missing"}),
+    ("too short for binds", entry(httpTimeout="1s"), {"http-timeout-short"}),
+    ("a minute", entry(httpTimeout="60s"), {"http-timeout-long"}),
+    ("ignorable", entry(ignorable=True), {"wrong-ignorable"}),
+    ("its own pods", entry(managedResources=None), {"filters-own-pods", "bind-verb-missing"}),
+    ("no bind", entry(bindVerb=None), {"bind-verb-missing"}),
+    ("no preempt", entry(preemptVerb=None), {"bind-verb-missing"}),
+    ("a mark that counts", entry(managedResources=COUNTED), {"resource-not-ignored"}),
+    ("a mark that nodes have", entry(managedResources=COUNTED)._replace(node_resources=MARK), set()),
+    ("a mark, and no nodes", entry(managedResources=COUNTED)._replace(node_count=0), set()),
+    ("no weight", entry(weight=None), {"weight-zero"}),
+    ("weight 0", entry(weight=0), {"weight-zero"}),
+    ("scores nobody asks for", entry(prioritizeVerb=None), {"weight-zero"}),
+    ("no metric", SOUND._replace(metrics={"heat": MetricCoverage(0, (), "404")}), {"metric-missing"}),
+    (
+        "a namespace without trust",
+        policy(not_trusted="namespace web is not trusted"),
+        {"namespace-not-trusted"},
+    ),
+    (
+        "all namespaces trusted",
+        pinned("a", client_name="a", trust_all_namespaces="true"),
+        {"all-namespaces-trusted"},
+    ),
+    ("never fetched", policy(missing_metrics=("heat",))._replace(metrics={}), {"metric-missing"}),
+    (
+        "several values of a node",
+        SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER)}),
+        {"metric-missing"},
+    ),
+    (
+        "replicas count none, and the status says why",
+        policy(unavailable_metrics=DIFFER)._replace(
+            replica_metrics=metrics(metric_nodes={"heat": 0}).replica_metrics
+        ),
+        {"metric-missing"},
+    ),
+    (
+        "a query without values",
+        policy(metrics=(), unavailable_metrics="never fetched: heat by x > 0"),
+        {"metric-missing"},
+    ),
+    (
+        "other names",
+        SOUND._replace(metrics={"heat": MetricCoverage(0, ("10.0.0.1:9100",))}),
+        {"metric-names-mismatch"},
+    ),
+    ("replicas count none", metrics(metric_nodes={"heat": 0}), {"metric-missing"}),
+    (
+        "replicas count strangers",
+        metrics(metric_nodes={"heat": 0}, unmatched={"heat": 9}),
+        {"metric-names-mismatch"},
+    ),
+    (
+        "no API",
+        SOUND._replace(metrics_apis=(MetricsApi("x", exists=False, available=False),)),
+        {"metrics-api-unavailable"},
+    ),
+    (
+        "an API down",
+        SOUND._replace(metrics_apis=(MetricsApi("x", exists=True, available=False),)),
+        {"metrics-api-unavailable"},
+    ),
+    ("problems in a policy", policy(problems=("spec: x",)), {"policy-without-effect"}),
+    ("no telemetry agent", extender(settings={"agents": "gpu"}), {"policy-without-effect"}),
+    ("no filter", entry(filterVerb=None, bindVerb=None), {"policy-without-effect", "bind-verb-missing"}),
+    ("a pod without the mark", SOUND._replace(pods=(POD._replace(resources=()),)), {"policy-without-effect"}),
+    (
+        "one that filters by its affinity",
+        SOUND._replace(pods=(POD._replace(resources=(), avoids_violating=True),)),
+        set(),
+    ),
+    ("a pod of another scheduler's", ELSEWHERE, {"policy-without-effect"}),
+    ("no such policy", SOUND._replace(pods=(POD._replace(policy="ghost"),)), {"policy-unknown"}),
+    (
+        "a misspelt label",
+        SOUND._replace(pods=(POD._replace(misspelled_label="telemetry-polcy", policy=""),)),
+        {"policy-label-misspelt"},
+    ),
+    ("of another namespace", SOUND._replace(pods=(POD._replace(namespace="shop"),)), {"policy-unknown"}),
+    (
+        "cards without labels",
+        SOUND._replace(gpu_nodes=(GpuNodeInfo("g", 0, "gpu.intel.com/i915"),)),
+        {"gpu-node-without-labels"},
+    ),
+    ("cards", SOUND._replace(gpu_nodes=(GpuNodeInfo("g", 8, "gpu.intel.com/i915"),)), set()),
+    (
+        "static CPUs",
+        SOUND._replace(kubelets=(KubeletConfiguration("c", "static", "none"),)),
+        {"kubelet-policy-conflict"},
+    ),
+    (
+        "one NUMA node",
+        SOUND._replace(kubelets=(KUBELET._replace(topology_manager="restricted"),)),
+        {"kubelet-policy-conflict"},
+    ),
+    ("Trimaran and a policy", profile(TRIMARAN), {"two-load-aware-scorers"}),
+    (
+        "Koordinator and safe",
+        profile(KOORDINATOR, agents="safe"),
+        {"two-load-aware-scorers", "policy-without-effect"},
+    ),
+    ("no descheduler", SOUND._replace(deschedulers=()), {"descheduler-missing"}),
+    (
+        "another plugin",
+        SOUND._replace(deschedulers=(OTHER_PLUGIN,)),
+        {"descheduler-missing"},
+    ),
+    ("nothing to deschedule", policy(strategies=("dontschedule",))._replace(deschedulers=()), set()),
+    (
+        "rights",
+        SOUND._replace(missing_rights=(NO_RIGHT,)),
+        {"rights-missing"},
+    ),
+    ("one of two", extender(ready=1, problems=("nodewise: CrashLoopBackOff",)), {"replicas-not-ready"}),
+    ("none", extender(ready=0), {"replicas-not-ready"}),
+    ("no replica wanted", extender(replicas=0, ready=0), {"replicas-not-ready"}),
+    ("nobody's pods", waiting(scheduler_name="my-scheduler"), {"scheduler-not-running"}),
+    ("a pod on its way", waiting(age_s=1.0), set()),
+    ("a gated pod", waiting(is_gated=True), set()),
+    ("a pod that was looked at", waiting(message="Unschedulable: 0/20 nodes"), set()),
+    ("default scheduler away", waiting(), {"scheduler-not-running"}),
+    ("a scheduler that crashes", pod(ready=0), {"scheduler-not-running"}),
+    (
+        "nodes unread",
+        SOUND._replace(
+            node_count=FORBIDDEN, node_resources=FORBIDDEN, gpu_nodes=FORBIDDEN, kubelets=FORBIDDEN
+        ),
+        {"not-looked-at"},
+    ),
+    ("schedulers unread", SOUND._replace(schedulers=FORBIDDEN), {"not-looked-at"}),
+]
+
+
+@pytest.mark.parametrize(("facts", "expected"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
+def test_what_is_found(facts: Facts, expected: set[str]) -> None:
+    report = examination.examine(facts)
+    grave = {one.id for one in report.findings if one.severity != "note"}
+    assert grave == expected, report.findings
+    assert report.is_sound == (not expected)
+    assert all(one.object and one.found and one.expected and one.remedy for one in report.findings)
+
+
+def test_the_remedy_for_values_that_differ_is_an_aggregation() -> None:
+    report = examination.examine(SOUND._replace(metrics={"heat": MetricCoverage(0, (), DIFFER)}))
+    (finding,) = (one for one in report.findings if one.id == "metric-missing")
+    assert DIFFER in finding.found
+    assert finding.remedy.startswith("set aggregate in the rule")
+
+
+def test_every_finding_has_a_case() -> None:
+    assert set().union(*(wanted for _, _, wanted in CASES)) == set(CATALOGUE)
+
+
+def test_what_could_not_be_read_is_told_once_with_its_right() -> None:
+    facts = SOUND._replace(
+        node_count=FORBIDDEN, node_resources=FORBIDDEN, gpu_nodes=FORBIDDEN, kubelets=FORBIDDEN
+    )
+    report = examination.examine(facts)
+    (one,) = report.findings
+    assert (one.object, one.expected) == ("nodes", "the right to list nodes")
+    names = [id_ for id_, _ in report.not_checked]
+    assert names == [
+        "sample-too-small",
+        "resource-not-ignored",
+        "gpu-node-without-labels",
+        "kubelet-policy-conflict",
+    ]
+    assert not set(names) & set(report.checked)
+
+
+def test_what_is_skipped_is_neither_told_nor_missed() -> None:
+    facts = entry(httpTimeout=None)._replace(gpu_nodes=FORBIDDEN)
+    report = examination.examine(facts, {"http-timeout-missing", "gpu-node-without-labels"})
+    assert report.is_sound
+    assert not report.findings
+    assert not {"http-timeout-missing", "gpu-node-without-labels"} & {
+        *report.checked,
+        *dict(report.not_checked),
+    }
+
+
+def test_the_gravest_come_first() -> None:
+    facts = entry(httpTimeout=None, ignorable=True)._replace(programs_elsewhere=("Pod/web/scheduler",))
+    assert [one.severity for one in examination.examine(facts).findings] == ["error", "warning", "note"]
+
+
+def test_programs_of_other_namespaces_are_a_note() -> None:
+    report = examination.examine(SOUND._replace(programs_elsewhere=("Pod/web/kube-scheduler",)))
+    (one,) = report.findings
+    assert (one.id, one.severity, report.is_sound) == ("not-looked-at", "note", True)
+    assert "-n web" in one.remedy
+
+
+def test_of_very_many_only_some_are_told() -> None:
+    many = tuple(POD._replace(policy=f"ghost-{at}") for at in range(100))
+    report = examination.examine(SOUND._replace(pods=many))
+    assert len(report.findings) == 11
+    assert report.findings[-1].object == "90 more"
+
+
+def test_a_scheduler_beside_an_extender_without_a_cluster_sends_whole_nodes() -> None:
+    beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
+    fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler", "bindVerb": ""}
+    told = Extender(beside, {"agents": "safe", "no_cluster": "true"})
+    for names, wanted in ((True, {"names-not-used"}), (False, set())):
+        one = scheduler({**CONFIGURATION, "extenders": [{**fields, "nodeCacheCapable": names}]}, beside)
+        facts = SOUND._replace(
+            schedulers=(one._replace(services={}),), extenders=(told,), policies=(), pods=()
+        )
+        assert {one.id for one in examination.examine(facts).findings} == wanted
+
+
+def test_what_two_entries_ask_together_is_asked() -> None:
+    """As after a migration from two systems: one entry for policies, one for GPUs."""
+    telemetry = {
+        **ENTRY,
+        "bindVerb": "",
+        "managedResources": ENTRY["managedResources"][:1],
+        "httpTimeout": "1s",
+    }
+    cards = {**ENTRY, "prioritizeVerb": "", "managedResources": ENTRY["managedResources"][1:]}
+    one = scheduler({**CONFIGURATION, "extenders": [telemetry, cards]})
+    both = one._replace(
+        certificates=dict.fromkeys((0, 1), one.certificates[0]),
+        servers=dict.fromkeys((0, 1), one.servers[0]),
+        services=dict.fromkeys((0, 1), one.services[0]),
+    )
+    report = examination.examine(SOUND._replace(schedulers=(both,)))
+    assert report.findings == []
+
+
+def test_a_second_scheduler_is_not_asked_what_other_replicas_answer() -> None:
+    beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
+    fields = {
+        **PLAIN,
+        "urlPrefix": "http://127.0.0.1:9001/scheduler",
+        "bindVerb": "",
+        "nodeCacheCapable": False,
+    }
+    profiles = [{"schedulerName": "mine"}]
+    mine = scheduler({**CONFIGURATION, "profiles": profiles, "extenders": [fields]}, beside)
+    told = Extender(beside, {"agents": "safe", "no_cluster": "true"})
+    facts = SOUND._replace(
+        schedulers=(scheduler(), mine._replace(services={})), extenders=(*SOUND.extenders, told)
+    )
+    assert examination.examine(facts).findings == []
+
+
+def test_a_hidden_configuration_beside_one_that_asks_nodewise_is_a_note() -> None:
+    hidden = Unavailable("/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-b", "it lies on host b")
+    other = Scheduler("Pod/b", hidden, STATIC._replace(where="Pod/b"))
+    report = examination.examine(SOUND._replace(schedulers=(scheduler(), other)))
+    assert [(one.id, one.severity) for one in report.findings] == [("not-looked-at", "note")]
+    assert "no-ca-file" in dict(report.not_checked)
+
+
+def test_loopback_without_nodewise_beside_it_leads_nowhere() -> None:
+    beside = STATIC._replace(where="Deployment/kube-system/my", is_static=False, host_network=False)
+    fields = {**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}
+    one = scheduler({**CONFIGURATION, "extenders": [fields]}, beside)
+    report = examination.examine(SOUND._replace(schedulers=(one._replace(services={}),)))
+    assert "extender-not-reached" in {one.id for one in report.findings}
+
+
+def test_the_certificate_in_the_replicas_secret_stands_for_a_handshake() -> None:
+    away = server(certificates=(), address="", response="", attempts=("nodewise: no such host",))
+    for chain, wanted in (
+        (certificates.parse_pem(facts_factory.SERVER.cert), set()),
+        (STRANGE, {"unknown-ca"}),
+    ):
+        facts = away._replace(extenders=(EXTENDER._replace(serving=chain),))
+        assert {one.id for one in examination.examine(facts).findings} == wanted
+
+
+def test_a_client_ca_in_the_replicas_secret_stands_for_a_call() -> None:
+    facts = server(response="")._replace(
+        extenders=(EXTENDER._replace(client_ca=certificates.parse_pem(STRANGER.cert)),)
+    )
+    (one,) = examination.examine(facts).findings
+    assert (one.id, "--client-ca" in one.remedy) == ("unknown-ca", True)
+
+
+def test_a_configuration_that_cannot_be_read_is_not_sound() -> None:
+    hidden = Unavailable("/etc/kubernetes/s.yaml of Pod/kube-system/kube-scheduler-a", "it lies on host a")
+    report = examination.examine(SOUND._replace(schedulers=(Scheduler("Pod/a", hidden, STATIC),)))
+    assert not report.is_sound
+    assert "extender-not-registered" in dict(report.not_checked)

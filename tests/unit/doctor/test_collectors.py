@@ -1,0 +1,419 @@
+"""What `nodewise doctor` reads of a cluster, with a fake API server; and how it prints a report."""
+
+import asyncio
+import base64
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from nodewise import errors
+from nodewise.cli.doctor import command, print_json, print_table
+from nodewise.clock import SystemClock
+from nodewise.doctor import examination
+from nodewise.doctor.collectors import COLLECTORS, collect, policies
+from nodewise.doctor.collectors.cluster_reader import ClusterReader, parse_json
+from nodewise.doctor.collectors.programs import Replica
+from nodewise.doctor.collectors.replicas import read_metrics
+from nodewise.doctor.collectors.schedulers import read_configuration_file
+from nodewise.doctor.collectors.session import Session, Target
+from nodewise.doctor.facts import Extender, Facts, Unavailable
+from nodewise.doctor.findings import CATALOGUE, Report
+from nodewise.doctor.parsing.scheduler_configuration import SchedulerConfiguration
+from nodewise.doctor.parsing.workloads import Workload
+from nodewise.errors import BadSettings, Problem, Refused
+from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
+from nodewise.kube.resources import NODES
+from nodewise.metrics.series import Sample, Series
+from tests.unit.doctor.facts_factory import AUTHORITY, CONFIGURATION, ENTRY, OWN, SOUND, entry
+
+ALL = {"metadata": {"name": "p", "namespace": "web"}}
+POLICIES = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
+PLAIN = {name: value for name, value in ENTRY.items() if name not in ("enableHTTPS", "tlsConfig")}
+LOOPBACK = {**CONFIGURATION, "extenders": [{**PLAIN, "urlPrefix": "http://127.0.0.1:9001/scheduler"}]}
+
+
+HOT = {"metricname": "heat", "operator": "GreaterThan", "target": 80}
+
+
+class FakeApi:
+    """An API server with lists and objects by path. Paths with a word of `forbidden` are; a page has one item."""
+
+    def __init__(self, objects: Mapping[str, Any], forbidden: tuple[str, ...] = ()) -> None:
+        self._objects = objects
+        self._forbidden = forbidden
+        self.requests: list[str] = []
+
+    async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+        path = unquote(path)
+        self.requests.append(path)
+        if any(word in path for word in self._forbidden):
+            raise Refused(f"get {path}", [Problem("", 'nodes is forbidden: User "x" cannot', "")])
+        if path == "/version":
+            return b"{}"
+        value = self._objects.get(path)
+        is_list = path.count("/") < 6 and "configmaps" not in path
+        if isinstance(value, list) or (value is None and is_list):
+            return _page(value or [], params)
+        if value is None:
+            raise NotFound(path)
+        return msgspec.json.encode(value)
+
+    async def create(self, path: str, body: object, params: Params = NONE, *, timeout_s: float = 0) -> bytes:
+        self.requests.append(path)
+        return b'{"status": {"allowed": true}}'
+
+
+def _page(items: list[Any], params: Params) -> bytes:
+    if params.get("fieldSelector"):
+        items = [item for item in items if not item["spec"].get("nodeName")]
+    number = int(params.get("continue", "0"))
+    remaining = len(items) - number - 1
+    metadata = {"continue": str(number + 1), "remainingItemCount": remaining} if remaining > 0 else {}
+    return msgspec.json.encode({"items": items[number : number + 1], "metadata": metadata})
+
+
+def facts(objects: Mapping[str, Any], forbidden: tuple[str, ...] = (), *files: str) -> Facts:
+    """The facts of a cluster of these objects."""
+    api: Any = FakeApi(objects, forbidden)
+    return asyncio.run(_collected(api, Target(files, namespaces=("nodewise",))))
+
+
+async def _collected(api: Any, target: Target, *skip: str) -> Facts:
+    return await collect(Session(reader(api), target), examination.needed_facts(skip))
+
+
+def reader(api: Any) -> ClusterReader:
+    return ClusterReader(api, 5.0, lambda _: None)
+
+
+def deployment(name: str, namespace: str, *containers: Any, volumes: Any = ()) -> dict[str, Any]:
+    spec = {"containers": list(containers), "volumes": list(volumes)}
+    return {
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"replicas": 1, "template": {"metadata": {"labels": {"app": name}}, "spec": spec}},
+        "status": {"readyReplicas": 1},
+    }
+
+
+def second(namespace: str = "nodewise") -> dict[str, Any]:
+    """A scheduler and nodewise in one pod."""
+    mounts = [{"name": "config", "mountPath": "/etc/nodewise"}]
+    scheduler = {
+        "name": "scheduler",
+        "image": "registry.k8s.io/kube-scheduler:v1.36.3",
+        "command": ["kube-scheduler", "--config=/etc/nodewise/scheduler.yaml"],
+        "volumeMounts": mounts,
+    }
+    nodewise = {
+        "name": "nodewise",
+        "command": ["nodewise", "extender", "--agents=safe", "--no-cluster", "--unsafe"],
+    }
+    volumes = [{"name": "config", "configMap": {"name": "second"}}]
+    return deployment("second", namespace, scheduler, nodewise, volumes=volumes)
+
+
+def static(config: str = "/etc/kubernetes/s.yaml") -> dict[str, Any]:
+    """The mirror of a control plane's kube-scheduler."""
+    words = ["kube-scheduler", *([f"--config={config}"] if config else [])]
+    mounts = [{"name": "s", "mountPath": "/etc/kubernetes/s.yaml"}]
+    container = {"name": "kube-scheduler", "command": words, "volumeMounts": mounts}
+    volumes = [{"name": "s", "hostPath": {"path": "/etc/kubernetes/s.yaml"}}]
+    return {
+        "metadata": {
+            "name": "kube-scheduler-cp",
+            "namespace": "kube-system",
+            "annotations": {"kubernetes.io/config.mirror": "x"},
+            "ownerReferences": [{"kind": "Node"}],
+        },
+        "spec": {
+            "containers": [container],
+            "volumes": volumes,
+            "hostNetwork": True,
+            "nodeName": "not-this-host",
+        },
+    }
+
+
+DEPLOYMENTS = "/apis/apps/v1/deployments"
+MAP = {"data": {"scheduler.yaml": yaml.safe_dump(LOOPBACK)}}
+SECOND = {DEPLOYMENTS: [second()], "/api/v1/namespaces/nodewise/configmaps/second": MAP}
+
+
+def test_a_second_scheduler_by_its_config_map() -> None:
+    found = facts(SECOND)
+    assert not isinstance(found.schedulers, Unavailable)
+    (one,) = found.schedulers
+    assert one.where == "ConfigMap/nodewise/second"
+    assert isinstance(one.configuration, SchedulerConfiguration)
+    assert one.configuration.entries[0].is_nodewise
+    assert not isinstance(found.extenders, Unavailable)
+    (nodewise,) = found.extenders
+    assert (nodewise.agents, nodewise.workload.where) == (("safe",), "Deployment/nodewise/second")
+
+
+def test_a_config_map_that_may_not_be_read_is_said_with_its_right() -> None:
+    report = examination.examine(facts(SECOND, ("configmaps",)))
+    rights = [one.expected for one in report.findings if one.id == "not-looked-at"]
+    assert "the right to get configmaps second in namespace nodewise" in rights
+
+
+@pytest.mark.parametrize("data", ["{", "kind: Pod", "a: &a [*a]", "", "- 1\n- 2", "\x00"])
+def test_a_config_map_that_holds_no_configuration_is_not_sound(data: str) -> None:
+    held = {"/api/v1/namespaces/nodewise/configmaps/second": {"data": {"scheduler.yaml": data}}}
+    report = examination.examine(facts({**SECOND, **held}))
+    assert not report.is_sound
+    assert "extender-not-registered" in dict(report.not_checked)
+
+
+@pytest.mark.parametrize("name", ["..", "../../../nodes/n", "a/b"])
+def test_a_volume_whose_name_is_a_path_is_not_looked_up(name: str) -> None:
+    scheduler = second()
+    scheduler["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"] = name
+    report = examination.examine(facts({DEPLOYMENTS: [scheduler]}))
+    assert not report.is_sound
+    assert any("segment: " in f.found for f in report.findings if f.id == "not-looked-at")
+
+
+def test_a_port_that_is_a_path_is_not_asked_by_the_proxy() -> None:
+    api: Any = FakeApi({})
+    settings = {"health_address": "0.0.0.0", "health_port": "9002/../../../../nodes"}
+    extender = Extender(Workload("Deployment/nodewise/nodewise", "nodewise"), settings)
+    metrics = asyncio.run(read_metrics(reader(api), extender, Replica("p", "10.0.0.1", ())))
+    assert isinstance(metrics, Unavailable)
+    assert "expected a port number" in metrics.reason
+    assert api.requests == []
+
+
+def test_a_tenants_scheduler_is_named_and_not_looked_into() -> None:
+    found = facts({DEPLOYMENTS: [second("web")]})
+    assert found.schedulers == ()
+    assert found.programs_elsewhere == ("Deployment/web/second",)
+
+
+def test_a_static_pod_without_config_has_no_extender() -> None:
+    report = examination.examine(facts({"/api/v1/pods": [static("")]}))
+    assert "extender-not-registered" in {one.id for one in report.findings}
+
+
+def test_a_static_pods_file_on_another_host_has_to_be_named(tmp_path: Path) -> None:
+    cluster = {"/api/v1/pods": [static()]}
+    hidden = examination.examine(facts(cluster))
+    assert "--scheduler-config" in " ".join(one.remedy for one in hidden.findings)
+    file = tmp_path / "copy.yaml"
+    file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))
+    named = facts(cluster, (), str(file))
+    assert not isinstance(named.schedulers, Unavailable)
+    (one,) = named.schedulers
+    assert (one.where, one.workload.where if one.workload else "") == (
+        str(file),
+        "Pod/kube-system/kube-scheduler-cp",
+    )
+    assert "extender-not-registered" in {one.id for one in examination.examine(named).findings}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "node", "wanted"),
+    [("kube-system", "cp", True), ("kube-system", "other", False), ("nodewise", "cp", False)],
+)
+def test_files_of_this_host_are_read_for_its_own_static_pods_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, namespace: str, node: str, wanted: bool
+) -> None:
+    """Whoever may make pods could name any file."""
+    monkeypatch.setattr("socket.gethostname", lambda: "cp.example.com")
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump({**CONFIGURATION, "extenders": []}))
+    pod = static()
+    pod["metadata"]["namespace"] = namespace
+    pod["spec"] |= {"nodeName": node, "volumes": [{"name": "s", "hostPath": {"path": str(file)}}]}
+    found = facts({"/api/v1/pods": [pod]})
+    assert not isinstance(found.schedulers, Unavailable)
+    (one,) = found.schedulers
+    assert isinstance(one.configuration, SchedulerConfiguration) == wanted
+
+
+def test_certificates_of_a_second_scheduler_come_from_its_secret_and_its_key_goes_nowhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = second()
+    spec = one["spec"]["template"]["spec"]
+    spec["containers"][0]["volumeMounts"].append({"name": "tls", "mountPath": "/tls"})
+    spec["volumes"].append({"name": "tls", "secret": {"secretName": "client"}})
+    tls = {"caFile": "/tls/ca.crt", "certFile": "/tls/tls.crt", "keyFile": "/tls/tls.key"}
+    config = {
+        **CONFIGURATION,
+        "extenders": [{**ENTRY, "urlPrefix": "https://127.0.0.1:9001/scheduler", "tlsConfig": tls}],
+    }
+    data = {"tls.crt": OWN.cert, "tls.key": OWN.key, "ca.crt": AUTHORITY.cert}
+    secret = {"data": {name: base64.b64encode(text).decode() for name, text in data.items()}}
+    found = facts(
+        {
+            DEPLOYMENTS: [one],
+            "/api/v1/namespaces/nodewise/configmaps/second": {
+                "data": {"scheduler.yaml": yaml.safe_dump(config)}
+            },
+            "/api/v1/namespaces/nodewise/secrets/client": secret,
+        }
+    )
+    assert not isinstance(found.schedulers, Unavailable)
+    certificates = found.schedulers[0].certificates[0]
+    assert not isinstance(certificates.client, Unavailable)
+    assert certificates.client
+    assert certificates.client[0].public_key == certificates.key
+    for print_report in (print_table, print_json):
+        assert "PRIVATE" not in printed(examination.examine(found), capsys, print_report)
+    assert b"PRIVATE" not in repr(found).encode()
+
+
+def test_policies_metrics_and_pods() -> None:
+    rules = {"dontschedule": {"rules": [HOT]}}
+    values = [
+        {"describedObject": {"name": name}, "metricName": "heat", "value": value}
+        for name, value in (("a", "90"), ("b", "10"), ("10.0.0.9:9100", "1"))
+    ]
+    group = {"preferredVersion": {"version": "v1beta1"}, "versions": []}
+    found = facts(
+        {
+            "/api/v1/nodes": [{"metadata": {"name": name}} for name in "abc"],
+            POLICIES: [{"metadata": {"name": "pol", "namespace": "web"}, "spec": {"strategies": rules}}],
+            "/apis/custom.metrics.k8s.io": group,
+            "/apis/custom.metrics.k8s.io/v1beta1/nodes/*/heat": {"items": values},
+            "/api/v1/pods": [{**ALL, "spec": {"schedulerName": "mine", "schedulingGates": [{"name": "x"}]}}],
+        }
+    )
+    assert not isinstance(found.policies, Unavailable)
+    assert [(one.where, one.rejected_nodes, one.source) for one in found.policies] == [
+        ("TASPolicy/web/pol", 1, "by its metrics")
+    ]
+    assert not isinstance(found.metrics, Unavailable)
+    heat = found.metrics["heat"]
+    assert not isinstance(heat, Unavailable)
+    assert (heat.nodes, heat.other_names, found.node_count) == (2, ("10.0.0.9:9100",), 3)
+    assert not isinstance(found.pods, Unavailable)
+    assert [(one.name, one.scheduler_name, one.is_gated) for one in found.pods] == [("p", "mine", True)]
+
+
+def test_facts_that_no_check_needs_are_not_read() -> None:
+    labels = {"cmk.intel.com/cmk-node": "true"}
+    nodes = {"/api/v1/nodes": [{"metadata": {"name": "a", "labels": labels}}]}
+    with_kubelets, without, without_nodes = FakeApi(nodes), FakeApi(nodes), FakeApi(nodes)
+    asyncio.run(_collected(with_kubelets, Target()))
+    assert any("proxy/configz" in path for path in with_kubelets.requests)
+    asyncio.run(_collected(without, Target(), "kubelet-policy-conflict"))
+    assert not any("proxy/configz" in path for path in without.requests)
+    asyncio.run(_collected(without_nodes, Target(), *(CATALOGUE.keys() - {"policy-label-misspelt"})))
+    assert set(without_nodes.requests) == {"/version", "/api/v1/pods"}
+
+
+def test_each_fact_has_a_collector() -> None:
+    assert COLLECTORS.keys() == set(Facts._fields) - {"now", "namespaces"}
+    assert examination.needed_facts() == set(Facts._fields)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "settings", "rejected"),
+    [(0, {}, 1), (120, {}, 0), (120, {"max_age": "5m"}, 1), (120, {"when_missing": "reject"}, 2)],
+)
+def test_policies_are_evaluated_with_the_settings_of_the_replicas(
+    age_s: int, settings: dict[str, str], rejected: int
+) -> None:
+    spec = {"strategies": {"dontschedule": {"rules": [HOT]}}}
+    policy = policies.parse_policy(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}))
+    assert policy is not None
+    now = SystemClock().now()
+    samples = {"a": Sample(90 * 10**9, now - age_s), "b": Sample(10 * 10**9, now)}
+    extender = Extender(Workload("Deployment/nodewise/nodewise"), settings)
+    (slot,) = policies.evaluate(
+        [policy], {"heat": Series("heat", "custom", now, samples)}, "abc", [extender]
+    ).values()
+    assert slot.judged is not None
+    assert (slot.judged.codes[:-1] > 0).sum() == rejected
+
+
+def test_who_may_read_nothing_is_told_each_right() -> None:
+    report = examination.examine(facts({}, ("/api", "/apis")))
+    assert not report.is_sound
+    rights = " ".join(one.expected for one in report.findings)
+    for right in ("list nodes", "list pods", "list taspolicies.telemetry.intel.com", "list deployments.apps"):
+        assert right in rights
+    assert {one.id for one in report.findings} == {"not-looked-at"}
+
+
+def test_an_api_server_that_is_away_ends_it() -> None:
+    class Away(FakeApi):
+        async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+            raise errors.Unavailable(path)
+
+    away: Any = Away({})
+    with pytest.raises(errors.Unavailable):
+        asyncio.run(_collected(away, Target()))
+
+
+def test_a_list_that_never_ends_is_left() -> None:
+    class Endless(FakeApi):
+        async def get(self, path: str, params: Params = NONE, *, timeout_s: float = DEADLINE_S) -> bytes:
+            assert len(self.requests) < 3
+            self.requests.append(path)
+            return b'{"items": [{}], "metadata": {"continue": "here"}}'
+
+    endless: Any = Endless({})
+    found = asyncio.run(reader(endless).get_list(NODES, parse_json))
+    assert isinstance(found, Unavailable)
+    assert "begins again" in found.reason
+
+
+@pytest.mark.parametrize("text", ["kind: Pod", "[", ""])
+def test_a_named_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    with pytest.raises(BadSettings, match="--scheduler-config"):
+        read_configuration_file(str(file))
+
+
+def test_an_id_that_there_is_not_is_refused() -> None:
+    done = CliRunner().invoke(command, ["--skip", "everything"])
+    assert isinstance(done.exception, BadSettings)
+    assert "'everything'" in str(done.exception)
+
+
+# how it is told
+
+
+def printed(
+    report: Report, capsys: pytest.CaptureFixture[str], print_report: Callable[..., None] = print_table
+) -> str:
+    print_report(report, color=False)
+    return capsys.readouterr().out
+
+
+def test_a_sound_cluster_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(examination.examine(SOUND), capsys).splitlines()
+    assert lines[0].startswith("Nothing is wrong. Looked at: 1 configuration of kube-scheduler")
+    assert len(lines) <= 3
+
+
+def test_findings_stand_by_severity_and_fit_into_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = entry(ignorable=True, httpTimeout=None)._replace(programs_elsewhere=("Pod/web/x",))
+    lines = printed(examination.examine(found), capsys).splitlines()
+    heads = [line for line in lines if line and not line.startswith(" ")]
+    assert heads[:3] == ["Error", "Warning", "Note"]
+    assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
+    assert "1 error, 1 warning, 1 note." in " ".join(lines)
+
+
+def test_json_has_the_fields_that_programs_read(capsys: pytest.CaptureFixture[str]) -> None:
+    told = msgspec.json.decode(printed(examination.examine(entry(ignorable=True)), capsys, print_json))
+    assert told["sound"] is False
+    (one,) = told["findings"]
+    assert set(one) == {"id", "severity", "object", "seen", "wanted", "remedy", "doc"}
+    assert (one["id"], one["doc"]) == ("wrong-ignorable", "docs/how-to/doctor.md#wrong-ignorable")
+    assert "wrong-ignorable" in told["checked"]
+    assert told["not_checked"] == []

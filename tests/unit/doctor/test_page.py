@@ -1,0 +1,64 @@
+"""docs/how-to/doctor.md says of findings what the program says; docs/rights.md has what deploy/doctor.yaml grants."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nodewise.doctor.findings import CATALOGUE, FindingKind, finding
+from tests.cluster import rights
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/how-to/doctor.md"
+RIGHTS = ROOT / "docs/rights.md"
+MANIFEST = ROOT / "deploy/doctor.yaml"
+
+
+def section(kind: FindingKind) -> str:
+    """How the section of a finding begins, its line breaks apart; it may go on."""
+    return written(f"**{kind.title}** ({kind.severity}). {kind.meaning} Remedy: {kind.remedy}.")
+
+
+def written(text: str) -> str:
+    """A text in Markdown: what is no code may hold a star or a bracket."""
+    parts = re.split(r"(`[^`]*`|\*\*)", text)
+    return "".join(part if at % 2 else re.sub(r"([*<])", r"\\\1", part) for at, part in enumerate(parts))
+
+
+def sections() -> dict[str, str]:
+    """By their headings, each as one line."""
+    parts = re.split(r"^### (.+)\n", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def test_the_page_has_a_section_for_each_finding_in_their_order() -> None:
+    assert list(sections()) == list(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_section_says_what_the_program_says(name: str) -> None:
+    wanted = section(CATALOGUE[name])
+    assert sections().get(name, "").startswith(wanted), f"it should begin with:\n{wanted}"
+
+
+def test_findings_name_their_section() -> None:
+    page, _, anchor = finding("unknown-ca", "entry", "found", "expected").doc.partition("#")
+    assert ROOT / page == PAGE
+    assert anchor in sections()
+
+
+def test_the_table_of_rights_has_a_row_for_each() -> None:
+    shipped = [one for one in yaml.safe_load_all(MANIFEST.read_text()) if one]
+    assert {(one.verb, one.resource, one.group) for one in rights.granted(shipped)} == table()
+
+
+def table() -> set[tuple[str, str, str]]:
+    """What the page's rows say: verbs, resources, group."""
+    own = RIGHTS.read_text().partition("`deploy/doctor.yaml`\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[a-z]+`) \| (`.+?`) \| (\S+) \| ", own, re.MULTILINE)
+    return {
+        (verb.strip("`"), resource, "" if group == "core" else group.strip("`"))
+        for verb, resources, group in rows
+        for resource in re.findall(r"`(.+?)`", resources)
+    }

@@ -1,0 +1,298 @@
+"""Workloads, configurations, policies and metrics as values."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from nodewise.doctor.checks.policies import feasible_nodes_to_find
+from nodewise.doctor.collectors.access import enforced_policies, needed_rights
+from nodewise.doctor.collectors.deschedulers import parse_policy
+from nodewise.doctor.collectors.replicas import parse_metrics
+from nodewise.doctor.facts import AdmissionPolicy, Unavailable
+from nodewise.doctor.parsing import scheduler_configuration, workloads
+from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, SchedulerConfiguration
+from nodewise.doctor.parsing.workloads import Container, Mount, Workload
+from tests.unit.doctor.facts_factory import CONFIGURATION, EXTENDER
+
+KIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
+
+
+def parsed(value: Any) -> SchedulerConfiguration:
+    return scheduler_configuration.parse(yaml.safe_dump(value).encode())
+
+
+def entry(**fields: Any) -> ExtenderEntry:
+    (one,) = parsed({**KIND, "extenders": [fields]}).entries
+    return one
+
+
+def admission_policy(**spec: Any) -> Any:
+    rules = [{"apiGroups": [""], "resources": ["nodes", "nodes/*"]}]
+    conditions = [{"name": "account", "expression": "a == 'b'"}]
+    found = {"matchConstraints": {"resourceRules": rules}, "matchConditions": conditions, **spec}
+    return {"metadata": {"name": "p"}, "spec": found}
+
+
+def admission_binding(**spec: Any) -> Any:
+    return {"metadata": {"name": "b"}, "spec": {"policyName": "p", "validationActions": ["Deny"], **spec}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "binding", "is_enforced"),
+    [
+        (admission_policy(), admission_binding(), True),
+        (
+            admission_policy(failurePolicy="Fail"),
+            admission_binding(validationActions=["Audit", "Deny"]),
+            True,
+        ),
+        (admission_policy(failurePolicy="Ignore"), admission_binding(), False),
+        (admission_policy(), admission_binding(validationActions=["Warn"]), False),
+        (admission_policy(), admission_binding(policyName="q"), False),
+        (admission_policy(), admission_binding(matchResources={"namespaceSelector": {}}), False),
+        (admission_policy(), {}, False),
+    ],
+)
+def test_which_admission_policies_are_enforced(policy: Any, binding: Any, is_enforced: bool) -> None:
+    wanted = AdmissionPolicy("p", frozenset({"nodes", "nodes/*"}), ("a == 'b'",))
+    assert enforced_policies([policy], [binding]) == ((wanted,) if is_enforced else ())
+
+
+@pytest.mark.parametrize(
+    ("url", "verb", "owner"),
+    [
+        ("https://n:9001/scheduler", "filter", (True, "")),
+        ("https://n:9001/scheduler/", "filter", (True, "")),
+        ("https://n:9001", "scheduler/filter", (True, "")),
+        ("https://n:9001/agents/gpu", "filter", (True, "gpu")),
+        ("http://localhost:8888/scheduler", "predicates/always_true", (True, "")),
+        ("http://127.0.0.1:32766/gpushare-scheduler", "filter", (False, "")),
+        ("http://hami:443", "filter", (False, "")),
+        ("https://[n:9001/scheduler", "filter", (False, "")),
+        ("", "", (False, "")),
+    ],
+)
+def test_whose_entry_it_is(url: str, verb: str, owner: tuple[bool, str]) -> None:
+    one = entry(urlPrefix=url, filterVerb=verb)
+    assert (one.is_nodewise, one.agent) == owner
+
+
+def test_configz_has_the_names_of_gos_fields() -> None:
+    internal = {
+        "Profiles": [{"SchedulerName": "mine", "PercentageOfNodesToScore": 30}],
+        "PercentageOfNodesToScore": 0,
+        "Extenders": [
+            {
+                "URLPrefix": "https://n:9001/scheduler",
+                "FilterVerb": "filter",
+                "Weight": 10,
+                "EnableHTTPS": True,
+                "HTTPTimeout": "1s",
+                "NodeCacheCapable": True,
+                "ManagedResources": [{"Name": "telemetry/scheduling", "IgnoredByScheduler": True}],
+                "TLSConfig": {"CAFile": "/ca", "CertFile": "/cert", "KeyFile": "/key"},
+            }
+        ],
+    }
+    found = scheduler_configuration.parse_configz({"kubescheduler.config.k8s.io": internal})
+    (one,) = found.entries
+    assert (one.http_timeout, one.node_cache_capable, one.enable_https, one.ca_file, one.weight) == (
+        "1s",
+        True,
+        True,
+        "/ca",
+        10,
+    )
+    assert (found.profiles[0].scheduler_name, found.profiles[0].percentage) == ("mine", 30)
+    assert one.managed_resources[0].is_ignored
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"- 1", b"{", b"kind: Pod", b"kind: [x]", b"\xff\xfe", b"a: &a [*a]", b"a: 1\n---\nb: 2"]
+)
+def test_what_is_no_configuration_has_a_problem(text: bytes) -> None:
+    found = scheduler_configuration.parse(text)
+    assert found.problems
+    assert not found.profiles
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, "x", [], [1], {"a": 1}, [[]], [None], [{"tlsConfig": 1, "managedResources": {}}]]
+)
+def test_extenders_of_any_shape(value: Any) -> None:
+    assert parsed({**KIND, "extenders": value, "profiles": value}).profiles
+
+
+def test_sample_is_kube_schedulers() -> None:
+    """numFeasibleNodesToFind of v1.36 for these numbers."""
+    for nodes, percentage, wanted in [
+        (50, 0, 50), (100, 0, 100), (150, 0, 100), (500, 0, 230), (1000, 0, 420), (5000, 0, 500), (6000, 0, 300),
+        (5000, 5, 250), (5000, 1, 100), (5000, 100, 5000), (1000, 30, 300),
+    ]:  # fmt: skip
+        assert feasible_nodes_to_find(nodes, percentage) == wanted, (nodes, percentage)
+
+
+MOUNTS = (
+    Mount("/etc/all", "configMap", "all"),
+    Mount("/etc/all/inner", "secret", "inner"),
+    Mount("/etc/some", "configMap", "some", items=(("key", "file.yaml"),)),
+    Mount("/etc/one.yaml", "configMap", "one", sub_path="one.yaml"),
+    Mount("/etc/kubernetes/s.yaml", "hostPath", "/root/s.yaml"),
+    Mount("/etc/certs", "hostPath", "/root/certs"),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/etc/all/s.yaml", ("all", "s.yaml")),
+        ("/etc/all//./s.yaml", ("all", "s.yaml")),
+        ("/etc/all/inner/tls.crt", ("inner", "tls.crt")),
+        ("/etc/some/file.yaml", ("some", "key")),
+        ("/etc/some/other.yaml", None),
+        ("/etc/one.yaml", ("one", "one.yaml")),
+        ("/etc/kubernetes/s.yaml", ("/root/s.yaml", "")),
+        ("/etc/certs/a/b.crt", ("/root/certs", "a/b.crt")),
+        ("/etc/allother/s.yaml", None),
+        ("/elsewhere", None),
+        ("relative", None),
+    ],
+)
+def test_where_a_file_comes_from(path: str, wanted: tuple[str, str] | None) -> None:
+    found = workloads.find_mount(Container("c", mounts=MOUNTS), path)
+    assert (None if found is None else (found[0].name, found[1])) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (("kube-scheduler", "--config=/a"), "/a"),
+        (("kube-scheduler", "--config", "/a"), "/a"),
+        (("kube-scheduler", "-config", "/a"), "/a"),
+        (("kube-scheduler", "--config=/a", "--config=/b"), "/b"),
+        (("kube-scheduler", "--config", "--v=2"), ""),
+        (("kube-scheduler", "--configuration=/a"), None),
+    ],
+)
+def test_flags_of_a_command(words: tuple[str, ...], value: str | None) -> None:
+    assert workloads.flag(Container("c", command=words), "config") == value
+
+
+def pod(**container: Any) -> Workload:
+    return workloads.parse(
+        "Pod", {"metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": [container]}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("container", "runs"),
+    [
+        ({"command": ["kube-scheduler", "--v=2"]}, True),
+        ({"command": ["/usr/local/bin/kube-scheduler"]}, True),
+        ({"command": ["/bin/sh", "-c", "exec kube-scheduler --config=/a"]}, True),
+        ({"image": "registry.k8s.io/kube-scheduler:v1.36.3", "args": ["--config=/a"]}, True),
+        ({"image": "registry.k8s.io/kube-scheduler@sha256:0"}, True),
+        ({"image": "registry.k8s.io/kube-scheduler:v1", "command": ["sleep"]}, False),
+        ({"image": "kube-schedulers:v1"}, False),
+        ({"command": ["/bin/sh", "-c", "echo 'unclosed"]}, False),
+    ],
+)
+def test_what_a_container_runs(container: Any, runs: bool) -> None:
+    assert workloads.runs(pod(**container).containers[0], "kube-scheduler") == runs
+
+
+def test_settings_of_flags_variables_and_file() -> None:
+    words = (
+        "nodewise",
+        "extender",
+        "--config=/c",
+        "--agents=gpu",
+        "--client-name=a",
+        "--client-name=b",
+        "--unsafe",
+    )
+    container = Container("c", command=words, environment={"NODEWISE_AGENTS": "safe", "NODEWISE_PORT": "1"})
+    file = (
+        b"{agents: telemetry, health-port: 9003, no_cluster: true, metrics: [custom, resource], gpu: {x: 1}}"
+    )
+    found = workloads.settings(container, file)
+    assert {
+        name: found[name] for name in ("agents", "client_name", "unsafe", "port", "health_port", "metrics")
+    } == {
+        "agents": "gpu",
+        "client_name": "a,b",
+        "unsafe": "true",
+        "port": "1",
+        "health_port": "9003",
+        "metrics": "custom,resource",
+    }
+    assert EXTENDER._replace(settings=found).is_set("no_cluster")
+    assert workloads.settings_file(container) == "/c"
+
+
+def test_plugins_of_both_versions_of_a_deschedulers_policy() -> None:
+    new = """
+        apiVersion: descheduler/v1alpha2
+        profiles:
+        - pluginConfig:
+          - name: RemovePodsViolatingNodeAffinity
+            args: {nodeAffinityType: [requiredDuringSchedulingIgnoredDuringExecution]}
+          plugins: {deschedule: {enabled: [RemovePodsViolatingNodeAffinity]}, balance: {enabled: [RemoveDuplicates]}}
+    """
+    old = """
+        apiVersion: descheduler/v1alpha1
+        strategies:
+          RemovePodsViolatingNodeAffinity: {enabled: true, params: {nodeAffinityType: [x]}}
+          LowNodeUtilization: {enabled: false}
+    """
+    found = parse_policy("d", new.encode())
+    assert found.plugins == ("RemovePodsViolatingNodeAffinity", "RemoveDuplicates")
+    assert found.affinity_types == ("requiredDuringSchedulingIgnoredDuringExecution",)
+    assert parse_policy("d", old.encode()).plugins == ("RemovePodsViolatingNodeAffinity",)
+    assert isinstance(parse_policy("d", b"{").plugins, Unavailable)
+
+
+def test_numbers_of_a_replica() -> None:
+    body = b"""# HELP x y
+process_start_time_seconds 1.0e3
+nodewise_requests_total{route="/scheduler/filter",status="200"} 7.0
+nodewise_requests_total{route="/readyz",status="200"} 99.0
+nodewise_requests_total{route="/agents/gpu/bind",status="200"} 2.0
+nodewise_ca_clients_total 1.0
+nodewise_connections_ended_total{reason="client_name"} 4.0
+nodewise_metric_nodes{metric="heat"} 12.0
+nodewise_metric_series_unmatched{metric="heat"} NaN
+rubbish
+"""
+    found = parse_metrics("p", body, 1100.0)
+    assert (found.calls, found.uptime_s, found.ca_clients) == (9, 100.0, 1)
+    assert (found.refused, found.metric_nodes, found.unmatched) == ({"client_name": 4}, {"heat": 12}, {})
+
+
+def test_rights_follow_agents_and_settings() -> None:
+    def needed(*metrics: str, **told: str) -> set[str]:
+        return {str(one) for one in needed_rights(EXTENDER._replace(settings=told), metrics)}
+
+    assert "get nodes/heat.custom.metrics.k8s.io" in needed("heat", agents="telemetry")
+    assert "list nodes.metrics.k8s.io" in needed("cpu_usage", agents="telemetry")
+    assert "get nodes/heat.custom.metrics.k8s.io" not in needed(
+        "heat", agents="telemetry", prometheus_url="http://p"
+    )
+    assert "create pods/binding" in needed(agents="gpu")
+    assert "create pods/binding" not in needed(agents="telemetry")
+    assert "update configmaps nodewise-memory in namespace nodewise" in needed(agents="learned")
+    assert needed(agents="safe", no_cluster="true") == set()
+
+
+def test_a_key_leaves_no_trace_in_an_entry() -> None:
+    one = entry(urlPrefix="https://n/scheduler", tlsConfig={"keyData": "c2VjcmV0IGtleQ=="})
+    assert b"secret" not in msgspec.json.encode([field for field in one if isinstance(field, str)])
+    assert one.key_data == b""
+
+
+def test_a_sound_configuration_is_read_whole() -> None:
+    found = parsed(CONFIGURATION)
+    assert not found.problems
+    assert found.entries[0].is_nodewise

@@ -1,0 +1,120 @@
+"""What ships is sound in doctor's eyes: every rendered set-up, and every configuration that nodewise prints."""
+
+import base64
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from nodewise.cli.configure import command as configure
+from nodewise.doctor import examination
+from nodewise.doctor.collectors import tls_probe
+from nodewise.doctor.facts import Server
+from nodewise.doctor.findings import Finding
+from nodewise.serve.issuing import Issuer
+from tests.unit.doctor.facts_factory import CLIENT, HOST, YEAR
+from tests.unit.doctor.test_collectors import facts
+
+AUTHORITY = Issuer("nodewise-ca", datetime.now(UTC), YEAR)
+SERVER, OWN = AUTHORITY.server([HOST], "nodewise"), AUTHORITY.client(CLIENT)
+DEPLOY = Path(__file__).parents[3] / "deploy"
+RENDERED = sorted(path.parent.name for path in (DEPLOY / "kustomize").glob("*/nodewise.yaml"))
+PAPERS = {"nodewise-tls": (SERVER, AUTHORITY), "nodewise-scheduler-client": (OWN, AUTHORITY)}
+COLLECTIONS = {
+    "Deployment": "apps/v1/deployments",
+    "DaemonSet": "apps/v1/daemonsets",
+    "ValidatingAdmissionPolicy": "admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+}
+OBJECTS = {"ConfigMap": "configmaps", "Service": "services"}
+
+
+@pytest.fixture(autouse=True)
+def _without_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(_: object) -> Server:
+        return Server(attempts=("not from here",))
+
+    monkeypatch.setattr(tls_probe, "connect", connect)
+
+
+def cluster(text: str) -> dict[str, Any]:
+    """The objects of a manifest as an API server has them once all run."""
+    found: dict[str, Any] = {}
+    for one in filter(None, yaml.safe_load_all(text)):
+        kind, metadata = one["kind"], one["metadata"]
+        if kind in COLLECTIONS:
+            if kind in ("Deployment", "DaemonSet"):
+                one["status"] = {"readyReplicas": one["spec"].get("replicas", 1), "numberReady": 0}
+            found.setdefault(f"/apis/{COLLECTIONS[kind]}", []).append(one)
+        elif kind in OBJECTS:
+            found[f"/api/v1/namespaces/{metadata['namespace']}/{OBJECTS[kind]}/{metadata['name']}"] = one
+    for name, (leaf, authority) in PAPERS.items():
+        data = {"tls.crt": leaf.cert, "tls.key": leaf.key, "ca.crt": authority.cert}
+        secret = {"data": {key: base64.b64encode(text).decode() for key, text in data.items()}}
+        found[f"/api/v1/namespaces/nodewise/secrets/{name}"] = secret
+    ready = [{"addresses": ["10.0.0.7"], "conditions": {"ready": True}}]
+    slices = "/apis/discovery.k8s.io/v1/namespaces/nodewise/endpointslices"
+    found[slices] = [{"endpoints": ready, "ports": [{"name": "https", "port": 9001}]}]
+    return found
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(configure, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def wrong(text: str, *files: str) -> list[Finding]:
+    report = examination.examine(facts(cluster(text), (), *files))
+    return [finding for finding in report.findings if finding.severity != "note"]
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> list[str]:
+    """kube-scheduler's files, and the flags that name them."""
+    for name, text in (("ca.crt", AUTHORITY.cert), ("tls.crt", OWN.cert), ("tls.key", OWN.key)):
+        (tmp_path / name).write_bytes(text)
+    return [f"--ca={tmp_path}/ca.crt", f"--cert={tmp_path}/tls.crt", f"--key={tmp_path}/tls.key"]
+
+
+def set_ups() -> Iterator[tuple[str, str, list[str]]]:
+    """Each rendered set-up with an extender: its name, its agents, and the ways of asking them that there are."""
+    for name in RENDERED:
+        lines = (
+            line.strip() for line in (DEPLOY / "kustomize" / name / "nodewise.yaml").read_text().splitlines()
+        )
+        agents = next((line.removeprefix("agents: ") for line in lines if line.startswith("agents: ")), "")
+        filtering = {"telemetry", "gpu"}.intersection(agents.split(","))
+        if agents:
+            yield name, agents, ["--one-entry-per-agent"]
+        if agents and (
+            not filtering or filtering.issuperset(agents.split(","))
+        ):  # else one entry cannot tell them
+            yield name, agents, []
+
+
+@pytest.mark.parametrize(("name", "agents", "entries"), list(set_ups()))
+def test_rendered_set_ups(
+    name: str, agents: str, entries: list[str], papers: list[str], tmp_path: Path
+) -> None:
+    text = (DEPLOY / "kustomize" / name / "nodewise.yaml").read_text()
+    if "kind: KubeSchedulerConfiguration" in text:
+        assert wrong(text) == []
+        return
+    file = tmp_path / "scheduler.yaml"
+    file.write_text(printed("render-scheduler", f"--agents={agents}", *entries, *papers))
+    assert wrong(text, str(file)) == []
+
+
+def test_a_scheduler_of_ones_own() -> None:
+    assert wrong((DEPLOY / "scoring.yaml").read_text()) == []
+
+
+@pytest.mark.parametrize("agents", ["telemetry", "telemetry,gpu", "gpu", "safe,congestion"])
+def test_a_printed_second_scheduler(agents: str) -> None:
+    version = ["--kubernetes-version=v1.36.3"]
+    assert wrong(printed("--mode=second-scheduler", f"--agents={agents}", *version)) == []
