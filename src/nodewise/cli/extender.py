@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from nodewise.cli import kinds, legacy, memory, options, wiring
+from nodewise.cli import kinds, legacy, options, wiring
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options import CommandLine, Sectioned
 from nodewise.cli.running import Given, Tools
@@ -81,8 +82,8 @@ async def _serve(given: Given) -> None:
     signals = _signals()
     tasks = [asyncio.create_task(supervision.keep_running(task)) for task in running.tasks]
     try:
-        memory.settle()
-        tasks += map(asyncio.create_task, (memory.tidy(), memory.stay_ahead()))
+        gc.collect()
+        gc.freeze()  # what is there at the start stays: no collection walks through it
         for server in running.servers:
             await server.start()
         logs.emit("started", address=running.servers[0].url, health=running.servers[1].url)
