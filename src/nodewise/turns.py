@@ -15,8 +15,6 @@ T = TypeVar("T")
 
 _SLICE_S: Final = 0.0003
 """Of work, then the event loop goes on."""
-_PATIENCE_S: Final = 0.002
-"""Requests that follow one another without a pause leave so much of the time to other work: one slice."""
 
 
 def slices(items: Iterable[T], budget_s: float = _SLICE_S) -> Iterator[T | None]:
@@ -41,19 +39,14 @@ class _Turns:
         self._worked: asyncio.Task[Any] | None = None
         """Who had the last slice, while others wait."""
         self._is_taken = False
-        self._waited_from_s = 0.0
-        self.requests = 0
-        """Those that go on in the next round."""
 
     async def take(self) -> None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True
-            self._waited_from_s = time.perf_counter()
             loop.call_soon(self._next)
-            if not self.requests:
-                self._worked = task
-                return
+            self._worked = task
+            return
         mine = loop.create_future()
         if task is self._worked:
             self._waiting.appendleft(mine)
@@ -69,10 +62,7 @@ class _Turns:
         if not self._waiting:
             self._is_taken, self._worked = False, None
             return
-        now_s = time.perf_counter()
-        if not self.requests or now_s - self._waited_from_s >= _PATIENCE_S:
-            self._waited_from_s = now_s
-            self._waiting.popleft().set_result(None)
+        self._waiting.popleft().set_result(None)
         asyncio.get_running_loop().call_soon(self._next)
 
 
@@ -93,16 +83,6 @@ async def turn() -> None:
     Who began first ends first.
     """
     await _turns().take()
-
-
-async def step() -> None:
-    """One round, for a request between two of its steps. All other work waits meanwhile, `_PATIENCE_S` at most."""
-    turns = _turns()
-    turns.requests += 1
-    try:
-        await asyncio.sleep(0)
-    finally:
-        turns.requests -= 1
 
 
 async def paced(items: Iterable[T]) -> AsyncIterator[T]:
@@ -141,16 +121,6 @@ async def paced_result(work: Generator[None, None, T], budget_s: float = _SLICE_
         if time.perf_counter() - began > budget_s:
             await turn()
             began = time.perf_counter()
-
-
-async def stepwise(work: Generator[None, None, T]) -> T:
-    """The same for a request: each part is a `step`."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        await step()
 
 
 def result(work: Generator[None, None, T]) -> T:

@@ -45,7 +45,7 @@ class ClusterState(SimpleNamespace):
         strategy = {"rules": rules or self.rules, "logicalOperator": self.logical}
         metrics = metrics_snapshot(series("a", **self.a), series("b", **self.b))
         given_world = cluster_state([policy(dontschedule=strategy)], metrics, " ".join(NODES))
-        return turns.result(Chain([TelemetryAgent()]).filter(POD, NODES, snapshot(given_world), 1000.0))
+        return Chain([TelemetryAgent()]).filter(POD, NODES, snapshot(given_world), 1000.0)
 
     def with_rule(self, number: int, **fields: Any) -> Decision:
         changed = list(self.rules)
@@ -132,10 +132,8 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
             [policy(dontschedule=[hot])], metrics_snapshot(series("a", **values)), " ".join(NODES)
         )
         agent_state = turns.result(state.build(msgspec.structs.replace(given_world, now=now)))
-        return turns.result(
-            Chain([TelemetryAgent()]).filter(
-                POD, NODES, Snapshot(given_world.nodes, {"telemetry": agent_state}, now), now
-            )
+        return Chain([TelemetryAgent()]).filter(
+            POD, NODES, Snapshot(given_world.nodes, {"telemetry": agent_state}, now), now
         )
 
     before, after = filter_at(1000.0, dict.fromkeys(NODES, 9)), filter_at(1001.0, {})

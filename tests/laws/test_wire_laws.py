@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodewise import turns
 from nodewise.agent import NodeIndex, Scores, Verdict
 from nodewise.errors import BadInput
 from nodewise.extender import wire
@@ -51,7 +50,7 @@ class Reasoned(NamedTuple):
 
 def survives(body: bytes) -> None:
     with contextlib.suppress(BadInput):
-        turns.result(READER.candidacy(body, NodeIndex(["a", "b"])))
+        READER.candidacy(body, NodeIndex(["a", "b"]))
     with contextlib.suppress(BadInput):
         READER.preemption(body)
 
@@ -79,7 +78,7 @@ def test_names_go_through_as_they_came(names: list[str], more: list[str]) -> Non
     body = json.dumps({"Pod": {"metadata": {"name": "p"}}, "NodeNames": names}, ensure_ascii=True).encode()
     for known in (more, names[1:] + more, names + more):
         try:
-            request = turns.result(READER.candidacy(body, NodeIndex(known)))
+            request = READER.candidacy(body, NodeIndex(known))
         except BadInput:
             assert any("\ud800" <= char <= "\udfff" for name in names for char in name)
             return
@@ -96,7 +95,7 @@ def test_a_table_finds_what_a_dict_finds(known: list[str], others: list[str], da
     index = NodeIndex(known)
     names = data.draw(st.lists(st.sampled_from(known + others)))
     listed = msgspec.json.encode(names)
-    found = turns.result(index.read(listed))
+    found = index.read(listed)
     assert found.numbers.tolist() == index.numbers(names).tolist()
     assert found.tolist() == names
     if (
@@ -104,8 +103,8 @@ def test_a_table_finds_what_a_dict_finds(known: list[str], others: list[str], da
         and not set(names) - set(known)
         and not any('"' in n or "\\" in n for n in names)
     ):
-        assert turns.result(index.table.read(listed)) is not None
-    assert turns.result(index.read(json.dumps(names).encode())).tolist() == names
+        assert index.table.read(listed) is not None
+    assert index.read(json.dumps(names).encode()).tolist() == names
 
 
 @given(st.lists(ALIKE, unique=True, min_size=1), st.data())

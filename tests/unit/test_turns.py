@@ -2,11 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from itertools import count
-from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from nodewise import turns
 
@@ -56,11 +52,6 @@ class Jobs:
             self.told.append("|")
             await asyncio.sleep(0)
 
-    async def request(self, steps: int) -> None:
-        for _ in range(steps):
-            self.told.append("R")
-            await turns.step()
-
     def run(self, *all_: Coroutine[Any, Any, None]) -> str:
         async def together() -> None:
             await asyncio.gather(*all_)
@@ -74,31 +65,6 @@ def test_one_slice_a_round_and_who_began_first_ends_first() -> None:
     told = jobs.run(jobs.rounds(40), jobs.job("a", 3), jobs.job("b", 3), jobs.job("c", 3))
     assert all(len(slices) <= 1 for slices in told.split("|"))
     assert told.replace("|", "") == "aaabbbccc"
-
-
-def clock(monkeypatch: pytest.MonkeyPatch, each_s: float) -> None:
-    """Each look at the clock is so much later than the one before, on a machine of any speed."""
-    looks = count(0.0, each_s)
-    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=looks.__next__))
-
-
-def test_a_request_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock(monkeypatch, 0.0)
-    jobs = Jobs()
-    told = jobs.run(jobs.request(5), jobs.job("a", 2), jobs.request(5), jobs.job("b", 1))
-    assert told == "RRRRRRRRRR" + "aab"
-
-
-def test_requests_without_end_leave_some_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock(monkeypatch, 0.0005)
-    jobs = Jobs()
-
-    async def without_end() -> None:
-        while jobs.told.count("a") < 4:
-            await jobs.request(1)
-
-    told = jobs.run(without_end(), without_end(), jobs.job("a", 4))
-    assert all(len(between) > 2 for between in told.split("a")[:-1])
 
 
 def test_who_is_cancelled_while_waiting_holds_nobody_up() -> None:

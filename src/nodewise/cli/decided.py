@@ -10,7 +10,6 @@ import numpy as np
 import yaml
 from msgspec.structs import replace
 
-from nodewise import turns
 from nodewise.agent import Snapshot
 from nodewise.cli import figures, tables
 from nodewise.cli.progress import Progress
@@ -69,13 +68,13 @@ class Outcome(NamedTuple):
 def decide(chain: Chain, pod: Any, names: list[str], snapshot: Snapshot) -> Decided:
     """As kube-scheduler asks: filter, then score what is left. What a running pod holds does not stand in its way."""
     node: str = pod.spec.nodeName
-    filtered = turns.result(chain.filter(pod, names, snapshot, snapshot.at))
+    filtered = chain.filter(pod, names, snapshot, snapshot.at)
     if node in snapshot.nodes:
         evicted = {node: frozenset({pod.metadata.uid})}
-        alone = turns.result(chain.preempt(pod, evicted, snapshot, snapshot.at))
+        alone = chain.preempt(pod, evicted, snapshot, snapshot.at)
         filtered = _staying(filtered, node, alone)
     left = filtered.names[filtered.kept()].tolist()
-    scored = turns.result(chain.prioritize(pod, left, snapshot, snapshot.at))
+    scored = chain.prioritize(pod, left, snapshot, snapshot.at)
     return Decided(filtered, scored, [agent.name for agent in chain.agents], node)
 
 

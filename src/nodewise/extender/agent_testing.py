@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from nodewise import turns
 from nodewise.extender import validation
 from nodewise.extender.answering import Answering
 from nodewise.extender.lone import LoneSnapshots
@@ -33,5 +32,5 @@ class AgentTester:
         body = msgspec.json.encode(
             {"Pod": {"apiVersion": "v1", "kind": "Pod", **pod}, "Nodes": {"items": list(nodes)}}
         )
-        response = turns.result(self._answering.answer(path, body, self._snapshots.snapshot(body, now), now))
+        response = self._answering.answer(path, body, self._snapshots.snapshot(body, now), now)
         return json.loads(response.body)

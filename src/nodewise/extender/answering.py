@@ -4,7 +4,7 @@
 here asks what time it is or which snapshot is the newest, and nothing is kept.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.agent import AgentKind, FilterPlugin, Plugin, ScorePlugin, Snapshot, StateBuilder, StateExporter
@@ -22,7 +22,7 @@ _PRIORITIES: Final = f"{ALL_AGENTS}/priorities/"
 
 
 class Answer(NamedTuple):
-    """What is decided, and how it is told to kube-scheduler: as much work again, for a step of its own."""
+    """What is decided, and how it is told to kube-scheduler."""
 
     decision: Decision
     encode: Callable[[], Sequence[bytes]]
@@ -68,8 +68,8 @@ class Answering:
         """What is asked, by path."""
         return {path: verb for path, (verb, _) in self._asked.items()}
 
-    def answer(self, path: str, body: bytes, snapshot: Snapshot, now: float) -> Generator[None, None, Answer]:
-        """The answer to one request, in parts. `BadInput` names the field that cannot be read; KeyError for no path of
+    def answer(self, path: str, body: bytes, snapshot: Snapshot, now: float) -> Answer:
+        """The answer to one request. `BadInput` names the field that cannot be read; KeyError for no path of
         ours.
         """
         verb, chain = self._asked[path]
@@ -93,32 +93,25 @@ def is_named(path: str) -> bool:
     return path.startswith((_PREDICATES, _PRIORITIES))
 
 
-def _filter(
-    reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
-) -> Generator[None, None, Answer]:
-    candidacy = yield from reader.candidacy(body, snapshot.nodes)
-    yield
-    decision = yield from chain.filter(candidacy.pod, candidacy.names, snapshot, now)
+def _filter(reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float) -> Answer:
+    candidacy = reader.candidacy(body, snapshot.nodes)
+    decision = chain.filter(candidacy.pod, candidacy.names, snapshot, now)
     return Answer(decision, lambda: wire.filter_answer(candidacy, decision))
 
 
 def _prioritize(
     reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
-) -> Generator[None, None, Answer]:
-    candidacy = yield from reader.candidacy(body, snapshot.nodes)
-    yield
-    decision = yield from chain.prioritize(candidacy.pod, candidacy.names, snapshot, now)
+) -> Answer:
+    candidacy = reader.candidacy(body, snapshot.nodes)
+    decision = chain.prioritize(candidacy.pod, candidacy.names, snapshot, now)
     return Answer(decision, lambda: [wire.prioritize_answer(decision)])
 
 
-def _preempt(
-    reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float
-) -> Generator[None, None, Answer]:
+def _preempt(reader: wire.Reader[Any], chain: Chain, body: bytes, snapshot: Snapshot, now: float) -> Answer:
     preemption = reader.preemption(body)
-    yield
-    decision = yield from chain.preempt(preemption.pod, preemption.uids(), snapshot, now)
+    decision = chain.preempt(preemption.pod, preemption.uids(), snapshot, now)
     return Answer(decision, lambda: [wire.preempt_answer(preemption, decision)])
 
 
-_Ask = Callable[[wire.Reader[Any], Chain, bytes, Snapshot, float], Generator[None, None, Answer]]
+_Ask = Callable[[wire.Reader[Any], Chain, bytes, Snapshot, float], Answer]
 _VERBS: Final[Mapping[Verb, _Ask]] = {"filter": _filter, "prioritize": _prioritize, "preempt": _preempt}

@@ -5,7 +5,7 @@ reason, in a regular answer: to kube-scheduler an error means "place it without 
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -29,15 +29,10 @@ from nodewise.serve.application import Handler, Lane, Request, Response, Route
 WHOLE_NODES_AT_ONCE: Final = 2
 """Requests with whole nodes are large (52 MB at 5,000 nodes); more than this many at once are answered 503."""
 LARGE_BYTES: Final = 2**20
-ONE_STEP_BYTES: Final = 2**16
-"""A request of this length, some 1,400 names, or more is answered in several steps of the event loop: to read it, to
-find its names, to decide and to make the answer take up to half a millisecond each with 5,000 names, and more than that
-on a slow machine.
-"""
-
 
 Sight = Callable[[bytes | None, float], Snapshot]
-"""The snapshot that answers a request with this body at that time (seconds since 1970); for None, the newest."""
+"""The snapshot by which a request with this body is answered at that time, in seconds since 1970; of None, the newest.
+"""
 
 
 class Extender:
@@ -93,18 +88,13 @@ class Extender:
         now = self._clock.now()
         return self._view(body, now), now
 
-    def _answer(self, request: Request) -> Response | Awaitable[Response]:
-        answering = self._answered(request.path, request.body)
-        at_once = len(request.body) < ONE_STEP_BYTES
-        return turns.result(answering) if at_once else turns.stepwise(answering)
-
-    def _answered(self, path: str, body: bytes) -> Generator[None, None, Response]:
+    def _answer(self, request: Request) -> Response:
+        path, body = request.path, request.body
         snapshot, now = self.moment(body)
         exchange = Exchange(path=path, at=now, generation=snapshot.generation)
         with self._failure_recorded(exchange, body):
-            answer = yield from self._answering.answer(path, body, snapshot, now)
+            answer = self._answering.answer(path, body, snapshot, now)
             self.keep(answer.decision)
-            yield
             parts = answer.encode()
         self._recorder.exchange(exchange, body, parts)
         return Response(200, parts)

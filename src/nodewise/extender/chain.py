@@ -1,10 +1,6 @@
-"""The chain: asks each agent in turn about one pod, with one frozen snapshot of the world.
+"""The chain: asks each agent in turn about one pod, with one frozen snapshot of the world."""
 
-An answer about 5,000 nodes takes an agent up to a millisecond or two, so a decision is made in parts, an agent each;
-whoever need not wait in between takes the `turns.result`.
-"""
-
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -109,32 +105,24 @@ class Chain:
         alone._counting = self._counting if isinstance(asked, Ranking) else []
         return alone
 
-    def filter(
-        self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float
-    ) -> Generator[None, None, Decision]:
+    def filter(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """Which of the named nodes the pod may go to."""
         candidates = snapshot.nodes.named(names)
-        verdicts = yield from self._verdicts(candidates, lambda one: one.ask(pod, candidates, snapshot))
+        verdicts = self._verdicts(candidates, lambda one: one.ask(pod, candidates, snapshot))
         return _decision("filter", pod, candidates, snapshot, now, verdicts)
 
-    def preempt(
-        self, pod: Any, victims: Victims, snapshot: Snapshot, now: float
-    ) -> Generator[None, None, Decision]:
+    def preempt(self, pod: Any, victims: Victims, snapshot: Snapshot, now: float) -> Decision:
         """On which of the nodes that have victims the pod could run once these are gone."""
         candidates = snapshot.nodes.named(list(victims))
-        verdicts = yield from self._verdicts(
+        verdicts = self._verdicts(
             candidates, lambda one: one.agent.preempt(pod, candidates, snapshot, victims)
         )
         return _decision("preempt", pod, candidates, snapshot, now, verdicts)
 
-    def kept(
-        self, pod: Any, candidates: Names, snapshot: Snapshot
-    ) -> Generator[None, None, NDArray[np.bool_]]:
+    def kept(self, pod: Any, candidates: Names, snapshot: Snapshot) -> NDArray[np.bool_]:
         """Which candidates no agent rejects; nothing is kept of the decision."""
         kept = np.ones(len(candidates), bool)
-        for _, verdict in (
-            yield from self._verdicts(candidates, lambda one: one.ask(pod, candidates, snapshot))
-        ):
+        for _, verdict in self._verdicts(candidates, lambda one: one.ask(pod, candidates, snapshot)):
             kept &= verdict.codes == 0
         return kept
 
@@ -146,23 +134,19 @@ class Chain:
             logs.emit("agent_failed", agent=", ".join(agent.name for agent in self.agents), exc_info=error)
             return object()
 
-    def prioritize(
-        self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float
-    ) -> Generator[None, None, Decision]:
+    def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
         """How much the named nodes are liked. A node that is named twice counts once."""
         candidates = _distinct(snapshot.nodes.named(names))
-        scores, lacking = yield from self._scores(lambda one: one.ask(pod, candidates, snapshot))
+        scores, lacking = self._scores(lambda one: one.ask(pod, candidates, snapshot))
         self._count(pod)
         made = _decision("prioritize", pod, candidates, snapshot, now, scores=scores)
         return msgspec.structs.replace(made, told="; ".join(lacking)) if lacking else made
 
     def _verdicts(
         self, candidates: Names, ask: Callable[[Judging], Verdict | None]
-    ) -> Generator[None, None, tuple[tuple[str, Verdict], ...]]:
+    ) -> tuple[tuple[str, Verdict], ...]:
         verdicts: list[tuple[str, Verdict]] = []
-        for number, one in enumerate(self._judging):
-            if number:
-                yield
+        for one in self._judging:
             name = one.agent.name
             try:
                 verdict = ask(one)
@@ -178,13 +162,11 @@ class Chain:
 
     def _scores(
         self, ask: Callable[[Ranking], Scores | None]
-    ) -> Generator[None, None, tuple[tuple[tuple[str, Scores], ...], list[str]]]:
+    ) -> tuple[tuple[tuple[str, Scores], ...], list[str]]:
         """What was given, and why something was not."""
         scores: list[tuple[str, Scores]] = []
         lacking: list[str] = []
-        for number, one in enumerate(self._rankings):
-            if number:
-                yield
+        for one in self._rankings:
             name = one.agent.name
             try:
                 given = ask(one)

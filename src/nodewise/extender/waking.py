@@ -94,7 +94,7 @@ class Waker(Controller):
                 continue
             equivalence_key = self._chain.equivalence_key(pod)
             if equivalence_key not in answers:
-                answers[equivalence_key] = yield from self._fits_on(pod, snapshot)
+                answers[equivalence_key] = self._fits_on(pod, snapshot)
             node = answers[equivalence_key]
             hope = self._hoped(pod, fits=node is not None, now_s=now_s)
             hopes[pod.metadata.uid] = hope
@@ -107,10 +107,10 @@ class Waker(Controller):
         self._hopes = hopes
         return wake
 
-    def _fits_on(self, pod: Any, snapshot: Snapshot) -> Generator[None, None, str | None]:
+    def _fits_on(self, pod: Any, snapshot: Snapshot) -> str | None:
         """A node that no agent rejects."""
         candidates = snapshot.nodes.every
-        kept = yield from self._chain.kept(pod, candidates, snapshot)
+        kept = self._chain.kept(pod, candidates, snapshot)
         return candidates[int(np.argmax(kept))] if kept.any() else None
 
     def _hoped(self, pod: Any, *, fits: bool, now_s: float) -> _Hope:

@@ -5,7 +5,7 @@ names. Node objects are kept as the bytes that they came as and passed back as t
 """
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -102,8 +102,6 @@ _encode: Final = msgspec.json.Encoder().encode
 _read_binding: Final = msgspec.json.Decoder(BindingArgs)
 _read_node: Final = msgspec.json.Decoder(bounds.Node).decode
 _ARGS: Final = "an ExtenderArgs object"
-_ODD_AT_ONCE: Final = 64
-"""Nodes with keys in other case that are read in one step of the event loop."""
 _NULL: Final = msgspec.Raw(b"null")
 _GO_NODE: Final = re.compile(rb'\{"metadata":\{"name":"([ !#-\[\]-~]*+)"').match
 """How Go begins a Node that comes from kube-scheduler's cache: the name is there without a second walk over it all."""
@@ -116,26 +114,22 @@ class Reader(Generic[PodT]):
         self._args = msgspec.json.Decoder(ExtenderArgs[pod_type])  # type: ignore[valid-type]
         self._preemption = msgspec.json.Decoder(PreemptionArgs[pod_type])  # type: ignore[valid-type]
 
-    def candidacy(self, body: bytes, index: NodeIndex) -> Generator[None, None, Candidacy[PodT]]:
-        """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong.
-
-        Yields where names have to be found: that takes longer than all the rest.
-        """
+    def candidacy(self, body: bytes, index: NodeIndex) -> Candidacy[PodT]:
+        """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
         bounds.check_candidates(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
         pod = _required(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
             bounds.check_nodes(len(raw))
-            names = yield from _node_names(raw)
+            names = _node_names(raw)
             return Candidacy(pod, index.named(names), raw)
         if args.node_names == _NULL:
             raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
-        yield
         listed = bytes(args.node_names)
         bounds.check_names(listed)
         try:
-            return Candidacy(pod, (yield from index.read(listed)), None)
+            return Candidacy(pod, index.read(listed), None)
         except UNREADABLE as error:
             raise BadInput("request", [_problem(error, "NodeNames", "a list of names")]) from error
 
@@ -217,8 +211,7 @@ def _required(value: Any, field: str, wanted: str) -> Any:
     return value
 
 
-def _node_names(nodes: Sequence[msgspec.Raw]) -> Generator[None, None, list[str]]:
-    """Yields now and then where nodes have keys in other case, of which each takes longer than a hundred others."""
+def _node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
     names: list[str] = []
     odd = 0
     for number, node in enumerate(nodes):
@@ -231,8 +224,6 @@ def _node_names(nodes: Sequence[msgspec.Raw]) -> Generator[None, None, list[str]
             odd += 1
             _check_odd_nodes(odd)
             names.append(_odd_name(number, node))
-            if odd % _ODD_AT_ONCE == 0:
-                yield
     return names
 
 

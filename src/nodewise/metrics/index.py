@@ -4,7 +4,7 @@ Every such array has one entry more than there are nodes: the last one stands fo
 so that a request may name any node at all and look-ups need no branch.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from types import MappingProxyType
@@ -69,9 +69,9 @@ class NodeIndex:
         }
         return Names(self, numbers, strange)
 
-    def read(self, listed: bytes) -> Generator[None, None, "Names"]:
-        """The names in a JSON list, in parts. msgspec.MsgspecError or UnicodeDecodeError if it is none."""
-        numbers = (yield from self.table.read(listed)) if self.table else None
+    def read(self, listed: bytes) -> "Names":
+        """The names in a JSON list. msgspec.MsgspecError or UnicodeDecodeError if it is none."""
+        numbers = self.table.read(listed) if self.table else None
         return self.named(_read_list(listed)) if numbers is None else Names(self, numbers)
 
 

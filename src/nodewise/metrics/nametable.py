@@ -10,7 +10,7 @@ row is written with its name in quotes, filled up with spaces and closed with a 
 are picked by `take`, which needs a third of the time of an index.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -91,8 +91,8 @@ class NameTable:
             if np.array_equal(self._second[places], left):
                 return
 
-    def read(self, listed: bytes) -> Generator[None, None, Numbers | None]:
-        """The numbers of a JSON list of names, as Go and msgspec write one; found in two parts.
+    def read(self, listed: bytes) -> Numbers | None:
+        """The numbers of a JSON list of names, as Go and msgspec write one.
 
         None where it is not written like that, or a name in it is not known: then it has to be read in the slow way.
         The bytes are valid JSON.
@@ -105,7 +105,6 @@ class NameTable:
             return None
         every = np.ndarray((len(listed),), self._row, listed + bytes(self.width), strides=(1,))
         words = self._words(every[starts])
-        yield
         words &= self._words(self._masks.take(np.minimum(ends - starts + 1, self.width)))
         hashes = words @ self._factors
         numbers = self._first[hashes >> self._shift]

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import turns
 from nodewise.errors import BadInput, BadSettings, Conflict, NodewiseError, Problem, Refused, Unavailable
 
 Scope = MutableMapping[str, Any]
@@ -21,8 +20,7 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 PINNED_ONLY_REFUSAL: Final = "nodewise.pinned_only_refusal"
 """The key of a scope's `state` with the answer of routes for pinned clients only; None or absent: they are served."""
 
-# Large bodies go out in pieces, so that the buffer stays small, each in a step of the event loop: encrypting it takes a
-# tenth of a millisecond or two, and making the answer has taken its time before.
+# Large bodies go out in pieces, so that the buffer stays small.
 PIECE_BYTES: Final = 128 * 2**10
 
 
@@ -119,7 +117,6 @@ async def send(response: Response, to: Send) -> None:
     await to({"type": "http.response.start", "status": response.status, "headers": _header(response, length)})
     if length > PIECE_BYTES:
         for piece in _pieces((body,) if isinstance(body, bytes) else body):
-            await turns.step()
             await to({"type": "http.response.body", "body": piece, "more_body": True})
         body = b""
     whole = body if isinstance(body, bytes) else b"".join(body)

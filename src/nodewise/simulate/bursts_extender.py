@@ -59,7 +59,7 @@ class InProcess(httpx2.BaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """The transport's contract."""
         asked = self._answering.answer(request.url.path, request.read(), self.snapshot, self._clock.now())
-        return httpx2.Response(200, content=turns.result(asked).body)
+        return httpx2.Response(200, content=asked.body)
 
     def publish(self, nodes: Mapping[str, Object], pods: Mapping[ObjectKey, Object | None]) -> None:
         """A new snapshot: of nodes that changed, by name, and pods that changed or went (None)."""

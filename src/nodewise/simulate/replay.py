@@ -208,7 +208,7 @@ class Player:
     def _answered(self, exchange: Exchange, body: bytes, snapshot: Snapshot) -> tuple[str, Outcome]:
         """The pod, and its answer; a defect is an answer as well, and recorded as one."""
         try:
-            answer = turns.result(self._answering.answer(exchange.path, body, snapshot, exchange.at))
+            answer = self._answering.answer(exchange.path, body, snapshot, exchange.at)
         except Exception as error:  # noqa: BLE001
             return "", Outcome(str(error).encode(), type(error).__name__)
         pod = answer.decision.pod

@@ -158,12 +158,12 @@ class Ground:
         return [asyncio.create_task(one) for one in running]
 
     async def ask(self) -> None:
-        """Filter and prioritize, each to be decided in a step of its own and told in another."""
+        """Filter and prioritize."""
         bodies = fleet.requests(NAMES, 2)
         routes = {route.path: route for route in self.extender.routes()}
         for path, body in zip(("/scheduler/filter", "/scheduler/prioritize"), bodies, strict=True):
             request = Request("POST", path, {}, body, "application/json", "")
-            assert (await routes[path].handler(request)).status == 200
+            assert routes[path].handler(request).status == 200
             await asyncio.sleep(0)
 
 

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise import turns
 from nodewise.agent import FilterPlugin, Names, NodeIndex, ScorePlugin, Scores, Snapshot, Verdict, Victims
 from nodewise.errors import BadSettings
 from nodewise.extender import report
@@ -64,7 +63,7 @@ class Broken(Rejecting):
 
 
 def kept(*agents: Any, names: str = "a b c") -> list[str]:
-    decision = turns.result(Chain(agents).filter(POD, names.split(), VIEW, 1.0))
+    decision = Chain(agents).filter(POD, names.split(), VIEW, 1.0)
     found: list[str] = decision.names[decision.kept()].tolist()
     return found
 
@@ -86,9 +85,7 @@ class TestChain:
         assert kept(Rejecting("t", None)) == ["a", "b", "c"]
 
     def test_a_defect_of_an_agent_rejects_and_says_so(self) -> None:
-        decision = turns.result(
-            Chain([Broken("t", ""), Rejecting("g", "a")]).filter(POD, ["a", "b"], VIEW, 1.0)
-        )
+        decision = Chain([Broken("t", ""), Rejecting("g", "a")]).filter(POD, ["a", "b"], VIEW, 1.0)
         assert decision.kept().tolist() == [False, False]
         assert report.rejected(decision)["a"] == [
             {"agent": "t", "reason": "nodewise: agent t failed, see the log of nodewise"},
@@ -97,15 +94,11 @@ class TestChain:
         assert report.failure(decision) == "nodewise: agent t failed, see the log of nodewise"
 
     def test_a_defect_while_scoring_costs_the_scores_only(self) -> None:
-        decision = turns.result(
-            Chain([Broken("t", ""), Rejecting("g", "")]).prioritize(POD, ["a", "b"], VIEW, 1.0)
-        )
+        decision = Chain([Broken("t", ""), Rejecting("g", "")]).prioritize(POD, ["a", "b"], VIEW, 1.0)
         assert decision.points().tolist() == [0, 1]
 
     def test_a_node_is_scored_once(self) -> None:
-        decision = turns.result(
-            Chain([Rejecting("g", "")]).prioritize(POD, ["b", "x", "b", "x", "y"], VIEW, 1.0)
-        )
+        decision = Chain([Rejecting("g", "")]).prioritize(POD, ["b", "x", "b", "x", "y"], VIEW, 1.0)
         assert decision.names.tolist() == ["b", "x", "y"]
 
 
@@ -182,7 +175,7 @@ class TestPriorities:
     def test_each_counts_by_its_weight(self) -> None:
         two = Two()
         chain = Chain([two], weights("two-low=3,two-high=1", two))
-        decision = turns.result(chain.prioritize(POD, ["b"], VIEW, 1.0))
+        decision = chain.prioritize(POD, ["b"], VIEW, 1.0)
         assert [(name, given.label, given.weight) for name, given in decision.scores] == [
             ("two", "two-low", 3.0),
             ("two", "two-high", 1.0),
@@ -216,7 +209,7 @@ class TestPriorities:
             weights("=5", Two(), Rejecting("nameless", "a"))
 
     def test_who_has_no_predicate_is_not_asked_to_filter(self) -> None:
-        assert turns.result(Chain([Liking()]).filter(POD, ["a"], VIEW, 1.0)).verdicts == ()
+        assert Chain([Liking()]).filter(POD, ["a"], VIEW, 1.0).verdicts == ()
 
     def test_what_was_asked_about_is_counted_once_a_call(self) -> None:
         class Counting:
@@ -228,6 +221,6 @@ class TestPriorities:
 
         counting = Counting()
         chain = Chain([Two()], None, {"two": counting, "other": Counting()})
-        turns.result(chain.filter(POD, ["a"], VIEW, 1.0))
-        turns.result(chain.prioritize(POD, ["a"], VIEW, 1.0))
+        chain.filter(POD, ["a"], VIEW, 1.0)
+        chain.prioritize(POD, ["a"], VIEW, 1.0)
         assert counting.pods == [POD]

@@ -35,9 +35,7 @@ def gives(answer: Any) -> Callable[[], Any]:
 
 
 def ranked(setup: OddSetup, snapshot: Any = None) -> Decision:
-    return turns.result(
-        Chain([setup.agent]).prioritize(pod(), odd_agent.NAMES, snapshot or setup.snapshot, 1.0)
-    )
+    return Chain([setup.agent]).prioritize(pod(), odd_agent.NAMES, snapshot or setup.snapshot, 1.0)
 
 
 def unscored(setup: OddSetup, snapshot: Any = None) -> str:
@@ -50,7 +48,7 @@ def unscored(setup: OddSetup, snapshot: Any = None) -> str:
 
 def filtered(setup: OddSetup, asking: Any = None, snapshot: Any = None) -> Decision:
     chain = Chain([setup.agent])
-    return turns.result(chain.filter(asking or pod(), odd_agent.NAMES, snapshot or setup.snapshot, 1.0))
+    return chain.filter(asking or pod(), odd_agent.NAMES, snapshot or setup.snapshot, 1.0)
 
 
 def why(decision: Decision) -> str:
@@ -67,7 +65,7 @@ def why(decision: Decision) -> str:
 class TestAnswers:
     def test_a_good_agent_is_asked_as_if_it_were_ours(self) -> None:
         setup = OddSetup(filter=gives(Verdict(np.array([0, 1, 0], np.int64), (No(),))))
-        decision = turns.result(Chain([setup.agent]).filter(pod(), odd_agent.NAMES, setup.snapshot, 1.0))
+        decision = Chain([setup.agent]).filter(pod(), odd_agent.NAMES, setup.snapshot, 1.0)
         assert decision.names[decision.kept()].tolist() == ["a", "c"]
         assert [reason.text() for _, verdict in decision.verdicts for reason in verdict.reasons] == [
             "odd says no"
@@ -114,10 +112,7 @@ class TestCrashes:
         setup = OddSetup(filter=fails(error), score=fails(error))
         assert why(filtered(setup)) == type(error).__name__
         victims: Any = dict.fromkeys(odd_agent.NAMES, frozenset())
-        assert (
-            why(turns.result(Chain([setup.agent]).preempt(pod(), victims, setup.snapshot, 1.0)))
-            == type(error).__name__
-        )
+        assert why(Chain([setup.agent]).preempt(pod(), victims, setup.snapshot, 1.0)) == type(error).__name__
         assert unscored(setup) == type(error).__name__
         assert setup.failures() == {"exception": 3.0}
 
@@ -135,9 +130,7 @@ class TestCrashes:
 
     def test_others_are_asked_all_the_same(self) -> None:
         broken, good = OddSetup(filter=fails(ZeroDivisionError())), OddSetup()
-        decision = turns.result(
-            Chain([broken.agent, good.agent]).filter(pod(), odd_agent.NAMES, good.snapshot, 1.0)
-        )
+        decision = Chain([broken.agent, good.agent]).filter(pod(), odd_agent.NAMES, good.snapshot, 1.0)
         assert [verdict.codes.tolist() for _, verdict in decision.verdicts] == [[1, 1, 1], [0, 0, 0]]
 
 

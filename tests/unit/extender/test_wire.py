@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise import turns
 from nodewise.agent import Names, NodeIndex, Scores, Verdict
 from nodewise.errors import BadInput
 from nodewise.extender import bounds, leniency, wire
@@ -42,7 +41,7 @@ def node(name: str, **more: Any) -> dict[str, Any]:
 
 
 def read(given: bytes, known: str = "a b") -> Candidacy[Any]:
-    return turns.result(READER.candidacy(given, NodeIndex(known.split())))
+    return READER.candidacy(given, NodeIndex(known.split()))
 
 
 class TestReading:

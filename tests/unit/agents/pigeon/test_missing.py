@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from nodewise import turns
 from nodewise.agent import Names, Snapshot
 from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.extender import chain
@@ -114,7 +113,7 @@ def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
 def test_all_agents_together_ask_it_as_well(when_missing: str, kept: list[bool]) -> None:
     cluster = Cluster({"none": node(CAPACITY, None), **nodes(N3)}, when_missing=when_missing)
     candidates = cluster.snapshot.nodes.named(["none", "n1"])
-    assert turns.result(Chain([cluster.agent]).kept(pod(P1), candidates, cluster.snapshot)).tolist() == kept
+    assert Chain([cluster.agent]).kept(pod(P1), candidates, cluster.snapshot).tolist() == kept
 
 
 def test_before_the_first_view_nothing_is_known() -> None:
