@@ -7,33 +7,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import answers, hello
+from nodewise.serve import responses, tls_handshake
 from nodewise.serve.application import Application, Response, Route
 from nodewise.serve.server import Server
 from tests.unit.serve.calling import PATIENCE_S, PLAIN
-from tests.unit.serve.test_hello import client_hello
+from tests.unit.serve.test_tls_handshake import client_hello
 
 HELLO = client_hello("h2", "http/1.1")
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_make_the_reading_of_a_hello_fail(data):
-    hello.offered(data)
-    hello.offered(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
-    hello.offered(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
+    tls_handshake.offered(data)
+    tls_handshake.offered(b"\x16\x03\x01" + len(data).to_bytes(2, "big") + data)
+    tls_handshake.offered(b"\x16\x03\x01\x01\x00\x01\x00\x00" + data)
 
 
 @given(st.integers(0, len(HELLO) - 1), st.integers(0, 255))
 def test_no_changed_byte_makes_the_reading_of_a_hello_fail(place, value):
-    hello.offered(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
+    tls_handshake.offered(HELLO[:place] + bytes((value,)) + HELLO[place + 1 :])
 
 
-@given(st.lists(st.binary(max_size=3 * answers.PIECE_BYTES // 2).map(lambda part: part * 2), max_size=6))
+@given(st.lists(st.binary(max_size=3 * responses.PIECE_BYTES // 2).map(lambda part: part * 2), max_size=6))
 @settings(max_examples=30)
 def test_pieces_of_a_body_are_the_body(parts):
-    pieces = list(answers._pieces(parts))
+    pieces = list(responses.pieces(parts))
     assert b"".join(pieces) == b"".join(parts)
-    assert all(len(piece) < 2 * answers.PIECE_BYTES for piece in pieces)
+    assert all(len(piece) < 2 * responses.PIECE_BYTES for piece in pieces)
 
 
 HEAD = b"POST /echo HTTP/1.1\r\nContent-Type: application/json\r\n"

@@ -11,7 +11,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from nodewise.configure.certificate_facts import is_ca, public_der
 from nodewise.errors import Problem, shown
-from nodewise.serve.gate import client_of
+from nodewise.serve.client_authorizer import client_of
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
 
 _SOON: Final = dt.timedelta(days=30)

@@ -1,16 +1,20 @@
-"""HTTPS for everyone: TLS with reload and client-CA swap, limits, deadlines, graceful end, the admin port.
+"""HTTPS server: TLS with reload and replacement of the client CA, limits, deadlines, graceful end, the admin port.
 
-Bytes come in, bytes go out. Nothing here knows of Kubernetes, of scheduling or of the shape of a body; who
-serves something hands over routes (`application.Route`) and gets a `server.Server` around them.
+This package knows nothing of Kubernetes or of the content of a body. `server.Server` serves the routes
+(`application.Route`) of an `application.Application`.
 
-    listener     accepts, looks at the first byte, chooses the TLS context, bounds how many come in
-    tls          what the certificate files hold now; one context a reading, never changed afterwards
-    hello        the part of a handshake that Python's loops leave out
-    gate         may this certificate call?
-    protocol     one connection: header and body limits and deadlines
-    application  routes -> ASGI
-    answers      every answer and its words
-    endings      why a connection was refused or cut: counted, and logged at a bounded rate
-    server       all of the above as one thing that starts and stops
-    admin        health, readiness and metrics
+    listener           accepts connections and limits their number, starts TLS
+    tls                the TLS context of the certificate files; verification after a change of the client CA
+    tls_handshake      ALPN and alerts, which asyncio leaves out
+    client_authorizer  what a client's certificate permits
+    protocol           one connection: HTTP/1.1 with limits and deadlines
+    application        routes and exchanges: from a request header to a response
+    responses          errors and refusals as responses, responses as bytes
+    close_reasons      why the server refused or closed a connection: counted, and logged at a limited rate
+    server             start, drain and stop; reload of certificates
+    admin              health, readiness and metrics
+    options            settings
+    certificates       certificate files: read again when they change
+    pem                certificates and keys as PEM
+    issuing            certificates of an authority in memory
 """

@@ -6,8 +6,7 @@ import msgspec
 
 from nodewise.errors import Refused
 from nodewise.observe.metrics_registry import CONTENT_TYPE, MetricsRegistry
-from nodewise.serve.answers import Asgi
-from nodewise.serve.application import Request, Response, Route
+from nodewise.serve.application import Application, Request, Response, Route
 from nodewise.serve.options import AdminOptions, ServeOptions, is_loopback
 from nodewise.serve.server import Server
 
@@ -50,7 +49,7 @@ def called_locally(route: Route) -> Route:
     return route._replace(handler=handler)
 
 
-def admin_server(app: Asgi, options: AdminOptions, meters: MetricsRegistry) -> Server:
+def admin_server(application: Application, options: AdminOptions, meters: MetricsRegistry) -> Server:
     """A server of its own for these routes. Whoever names an address beyond loopback has chosen it: a
     kubelet's probes come from outside the pod, and they are shown no more than counts.
     """
@@ -58,4 +57,4 @@ def admin_server(app: Asgi, options: AdminOptions, meters: MetricsRegistry) -> S
     served = ServeOptions(
         address=address, port=options.health_port, unsafe=True, unsafe_address=address, max_body_bytes=65536
     )
-    return Server(app, served, meters)
+    return Server(application, served, meters)

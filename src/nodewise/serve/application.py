@@ -1,8 +1,10 @@
-"""Routes made into one ASGI callable: which handler, which limits, what happens when it fails.
+"""Routes, and the exchange of one request: which handler answers, within which limits, what happens when it fails.
 
-The hot path is short on purpose: a table look-up, the body as one `bytes`, a plain function call, one answer.
+`Application` knows no sockets: `protocol.Connection` opens an `Exchange` for each request header, passes it the body
+and writes its response.
 """
 
+import io
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -12,44 +14,38 @@ from urllib.parse import parse_qsl
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import answers
-from nodewise.serve.answers import (
-    PINNED_ONLY_REFUSAL,
-    Receive,
-    Response,
-    Scope,
-    Send,
-    TooLarge,
-    problem,
-)
+from nodewise.serve import responses
+from nodewise.serve.responses import Response, TooLarge
 
-__all__ = ["Application", "Handler", "Lane", "Request", "Response", "Route", "problem"]
+__all__ = ["Application", "Exchange", "Handler", "Head", "Lane", "Peer", "Request", "Response", "Route"]
 
 _NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 _JSON: Final = "application/json"
 
 
 class Request(NamedTuple):
-    """What a handler gets. `path` is decoded, `query` keeps the last of equal names, `peer` is host:port, `local` the
-    address of ours that was called; empty where it is not known.
-    """
+    """A request as handlers get it."""
 
     method: str
     path: str
+    """Decoded."""
     query: Mapping[str, str]
+    """By name; the last value of a name that is repeated."""
     body: bytes
     content_type: str
     peer: str
+    """The client as host:port; empty if unknown."""
     local: str = ""
+    """The address of ours that the client connected to; empty if unknown."""
 
 
 Handler = Callable[[Request], Response | Awaitable[Response]]
 
 
 class Lane:
-    """Where large requests go one after another: at most `most` whose body has `large_bytes` or more are under
-    way at once, from their header to the end of their answer, on all routes that share the lane. A further one
-    is answered 503 before its body is read.
+    """Concurrency limit for large requests: on all routes that share the lane, at most `most` requests with a body of
+    `large_bytes` or more are under way, from their header to the end of their response. A further one gets status 503
+    before its body is read.
     """
 
     __slots__ = ("large_bytes", "most", "under_way")
@@ -61,106 +57,193 @@ class Lane:
 
 
 class Route(NamedTuple):
-    """One method of one path; without a lane any number of requests of any size. A GET route answers HEAD as
-    well. To a forgiving one, a path that differs in case or in slashes is redirected. A route for pinned clients only
-    is refused to the other clients of a port with mutual TLS.
-    """
+    """One method of one path. A GET route also answers HEAD."""
 
     method: str
     path: str
     handler: Handler
     lane: Lane | None = None
+    """None: no concurrency limit."""
     is_forgiving: bool = False
+    """Redirect paths that differ from this one in case or slashes."""
     pinned_only: bool = False
+    """On a port with mutual TLS, refuse clients that are not pinned."""
 
 
-class _Gone(Exception):
-    """The client left in the middle of its own request."""
+class Head(NamedTuple):
+    """The header of a request, as far as it is used."""
+
+    method: str
+    path: str
+    query: bytes = b""
+    content_length: int | None = None
+    """None for a chunked body, or none."""
+    content_type: str | None = None
+    content_encoding: str = ""
+    keep_alive: bool = True
+    expects_continue: bool = False
 
 
-class _Visit:
-    """One request; `weigh` counts it into its lane as soon as it is known to be large."""
+class Peer(NamedTuple):
+    """The client of a connection."""
 
-    __slots__ = ("_counted", "_lane")
+    address: str = ""
+    """host:port; empty if unknown."""
+    local: str = ""
+    """The address of ours that it connected to; empty if unknown."""
+    refusal: Response | None = None
+    """The response to all of its requests; None if it is authorized."""
+    pinned_only_refusal: Response | None = None
+    """The response of routes for pinned clients only; None if it is authorized there."""
 
-    def __init__(self, lane: Lane | None) -> None:
-        self._lane = lane
-        self._counted = False
 
-    def weigh(self, body_bytes: int) -> None:
-        lane = self._lane
-        if lane is None or self._counted or body_bytes < lane.large_bytes:
+class Exchange:
+    """One request and its response.
+
+    After `start`, `receive` and `finish` the attribute `response` says whether the response is known: a refusal may
+    come before the body. `close` must be called once.
+    """
+
+    def __init__(self, application: "Application", head: Head, peer: Peer) -> None:
+        self.head = head
+        self.response: Response | None = None
+        self._application = application
+        self._peer = peer
+        self._route: Route | None = None
+        self._lane: Lane | None = None
+        """The lane in which this request is counted."""
+        self._body: bytes | io.BytesIO = b""
+        """A buffer from the second part on: a list would hold an object for each chunk of one byte."""
+        self._size = 0
+        self.is_started = False
+
+    def start(self) -> None:
+        """Find the route and check the header; then the parts of the body that came before."""
+        self.is_started = True
+        if self._peer.refusal is not None:
+            self.response = self._peer.refusal
+            return
+        self._route, self.response = self._application.route(self.head, self._peer)
+        if self.response is None:
+            try:
+                self._check_head()
+                self._check_size()
+            except NodewiseError as error:
+                self._refuse(error)
+
+    def receive(self, part: bytes) -> None:
+        """Append a part of the body; the rest of a body that was refused is dropped."""
+        if self.response is not None:
+            return
+        self._size += len(part)
+        if self.is_started:
+            try:
+                self._check_size()
+            except NodewiseError as error:
+                self._refuse(error)
+                return
+        if isinstance(self._body, io.BytesIO):
+            self._body.write(part)
+        elif self._body:
+            self._body = io.BytesIO(self._body)
+            self._body.seek(0, io.SEEK_END)
+            self._body.write(part)
+        else:
+            self._body = part
+
+    def finish(self) -> Awaitable[None] | None:
+        """Call the handler with the complete request. An awaitable is returned where the handler returned one."""
+        if self.response is not None:
+            return None
+        began_s = time.perf_counter()
+        request = self._request()
+        try:
+            response = self._handler(request)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises, the client gets a response
+            self._fail(error)
+            return None
+        if not isinstance(response, Response):
+            return self._await(response, began_s)
+        self._complete(response, began_s)
+        return None
+
+    def close(self, *, sent: bool) -> None:
+        """Leave the lane, and count the request if its response was sent."""
+        if self._lane is not None:
+            self._lane.under_way -= 1
+            self._lane = None
+        self._body = b""
+        if sent and self.response is not None and self._peer.refusal is None:
+            self._application.count(self.head.path, self.response.status)
+
+    def complain(self) -> None:
+        """Log the present exception."""
+        logs.emit("request_failed", route=self.head.path, peer=self._peer.address, exc_info=True)
+
+    async def _await(self, pending: Awaitable[Response], began_s: float) -> None:
+        try:
+            response = await pending
+        except Exception as error:  # noqa: BLE001 - as in `finish`
+            self._fail(error)
+        else:
+            self._complete(response, began_s)
+
+    @property
+    def _handler(self) -> Handler:
+        if self._route is None:
+            raise ValueError("the exchange has not started")
+        return self._route.handler
+
+    def _complete(self, response: Response, began_s: float) -> None:
+        self._body = b""
+        self.response = response
+        self._application.observe(self.head.path, time.perf_counter() - began_s)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, NodewiseError):
+            self._refuse(error)
+            return
+        self.complain()
+        self._refuse(NodewiseError("this is a defect of ours; the server's log says more"))
+
+    def _refuse(self, error: NodewiseError) -> None:
+        self._body = b""
+        self.response = responses.from_error(error)
+
+    def _request(self) -> Request:
+        head, peer = self.head, self._peer
+        query = (
+            dict(parse_qsl(head.query.decode("latin-1"), keep_blank_values=True)) if head.query else _NO_QUERY
+        )
+        body = self._body if isinstance(self._body, bytes) else self._body.getvalue()
+        return Request(head.method, head.path, query, body, head.content_type or "", peer.address, peer.local)
+
+    def _check_head(self) -> None:
+        head = self.head
+        if head.method == "POST":
+            _check_json(head.content_type, head.content_encoding)
+        if head.content_length is not None:
+            self._application.check_length("Content-Length", head.content_length)
+
+    def _check_size(self) -> None:
+        self._application.check_length("body", self._size)
+        lane = self._route.lane if self._route is not None else None
+        size = max(self._size, self.head.content_length or 0)
+        if lane is None or self._lane is not None or size < lane.large_bytes:
             return
         if lane.under_way >= lane.most:
             raise Unavailable(f"busy with {lane.under_way} large requests", retry_after_s=1.0)
         lane.under_way += 1
-        self._counted = True
-
-    def end(self) -> None:
-        if self._lane is not None and self._counted:
-            self._lane.under_way -= 1
-
-
-class _Head(NamedTuple):
-    length: int | None  # None: a chunked body
-    content_type: str | None
-    encoding: str
-
-
-def _head(scope: Scope) -> _Head:
-    length = content_type = None
-    encoding = ""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            length = int(value)
-        elif name == b"content-type":
-            content_type = value.decode("latin-1")
-        elif name == b"content-encoding":
-            encoding = value.decode("latin-1")
-    return _Head(length, content_type, encoding)
-
-
-def _peer(scope: Scope) -> str:
-    client = scope.get("client")
-    return f"{client[0]}:{client[1]}" if client else ""
-
-
-def _local(scope: Scope) -> str:
-    server = scope.get("server")
-    return str(server[0]).removeprefix("::ffff:") if server else ""
-
-
-def _check_json(content_type: str | None, encoding: str) -> None:
-    """BadInput unless it is JSON as it is; parameters such as charset do not matter."""
-    if encoding.strip().lower() not in ("", "identity"):
-        found = Problem("Content-Encoding", shown(encoding), "none: a body is not unpacked here")
-        raise BadInput("the request cannot be read", [found])
-    if content_type is None:
-        raise BadInput("the request cannot be read", [Problem("Content-Type", "missing", _JSON)])
-    if content_type.partition(";")[0].strip().lower() != _JSON:
-        raise BadInput("the request cannot be read", [Problem("Content-Type", shown(content_type), _JSON)])
-
-
-def _plain(path: str) -> str:
-    """Equal for paths that differ in case, in doubled slashes and in one at the end."""
-    return "/".join(part for part in path.lower().split("/") if part)
-
-
-def _moved(scope: Scope, path: str) -> Response:
-    """To the path that was meant: the older systems' servers led there too."""
-    status = 301 if scope["method"] in ("GET", "HEAD") else 307
-    query = scope["query_string"]
-    target = f"{path}?{query.decode('latin-1')}" if query else path
-    return answers.refusal(status, Problem("path", shown(scope["path"]), path), [("Location", target)])
+        self._lane = lane
 
 
 class Application:
-    """A raw ASGI callable around routes.
+    """Routes by path and method.
 
-    404 for an unknown path (or where it leads, from a path that a forgiving route is near to), 405 for a wrong method,
-    400 for a POST that is not JSON, 413 for a body over `max_body_bytes` (before it is read where its length is
-    declared), 503 over a route's limit, the kind's status for a NodewiseError of the handler, 500 for any other
-    exception; each with a JSON body, and the connection goes on. ValueError for two routes of one path and method.
+    404 for an unknown path (or a redirect, for a path close to a forgiving route), 405 for a wrong method, 400 for a
+    POST that is not JSON, 413 for a body over `max_body_bytes` (before it is read if its length is declared), 503 over
+    the limit of a lane, the kind's status for a NodewiseError of the handler, 500 for any other exception; each with a
+    JSON body, and the connection stays open. ValueError for two routes of one path and method.
     """
 
     def __init__(self, routes: Sequence[Route], meters: MetricsRegistry, *, max_body_bytes: int) -> None:
@@ -175,98 +258,61 @@ class Application:
         for methods in self._routes.values():
             if "GET" in methods:
                 methods.setdefault("HEAD", methods["GET"])
-        self._plain = {_plain(route.path): route.path for route in routes if route.is_forgiving}
+        self._forgiving = {_normalized(route.path): route.path for route in routes if route.is_forgiving}
 
-    async def __call__(self, scope: Scope, receive: Receive, to: Send) -> None:
-        methods = self._routes.get(scope["path"])
-        route = methods.get(scope["method"]) if methods else None
-        if route is None:
-            response = self._misdirected(scope)
-            await answers.send(response, to)
-        else:
-            visit = _Visit(route.lane)
-            refusal = (
-                scope["state"].get(PINNED_ONLY_REFUSAL) if route.pinned_only and "state" in scope else None
-            )
-            try:
-                response = refusal or await self._answer(visit, route, scope, receive)
-                await answers.send(response, to)
-            except _Gone:
-                return
-            except Exception:
-                # a Response that cannot be sent; the connection ends, for part of it may be out
-                self._complain(route, scope)
-                raise
-            finally:
-                visit.end()
-        path = scope["path"] if methods else "other"
-        self._meters.count("requests_total", route=path, status=str(response.status))
+    def open(self, head: Head, peer: Peer) -> Exchange:
+        """An exchange for a request header."""
+        return Exchange(self, head, peer)
 
-    def _misdirected(self, scope: Scope) -> Response:
-        methods = self._routes.get(scope["path"])
+    def route(self, head: Head, peer: Peer) -> tuple[Route | None, Response | None]:
+        """The route for a request, or the response that refuses it."""
+        methods = self._routes.get(head.path)
         if methods is None:
-            meant = self._plain.get(_plain(scope["path"]))
-            if meant is not None:
-                return _moved(scope, meant)
-            served = ", ".join(sorted(self._routes))
-            return answers.refusal(404, Problem("path", shown(scope["path"]), f"one of {served}"))
-        allowed = ", ".join(sorted(methods))
-        return answers.refusal(405, Problem("method", scope["method"], allowed), [("Allow", allowed)])
+            return None, self._unknown(head)
+        route = methods.get(head.method)
+        if route is None:
+            allowed = ", ".join(sorted(methods))
+            problem = Problem("method", head.method, allowed)
+            return None, responses.refusal(405, problem, [("Allow", allowed)])
+        return route, peer.pinned_only_refusal if route.pinned_only else None
 
-    async def _answer(self, visit: _Visit, route: Route, scope: Scope, receive: Receive) -> Response:
-        try:
-            request = await self._read(visit, scope, receive)
-            began = time.perf_counter()
-            response = route.handler(request)
-            if not isinstance(response, Response):
-                response = await response
-        except NodewiseError as error:
-            return problem(error)
-        except _Gone:
-            raise
-        except Exception:  # noqa: BLE001 - whatever a handler does, the client gets an answer and the rest lives
-            self._complain(route, scope)
-            return problem(NodewiseError("this is a defect of ours; the server's log says more"))
-        self._meters.observe("request_seconds", time.perf_counter() - began, route=route.path)
-        return response
-
-    def _complain(self, route: Route, scope: Scope) -> None:
-        logs.emit("request_failed", route=route.path, peer=_peer(scope), exc_info=True)
-
-    async def _read(self, visit: _Visit, scope: Scope, receive: Receive) -> Request:
-        head = _head(scope)
-        if scope["method"] == "POST":
-            _check_json(head.content_type, head.encoding)
-        if head.length is not None:
-            self._check_length("Content-Length", head.length)
-        visit.weigh(head.length or 0)
-        query = scope["query_string"]
-        return Request(
-            scope["method"],
-            scope["path"],
-            dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else _NO_QUERY,
-            await self._body(visit, receive),
-            head.content_type or "",
-            _peer(scope),
-            _local(scope),
-        )
-
-    def _check_length(self, field: str, length: int) -> None:
+    def check_length(self, field: str, length: int) -> None:
+        """`TooLarge` for a body over the limit."""
         if length > self._max_body_bytes:
-            found = Problem(field, f"{length} bytes", f"at most {self._max_body_bytes}")
-            raise TooLarge("the body is too large", [found])
+            problem = Problem(field, f"{length} bytes", f"at most {self._max_body_bytes}")
+            raise TooLarge("the body is too large", [problem])
 
-    async def _body(self, visit: _Visit, receive: Receive) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _Gone
-            part = message["body"]
-            size += len(part)
-            self._check_length("body", size)
-            visit.weigh(size)
-            if not message["more_body"]:
-                return b"".join((*parts, part)) if parts else part
-            parts.append(part)
+    def count(self, path: str, status: int) -> None:
+        """Count an answered request."""
+        route = path if path in self._routes else "other"
+        self._meters.count("requests_total", route=route, status=str(status))
+
+    def observe(self, path: str, seconds: float) -> None:
+        """Observe how long a handler took."""
+        self._meters.observe("request_seconds", seconds, route=path)
+
+    def _unknown(self, head: Head) -> Response:
+        """404, or a redirect as the servers of the older systems gave it."""
+        path = self._forgiving.get(_normalized(head.path))
+        if path is None:
+            served = ", ".join(sorted(self._routes))
+            return responses.refusal(404, Problem("path", shown(head.path), f"one of {served}"))
+        status = 301 if head.method in ("GET", "HEAD") else 307
+        target = f"{path}?{head.query.decode('latin-1')}" if head.query else path
+        return responses.refusal(status, Problem("path", shown(head.path), path), [("Location", target)])
+
+
+def _normalized(path: str) -> str:
+    """Equal for paths that differ in case, in doubled slashes and in one at the end."""
+    return "/".join(part for part in path.lower().split("/") if part)
+
+
+def _check_json(content_type: str | None, encoding: str) -> None:
+    """BadInput unless the body is JSON without compression; parameters such as charset do not matter."""
+    if encoding.strip().lower() not in ("", "identity"):
+        problem = Problem("Content-Encoding", shown(encoding), "none: a body is not unpacked here")
+        raise BadInput("the request cannot be read", [problem])
+    if content_type is None:
+        raise BadInput("the request cannot be read", [Problem("Content-Type", "missing", _JSON)])
+    if content_type.partition(";")[0].strip().lower() != _JSON:
+        raise BadInput("the request cannot be read", [Problem("Content-Type", shown(content_type), _JSON)])

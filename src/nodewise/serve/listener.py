@@ -13,8 +13,8 @@ from typing import Final
 
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
-from nodewise.serve import endings, hello
-from nodewise.serve.endings import Endings
+from nodewise.serve import close_reasons, tls_handshake
+from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.tls import Tls
 
@@ -84,14 +84,14 @@ class Listener:
         protocol: Callable[[], asyncio.Protocol],
         options: ServeOptions,
         tls: Tls | None,
-        noted: Endings,
+        recorder: CloseReasons,
         established: Callable[[], int],
     ) -> None:
         self._socket = listening
         self._protocol = protocol
         self._options = options
         self._tls = tls
-        self._noted = noted
+        self._close_reasons = recorder
         self._established = established
         self._loop = asyncio.get_running_loop()
         self._handshakes: dict[asyncio.Task[None], str] = {}
@@ -125,7 +125,7 @@ class Listener:
             peer = f"{where[0]}:{where[1]}"
             if self._established() >= self._options.max_connections:
                 accepted.close()
-                self._noted.note("too_many", peer)
+                self._close_reasons.record("too_many", peer)
                 continue
             if len(self._handshakes) >= self._options.max_handshakes:
                 self._give_up_oldest()
@@ -138,7 +138,7 @@ class Listener:
         task, peer = next(iter(self._handshakes.items()))
         self._forget(task)
         task.cancel()
-        self._noted.note("too_many", peer)
+        self._close_reasons.record("too_many", peer)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._handshakes.pop(task, None)
@@ -158,7 +158,7 @@ class Listener:
             else:
                 await self._secure(accepted, peer, self._tls)
         except OSError as error:
-            self._noted.note(endings.reason_of(error), peer, str(error))
+            self._close_reasons.record(close_reasons.reason_of(error), peer, str(error))
 
     async def _secure(self, accepted: socket.socket, peer: str, tls: Tls) -> None:
         deadline = self._loop.time() + self._options.handshake_timeout_s
@@ -175,8 +175,8 @@ class Listener:
                     ssl_handshake_timeout=max(0.001, deadline - self._loop.time()),
                     ssl_shutdown_timeout=self._options.answer_timeout_s,
                 )
-            except hello.Failed as failed:
-                self._noted.note(endings.reason_of(failed.cause), peer, str(failed.cause))
+            except tls_handshake.Failed as failed:
+                self._close_reasons.record(close_reasons.reason_of(failed.cause), peer, str(failed.cause))
                 _tell(copy, failed.alert)
 
     async def _speaks_tls(self, accepted: socket.socket, peer: str) -> bool:
@@ -186,9 +186,9 @@ class Listener:
             first = await self._first_byte(accepted)
             speaks = first[:1] == _TLS_HANDSHAKE
             if not first:
-                self._noted.note("closed_early", peer)
+                self._close_reasons.record("closed_early", peer)
             elif not speaks:
-                self._noted.note("plain_http", peer)
+                self._close_reasons.record("plain_http", peer)
                 _tell(accepted, _PLAIN)
         finally:
             if not speaks:

@@ -1,278 +1,404 @@
-"""One connection: uvicorn's HTTP/1.1 on httptools, with the limits and deadlines that it leaves out.
+"""One connection: HTTP/1.1 on httptools, with limits and deadlines for everything that a client may do slowly.
 
-A connection is always in one of three phases. HEADER: something of a request came in, not all of its
-header. BODY: the header is complete, the body is not. QUIET: between requests, or one is being answered.
-HEADER and BODY have a deadline; between requests uvicorn's keep-alive holds. A request that comes in with
-one read, as kube-scheduler's do, never arms a timer.
+A connection is always in one phase. HEADER: a request header is incomplete. BODY: the header is complete, the body is
+not. ANSWERING: requests are complete and are being answered. IDLE: between requests. CLOSING: nothing more is written.
+HEADER, BODY and IDLE have deadlines.
+
+The parser's callbacks only note what came in; `_advance`, after each read, answers it. So a read that holds a request
+and then something that is not HTTP is known as a whole before the response announces whether the connection ends.
 """
 
 import asyncio
 import enum
-import logging
-from collections.abc import Sequence
-from typing import Final, Protocol, cast
+import urllib.parse
+from collections import deque
+from collections.abc import Awaitable, Iterator, Sequence
+from typing import Final, Protocol
 
 import httptools
-from uvicorn._types import ASGI3Application
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from nodewise.errors import Problem, shown
-from nodewise.serve import answers, hello
-from nodewise.serve.answers import PINNED_ONLY_REFUSAL, Response
-from nodewise.serve.endings import Endings
-from nodewise.serve.gate import Authorization
+from nodewise.serve import responses, tls_handshake
+from nodewise.serve.application import Application, Exchange, Head, Peer
+from nodewise.serve.client_authorizer import Authorization
+from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
+from nodewise.serve.responses import Response
 
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"  # what uvicorn writes before it asks for a body
-_LINGER_S: Final = 1.0  # for a client to say goodbye when we close; then its connection is dropped
-_OVERHEAD_BYTES: Final = (
-    65536  # of chunk extensions and trailers without any body among them; a header before it counts, too
-)
-
-# What uvicorn would log here is answered, counted and logged by us; only a cancelled answer would be left.
-_MUTE: Final = logging.getLogger("nodewise.serve.protocol")
-_MUTE.disabled = True
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LINGER_S: Final = 1.0
+"""For a client to close its side after ours is closed; then its connection is dropped."""
+_OVERHEAD_BYTES: Final = 65536
+"""Of chunk extensions and trailers without any body among them; a header in front of them counts, too."""
 
 
 class Phase(enum.Enum):
-    """What of a request is still to come."""
+    """What happens next on a connection."""
 
     HEADER = "header"
     BODY = "body"
-    QUIET = "quiet"
+    ANSWERING = "answering"
+    IDLE = "idle"
+    CLOSING = "closing"
 
 
-class Examiner(Protocol):
-    """Decides when a connection opens what its client may call."""
+_DEADLINE_PHASES: Final = frozenset({Phase.HEADER, Phase.BODY, Phase.IDLE})
+
+
+class Authorizer(Protocol):
+    """Authorizes the client of a new connection."""
 
     def examine(
         self, transport: asyncio.BaseTransport, chain: Sequence[bytes], peer: str
     ) -> Authorization: ...
 
 
-class _Cork:
-    """The part of a transport that an answer uses; keeps its header back until the body comes.
+class Connections:
+    """The open connections of a server, and what their responses have in common."""
 
-    One write is one TLS record, one packet and one waking of the client where uvicorn makes two of each.
-    """
-
-    __slots__ = ("_header", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, *, has_body: bool) -> None:
-        self._transport = transport
-        self._header: bytes | None = None if has_body else b""  # None before it came, empty after it went
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def write(self, data: bytes) -> None:
-        if self._transport.is_closing():
-            return  # uvloop would raise; whose connection it was is gone
-        if data == _CONTINUE or self._header == b"":
-            self._transport.write(data)
-        elif self._header is None:
-            self._header = data
-        else:
-            self._transport.write(self._header + data)
-            self._header = b""
-
-    def close(self) -> None:
-        # a header still held back is dropped: no answer is better than one without its body
-        self._transport.close()
+    def __init__(self) -> None:
+        self.open: set[Connection] = set()
+        self.tasks: set[asyncio.Future[None]] = set()
+        """Handlers that are awaited."""
+        self.date = b""
+        """The value of the header field Date."""
+        self.is_draining = False
+        """Each response ends its connection."""
 
 
-class Connection(HttpToolsProtocol):
+class Connection(asyncio.Protocol):
     """One client's connection. `chain` is its certificate and what it sent with it, DER; empty without TLS."""
+
+    transport: asyncio.Transport
+    _deadline: asyncio.TimerHandle | None = None
+    _write_deadline: asyncio.TimerHandle | None = None
 
     def __init__(
         self,
-        config: Config,
-        state: ServerState,
+        application: Application,
+        connections: Connections,
         options: ServeOptions,
-        noted: Endings,
-        gate: Examiner | None,
+        close_reasons: CloseReasons,
+        authorizer: Authorizer | None,
     ) -> None:
-        super().__init__(config, state, {})
-        self.logger = _MUTE
-        self.access_log = False
         self.chain: tuple[bytes, ...] = ()
-        self.opened_s = self.loop.time()
-        self._is_last = False
         self.peer = ""
+        """host:port; empty if unknown."""
+        self._application = application
+        self._connections = connections
         self._options = options
-        self._noted = noted
-        self._gate = gate
+        self._close_reasons = close_reasons
+        self._authorizer = authorizer
+        self._loop = asyncio.get_running_loop()
+        self.opened_s = self._loop.time()
+        self._client = Peer()
+        self._parser = httptools.HttpRequestParser(self)
+        # bytes after a request with `Connection: close` must not cost that request its response
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
         self._phase = Phase.HEADER
         self._requests = 0
+        self._url = b""
+        self._fields: list[tuple[bytes, bytes]] = []
         self._header_bytes = 0
         self._overhead_bytes = 0
         self._had_body = False
+        self._is_deaf = False
+        """Drop whatever comes in: the connection is about to end."""
+
+        self._exchanges: deque[Exchange] = deque()
+        """Requests without a complete response, in order; the first is the one that is answered."""
+        self._receiving: Exchange | None = None
+        """The request whose body comes in; None if it is complete or refused."""
+        self._awaiting: Exchange | None = None
+        """The request whose handler is awaited."""
+        self._pieces: Iterator[bytes] | None = None
+        """The rest of the response that is being written."""
+        self._is_last = False
+        """The next response announces that the connection ends with it."""
+        self._closes = False
+        """Close after the response of the first exchange, whether or not it announces that."""
+        self._is_reading_paused = False
+        self._is_writing_paused = False
+
         self._began_s = 0.0
         self._heard_s = 0.0
         self._watched: tuple[Phase, int] | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._write_deadline: asyncio.TimerHandle | None = None
-        self._deaf = False
 
-    # what the event loop calls
+    # called by the event loop
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.peer = f"{self.client[0]}:{self.client[1]}" if self.client else ""
-        if len(self.connections) > self._options.max_connections:
+        self.transport = transport
+        self._connections.open.add(self)
+        if peer := transport.get_extra_info("peername"):
+            self.peer = f"{peer[0]}:{peer[1]}"
+        local = transport.get_extra_info("sockname")
+        if len(self._connections.open) > self._options.max_connections:
             # the listener refuses at this number; several handshakes may end at once
             self._end("too_many")
             return
+        authorization = Authorization()
         secured = transport.get_extra_info("ssl_object")
-        if secured is not None and self._gate is not None:
-            self.chain = hello.chain_of(secured)
-            authorization = self._gate.examine(transport, self.chain, self.peer)
-            # each request's scope has a copy: the application refuses routes for pinned clients only
-            self.app_state[PINNED_ONLY_REFUSAL] = authorization.pinned_only_refusal
-            if authorization.refusal is not None:
-                self.app = cast("ASGI3Application", answers.always(authorization.refusal))
+        if secured is not None and self._authorizer is not None:
+            self.chain = tls_handshake.chain_of(secured)
+            authorization = self._authorizer.examine(transport, self.chain, self.peer)
+        self._client = Peer(
+            self.peer,
+            str(local[0]).removeprefix("::ffff:") if local else "",
+            authorization.refusal,
+            authorization.pinned_only_refusal,
+        )
         self._watch()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._deaf = True
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._is_deaf = True
+        self._connections.open.discard(self)
         for timer in (self._deadline, self._write_deadline):
             if timer is not None:
                 timer.cancel()
-        self._deadline = self._write_deadline = None
-        self._unset_keepalive_if_required()
-        super().connection_lost(exc)
+        self._deadline = self._write_deadline = self._pieces = self._receiving = None
+        for exchange in self._exchanges:
+            if exchange is not self._awaiting:
+                exchange.close(sent=False)
+        self._exchanges.clear()
+        # Break the cycle of references now, not at the next collection: OpenSSL forgets a session that ended without
+        # a goodbye, so that nobody resumes it, when its connection is freed.
+        del self._parser
 
     def data_received(self, data: bytes) -> None:
-        # A closing transport may still hand out what was on its way; nothing of it may be acted upon.
-        if self._deaf or self.transport.is_closing():
+        # A closing transport may still deliver what was on its way; it must have no effect.
+        if self._is_deaf or self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()
+        if self._phase is Phase.IDLE:
+            self._phase = Phase.HEADER
+            self._header_bytes = 0
         before = self._phase
+        self._heard_s = self._loop.time()
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self._deaf:
-                self._unreadable(error)
-            return
-        if not self._deaf:
-            self._measure(before, len(data))
-            self._watch()
+            if not self._is_deaf:
+                text = shown(str(error))
+                problem = Problem("request", text, "HTTP/1.1")
+                self._end("bad_request", text, responses.refusal(400, problem))
+        if not self._is_deaf:
+            self._count_bytes(before, len(data))
+        self._advance()
+        self._watch()
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self._is_writing_paused = True
         if self._write_deadline is None:
-            self._write_deadline = self.loop.call_later(self._options.answer_timeout_s, self._unread)
+            self._write_deadline = self._loop.call_later(self._options.answer_timeout_s, self._end_unread)
 
     def resume_writing(self) -> None:
+        self._is_writing_paused = False
         if self._write_deadline is not None:
             self._write_deadline.cancel()
             self._write_deadline = None
-        super().resume_writing()
+        self._write_pieces()
 
-    # what the parser calls
+    # called by the parser
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
         self._requests += 1
         self._phase = Phase.HEADER
         self._header_bytes = 0
+        self._url = b""
+        self._fields = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._deaf:
+        if self._is_deaf:
             return
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._fields)
         if size > self._options.header_bytes:
-            self._refuse_header(size)
-        elif len(self.pipeline) >= self._options.max_pipelined:
+            self._end_large_header(size)
+        elif len(self._exchanges) > self._options.max_pipelined:
             self._end("pipelined")
-        elif self.parser.should_upgrade():
-            found = Problem("Upgrade", "another protocol", "HTTP/1.1")
-            self._end("bad_request", "an upgrade", answers.refusal(400, found))
+        elif self._parser.should_upgrade():
+            problem = Problem("Upgrade", "another protocol", "HTTP/1.1")
+            self._end("bad_request", "an upgrade", responses.refusal(400, problem))
         else:
-            super().on_headers_complete()
+            self._receiving = exchange = self._application.open(self._head(), self._client)
             self._phase = Phase.BODY
-            cork = _Cork(self.transport, has_body=self.scope["method"] != "HEAD")
-            self.cycle.transport = cast("asyncio.Transport", cork)
-            if self._is_last:
-                self.cycle.keep_alive = False
             self._overhead_bytes = 0
+            self._exchanges.append(exchange)
+            if len(self._exchanges) > 1:
+                self._pause_reading()
 
     def on_body(self, body: bytes) -> None:
-        if not self._deaf:
-            self._had_body = True
-            held = cast("bytes | bytearray", self.cycle.body)
-            if not held:
-                # what is taken before more comes need not be copied into a bytearray, and out of it again
-                self.cycle.body = cast("bytearray", body)
-                body = b""
-            elif isinstance(held, bytes):
-                self.cycle.body = bytearray(held)
-            super().on_body(body)
+        self._had_body = True
+        if not self._is_deaf and self._receiving is not None:
+            self._receiving.receive(body)
 
     def on_message_complete(self) -> None:
-        if not self._deaf:
-            self._phase = Phase.QUIET
-            super().on_message_complete()
-            if not self._is_busy():
-                # it was answered before its body was over; now the connection is idle
-                self.timeout_keep_alive_task = self.loop.call_later(
-                    self.timeout_keep_alive, self.timeout_keep_alive_handler
-                )
+        if self._is_deaf:
+            return
+        self._receiving = None
+        self._phase = Phase.ANSWERING if self._exchanges else Phase.IDLE
 
-    # what the server calls
+    # called by the server
 
     def retire(self) -> None:
-        """Close: at once when idle, after the answer when one is under way."""
-        if self._is_busy():
-            self.cycle.keep_alive = False
-        else:
+        """Close: at once when idle, after the response when a request is being answered."""
+        self._is_last = self._closes = True
+        if not self._exchanges:
             self._close()
 
     def finish(self) -> None:
-        """Close with the answer to the next request, which says so: the client connects anew, and no call fails.
+        """Close with the next response, which announces it: the client connects again, and no call fails.
 
-        An answer that is under way may have said already that the connection stays.
+        A response that is being written may have announced already that the connection stays open.
         """
         self._is_last = True
 
+    # requests and responses
+
+    def _head(self) -> Head:
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        fields = dict(self._fields)
+        length, content_type = fields.get(b"content-length"), fields.get(b"content-type")
+        return Head(
+            self._parser.get_method().decode("ascii"),
+            urllib.parse.unquote(path) if "%" in path else path,
+            url.query or b"",
+            None if length is None else int(length),
+            None if content_type is None else content_type.decode("latin-1"),
+            fields.get(b"content-encoding", b"").decode("latin-1"),
+            keep_alive=self._parser.get_http_version() != "1.0" and self._parser.should_keep_alive(),
+            expects_continue=fields.get(b"expect", b"").lower() == b"100-continue",
+        )
+
+    def _advance(self) -> None:
+        """Do what can be done for the first exchange."""
+        if not self._exchanges or self._phase is Phase.CLOSING or self._pieces or self._awaiting:
+            return
+        exchange = self._exchanges[0]
+        is_new = not exchange.is_started
+        if is_new:
+            exchange.start()
+        if exchange.response is not None:
+            self._write(exchange)
+        elif exchange is not self._receiving:
+            self._finish(exchange)
+        elif is_new and exchange.head.expects_continue:
+            self.transport.write(_CONTINUE)
+
+    def _finish(self, exchange: Exchange) -> None:
+        """Answer a request whose body is complete."""
+        pending = exchange.finish()
+        if pending is None:
+            self._write(exchange)
+            return
+        self._awaiting = exchange
+        task = self._loop.create_task(self._wait(exchange, pending))
+        self._connections.tasks.add(task)
+        task.add_done_callback(self._connections.tasks.discard)
+
+    async def _wait(self, exchange: Exchange, pending: Awaitable[None]) -> None:
+        try:
+            await pending
+        finally:
+            self._awaiting = None
+            if not self._exchanges:
+                exchange.close(sent=False)  # the client has left
+        if self._exchanges:
+            self._write(exchange)
+
+    def _write(self, exchange: Exchange) -> None:
+        """Write the response of the first exchange. The rest of a body that it refuses is dropped."""
+        if exchange is self._receiving:
+            self._receiving = None
+        if exchange.response is None or self._phase is Phase.CLOSING or self.transport.is_closing():
+            return  # `connection_lost` closes the exchange
+        self._closes |= (
+            self._is_last
+            or self._connections.is_draining
+            or self._client.refusal is not None
+            or not exchange.head.keep_alive
+        )
+        try:
+            self._pieces = responses.written(
+                exchange.response,
+                close=self._closes,
+                date=self._connections.date,
+                with_body=exchange.head.method != "HEAD",
+            )
+        except Exception:  # noqa: BLE001 - a handler's response may be anything
+            exchange.complain()
+            self._close()
+            return
+        self._write_pieces()
+
+    def _write_pieces(self) -> None:
+        """Write as much of the response as the client takes."""
+        while self._pieces is not None and not (self._is_writing_paused or self.transport.is_closing()):
+            piece = next(self._pieces, None)
+            if piece is None:
+                self._pieces = None
+                self._next()
+            else:
+                self.transport.write(piece)
+
+    def _next(self) -> None:
+        """Go on after a complete response."""
+        self._exchanges.popleft().close(sent=True)
+        if self._closes:
+            self._is_deaf = True
+            self._phase = Phase.CLOSING
+            self.transport.close()
+            return
+        if len(self._exchanges) <= 1:
+            self._resume_reading()
+        if self._exchanges:
+            self._loop.call_soon(self._advance)  # other connections go first
+        elif self._phase is Phase.ANSWERING:
+            self._phase = Phase.IDLE
+        self._watch()
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._forgive_pause()
+            self.transport.resume_reading()
+
     # limits
 
-    def _is_busy(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _measure(self, before: Phase, size: int) -> None:
+    def _count_bytes(self, before: Phase, size: int) -> None:
         """Count what came in beside bodies; a header that began within this read is counted when complete."""
         if self._phase is Phase.HEADER and before is not Phase.BODY:
             self._header_bytes += size
             if self._header_bytes > self._options.header_bytes:
-                self._refuse_header(self._header_bytes)
+                self._end_large_header(self._header_bytes)
         elif self._phase is Phase.BODY:
             self._overhead_bytes = 0 if self._had_body else self._overhead_bytes + size
             self._had_body = False
             if self._overhead_bytes > _OVERHEAD_BYTES:
-                found = Problem("body", "chunk extensions or trailers without end", "a body")
-                self._end("bad_request", found.seen, answers.refusal(400, found))
+                problem = Problem("body", "chunk extensions or trailers without end", "a body")
+                self._end("bad_request", problem.seen, responses.refusal(400, problem))
 
-    def _refuse_header(self, size: int) -> None:
-        found = Problem("header", f"{size} bytes or more", f"at most {self._options.header_bytes}")
-        self._end("header_size", found.seen, answers.refusal(431, found))
-
-    def _unreadable(self, error: Exception) -> None:
-        seen = shown(str(error))
-        self._end("bad_request", seen, answers.refusal(400, Problem("request", seen, "HTTP/1.1")))
+    def _end_large_header(self, size: int) -> None:
+        problem = Problem("header", f"{size} bytes or more", f"at most {self._options.header_bytes}")
+        self._end("header_size", problem.seen, responses.refusal(431, problem))
 
     # deadlines
 
     def _watch(self) -> None:
-        """Have the timer that the phase needs, and no other."""
-        phase = self._phase
-        if phase is Phase.QUIET and not self._is_busy() and self.timeout_keep_alive_task is None:
-            phase = Phase.HEADER  # empty lines between requests: the next one has begun in a way
-        watched = None if phase is Phase.QUIET else (phase, self._requests)
-        if watched is not None:
-            self._heard_s = self.loop.time()
+        """Arm the timer that the phase needs, and no other."""
+        has_deadline = self._phase in _DEADLINE_PHASES
+        watched = (self._phase, self._requests) if has_deadline else None
         if watched == self._watched:
             return
         self._watched = watched
@@ -280,79 +406,82 @@ class Connection(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
         if watched is not None:
-            self._began_s = self._heard_s
-            wait_s = (
-                self._options.header_timeout_s if phase is Phase.HEADER else self._options.body_idle_timeout_s
-            )
-            self._deadline = self.loop.call_later(wait_s, self._late)
+            wait_s = {
+                Phase.HEADER: self._options.header_timeout_s,
+                Phase.BODY: self._options.body_idle_timeout_s,
+                Phase.IDLE: self._options.keep_alive_s,
+            }[self._phase]
+            self._began_s = self._heard_s = self._loop.time()
+            self._deadline = self._loop.call_later(wait_s, self._expire)
 
-    def _late(self) -> None:
+    def _expire(self) -> None:
         self._deadline = None
-        if self._phase is not Phase.BODY:
-            found = Problem(
-                "header", "not complete", f"all of it within {self._options.header_timeout_s:g} s"
-            )
-            said_anything = self._header_bytes > 0
-            self._end("header_deadline", response=answers.refusal(408, found) if said_anything else None)
-            return
-        left_s = self._body_left_s()
-        if left_s > 0:
-            self._deadline = self.loop.call_later(left_s, self._late)
+        if self._phase is Phase.IDLE:
+            self._close()
+        elif self._phase is Phase.HEADER:
+            timeout_s = self._options.header_timeout_s
+            problem = Problem("header", "not complete", f"all of it within {timeout_s:g} s")
+            refusal = responses.refusal(408, problem) if self._header_bytes else None
+            self._end("header_deadline", response=refusal)
+        elif (left_s := self._body_left_s()) > 0:
+            self._deadline = self._loop.call_later(left_s, self._expire)
         else:
-            whole_s, pause_s = self._options.body_timeout_s, self._options.body_idle_timeout_s
-            wanted = f"all of it within {whole_s:g} s, no pause over {pause_s:g} s"
-            self._end("body_deadline", response=answers.refusal(408, Problem("body", "not complete", wanted)))
+            timeout_s, idle_s = self._options.body_timeout_s, self._options.body_idle_timeout_s
+            wanted = f"all of it within {timeout_s:g} s, no pause over {idle_s:g} s"
+            problem = Problem("body", "not complete", wanted)
+            self._end("body_deadline", response=responses.refusal(408, problem))
 
     def _body_left_s(self) -> float:
         """Seconds until the body is late, as things stand."""
-        now_s = self.loop.time()
-        if self.flow.read_paused:
-            # it is we who do not listen: that time does not count
-            self._began_s += now_s - self._heard_s
-            self._heard_s = now_s
-        return (
-            min(
-                self._heard_s + self._options.body_idle_timeout_s,
-                self._began_s + self._options.body_timeout_s,
-            )
-            - now_s
-        )
+        if self._is_reading_paused:
+            self._forgive_pause()
+        idle_s = self._heard_s + self._options.body_idle_timeout_s
+        return min(idle_s, self._began_s + self._options.body_timeout_s) - self._loop.time()
 
-    def _unread(self) -> None:
+    def _forgive_pause(self) -> None:
+        """Do not count the time in which it is us who do not read."""
+        now_s = self._loop.time()
+        self._began_s += now_s - self._heard_s
+        self._heard_s = now_s
+
+    def _end_unread(self) -> None:
         self._write_deadline = None
-        self._deaf = True
-        self._noted.note("answer_deadline", self.peer)
+        self._is_deaf = True
+        self._close_reasons.record("answer_deadline", self.peer)
         self.transport.abort()
 
-    # ending
+    # end of the connection
 
     def _end(self, reason: str, detail: str = "", response: Response | None = None) -> None:
-        """Note why, say so where it does not land in the middle of another answer, and close.
+        """Record why, send the response where it does not get into the middle of another one, and close.
 
-        What is wrong with a request that was sent ahead does not take the answer of the one before it.
+        What is wrong with a request that was sent ahead does not cost the one before it its response.
         """
-        self._noted.note(reason, self.peer, detail)
-        if self._is_busy() and self._phase is not Phase.BODY and not self.pipeline:
-            self._deaf = True
-            self.cycle.keep_alive = False
+        self._close_reasons.record(reason, self.peer, detail)
+        is_incomplete = self._phase is Phase.BODY
+        if len(self._exchanges) == 1 and not is_incomplete:
+            self._is_deaf = self._is_last = self._closes = True
             return
-        begun = self._is_busy() and (self.cycle.response_started or bool(self.pipeline))
-        if response is not None and not begun and not self.transport.is_closing():
-            self._say_last(answers.wire(response))
-        else:
+        is_answered = is_incomplete and not self._exchanges
+        is_behind = self._pieces is not None or len(self._exchanges) > 1
+        if response is None or is_answered or is_behind or self.transport.is_closing():
             self._close()
+        else:
+            self._send_last(responses.closing(response))
 
-    def _say_last(self, words: bytes) -> None:
-        """Write and close, without a reset that would overtake the words while the client is still sending."""
-        self._deaf = True
-        self.transport.write(words)
+    def _send_last(self, response: bytes) -> None:
+        """Write and close, without a reset that would overtake the response while the client is still sending."""
+        self._is_deaf = True
+        self._phase = Phase.CLOSING
+        self.transport.write(response)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-            self.loop.call_later(_LINGER_S, self.transport.abort)
+            self._loop.call_later(_LINGER_S, self.transport.abort)
         else:
-            self._close()  # TLS says goodbye by itself, and reads until the client has done so
+            self._close()  # TLS announces the end by itself, and reads until the client has done so
 
     def _close(self) -> None:
-        self._deaf = True
+        self._is_deaf = True
+        self._phase = Phase.CLOSING
         self.transport.close()
-        self.loop.call_later(_LINGER_S, self.transport.abort)
+        self._loop.call_later(_LINGER_S, self.transport.abort)

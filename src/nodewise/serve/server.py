@@ -1,33 +1,27 @@
-"""A server: options and an ASGI callable in, an open port out.
-
-uvicorn's own server (signals, lifespan, sockets) is not used, only its configuration and connection state.
-"""
+"""A server: the port of an application, from start to graceful end."""
 
 import asyncio
 import contextlib
 from email.utils import formatdate
 from functools import partial
-from typing import Final, cast
-
-from uvicorn._types import ASGI3Application
-from uvicorn.config import Config
-from uvicorn.server import ServerState
+from typing import Final
 
 from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadSettings, Problem
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import listener
-from nodewise.serve.answers import Asgi
-from nodewise.serve.endings import Endings
-from nodewise.serve.gate import Gate
+from nodewise.serve.application import Application
+from nodewise.serve.client_authorizer import ClientAuthorizer
+from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.listener import Listener
 from nodewise.serve.options import ServeOptions, is_loopback
-from nodewise.serve.protocol import Connection
+from nodewise.serve.protocol import Connection, Connections
 from nodewise.serve.tls import Tls, end_s
 
 _SYSTEM: Final = SystemClock()
-_LOOK_S: Final = 0.01  # how often an ending server looks whether the last answer is out
+_LOOK_S: Final = 0.01
+"""Between two looks of a server that stops whether the last response is written."""
 
 
 def _check_unsafe(options: ServeOptions) -> list[Problem]:
@@ -38,14 +32,14 @@ def _check_unsafe(options: ServeOptions) -> list[Problem]:
 
 
 class Server:
-    """Serves an ASGI callable: mutual TLS, TLS without client certificates, or plain HTTP with `unsafe`.
+    """Serves an application: mutual TLS, TLS without client certificates, or plain HTTP with `unsafe`.
 
     `port` and `url` hold after `start`.
     """
 
     def __init__(
         self,
-        app: Asgi,
+        application: Application,
         options: ServeOptions,
         meters: MetricsRegistry,
         clock: Clock = _SYSTEM,
@@ -57,13 +51,12 @@ class Server:
         self._options = options
         self._meters = meters
         self._clock = clock
-        self._noted = Endings(meters, clock)
-        self._state = ServerState()
-        self._config = _config(app, options)
+        self._close_reasons = CloseReasons(meters, clock)
+        self._connections = Connections()
+        self._application = application
         self._tls: Tls | None = None
         self._listener: Listener | None = None
         self._ticking: asyncio.Task[None] | None = None
-        self._draining = False
 
     @property
     def url(self) -> str:
@@ -89,11 +82,14 @@ class Server:
             opened.close()
             raise BadSettings("the server cannot start", problems)
         self.port = opened.getsockname()[1]
-        gated = self._tls is not None and self._verify_clients
-        gate = Gate(options, self._tls, self._noted, self._meters) if gated and self._tls else None
-        make = partial(Connection, self._config, self._state, options, self._noted, gate)
+        authorizer = None
+        if self._tls is not None and self._verify_clients:
+            authorizer = ClientAuthorizer(options, self._tls, self._close_reasons, self._meters)
+        make = partial(
+            Connection, self._application, self._connections, options, self._close_reasons, authorizer
+        )
         self._listener = Listener(
-            opened, make, options, self._tls, self._noted, lambda: len(self._state.connections)
+            opened, make, options, self._tls, self._close_reasons, lambda: len(self._connections.open)
         )
         self._tick()
         self._ticking = asyncio.create_task(self._tick_for_ever())
@@ -106,8 +102,7 @@ class Server:
         A Go client neither repeats a POST that it has begun to write nor looks twice at a connection that is
         closed under it: the end has to be said in an answer.
         """
-        self._draining = True
-        self._tick()
+        self._connections.is_draining = True
 
     async def stop(self, grace_s: float = 10.0) -> None:
         """Accept no more, answer what is under way within `grace_s`, close. Does nothing where nothing
@@ -119,7 +114,7 @@ class Server:
         self._ticking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._ticking
-        for connection in self._connections():
+        for connection in list(self._connections.open):
             connection.retire()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -128,18 +123,15 @@ class Server:
         self._listener = self._ticking = None
         self._meters.set("connections", 0, port=str(self.port))
 
-    def _connections(self) -> list[Connection]:
-        return [cast("Connection", connection) for connection in self._state.connections]
-
     async def _emptied(self) -> None:
-        while self._state.connections or self._state.tasks:  # noqa: ASYNC110 - both sets are uvicorn's
+        while self._connections.open or self._connections.tasks:  # noqa: ASYNC110 - at the end, for a moment
             await asyncio.sleep(_LOOK_S)
 
     async def _cut_off(self) -> None:
-        for connection in self._connections():
+        for connection in list(self._connections.open):
             connection.transport.abort()
-        await asyncio.sleep(0)  # the event loop tells each connection that it is lost
-        tasks = list(self._state.tasks)
+        await asyncio.sleep(0)  # for `connection_lost` of each
+        tasks = list(self._connections.tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -153,11 +145,9 @@ class Server:
                 logs.emit("task_failed", task="serve", exc_info=True)
 
     def _tick(self) -> None:
-        """What happens every second: the headers of every answer, the count of connections, the certificate files."""
-        stamp = formatdate(self._clock.now(), usegmt=True)
-        ending = [(b"connection", b"close")] if self._draining else []
-        self._state.default_headers = [(b"date", stamp.encode()), *ending]
-        self._meters.set("connections", len(self._state.connections), port=str(self.port))
+        """Update what changes with time: the date of responses, the count of connections, the certificate files."""
+        self._connections.date = formatdate(self._clock.now(), usegmt=True).encode()
+        self._meters.set("connections", len(self._connections.open), port=str(self.port))
         self._have_old_ones_finish(self._options.connection_age_s)
         if self._tls is not None:
             self._look(self._tls)
@@ -169,7 +159,7 @@ class Server:
             self._drop_strangers(tls)
         if tls.context is not before:
             self._have_old_ones_finish(0.0)
-        ends = [end_s(connection.chain[0]) for connection in self._connections() if connection.chain]
+        ends = [end_s(connection.chain[0]) for connection in self._connections.open if connection.chain]
         if ends:
             self._meters.set("tls_certificate_expires_seconds", min(ends), certificate="clients")
         else:
@@ -177,33 +167,13 @@ class Server:
 
     def _have_old_ones_finish(self, age_s: float) -> None:
         opened_before_s = asyncio.get_running_loop().time() - age_s
-        for connection in self._connections():
+        for connection in list(self._connections.open):
             if connection.opened_s <= opened_before_s:
                 connection.finish()
 
     def _drop_strangers(self, tls: Tls) -> None:
         """After a swap of the client CA: who would not get in now does not stay."""
-        for connection in self._connections():
+        for connection in list(self._connections.open):
             if not tls.admits(connection.chain):
-                self._noted.note("client_ca_changed", connection.peer)
+                self._close_reasons.record("client_ca_changed", connection.peer)
                 connection.retire()
-
-
-def _config(app: Asgi, options: ServeOptions) -> Config:
-    """The configuration of uvicorn, with everything off that we do ourselves or do not want."""
-    made = Config(
-        cast("ASGI3Application", app),
-        loop="none",
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=options.keep_alive_s,  # type: ignore[arg-type]  # a timer's seconds
-    )
-    made.load()
-    return made

@@ -22,9 +22,9 @@ from nodewise.errors import BadSettings, Problem
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve import pem
 from nodewise.serve.certificates import Kept
-from nodewise.serve.hello import PROTOCOL, ServerContext
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.pem import Bundle, Pair
+from nodewise.serve.tls_handshake import PROTOCOL, ServerContext
 
 _CIPHERS: Final = "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384"  # of TLS 1.2; 1.3 has its own
 _NOT_SIGNED: Final = (
@@ -45,7 +45,7 @@ def _context(pair: Pair, bundle: Bundle | None) -> ServerContext:
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols([PROTOCOL])
     # With a ticket a client would come back in after its CA was taken away: resumption verifies nothing. What
-    # TLS 1.2 resumes by a session's id OpenSSL keeps in the context, so that it ends with it; see the gate.
+    # TLS 1.2 resumes by a session's id OpenSSL keeps in the context, so that it ends with it; see `client_authorizer`.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
     if bundle is not None:

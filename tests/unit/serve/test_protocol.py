@@ -180,7 +180,7 @@ async def test_an_answer_for_a_connection_that_is_gone_is_dropped():
             await caller.send(request("/slow") * 3)
             assert await caller.rest() == b""
             slow.go.set()
-            await until(lambda: not server._state.tasks)
+            await until(lambda: not server._connections.tasks)
     assert [line["event"] for line in lines] == ["connection_ended"]
 
 
@@ -307,7 +307,7 @@ async def test_a_client_that_does_not_read_its_answer():
         caller.writer.transport.pause_reading()
         caller.writer.write(request("/large"))
         await until(lambda: counted(meters, "connections_ended_total", reason="answer_deadline") == 1)
-        await until(lambda: not server._state.connections)
+        await until(lambda: not server._connections.open)
         assert (await fresh(server)).status == 200
 
 
@@ -325,7 +325,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_answer_disturbs_nobody(
             await caller.send(HEAD + b"Content-Length: 10\r\n\r\nabc")
         await asyncio.sleep(0.05)
         assert (await fresh(server)).status == 200
-        assert not server._state.tasks
+        assert not server._connections.tasks
 
 
 async def test_http_1_0_is_answered_and_closed():
@@ -335,3 +335,13 @@ async def test_http_1_0_is_answered_and_closed():
         )
         assert (await caller.answer()).status == 200
         assert await caller.rest() == b""
+
+
+async def test_a_response_that_cannot_be_written_is_logged_and_ends_the_connection():
+    broken = Route("POST", "/broken", lambda _request: Response(200, [1]))  # type: ignore[list-item]
+    async with serving(PLAIN, [broken, ECHO]) as server, calling(server) as caller:
+        with capture_logs() as lines:
+            await caller.send(request("/broken"))
+            assert await caller.rest() == b""
+        assert [line["event"] for line in lines] == ["request_failed"]
+        assert (await fresh(server)).status == 200

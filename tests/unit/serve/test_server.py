@@ -179,8 +179,8 @@ async def test_while_it_drains_each_answer_ends_its_connection_and_new_ones_are_
             assert (await kept.ask("/echo")).headers["connection"] == "close"
             assert await kept.rest() == b""
             slow.go.set()
-            assert (await asking).body == b"at last"
-            assert (await busy.ask("/echo")).headers["connection"] == "close"
+            answer = await asking
+            assert (answer.body, answer.headers["connection"]) == (b"at last", "close")
             late = await called(server, context)
             assert (late.status, late.headers["connection"]) == (200, "close")
 
@@ -251,7 +251,7 @@ async def test_more_connections_than_allowed_are_closed_at_once():
         assert counted(meters, "connections_ended_total", reason="too_many") == 1
         assert (await first.ask("/echo")).status == 200
         await second.close()
-        await until(lambda: len(server._state.connections) == 1)
+        await until(lambda: len(server._connections.open) == 1)
         async with calling(server) as fourth:
             assert (await fourth.ask("/echo")).status == 200
 

@@ -24,7 +24,7 @@ from nodewise.cpu.topology import CPUS
 from nodewise.errors import BadInput, Conflict, NodewiseError, Problem, Refused, Unavailable, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.endings import LOG_EVERY_S
+from nodewise.serve.close_reasons import LOG_EVERY_S
 
 WHAT: Final = "cannot choose CPUs"
 

@@ -24,7 +24,7 @@ from nodewise.cpu.node.peers import Peer
 from nodewise.errors import BadInput, NodewiseError, Problem, Unavailable
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve.endings import Endings
+from nodewise.serve.close_reasons import CloseReasons
 
 REASONS: Final[dict[str, str]] = {
     "peer": "The process that connected cannot be told; it may be over already. With hostPID: true all can be.",
@@ -109,7 +109,7 @@ class Listener:
         self._ended = ended
         self._limits = limits
         self._meters = meters
-        self._endings = Endings(meters, SystemClock(), REASONS)
+        self._close_reasons = CloseReasons(meters, SystemClock(), REASONS)
         self._selector = selectors.DefaultSelector()
         self._connections: set[_Connection] = set()
         self._turns = Turns(4)
@@ -198,7 +198,7 @@ class Listener:
 
     def _refuse(self, link: socket.socket, reason: str, peer: str, error: NodewiseError) -> None:
         """Say why, if it can be said at once."""
-        self._endings.note(reason, peer, str(error))
+        self._close_reasons.record(reason, peer, str(error))
         with link, contextlib.suppress(OSError):
             link.send(messages.failed(error))
 
@@ -301,7 +301,7 @@ class Listener:
             self._end(connection, connection.reason)
 
     def _end(self, connection: _Connection, reason: str) -> None:
-        self._endings.note(reason, connection.owner)
+        self._close_reasons.record(reason, connection.owner)
         self._close(connection)
 
     def _close(self, connection: _Connection) -> None:

@@ -1,7 +1,6 @@
-"""Why a connection was refused, or ended by us before its time: the table, the count, the log line.
+"""Reasons for which the server refuses or closes a connection: the table, the counter, the log line.
 
-A client whose handshake fails sees little more than a closed connection, so the reason has to stand on our
-side.
+A client whose handshake fails sees little more than a closed connection, so the server logs the reason.
 """
 
 import ssl
@@ -27,13 +26,13 @@ REASONS: Final[dict[str, str]] = {
     "handshake_deadline": "The client did not finish the TLS handshake in time.",
     "handshake": "The TLS handshake failed.",
     "abandoned": "The client left in the middle of the handshake; some do so where they distrust a certificate.",
-    "closed_early": "The client left without a word; a TCP probe does that.",
+    "closed_early": "The client closed the connection without sending anything; a TCP probe does that.",
     "too_many": "More connections than max_connections or max_handshakes.",
-    # the certificate is genuine, but
+    # the certificate is valid, but
     "client_name": "The client's certificate lacks a name of --client-name or the usage clientAuth; see `detail`.",
     "ca_certificate": "The client presents a CA certificate and refuse_ca_client is set.",
     "client_ca_changed": "The client's certificate does not come from the new client CA.",
-    # after it
+    # after the handshake
     "bad_request": "What the client sent is not HTTP/1.1.",
     "header_size": "The request header is longer than header_bytes.",
     "header_deadline": "The request header was not complete within header_timeout_s.",
@@ -42,7 +41,7 @@ REASONS: Final[dict[str, str]] = {
     "pipelined": "The client sent more requests ahead than max_pipelined.",
 }
 
-# What anybody's port scan or health probe does all day is counted, not logged.
+# Port scans and health probes are counted, not logged.
 _SILENT: Final = frozenset({"closed_early"})
 
 _SSL_REASONS: Final[dict[str, str]] = {
@@ -68,19 +67,19 @@ class NotOffered(ssl.SSLError):
 
 
 def reason_of(error: OSError) -> str:
-    """The row of REASONS for what a handshake ended with."""
+    """The key of REASONS for the error of a handshake."""
     if isinstance(error, NotOffered):
         return "alpn"
     if isinstance(error, ssl.SSLCertVerificationError):
         return _VERIFY_CODES.get(error.verify_code, "certificate")
     if isinstance(error, ssl.SSLError):
-        text = getattr(error, "reason", None) or ""  # one that Python code raised has none
+        text = getattr(error, "reason", None) or ""  # None if Python code raised it
         return _SSL_REASONS.get(text, "distrusted" if "_ALERT_" in text else "handshake")
     return "handshake_deadline" if isinstance(error, (ConnectionAbortedError, TimeoutError)) else "abandoned"
 
 
-class Endings:
-    """Counts each ending; logs the first of a reason at once, then one line a reason in `LOG_EVERY_S`."""
+class CloseReasons:
+    """Counts closed connections by reason; logs the first of a reason at once, then one in `LOG_EVERY_S`."""
 
     def __init__(self, meters: MetricsRegistry, clock: Clock, reasons: Mapping[str, str] = REASONS) -> None:
         self._meters = meters
@@ -89,8 +88,8 @@ class Endings:
         self._next_s: dict[str, float] = {}
         self._unlogged: dict[str, int] = {}
 
-    def note(self, reason: str, peer: str, detail: str = "") -> None:
-        """`peer` is host:port, or who it is. KeyError for a reason that is not in the table."""
+    def record(self, reason: str, peer: str, detail: str = "") -> None:
+        """Count the closed connection of `peer`, host:port or a name. KeyError for an unknown reason."""
         remedy = self._reasons[reason]
         self._meters.count("connections_ended_total", reason=reason)
         if reason in _SILENT:

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from nodewise.clock import ManualClock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Route
-from nodewise.serve.endings import Endings
-from nodewise.serve.gate import PINNED, Client, Gate, client_of
+from nodewise.serve.client_authorizer import PINNED, Client, ClientAuthorizer, client_of
+from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
 from nodewise.serve.tls import Tls
 from tests.unit.serve.calling import (
@@ -196,7 +196,7 @@ def test_a_session_that_is_resumed_is_judged_by_its_certificate_again(papers):
     clock = ManualClock(time.time())
     meters = MetricsRegistry()
     tls = Tls(papers.options(), meters, clock)
-    gate = Gate(papers.options(), tls, Endings(meters, clock), meters)
+    gate = ClientAuthorizer(papers.options(), tls, CloseReasons(meters, clock), meters)
     chain = (
         der_of(papers.client_ca.issue_cert("a.example", not_after=dt.datetime.now(dt.UTC) + dt.timedelta(1))),
     )

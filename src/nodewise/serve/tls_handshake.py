@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Any, Final
 
-from nodewise.serve.endings import NotOffered
+from nodewise.serve.close_reasons import NotOffered
 
 PROTOCOL: Final = "http/1.1"
 

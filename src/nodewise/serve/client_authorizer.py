@@ -17,10 +17,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nodewise.errors import Problem, shown
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import answers
-from nodewise.serve.answers import Response
-from nodewise.serve.endings import Endings
+from nodewise.serve import responses
+from nodewise.serve.close_reasons import CloseReasons
 from nodewise.serve.options import ServeOptions
+from nodewise.serve.responses import Response
 from nodewise.serve.tls import Tls
 
 
@@ -78,17 +78,19 @@ def client_of(der: bytes) -> Client:
     )
 
 
-class Gate:
+class ClientAuthorizer:
     """Authorizes each new connection once.
 
     A refused client gets 403 with the reason for every request, and its connection is closed with that answer:
     kube-scheduler logs the status of an answer and curl shows its text; a closed connection shows neither.
     """
 
-    def __init__(self, options: ServeOptions, tls: Tls, endings: Endings, meters: MetricsRegistry) -> None:
+    def __init__(
+        self, options: ServeOptions, tls: Tls, close_reasons: CloseReasons, meters: MetricsRegistry
+    ) -> None:
         self._options = options
         self._tls = tls
-        self._endings = endings
+        self._close_reasons = close_reasons
         self._meters = meters
         self._warned: set[tuple[str, Client]] = set()
 
@@ -121,7 +123,7 @@ class Gate:
             logs.emit(event, peer=peer, names=client.names, **fields)
 
     def _refused(self, reason: str, peer: str, client: Client, expected: str) -> Authorization:
-        self._endings.note(reason, peer, f"certificate of {_described(client)}; expected {expected}")
+        self._close_reasons.record(reason, peer, f"certificate of {_described(client)}; expected {expected}")
         refusal = _refusal(client, expected)
         return Authorization(refusal, refusal)
 
@@ -146,4 +148,4 @@ def _described(client: Client) -> str:
 
 
 def _refusal(client: Client, expected: str) -> Response:
-    return answers.refusal(403, Problem("client certificate", _described(client), expected))
+    return responses.refusal(403, Problem("client certificate", _described(client), expected))

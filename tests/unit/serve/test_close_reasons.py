@@ -5,14 +5,18 @@ from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.serve import endings
-from nodewise.serve.endings import Endings
+from nodewise.serve import close_reasons
+from nodewise.serve.close_reasons import CloseReasons
 from tests.unit.serve.calling import counted
 
 
 def test_every_reason_that_is_looked_up_is_in_the_table():
-    known = {*endings._SSL_REASONS.values(), *endings._VERIFY_CODES.values(), *endings._SILENT}
-    assert known <= set(endings.REASONS)
+    known = {
+        *close_reasons._SSL_REASONS.values(),
+        *close_reasons._VERIFY_CODES.values(),
+        *close_reasons._SILENT,
+    }
+    assert known <= set(close_reasons.REASONS)
 
 
 def _verification(code: int) -> ssl.SSLCertVerificationError:
@@ -30,23 +34,23 @@ def _verification(code: int) -> ssl.SSLCertVerificationError:
         (ssl.SSLError(1, "anything"), "handshake"),
         (_verification(18), "unknown_ca"),
         (_verification(66), "certificate"),
-        (endings.NotOffered(1, "h2"), "alpn"),
+        (close_reasons.NotOffered(1, "h2"), "alpn"),
     ],
 )
 def test_what_a_handshake_ends_with_has_a_reason(error, reason):
-    assert endings.reason_of(error) == reason
+    assert close_reasons.reason_of(error) == reason
 
 
 def test_all_are_counted_and_one_line_a_reason_is_written_in_a_while():
     clock, meters = ManualClock(), MetricsRegistry()
-    noted = Endings(meters, clock)
+    recorder = CloseReasons(meters, clock)
     with capture_logs() as lines:
         for _ in range(5):
-            noted.note("unknown_ca", "10.0.0.1:1")
-        noted.note("expired", "10.0.0.2:1")
-        noted.note("closed_early", "10.0.0.2:1")
-        clock.advance(endings.LOG_EVERY_S)
-        noted.note("unknown_ca", "10.0.0.3:1", "detail")
+            recorder.record("unknown_ca", "10.0.0.1:1")
+        recorder.record("expired", "10.0.0.2:1")
+        recorder.record("closed_early", "10.0.0.2:1")
+        clock.advance(close_reasons.LOG_EVERY_S)
+        recorder.record("unknown_ca", "10.0.0.3:1", "detail")
     assert [(line["reason"], line["peer"], line["unlogged"]) for line in lines] == [
         ("unknown_ca", "10.0.0.1:1", 0),
         ("expired", "10.0.0.2:1", 0),
@@ -59,4 +63,4 @@ def test_all_are_counted_and_one_line_a_reason_is_written_in_a_while():
 
 def test_a_reason_that_has_no_row_is_a_mistake():
     with pytest.raises(KeyError):
-        Endings(MetricsRegistry(), ManualClock()).note("whim", "10.0.0.1:1")
+        CloseReasons(MetricsRegistry(), ManualClock()).record("whim", "10.0.0.1:1")
