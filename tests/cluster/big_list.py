@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.clock import SystemClock
 from nodewise.kube import fields
 from nodewise.kube.client import HttpApi
@@ -114,5 +114,5 @@ async def found(kubeconfig: str) -> Found:
 
 if __name__ == "__main__":
     looks = itertools.count()
-    turns.time = SimpleNamespace(perf_counter=looks.__next__)
+    cooperative.time = SimpleNamespace(perf_counter=looks.__next__)
     print(json.dumps(asyncio.run(found(sys.argv[1]))._asdict()))

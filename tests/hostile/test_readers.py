@@ -12,6 +12,7 @@ from nodewise.agent import ClusterState
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import TelemetryState
+from nodewise.cooperative import run_at_once
 from nodewise.errors import BadInput, NodewiseError
 from nodewise.metrics import values
 from nodewise.metrics.column import lay_out
@@ -21,7 +22,6 @@ from nodewise.metrics.prometheus import answers, queries
 from nodewise.metrics.series import Sample, Series, newer
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import Want
-from nodewise.turns import result
 from tests.hostile import json_strategies
 from tests.hostile.json_strategies import anything, encoded, mostly
 
@@ -77,7 +77,7 @@ def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     assert all(queries.of(want, want.max_age_s) for want in wants)
     world = ClusterState(NODES, {"taspolicies": listed}, known, 0.0)
     assert all(state.problems(world.objects).values())
-    return result(state.build(world))
+    return run_at_once(state.build(world))
 
 
 @given(specs)
@@ -97,7 +97,7 @@ def test_a_sample_of_a_time_to_come_does_not_hold_against_later_ones() -> None:
     """A node's clock that was wrong once must not freeze its value."""
     old = Series("m", "s", 100.0, {"a": Sample(1, 9e9), "b": Sample(1, 130.0)})
     new = Series("m", "s", 105.0, {"a": Sample(2, 104.0), "b": Sample(2, 104.0)})
-    assert {node: sample.value for node, sample in result(newer(old, new)).samples.items()} == {
+    assert {node: sample.value for node, sample in run_at_once(newer(old, new)).samples.items()} == {
         "a": 2,
         "b": 1,
     }
@@ -135,7 +135,7 @@ def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None
         assert error.problems
         return
     laid_out = lay_out(found, NODES)
-    result(laid_out)
+    run_at_once(laid_out)
     assert set(found.samples).isdisjoint(found.invalid)
 
 

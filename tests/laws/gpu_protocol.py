@@ -7,7 +7,7 @@ its sender gave up, or never; every process may be killed between any two calls;
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.ledger import Entry
@@ -165,7 +165,7 @@ class Replica:
         objects = {kind: writer.store.snapshot() for kind, writer in self.stores.items()}
         versions = {kind: writer.store.resource_version for kind, writer in self.stores.items()}
         cluster_state = ClusterState(INDEX, objects, MetricsSnapshot(), 0.0, NODE_OBJECTS, versions)
-        found: Slot = turns.result(self.state.build(cluster_state))
+        found: Slot = cooperative.run_at_once(self.state.build(cluster_state))
         return found
 
     def ledger(self, on: str) -> tuple[int | None, dict[str, Entry]]:

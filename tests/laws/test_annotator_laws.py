@@ -10,10 +10,10 @@ from hypothesis.extra import numpy as arrays
 from nodewise.annotator import allocation, forecast, patches, usage
 from nodewise.annotator.patches import Rules
 from nodewise.annotator.usage import Usage, Used
+from nodewise.cooperative import run_at_once
 from nodewise.statistics import annotations
 from nodewise.statistics.annotations import ANNOTATED_AT
 from nodewise.statistics.capacity import Capacity
-from nodewise.turns import result
 from tests.unit.annotator.objects import pod, read_pods
 
 NOW = 1_800_000_000.0
@@ -90,7 +90,7 @@ def test_what_is_requested_and_free_are_whole_numbers(
     asked: list[dict[str, object]], whole: Capacity
 ) -> None:
     pods = read_pods(*(pod(str(number), "a", one) for number, one in enumerate(asked)))
-    found = result(allocation.by_node(pods)).get("a", allocation.Allocation())
+    found = run_at_once(allocation.by_node(pods)).get("a", allocation.Allocation())
     for text in allocation.texts(found, whole).values():
         assert text.isascii()
         assert text.isdigit()

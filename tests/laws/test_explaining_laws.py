@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nodewise import quantity, turns
+from nodewise import cooperative, quantity
 from nodewise.agent import Snapshot
 from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -110,8 +110,10 @@ def test_every_node_is_told_once_those_that_pass_first(of: ClusterState) -> None
 def test_another_process_reads_what_was_decided(of: ClusterState) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
-    _, (found,) = ledger.read(turns.result(ledger.page(ring, {"form": "arrays"})))
-    assert turns.result(arrays.encoded(found)) == turns.result(arrays.encoded(of.filter()))
+    _, (found,) = ledger.read(cooperative.run_at_once(ledger.page(ring, {"form": "arrays"})))
+    assert cooperative.run_at_once(arrays.encoded(found)) == cooperative.run_at_once(
+        arrays.encoded(of.filter())
+    )
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
@@ -131,7 +133,7 @@ def test_a_rule_that_holds_its_verdicts_is_not_argued_with() -> None:
         given_world = cluster_state(
             [policy(dontschedule=[hot])], metrics_snapshot(series("a", **values)), " ".join(NODES)
         )
-        agent_state = turns.result(state.build(msgspec.structs.replace(given_world, now=now)))
+        agent_state = cooperative.run_at_once(state.build(msgspec.structs.replace(given_world, now=now)))
         return Chain([TelemetryAgent()]).filter(
             POD, NODES, Snapshot(given_world.nodes, {"telemetry": agent_state}, now), now
         )

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agents.gpu import books, checking, descheduling, sweeping
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.checking import Told
@@ -48,7 +48,7 @@ LEDGERS = st.lists(SOME_LEDGERS, max_size=2).map(
 @given(MARKED, PODS, LEDGERS)
 def test_labels_that_were_written_leave_nothing_to_write(nodes: Any, pods: Any, leases: Any) -> None:
     def changes(of: list[BookedPod]) -> list[descheduling.Change]:
-        return turns.result(descheduling.changes(agent_state(cluster_state(nodes, of, leases))))
+        return cooperative.run_at_once(descheduling.changes(agent_state(cluster_state(nodes, of, leases))))
 
     wanted = {one.pod.metadata.uid: one.is_wanted for one in changes(pods)}
     after = [
@@ -69,7 +69,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
     nodes = {name: node() for name in NODES}
     given_world = cluster_state(nodes, pods, leases, version)
     found = agent_state(given_world)
-    loose = turns.result(sweeping.loose(found, given_world.objects["ledgers"]))
+    loose = cooperative.run_at_once(sweeping.loose(found, given_world.objects["ledgers"]))
     gone = {(one.node, one.uid) for one in loose}
     left = [_without(one, gone) for one in leases]
     after = agent_state(cluster_state(nodes, pods, left, version))
@@ -82,7 +82,7 @@ def test_what_is_loose_can_go_without_anybody_on_a_node_losing_what_he_holds(
         assert kept.items() <= _held(after, name).items()
         assert not (after.nodes[name].books.stale if name in after.nodes else ())
     left_world = cluster_state(nodes, pods, left, version)
-    assert turns.result(sweeping.loose(after, left_world.objects["ledgers"])) == []
+    assert cooperative.run_at_once(sweeping.loose(after, left_world.objects["ledgers"])) == []
 
 
 @given(MARKED, PODS, LEDGERS, VERSIONS)
@@ -90,7 +90,8 @@ def test_a_fresh_list_of_the_same_differs_nowhere(nodes: Any, pods: Any, leases:
     ours = agent_state(cluster_state(nodes, pods, leases, version))
     fresh = agent_state(cluster_state(nodes, reversed(pods), leases, version))
     texts = {name: one.holdings for name, one in ours.nodes.items()}
-    assert turns.result(checking.differences(ours, fresh, Told(set(), set()), lambda name: texts[name])) == []
+    differences = checking.differences(ours, fresh, Told(set(), set()), lambda name: texts[name])
+    assert cooperative.run_at_once(differences) == []
 
 
 def _held(found: Slot, name: str) -> dict[str, books.Held]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.metrics import aggregation, nodes, resource
 from nodewise.metrics.aggregation import AGGREGATIONS
 from nodewise.metrics.nodes import Nodes, Room
@@ -32,11 +32,11 @@ series = st.builds(
 
 
 def owned(found: list[Found]) -> matching.Owned:
-    return turns.result(matching.match(found, LABELS, FLEET))
+    return cooperative.run_at_once(matching.match(found, LABELS, FLEET))
 
 
 def match(found: list[Found], aggregate: str = "") -> matching.Matched:
-    return turns.result(matching.reduce(owned(found), aggregate))
+    return cooperative.run_at_once(matching.reduce(owned(found), aggregate))
 
 
 aggregations = st.sampled_from(("", *AGGREGATIONS))
@@ -130,7 +130,7 @@ def test_an_address_means_its_node_with_and_without_a_port(address: object, port
 def test_a_share_is_as_near_as_a_nano_can_be(used: int, whole: int) -> None:
     item = resource.NodeMetrics(metadata=resource._Metadata("n"), usage=resource._Usage(f"{used}n", "0"))
     fleet = Nodes({"n": Room(whole, 1)}, {})
-    ((_, share),) = turns.result(resource.by_metric([item], fleet))["cpu_usage_share"]
+    ((_, share),) = cooperative.run_at_once(resource.by_metric([item], fleet))["cpu_usage_share"]
     assert not isinstance(share, str)
     assert abs(share.value * whole - used * NANO) * 2 <= whole
 

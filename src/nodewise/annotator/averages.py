@@ -5,7 +5,7 @@ from math import nan
 from typing import Final, NamedTuple
 
 from nodewise import clock as clocks
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.annotator import forecast, samples
 from nodewise.annotator.measured import MILLI, Left, Measured
 from nodewise.annotator.options import Task
@@ -74,7 +74,7 @@ class Averages:
             memory_mean, memory_deviation = await _curated(points, lefts)
         cpu_next, memory_next = await self._forecasts(failures)
         found = {}
-        async for node in turns.paced(cpu_mean.keys() | memory_mean.keys()):
+        async for node in cooperative.iterate(cpu_mean.keys() | memory_mean.keys()):
             found[node] = Usage(
                 _used(node, (cpu_mean, cpu_deviation, cpu_next), MILLI),
                 _used(node, (memory_mean, memory_deviation, memory_next), 1.0),
@@ -103,7 +103,7 @@ class Averages:
     async def _ahead(self, expression: Expression, window_s: float, failures: list[str]) -> Numbers:
         ahead = {}
         points = await self._points(expression, window_s, failures)
-        async for node, one in turns.paced(points.items()):
+        async for node, one in cooperative.iterate(points.items()):
             ahead[node] = forecast.forecast(one[:, 1])
         return ahead
 
@@ -137,7 +137,7 @@ class Averages:
 async def _curated(points: Mapping[str, Points], lefts: Mapping[str, Left]) -> tuple[Numbers, Numbers]:
     """Mean and deviation of memory in use, as the requests allow: that is a matter of what is free."""
     means, deviations = {}, {}
-    async for node, one in turns.paced(points.items()):
+    async for node, one in cooperative.iterate(points.items()):
         if left := lefts.get(node):
             found = samples.summary(samples.curated(left.allocatable_bytes - one[:, 1], *left))
             means[node], deviations[node] = left.allocatable_bytes - found.mean, found.deviation

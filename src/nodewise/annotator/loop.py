@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.annotator import allocation, fields, planning, writing
 from nodewise.annotator.allocation import Allocation
 from nodewise.annotator.measured import Left, Measure, Measured
@@ -75,17 +75,17 @@ class Annotator:
     async def look(self, nodes: Iterable[Any], pods: Iterable[Any], *, holds: bool) -> Looked:
         """What is to be written now; `holds` as in `planning.Known`."""
         listed = list(nodes)
-        allocated = await turns.paced_result(allocation.by_node(pods, self.task.gpu))
+        allocated = await cooperative.run(allocation.by_node(pods, self.task.gpu))
         measured = await self._measured(listed, allocated) if self._measure else None
         known = Known(measured.usage if measured else None, allocated, self._clock.now(), holds)
-        plans = await turns.paced_result(planning.plan(listed, known, self.task, self._rules))
+        plans = await cooperative.run(planning.plan(listed, known, self.task, self._rules))
         return Looked(plans, measured.failures if measured else ())
 
     async def _measured(self, nodes: Iterable[Any], allocated: dict[str, Allocation]) -> Measured:
         assert self._measure is not None
         lefts = {}
         if self.task.use_requests:
-            async for node in turns.paced(filter(fields.is_ready, nodes)):
+            async for node in cooperative.iterate(filter(fields.is_ready, nodes)):
                 asked = allocated.get(node.metadata.name, Allocation()).memory_bytes
                 lefts[node.metadata.name] = Left(capacity.read(node.status.allocatable).memory_bytes, asked)
         return await self._measure.measured(lefts)

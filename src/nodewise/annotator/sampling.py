@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import clock as clocks
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.annotator import forecast, samples
 from nodewise.annotator.measured import MILLI, Left, Measured
 from nodewise.annotator.options import Task
@@ -58,7 +58,7 @@ class Samples:
     async def _keep(self, series: Series, kept: dict[str, deque[tuple[float, float]]]) -> None:
         """Each sample once, for the source may give the same one several times."""
         now = self._clock.now()
-        async for node, sample in turns.paced(series.samples.items()):
+        async for node, sample in cooperative.iterate(series.samples.items()):
             own = kept.setdefault(node, deque())
             at = min(sample.at if sample.at is not None else now, now)
             if not own or at > own[-1][0]:
@@ -68,7 +68,7 @@ class Samples:
         """Let go of what is older than the window, be it that the source says nothing any more."""
         oldest = self._clock.now() - self._window_s
         for kept in self._kept.values():
-            async for node, own in turns.paced(list(kept.items())):
+            async for node, own in cooperative.iterate(list(kept.items())):
                 while own and own[0][0] <= oldest:
                     own.popleft()
                 if not own:
@@ -79,7 +79,7 @@ class Samples:
         cpu, memory = self._kept[CPU], self._kept[MEMORY]
         failures = tuple(f"{metric}: {why}" for metric, why in self._failures.items())
         found = {}
-        async for node in turns.paced(cpu.keys() | memory.keys()):
+        async for node in cooperative.iterate(cpu.keys() | memory.keys()):
             spans = [own[-1][0] - own[0][0] for own in (cpu.get(node), memory.get(node)) if own]
             found[node] = Usage(
                 self._used(cpu.get(node), MILLI),

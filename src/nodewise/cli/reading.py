@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import agents, clock, turns
+from nodewise import agents, clock, cooperative
 from nodewise.agent import AgentKind, ObjectKey, Want, Watched
 from nodewise.cli import feeds, lines
 from nodewise.cli.feeds import Ground
@@ -139,7 +139,7 @@ async def read(wish: Wish, api: Api | None) -> Read:
     booked = [one for one in feeds.watched(kinds, wish.options) if _is_of_pods(one)]
     bound = await _read(sources, [_Sought(one, fields=_BOUND) for one in booked])
     objects |= {one.name: found for one, found in zip(booked, bound, strict=True)}
-    known = turns.result(node_facts.read(nodes.values()))
+    known = cooperative.run_at_once(node_facts.read(nodes.values()))
     return Read(kinds, nodes, pods, objects, metric_files.snapshot(sources.given, tables, known))
 
 
@@ -231,7 +231,7 @@ class Measuring(NamedTuple):
 
 async def measured(found: Read, wants: Iterable[Want], how: Measuring, api: Api | None) -> MetricsSnapshot:
     """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
-    nodes, meters = turns.result(node_facts.read(found.nodes.values())), MetricsRegistry()
+    nodes, meters = cooperative.run_at_once(node_facts.read(found.nodes.values())), MetricsRegistry()
 
     async def lookup() -> Nodes:
         return nodes

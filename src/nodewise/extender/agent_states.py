@@ -5,7 +5,7 @@ replay: a change of 20,000 pods, 80 times a second, is nothing to an agent that 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ClusterState, Inputs, StateBuilder
 from nodewise.observe import logs
 
@@ -60,7 +60,7 @@ def computed(states: Mapping[str, StateBuilder[Any]], cluster_state: ClusterStat
     found: dict[str, Any] = {}
     for name, state in states.items():
         try:
-            found[name] = turns.result(state.build(cluster_state))
+            found[name] = cooperative.run_at_once(state.build(cluster_state))
         except Exception as error:  # noqa: BLE001 - a defect of one agent must not stop the others
             logs.emit("agent_failed", agent=name, exc_info=error)
     return found

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 import nodewise
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import Snapshot, StateExporter, Verdict
 from nodewise.binder import BindPlugin
 from nodewise.clock import Clock
@@ -109,14 +109,14 @@ class Extender:
             raise
 
     async def _decisions(self, request: Request) -> Response:
-        return Response(200, await turns.paced_result(ledger.page(self._ring, request.query)))
+        return Response(200, await cooperative.run(ledger.page(self._ring, request.query)))
 
     def _state(self, agent: StateExporter[Any, Any]) -> Handler:
         async def answer(request: Request) -> Response:
             agent_state = self.moment()[0].agent_states.get(agent.name)
             if agent_state is None:
                 raise Unavailable(f"agent {agent.name} has seen no whole list yet", retry_after_s=1.0)
-            return Response(200, await turns.paced_result(agent.export(agent_state, request.query)))
+            return Response(200, await cooperative.run(agent.export(agent_state, request.query)))
 
         return answer
 

@@ -4,7 +4,7 @@
     ?limit=              how many at most, the newest first; and no more than make 2 MiB
     ?form=words|arrays   `arrays` is what `explain` asks for
 
-At 5,000 nodes one decision makes megabytes of words, so everything here is made in parts (`turns.paced_result`).
+At 5,000 nodes one decision makes megabytes of words, so the generators here yield between parts (`cooperative.run`).
 """
 
 from collections.abc import Generator, Mapping, Sequence

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 import nodewise
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import AgentKind, ClusterState
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
@@ -197,11 +197,13 @@ class Recording:
         if isinstance(item, Record):
             self._tape.write(item)
             return
-        for one in turns.slices(deltas.entries(self._written, item.cluster_state, item.generation)):
-            if one is None:
+        began_s = time.perf_counter()
+        for entry in deltas.entries(self._written, item.cluster_state, item.generation):
+            if entry is not None:
+                self._tape.write(entry)
+            if time.perf_counter() - began_s > cooperative.SLICE_S:
                 time.sleep(_PAUSE_S)
-            else:
-                self._tape.write(one)
+                began_s = time.perf_counter()
         self._written = item.cluster_state
 
     def _flush(self) -> None:

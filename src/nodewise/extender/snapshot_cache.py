@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder, Want
 from nodewise.clock import Clock
 from nodewise.extender.agent_states import AgentStates
@@ -179,7 +179,7 @@ class SnapshotCache:
         for name in self._slots.due(cluster_state):
             began = self._clock.monotonic()
             try:
-                agent_state = await turns.paced_result(self._states[name].build(cluster_state))
+                agent_state = await cooperative.run(self._states[name].build(cluster_state))
                 self._problems_of(name, cluster_state)
             except Exception as error:  # noqa: BLE001 - a defect of one agent must not hold up the others' slots
                 logs.emit("agent_failed", agent=name, exc_info=error)
@@ -195,7 +195,7 @@ class SnapshotCache:
         self._end(cluster_state, number)
         self._waiting = tuple(sorted({w.key for w in wants if not cluster_state.metrics.was_asked(w.key)}))
         self._meters.set("view_generation", self.snapshot.generation)
-        async for _ in turns.paced(range(len(gone))):
+        async for _ in cooperative.iterate(range(len(gone))):
             gone.pop()  # to let go of 5,000 samples takes some tenths of a millisecond
 
     async def _taken(self) -> tuple[ClusterState, frozenset[Want]]:

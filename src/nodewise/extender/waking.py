@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import FilterPlugin, Plugin, Snapshot
 from nodewise.clock import format_rfc3339
 from nodewise.controllers import Controller, Handle
@@ -78,7 +78,7 @@ class Waker(Controller):
         """Decide every waiting pod again; wake them if one of them can go somewhere now."""
         now_s = self._handle.clock.monotonic()
         self._writes = self._handle.node_writes.count
-        wake = await turns.paced_result(self._decided(snapshot, now_s))
+        wake = await cooperative.run(self._decided(snapshot, now_s))
         self._handle.meters.set("pods_waiting", len(self._hopes))
         if wake is not None:
             await self._wake(wake, len(self._hopes))

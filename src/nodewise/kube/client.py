@@ -10,6 +10,7 @@ import httpx2
 import msgspec
 
 from nodewise.clock import Clock
+from nodewise.cooperative import Pacer
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube import answers, renewing
 from nodewise.kube.answers import Call
@@ -17,7 +18,6 @@ from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.lines import Cutter
 from nodewise.kube.pace import Bucket
 from nodewise.observe.metrics_registry import MetricsRegistry
-from nodewise.turns import Pace
 
 TRANSLATED: Final[Mapping[type[Exception], type[NodewiseError]]] = {
     httpx2.HTTPError: Unavailable,
@@ -252,7 +252,7 @@ def packed(response: httpx2.Response) -> Problem | None:
 async def _whole(response: httpx2.Response) -> bytes:
     pieces = []
     size = 0
-    pace = Pace()
+    pace = Pacer()
     async for piece in response.aiter_bytes():
         await pace.pause()
         size += len(piece)

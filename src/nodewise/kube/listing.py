@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.kube import watching
 from nodewise.kube.api import Api, Expired
 from nodewise.kube.intake import Intake
@@ -42,7 +42,7 @@ async def read(api: Api, target: Target[T], meters: MetricsRegistry, told: Calla
         if page.is_first:
             intake.restart()
             count = 0
-        async for item in turns.paced(page.items):
+        async for item in cooperative.iterate(page.items):
             intake.add(item)
         count += len(page.items)
         told(count)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.kube import watching
@@ -76,7 +76,7 @@ class Reflector(Generic[T]):
         self._trouble = ""
         self._synced = asyncio.Event()
         self._is_doubted = False
-        self._pace = turns.Pace()
+        self._pace = cooperative.Pacer()
 
     @property
     def store(self) -> Store[T]:
@@ -145,13 +145,13 @@ class Reflector(Generic[T]):
             self._meters.count("kube_lists_total", kind=self._kind, reason=state.reason)
             self._intake.restart()
         await asyncio.sleep(0)
-        async for item in turns.paced(page.items):
+        async for item in cooperative.iterate(page.items):
             self._intake.add(item)
         self._state = after
         if isinstance(after, Watching):
             before = self._intake.swap(after.version)
             self._synced.set()
-            async for _ in turns.paced(range(len(before))):
+            async for _ in cooperative.iterate(range(len(before))):
                 before.popitem()
 
     async def _watch(self, params: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import escaped
@@ -62,9 +62,9 @@ class CustomMetrics:
             raise
         found = values.entries(values.items(body))
         gathering = values.Gathering()
-        async for node, said in turns.paced(found):
+        async for node, said in cooperative.iterate(found):
             gathering.add(node, said)
-        series = await turns.paced_result(gathering.series(want, self.name, now))
+        series = await cooperative.run(gathering.series(want, self.name, now))
         if not series.samples and not series.invalid:
             raise Unavailable(
                 f"metric {want.metric}", [Problem("items", "an empty list", "a value of a node")]

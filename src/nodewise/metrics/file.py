@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.errors import UNREADABLE, BadInput, Problem
 from nodewise.kube import files
 from nodewise.kube.fields import merge
@@ -146,8 +146,8 @@ def _used(objects: Objects, known: Nodes) -> dict[str, list[Entry]]:
     if not listed:
         return {}
     own = objects.of(NODES, _NODE)
-    nodes = turns.result(node_facts.read(own)) if own else known
-    return turns.result(resource.by_metric(listed, nodes))
+    nodes = cooperative.run_at_once(node_facts.read(own)) if own else known
+    return cooperative.run_at_once(resource.by_metric(listed, nodes))
 
 
 def _decoded(objects: Objects, kind: tuple[str, str], type_: type[T]) -> Iterator[tuple[str, T]]:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import quantity, turns
+from nodewise import cooperative, quantity
 from nodewise.errors import UNREADABLE
 from nodewise.kube.store import Change, Store
 
@@ -121,7 +121,7 @@ class NodeBook:
         async with self._reading:
             if self._changed:
                 self._changed = False
-                self._nodes = await turns.paced_result(read(self._store.values()))
+                self._nodes = await cooperative.run(read(self._store.values()))
         return self._nodes
 
     def _note(self, change: Change[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.clock import Clock
 from nodewise.metrics.asking import Asker, Failure, Limits
 from nodewise.metrics.series import Series, newer
@@ -113,7 +113,7 @@ class Refresher:
         outcome = await self._asker.ask(want)
         before = self.snapshot.series.get(want.key)
         if isinstance(outcome, Series):
-            outcome = await turns.paced_result(newer(before, outcome))
+            outcome = await cooperative.run(newer(before, outcome))
         if want not in self._wants:
             return
         if isinstance(outcome, Series):

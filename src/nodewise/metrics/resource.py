@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import clock, quantity, turns
+from nodewise import clock, cooperative, quantity
 from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavailable, shown
 from nodewise.kube.api import Api, NotFound
 from nodewise.metrics.nodes import Lookup, Nodes, Room
@@ -87,9 +87,9 @@ class ResourceMetrics:
         if reading.failure:
             raise reading.failure
         gathering = Gathering()
-        async for node, entry in turns.paced(reading.entries[want.metric]):
+        async for node, entry in cooperative.iterate(reading.entries[want.metric]):
             gathering.add(node, entry)
-        return await turns.paced_result(gathering.series(want, self.name, now))
+        return await cooperative.run(gathering.series(want, self.name, now))
 
     async def _current(self, metric: str, now: float) -> Reading:
         """The answer of this round: a metric that had its share of the last one begins the next round."""
@@ -103,7 +103,7 @@ class ResourceMetrics:
         try:
             body = await self._api.get(_PATH, timeout_s=self._timeout_s)
             nodes = await self._nodes()
-            entries = await turns.paced_result(by_metric(items(body), nodes))
+            entries = await cooperative.run(by_metric(items(body), nodes))
         except NotFound as error:
             return Reading(now, {}, NotThere(f"{GROUP} is not registered: {error}", remedy=_REMEDY), set())
         except NodewiseError as error:

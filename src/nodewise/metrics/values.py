@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise import clock, quantity, turns
+from nodewise import clock, cooperative, quantity
 from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 from nodewise.metrics import aggregation
 from nodewise.metrics.series import Sample, Series
@@ -161,7 +161,7 @@ def collect(want: Want, source: str, fetched_at: float, found: Iterable[Entry]) 
     gathering = Gathering()
     for node, entry in found:
         gathering.add(node, entry)
-    return turns.result(gathering.series(want, source, fetched_at))
+    return cooperative.run_at_once(gathering.series(want, source, fetched_at))
 
 
 def read_sample(item: Item) -> Sample:

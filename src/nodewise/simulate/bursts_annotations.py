@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.annotator import allocation, fields, planning, samples
 from nodewise.annotator.options import Task
 from nodewise.annotator.patches import Rules
@@ -55,8 +55,8 @@ class Annotated:
     def write(self, use: Use, now: float) -> Mapping[str, Object]:
         """Take the use of this minute, and annotate; the nodes that changed, by name."""
         self._window.append(use)
-        known = Known(self._usage(), turns.result(allocation.by_node(self._pods.values())), now)
-        plans = turns.result(planning.plan(self._read.values(), known, _TASK, _RULES))
+        known = Known(self._usage(), cooperative.run_at_once(allocation.by_node(self._pods.values())), now)
+        plans = cooperative.run_at_once(planning.plan(self._read.values(), known, _TASK, _RULES))
         factors = np.minimum(np.rint(100 * use / CAPACITY).max(axis=0), 100).astype(int).tolist()
         found: dict[str, Object] = {}
         for plan, factor in zip(plans.nodes, factors, strict=True):

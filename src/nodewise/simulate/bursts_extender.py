@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httpx2
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
@@ -72,7 +72,9 @@ class InProcess(httpx2.BaseTransport):
             self._index, self._objects, MetricsSnapshot(), self._clock.now(), self._nodes
         )
         for name in self._slots.due(cluster_state):
-            self._slots.put(name, cluster_state, turns.result(self._states[name].build(cluster_state)))
+            self._slots.put(
+                name, cluster_state, cooperative.run_at_once(self._states[name].build(cluster_state))
+            )
         self._generation += 1
         self.snapshot = Snapshot(self._index, self._slots.newest(), cluster_state.now, self._generation)
 

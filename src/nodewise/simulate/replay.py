@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.errors import BadInput
 from nodewise.extender import deltas, tape
@@ -178,7 +178,7 @@ class Player:
         }
         for name in self._slots.due(cluster_state):
             try:
-                agent_state = turns.result(self._states[name].build(cluster_state))
+                agent_state = cooperative.run_at_once(self._states[name].build(cluster_state))
                 self._states[name].problems(cluster_state.objects)
             except Exception as error:  # noqa: BLE001 - then as now: the agent has no slot, the others have
                 self._note(error)

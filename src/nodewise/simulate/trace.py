@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise import clock, turns
+from nodewise import clock, cooperative
 from nodewise.agent import ClusterState, Names, NodeIndex, Snapshot
 from nodewise.agents.gpu import fragmentation, typical
 from nodewise.agents.gpu.agent import GpuAgent
@@ -123,7 +123,7 @@ class _Cluster:
         self._cards_milli, self._allocated_milli = trace.cards_milli, 0
         objects = {("", node.name): _node(node) for node in trace.nodes}
         cluster_state = ClusterState(self._index, {}, MetricsSnapshot(), 0.0, objects)
-        agent_state: Slot = turns.result(self._state.build(cluster_state))
+        agent_state: Slot = cooperative.run_at_once(self._state.build(cluster_state))
         nothing = np.zeros(agent_state.layout.size + 1, np.int64)
         self._slot = agent_state._replace(typical=self._typical(trace), cpu_free=nothing)
         self._follow_cpu(slice(None))

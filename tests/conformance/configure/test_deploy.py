@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agents.telemetry import labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.policy import PolicyObject
@@ -160,7 +160,8 @@ LABELS: dict[str, tuple[list[tuple[str, str, int, list[str]]], dict[str, set[str
 
 def labelled(one: PolicyObject) -> dict[str, set[str]]:
     given = cluster_state([one], metrics_snapshot(*METRICS), NODES)
-    agent_state = turns.result(TelemetryState(TelemetryOptions(trust_all_namespaces=True), 60.0).build(given))
+    builder = TelemetryState(TelemetryOptions(trust_all_namespaces=True), 60.0)
+    agent_state = cooperative.run_at_once(builder.build(given))
     columns = labels.united(column for decided in agent_state.values() for column in decided.labels)
     return {
         node: {f"{key.rpartition('/')[2]}={value}" for key, value in found.items()}

@@ -17,8 +17,8 @@ from nodewise.annotator.allocation import by_node
 from nodewise.annotator.options import Task
 from nodewise.annotator.patches import Rules
 from nodewise.annotator.planning import Known
+from nodewise.cooperative import run_at_once
 from nodewise.statistics.annotations import AllocationAnnotations
-from nodewise.turns import result
 from tests.conformance.safe import promtool
 from tests.conformance.safe.rows import PartRow
 from tests.unit.agents.learned import lives
@@ -153,9 +153,9 @@ def _phases(given: list[str]) -> list[float]:
 def _allocation(given: Mapping[str, Any]) -> Mapping[str, str | None] | None:
     """What of the node is to be written where nothing stands yet, but the time; None for nothing."""
     pods = objects.read_pods(*(pod(number, one) for number, one in enumerate(given["pods"])))
-    known = Known(None, result(by_node(pods)), now=0.0)
+    known = Known(None, run_at_once(by_node(pods)), now=0.0)
     task, rules = Task(usage=False, allocation=True), Rules(max_age_s=3600)
-    plans = result(planning.plan([objects.read_node(node(given))], known, task, rules))
+    plans = run_at_once(planning.plan([objects.read_node(node(given))], known, task, rules))
     return plans.nodes[0].wanted if plans.nodes else None
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from nodewise.annotator import allocation
 from nodewise.annotator.allocation import Allocation
+from nodewise.cooperative import run_at_once
 from nodewise.statistics import capacity
-from nodewise.turns import result
 from tests.unit.annotator.objects import node, pod, read_node, read_pods
 
 SIDECAR = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "3", "memory": "1Gi"}}}
@@ -16,7 +16,7 @@ INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}
 
 def written(given: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
     read = read_node(given)
-    allocated = result(allocation.by_node(read_pods(*pods)))
+    allocated = run_at_once(allocation.by_node(read_pods(*pods)))
     return dict(
         allocation.texts(
             allocated.get(read.metadata.name, Allocation()), capacity.read(read.status.allocatable)

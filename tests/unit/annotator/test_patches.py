@@ -4,7 +4,7 @@ from math import nan
 
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.annotator import patches, planning, usage
 from nodewise.annotator.allocation import Allocation
 from nodewise.annotator.options import Task
@@ -97,7 +97,9 @@ def test_allocation_alone_makes_no_statistics_of_use_look_newer(
 ) -> None:
     node = objects.read_node(objects.node("n1", {**stands, **time}))
     known = Known(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
-    (plan,) = turns.result(planning.plan([node], known, Task(usage=False, allocation=True), RULES)).nodes
+    (plan,) = cooperative.run_at_once(
+        planning.plan([node], known, Task(usage=False, allocation=True), RULES)
+    ).nodes
     assert plan.patch["requested-cpu"] == "1500"
     assert (ANNOTATED_AT in plan.patch) is is_timed
     assert "mean-free-cpu" not in plan.patch

@@ -17,7 +17,7 @@ import msgspec
 from bench import fleet
 
 import nodewise
-from nodewise import agents, turns
+from nodewise import agents, cooperative
 from nodewise import clock as clocks
 from nodewise.cli import feeds
 from nodewise.clock import SystemClock
@@ -199,10 +199,10 @@ def test_a_loop_over_all_nodes_would_be_seen() -> None:
     lines = Lines()
     lines.run(through, COUNT // 2)
     assert lines.too_many == {}
-    lines.run(through, COUNT)
-    assert lines.too_many.keys() == {"slices"}
+    lines.run(through, 2 * COUNT)
+    assert lines.too_many.keys() == {"run_at_once"}
 
 
 def through(count: int) -> None:
     """Through so many things at once."""
-    assert len(list(turns.slices(range(count), budget_s=1e9))) == count
+    cooperative.run_at_once(None for _ in range(count))

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nodewise import agents, turns
+from nodewise import agents, cooperative
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.telemetry import TelemetryKind
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -69,7 +69,7 @@ class Recorded:
         self._state.wants(cluster_state.objects)
         self.recording.cluster_state(cluster_state, generation)
         for name in self._slots.due(cluster_state):
-            self._slots.put(name, cluster_state, turns.result(self._state.build(cluster_state)))
+            self._slots.put(name, cluster_state, cooperative.run_at_once(self._state.build(cluster_state)))
             self._state.problems(cluster_state.objects)
         self.snapshot = Snapshot(cluster_state.nodes, self._slots.newest(), cluster_state.now, generation)
 

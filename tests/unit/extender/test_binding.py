@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ClusterState
 from nodewise.binder import HOLDINGS, LEDGER
 from nodewise.errors import Conflict, NodewiseError, Problem, Refused
@@ -536,7 +536,7 @@ class TestMany:
 
         def looked(one: Replica) -> None:
             snapshot = one.keeper.snapshot
-            given = turns.result(OneCardEach().build(worlds[snapshot.generation]))
+            given = cooperative.run_at_once(OneCardEach().build(worlds[snapshot.generation]))
             assert {node: held for node, held in snapshot.agent_states["t"].items() if held} == given
             seen.append(len(given.get("n1", {})))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import Names, Scores
 from nodewise.errors import BadInput
 from nodewise.extender import arrays, ledger, report
@@ -17,7 +17,7 @@ from tests.unit.extender import decisions
 
 
 def body(ring: DecisionRing, **query: str) -> bytes:
-    return turns.result(ledger.page(ring, query))
+    return cooperative.run_at_once(ledger.page(ring, query))
 
 
 def filled(*given: Decision) -> DecisionRing:
@@ -29,9 +29,9 @@ def filled(*given: Decision) -> DecisionRing:
 
 def same(one: Decision, other: Decision) -> bool:
     """Equal in every word that can be said of them."""
-    return turns.result(report.encoded(one)) == turns.result(report.encoded(other)) and (
-        turns.result(arrays.encoded(one)) == turns.result(arrays.encoded(other))
-    )
+    return cooperative.run_at_once(report.encoded(one)) == cooperative.run_at_once(
+        report.encoded(other)
+    ) and (cooperative.run_at_once(arrays.encoded(one)) == cooperative.run_at_once(arrays.encoded(other)))
 
 
 SCORED = Decision(

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.extender import arrays, report
 from nodewise.extender.arrays import Told, ToldDetails
@@ -14,7 +14,7 @@ from tests.unit.extender.decisions import COUNT, Counted, decision, large, of, r
 
 
 def words(given: Decision) -> dict[str, object]:
-    found: dict[str, object] = json.loads(turns.result(report.encoded(given)))
+    found: dict[str, object] = json.loads(cooperative.run_at_once(report.encoded(given)))
     return found
 
 
@@ -133,10 +133,10 @@ def test_a_score_that_is_all_there_is_has_no_parts_and_no_numbers() -> None:
 
 def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
     given = ranked(("a", Scores(np.array([3, 4]), details=Counted((0.5, -1.0)), label="l", weight=2.5)))
-    again = arrays.read(turns.result(arrays.encoded(given)))
+    again = arrays.read(cooperative.run_at_once(arrays.encoded(given)))
     assert report.numbered(again) == report.numbered(given)
     assert report.parts(again) == report.parts(given)
     plain = ranked(("a", Scores(np.array([3, 4]), details=ToldDetails(["x", ""], np.zeros(2)))))
-    once = turns.result(arrays.encoded(plain))
-    assert turns.result(arrays.encoded(arrays.read(once))) == once
+    once = cooperative.run_at_once(arrays.encoded(plain))
+    assert cooperative.run_at_once(arrays.encoded(arrays.read(once))) == once
     assert report.numbered(arrays.read(once)) == {}

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import Evidence, Inputs, Scores, ValueState, Verdict, Want
 from nodewise.controllers import ControllerKind
 from nodewise.errors import BadSettings
@@ -243,12 +243,12 @@ class TestDetails:
 class TestSlots:
     def test_a_slot_is_computed_for_each_world(self) -> None:
         setup = OddSetup()
-        assert turns.result(setup.state.build(setup.cluster_state(1.0))) == ("slot of", 1.0)
-        assert turns.result(setup.state.build(setup.cluster_state(2.0))) == ("slot of", 2.0)
+        assert cooperative.run_at_once(setup.state.build(setup.cluster_state(1.0))) == ("slot of", 1.0)
+        assert cooperative.run_at_once(setup.state.build(setup.cluster_state(2.0))) == ("slot of", 2.0)
 
     def test_a_crash_leaves_none_until_it_works_again(self) -> None:
         setup = OddSetup(build=fails(ZeroDivisionError("by zero")))
-        slot = turns.result(setup.state.build(setup.cluster_state()))
+        slot = cooperative.run_at_once(setup.state.build(setup.cluster_state()))
         assert slot == NoState("ZeroDivisionError")
         snapshot = msgspec.structs.replace(setup.snapshot, agent_states={"odd": slot})
         assert why(filtered(setup, snapshot=snapshot)) == "ZeroDivisionError"
@@ -256,7 +256,7 @@ class TestSlots:
         assert setup.agent.filter(STRANGER, setup.names, snapshot) is None
         assert setup.failures() == {"exception": 1.0}
         setup.odd.replacements.clear()
-        assert turns.result(setup.state.build(setup.cluster_state())) == ("slot of", 1.0)
+        assert cooperative.run_at_once(setup.state.build(setup.cluster_state())) == ("slot of", 1.0)
 
     def test_before_the_first_snapshot_its_pods_wait(self) -> None:
         setup = OddSetup()

@@ -1,12 +1,12 @@
 import numpy as np
 
-from nodewise import turns
+from nodewise import cooperative
+from nodewise.cooperative import run_at_once
 from nodewise.metrics import column
 from nodewise.metrics.column import Column
 from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.series import Sample, Series, State, newer
 from nodewise.metrics.snapshot import MetricsSnapshot
-from nodewise.turns import result
 
 INDEX = NodeIndex(["a", "b", "c"])
 
@@ -16,7 +16,7 @@ def series(**values: Sample) -> Series:
 
 
 def laid_out(given: Series, index: NodeIndex) -> Column:
-    return turns.result(column.lay_out(given, index))
+    return cooperative.run_at_once(column.lay_out(given, index))
 
 
 class TestIndex:
@@ -70,19 +70,19 @@ class TestNewer:
     def test_the_newer_sample_of_a_node_stays(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
         new = Series("m", "s", 5.0, {"a": Sample(2, 9.0), "b": Sample(2, 11.0)})
-        assert {n: s.value for n, s in result(newer(old, new)).samples.items()} == {"a": 1, "b": 2}
+        assert {n: s.value for n, s in run_at_once(newer(old, new)).samples.items()} == {"a": 1, "b": 2}
 
     def test_the_vanished_go(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0), "b": Sample(1, 10.0)})
-        assert list(result(newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)}))).samples) == ["a"]
+        assert list(run_at_once(newer(old, Series("m", "s", 5.0, {"a": Sample(2, 11.0)}))).samples) == ["a"]
 
     def test_another_source_starts_anew(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
-        assert result(newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)}))).samples["a"].value == 2
+        assert run_at_once(newer(old, Series("m", "t", 5.0, {"a": Sample(2, 9.0)}))).samples["a"].value == 2
 
     def test_a_sample_without_a_time_is_newer(self) -> None:
         old = Series("m", "s", 0.0, {"a": Sample(1, 10.0)})
-        assert result(newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)}))).samples["a"].value == 2
+        assert run_at_once(newer(old, Series("m", "s", 5.0, {"a": Sample(2, None)}))).samples["a"].value == 2
 
     def test_requests_come_in_between(self) -> None:
         old, new = (

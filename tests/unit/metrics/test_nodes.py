@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.kube.fields import merge
 from nodewise.kube.store import Writer
 from nodewise.metrics import nodes
@@ -27,7 +27,7 @@ def decoded(obj: dict[str, Any]) -> Any:
 
 
 def read(*given: Any) -> Nodes:
-    return turns.result(nodes.read(given))
+    return cooperative.run_at_once(nodes.read(given))
 
 
 FLEET = read(

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise import clock, turns
+from nodewise import clock, cooperative
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.kube import fields
 from nodewise.metrics.series import Sample, Series
@@ -42,7 +42,7 @@ def cluster_state(*nodes, snapshot=None, now=NOW, index=None):
 
 
 def read(given, reader=None, **options):
-    return turns.result((reader or LoadReader(StatisticsOptions(**options))).read(given))
+    return cooperative.run_at_once((reader or LoadReader(StatisticsOptions(**options))).read(given))
 
 
 def test_used_is_what_is_allocatable_and_not_free():

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from nodewise import changes, turns
+from nodewise import changes, cooperative
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.agents.gpu import census, checking, descheduling, gauges, sweeping
 from nodewise.agents.gpu.census import Census, Reader
@@ -96,7 +96,7 @@ class PodLabels:
         """Write what differs."""
         now_s = self._handle.clock.monotonic()
         self._written = {uid: one for uid, one in self._written.items() if one[1] > now_s}
-        found = await turns.paced_result(descheduling.changes(agent_state))
+        found = await cooperative.run(descheduling.changes(agent_state))
         await every(self._write(one) for one in found if not self._is_written(one.pod))
 
     def _is_written(self, pod: BookedPod) -> bool:
@@ -141,10 +141,8 @@ class Sweeper:
     async def _sweep(self, agent_state: Slot) -> None:
         leases, nodes = self._handle.objects[LEDGERS].snapshot(), self._handle.nodes
         names = {name for _, name in nodes.snapshot()}
-        loose = await turns.paced_result(sweeping.loose(agent_state, leases))
-        gone = (
-            await turns.paced_result(sweeping.abandoned(agent_state, leases, names)) if nodes.synced else []
-        )
+        loose = await cooperative.run(sweeping.loose(agent_state, leases))
+        gone = await cooperative.run(sweeping.abandoned(agent_state, leases, names)) if nodes.synced else []
         now_s = self._handle.clock.monotonic()
         found = (*loose, *map(_version, gone))
         self._since = {one: self._since.get(one, now_s) for one in found}
@@ -221,7 +219,7 @@ class PodCounter:
         if self._pods is None:
             self._old = list(pods.values())
         else:
-            changed = await turns.paced_result(changes.between(self._pods, pods))
+            changed = await cooperative.run(changes.between(self._pods, pods))
             self._new += [pods[key] for key in changed if key in pods and self._is_new(pods[key], key)]
         self._pods = pods
         now_s = self._handle.clock.monotonic()
@@ -236,12 +234,12 @@ class PodCounter:
     async def _write(self) -> None:
         """By compare-and-swap; who was beaten counts upon what the other wrote, the next time."""
         there: Census | None = self._handle.objects[CENSUS].get(self._handle.namespace, census.NAME)
-        before = await turns.paced_result(census.read(there))
+        before = await cooperative.run(census.read(there))
         reader = Reader(self._profile, self._options, self._handle.clock.now())
-        after = await turns.paced_result(census.added(before, self._old, self._new, reader))
+        after = await cooperative.run(census.added(before, self._old, self._new, reader))
         if after.history != before.history:
             namespace = self._handle.namespace
-            data = await turns.paced_result(census.data_of(after))
+            data = await cooperative.run(census.data_of(after))
             body = census.body(data, namespace, there.metadata.resourceVersion if there else "")
             if there is None:
                 await self._handle.api.create(_CONFIGMAPS.path(namespace), body)
@@ -296,9 +294,7 @@ class Checker:
             if ours is None or listening.is_void:
                 return None
             computed = await self._computed(fresh)
-            return await turns.paced_result(
-                checking.differences(ours, computed, listening.told, self._stored)
-            )
+            return await cooperative.run(checking.differences(ours, computed, listening.told, self._stored))
         finally:
             listening.end()
 
@@ -339,7 +335,7 @@ class Checker:
         cluster_state = ClusterState(
             index, objects, MetricsSnapshot(), self._handle.clock.now(), nodes, versions
         )
-        return await turns.paced_result(GpuState(self._profile).build(cluster_state))
+        return await cooperative.run(GpuState(self._profile).build(cluster_state))
 
     def _stored(self, node: str) -> str:
         return holdings(self._handle.objects[LEDGERS].get(self._handle.namespace, f"{LEDGER_PREFIX}{node}"))
@@ -390,11 +386,11 @@ class Gauges:
 
     async def show(self, agent_state: Slot) -> None:
         """Set what changed, and take away what is gone."""
-        details = await turns.paced_result(gauges.details(agent_state, self._profile, self._most))
+        details = await cooperative.run(gauges.details(agent_state, self._profile, self._most))
         found = {**gauges.totals(agent_state, self._profile), **details}
-        async for (name, labels), value in turns.paced(found.items()):
+        async for (name, labels), value in cooperative.iterate(found.items()):
             if self._shown.get((name, labels)) != value:
                 self._handle.meters.set(name, value, **dict(labels))
-        async for name, labels in turns.paced([one for one in self._shown if one not in found]):
+        async for name, labels in cooperative.iterate([one for one in self._shown if one not in found]):
             self._handle.meters.forget(name, **dict(labels))
         self._shown = found

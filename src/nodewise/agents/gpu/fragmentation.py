@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agents.gpu.layout import Layout
 from nodewise.agents.gpu.typical import PodClass
 from nodewise.agents.gpu.working import Working
@@ -96,7 +96,7 @@ NOBODY: Final = Typical(np.zeros(0, np.int64), {}, (), np.zeros((1, 1)), (), (),
 
 def tables(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> Typical:
     """See `building`; all at once."""
-    return turns.result(building(classes, counts))
+    return cooperative.run_at_once(building(classes, counts))
 
 
 def building(classes: Mapping[PodClass, float], counts: Sequence[str] = ()) -> Generator[None, None, Typical]:

@@ -2,13 +2,14 @@
 it, and only in the leader. What is to be written is computed elsewhere (`labels`, `ownership`, `status`).
 """
 
+import asyncio
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
 
-from nodewise import quantity, turns
+from nodewise import cooperative, quantity
 from nodewise.agent import ObjectKey, Resource, Snapshot
 from nodewise.agents.telemetry import labels, ownership, status
 from nodewise.agents.telemetry.labels import Labels
@@ -107,9 +108,9 @@ class LabelWriter:
         Each node's failure is its own; the first one is raised at the end.
         """
         await self._doubt_changed()
-        await turns.turn()
+        await asyncio.sleep(0)
         await every(self._read(node, frozenset(columns)) for node in sorted(self._doubted))
-        await turns.turn()
+        await asyncio.sleep(0)
         wanted = labels.desired(columns, snapshot.nodes, self._owned)
         self._forgive()
         allowed = {
@@ -137,7 +138,7 @@ class LabelWriter:
     async def _doubt_changed(self) -> None:
         """Doubt the nodes that changed and show other labels of ours than we know of."""
         seen: dict[str, Any] = {}
-        async for node in turns.paced(self._handle.nodes.values()):
+        async for node in cooperative.iterate(self._handle.nodes.values()):
             name = node.metadata.name
             seen[name] = node
             if self._seen.get(name) is node:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agents.gpu import cards as gpu_cards
 from nodewise.agents.gpu import profile as gpu_profiles
 from nodewise.agents.gpu.cards import GpuNode
@@ -62,7 +62,7 @@ async def node_list(session: Session) -> NodeList | Unavailable:
     nodes = await session.reader.get_list(NODES, partial(parse_node, profiles))
     if isinstance(nodes, Unavailable):
         return nodes
-    return NodeList(nodes, turns.result(node_facts.read(nodes)))
+    return NodeList(nodes, cooperative.run_at_once(node_facts.read(nodes)))
 
 
 def _gpu_profiles(listed: Sequence[Extender]) -> list[gpu_profiles.Profile]:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise import clock, turns
+from nodewise import clock, cooperative
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.agents.telemetry import policy as taspolicy
 from nodewise.agents.telemetry import status as policy_status
@@ -166,7 +166,7 @@ def _coverage(series: Series, index: NodeIndex) -> MetricCoverage:
     names = {*series.samples, *series.invalid}
     if not names:
         return MetricCoverage(0, (), series.source)
-    column = turns.result(columns.lay_out(series, index))
+    column = cooperative.run_at_once(columns.lay_out(series, index))
     nodes = int(np.count_nonzero(column.given[:-1] == State.FRESH))
     others = sorted(short(name, 100) for name in names if name not in index)
     return MetricCoverage(nodes, tuple(others[:_MAX_NAMES]), missing_cause(series, index, column))
@@ -210,7 +210,7 @@ def evaluate(
     state = TelemetryState(options, max_age_s(options, sync_period_s))
     now = SystemClock().now()
     cluster = ClusterState(NodeIndex(nodes), {POLICIES: by_key}, MetricsSnapshot(by_want), now)
-    return turns.result(state.build(cluster))
+    return cooperative.run_at_once(state.build(cluster))
 
 
 def _options(listed: Sequence[Extender]) -> tuple[TelemetryOptions, float]:

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.errors import Problem
 from nodewise.metrics.nodes import Lookup
 from nodewise.metrics.prometheus import answers, matching, queries, ranges
@@ -52,7 +52,7 @@ class PrometheusMetrics:
         query = queries.of(want, want.max_age_s or self._max_age_s)
         answer = await self._client.ask(query)
         nodes = await self._nodes()
-        owned = await turns.paced_result(matching.match(answers.found(answer), self._labels, nodes))
+        owned = await cooperative.run(matching.match(answers.found(answer), self._labels, nodes))
         strangers, example = len(owned.strangers), matching.example(owned, self._labels)
         self._meters.set("metric_series_unmatched", strangers, metric=want.name)
         self._tell(want.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
@@ -63,7 +63,7 @@ class PrometheusMetrics:
             "metric_series_unmatched",
             example=f"{strangers} series, such as {example}" if example else "",
         )
-        matched = await turns.paced_result(
+        matched = await cooperative.run(
             matching.reduce(owned, want.aggregate, await self._current(want, owned))
         )
         return Series(want.metric, self.name, now, matched.samples, matched.invalid)
@@ -74,16 +74,16 @@ class PrometheusMetrics:
         A range has the samples of series that have ended as well. An instant query leaves these out: Prometheus marks
         a series as ended when its target is gone, or gives it up after a look-back of five minutes.
         """
-        if not await turns.paced_result(matching.needs_ended(owned, want.aggregate)):
+        if not await cooperative.run(matching.needs_ended(owned, want.aggregate)):
             return None
         answer = await self._client.ask(queries.instant(want))
-        return await turns.paced_result(matching.identities(answers.found(answer)))
+        return await cooperative.run(matching.identities(answers.found(answer)))
 
     async def samples(self, query: str) -> dict[str, Points]:
         """All samples of each node that a query of a range gives, such as `up[1h:1m]`. Errors as those of `fetch`."""
         answer = await self._client.ask(query)
         nodes = await self._nodes()
-        return await turns.paced_result(ranges.by_node(answer, self._labels, nodes))
+        return await cooperative.run(ranges.by_node(answer, self._labels, nodes))
 
     async def close(self) -> None:
         """End all connections."""

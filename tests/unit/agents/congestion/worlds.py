@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.congestion.agent import CongestionAgent, PodFields
 from nodewise.agents.congestion.options import CongestionOptions
@@ -27,7 +27,7 @@ def cluster_state(factors: Mapping[str, str | None]) -> ClusterState:
 
 def snapshot(factors: Mapping[str, str | None], options: CongestionOptions | None = None) -> Snapshot:
     given = cluster_state(factors)
-    agent_state = turns.result(CongestionState(options or CongestionOptions()).build(given))
+    agent_state = cooperative.run_at_once(CongestionState(options or CongestionOptions()).build(given))
     return Snapshot(given.nodes, {"congestion": agent_state}, NOW, 1)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.books import CARDS, TILES
@@ -100,7 +100,7 @@ def cluster_state(
 
 
 def agent_state(given: ClusterState, state: GpuState | None = None) -> Slot:
-    found: Slot = turns.result((state or GpuState(INTEL)).build(given))
+    found: Slot = cooperative.run_at_once((state or GpuState(INTEL)).build(given))
     return found
 
 

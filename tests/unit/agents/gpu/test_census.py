@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import clock, turns
+from nodewise import clock, cooperative
 from nodewise.agents.gpu import census
 from nodewise.agents.gpu.census import NAME, UNTIL, Census, CensusMetadata, Counted, Reader
 from nodewise.agents.gpu.options import GpuOptions
@@ -28,7 +28,7 @@ def came(name: str, at: str = "2026-11-21T11:00:00Z", requests: str = "i915=1 mc
 
 
 def added(counted: Counted, old: Any = (), new: Any = ()) -> Counted:
-    return turns.result(census.added(counted, old, new, READER))
+    return cooperative.run_at_once(census.added(counted, old, new, READER))
 
 
 def counts(counted: Counted) -> dict[int, int]:
@@ -37,7 +37,7 @@ def counts(counted: Counted) -> dict[int, int]:
 
 
 def kept(counted: Counted) -> Census:
-    return Census(CensusMetadata(NAME, "nw", "1"), dict(turns.result(census.data_of(counted))))
+    return Census(CensusMetadata(NAME, "nw", "1"), dict(cooperative.run_at_once(census.data_of(counted))))
 
 
 def test_each_counts_on_the_day_on_which_it_came() -> None:
@@ -62,21 +62,21 @@ def test_pods_without_cards_are_nobody() -> None:
 
 def test_what_is_written_is_read_again() -> None:
     found = added(NOTHING, [came("a"), came("b"), came("c", "2026-11-20T01:00:00Z", "i915=2 mc=500")])
-    assert turns.result(census.read(kept(found))) == found
-    assert turns.result(census.read(None)) == NOTHING
+    assert cooperative.run_at_once(census.read(kept(found))) == found
+    assert cooperative.run_at_once(census.read(None)) == NOTHING
 
 
 @pytest.mark.parametrize(
     "data", [None, {}, {"day-x": "[]"}, {f"day-{TODAY}": "{"}, {f"day-{TODAY}": '[{"pods": -1}]'}]
 )
 def test_garbage_counts_for_nothing(data: dict[str, str] | None) -> None:
-    found = turns.result(census.read(Census(CensusMetadata(NAME), data)))
+    found = cooperative.run_at_once(census.read(Census(CensusMetadata(NAME), data)))
     assert found.history == {}
     assert counts(added(found, [came("a")])) == {0: 1}
 
 
 def test_a_time_in_the_future_stops_no_counting_of_those_that_come() -> None:
-    wild = turns.result(census.read(Census(CensusMetadata(NAME), {UNTIL: "x"})))
+    wild = cooperative.run_at_once(census.read(Census(CensusMetadata(NAME), {UNTIL: "x"})))
     assert counts(added(wild, new=[came("a")])) == {0: 1}
 
 

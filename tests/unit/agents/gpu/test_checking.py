@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agents.gpu import checking
 from nodewise.agents.gpu import layout as layouts
 from nodewise.agents.gpu import state as states
@@ -24,7 +24,7 @@ def different(ours: Slot, fresh: Slot, told: Told | None = None, stored: Any = N
     def text(name: str) -> str:
         return stored if stored is not None else (ours.nodes[name].holdings if name in ours.nodes else "")
 
-    found = turns.result(checking.differences(ours, fresh, told or Told(set(), set()), text))
+    found = cooperative.run_at_once(checking.differences(ours, fresh, told or Told(set(), set()), text))
     return {one.node: one.what for one in found}
 
 

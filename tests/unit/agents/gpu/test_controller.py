@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ObjectKey
 from nodewise.agents.gpu import KIND, census, controller, gauges
 from nodewise.agents.gpu import books as accounts
@@ -557,5 +557,5 @@ class TestGauges:
     @pytest.mark.parametrize(("most", "count"), [(4, 4), (3, 0), (0, 0)])
     def test_of_too_many_cards_there_are_totals_only(self, most: int, count: int) -> None:
         found = agent_state(cluster_state({"n1": node(), "n2": node()}, [pod("a", "n1", "card0")]))
-        assert len(turns.result(gauges.details(found, INTEL, most))) == count
+        assert len(cooperative.run_at_once(gauges.details(found, INTEL, most))) == count
         assert gauges.totals(found, INTEL)["gpu_pods", ()] == 1

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agents.gpu import descheduling
 from nodewise.agents.gpu.pods import BookedLabels, BookedPod
 from tests.unit.agents.gpu.facts import agent_state, cluster_state, entry, lease, node, pod
@@ -29,7 +29,7 @@ def labelled(one: BookedPod, value: str | None = "gpu") -> BookedPod:
 
 
 def found(nodes: dict[str, Any], *pods: BookedPod, leases: Any = ()) -> dict[str, bool]:
-    changes = turns.result(descheduling.changes(agent_state(cluster_state(nodes, pods, leases))))
+    changes = cooperative.run_at_once(descheduling.changes(agent_state(cluster_state(nodes, pods, leases))))
     return {change.pod.metadata.name: change.is_wanted for change in changes}
 
 

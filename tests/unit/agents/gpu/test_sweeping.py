@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agents.gpu import sweeping
 from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.sweeping import Loose
@@ -16,12 +16,12 @@ NODES = {"n1": node()}
 
 def loose(pods: Iterable[BookedPod] = (), leases: Iterable[Any] = (), version: str = "10") -> list[Loose]:
     given = cluster_state(NODES, pods, leases, version)
-    return turns.result(sweeping.loose(agent_state(given), given.objects["ledgers"]))
+    return cooperative.run_at_once(sweeping.loose(agent_state(given), given.objects["ledgers"]))
 
 
 def abandoned(pods: Iterable[BookedPod], leases: Iterable[Any]) -> list[str]:
     given = cluster_state(NODES, pods, leases)
-    found = turns.result(sweeping.abandoned(agent_state(given), given.objects["ledgers"], NODES))
+    found = cooperative.run_at_once(sweeping.abandoned(agent_state(given), given.objects["ledgers"], NODES))
     return [one.metadata.name for one in found]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from nodewise import clock, turns
+from nodewise import clock, cooperative
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.learned import LearnedKind
 from nodewise.agents.learned.agent import LearnedAgent
@@ -87,7 +87,7 @@ class Life:
 
     def look(self, after_s: float = 1.0) -> Slot:
         self.now += after_s
-        self.agent_state = turns.result(
+        self.agent_state = cooperative.run_at_once(
             self.state.build(ClusterState(self.index, {PODS: self.pods}, MetricsSnapshot(), self.now))
         )
         return self.agent_state

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import NodeIndex
 from nodewise.agents.learned import memory as memories
 from nodewise.agents.learned.memory import Memory
@@ -218,7 +218,7 @@ class TestBounds:
         memory = Memory(self.RULE)
         for node, times in (("n3", 3), ("n1", 1), ("gone", 5)):
             memory.teach("d/D", node, 0.0, times, START)
-        known = turns.result(memory.lay_out(NodeIndex(["n1", "n2", "n3"]), START))["d/D"]
+        known = cooperative.run_at_once(memory.lay_out(NodeIndex(["n1", "n2", "n3"]), START))["d/D"]
         assert known.nodes.tolist() == [0, 2]
         assert known.tried.tolist() == [1, 3]
         assert known.rewards.tolist() == pytest.approx([0.9, 0.729])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise import quantity, turns
+from nodewise import cooperative, quantity
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon.agent import PigeonAgent
@@ -80,7 +80,9 @@ class Cluster:
         cluster_state = ClusterState(
             index, {PODS: pods}, MetricsSnapshot(), 0.0, {("", name): one for name, one in found.items()}
         )
-        self.snapshot = Snapshot(index, {"pigeon": turns.result(self.state.build(cluster_state))}, 0.0)
+        self.snapshot = Snapshot(
+            index, {"pigeon": cooperative.run_at_once(self.state.build(cluster_state))}, 0.0
+        )
 
     def asked(self, given: PigeonPod | str = P1, names: str = "") -> Told:
         """A prioritize call."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ScorePlugin, StateExporter
 from nodewise.agents.pigeon import ranks
 from tests.unit.agents.pigeon.clusters import N3, P1, Cluster, close, pod
@@ -135,7 +135,9 @@ def test_what_the_agent_goes_by_is_shown() -> None:
     cluster = Cluster(N3)
     for uid, requests in enumerate([P1, "1500m,3Gi"]):
         cluster.asked(pod(requests, uid=f"u{uid}"))
-    found = json.loads(turns.result(cluster.agent.export(cluster.snapshot.agent_states["pigeon"], {})))
+    found = json.loads(
+        cooperative.run_at_once(cluster.agent.export(cluster.snapshot.agent_states["pigeon"], {}))
+    )
     assert found["resources"] == {
         "cpu": {"unit": "milli", "node_mean": 4000, "pod_mean": 1000, "pod_deviation": 500},
         "memory": {"unit": "MiB", "node_mean": 8192, "pod_mean": 2048, "pod_deviation": 1024},

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon import holding
 from nodewise.agents.pigeon.holding import HeldPod, Holdings
@@ -34,7 +34,7 @@ def kept(pods: Iterable[HeldPod], gpu: str = "gpu") -> dict[tuple[str, str], Hel
 
 
 def followed(holdings: Holdings, pods: dict[tuple[str, str], HeldPod]) -> Holdings:
-    turns.result(holdings.follow(pods))
+    cooperative.run_at_once(holdings.follow(pods))
     return holdings
 
 

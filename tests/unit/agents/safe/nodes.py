@@ -5,7 +5,7 @@ from functools import cache
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.safe import KIND
 from nodewise.agents.safe.options import SafeOptions
@@ -63,7 +63,9 @@ class Asked:
         index = NodeIndex([one.metadata.name for one in nodes])
         objects = {("", one.metadata.name): one for one in nodes}
         cluster_state = ClusterState(index, {}, metrics_snapshot or MetricsSnapshot(), now, objects)
-        self.snapshot = Snapshot(index, {"safe": turns.result(self.state.build(cluster_state))}, now)
+        self.snapshot = Snapshot(
+            index, {"safe": cooperative.run_at_once(self.state.build(cluster_state))}, now
+        )
         self.names = index.named(list(index.known))
 
     def filter(self, pod, names=None):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agents.telemetry import labels
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryState
@@ -18,7 +18,7 @@ def wanted(
     given = cluster_state(
         policies if isinstance(policies, list) else [policies], metrics_snapshot(*metrics), nodes
     )
-    agent_state = turns.result(TelemetryState(TelemetryOptions(), 60.0).build(given))
+    agent_state = cooperative.run_at_once(TelemetryState(TelemetryOptions(), 60.0).build(given))
     columns = labels.united(column for decided in agent_state.values() for column in decided.labels)
     return labels.desired(columns, given.nodes, owned or {})
 

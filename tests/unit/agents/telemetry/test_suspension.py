@@ -2,7 +2,7 @@
 
 import msgspec
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import Snapshot
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryState
@@ -30,7 +30,7 @@ class Story:
             self.snapshot = self.snapshot.with_series(Series("m", "s", at, samples))
         given = cluster_state([self.policy], self.snapshot, self.nodes)  # type: ignore[list-item]
         given = msgspec.structs.replace(given, now=at)
-        agent_state = turns.result(self.state.build(given))
+        agent_state = cooperative.run_at_once(self.state.build(given))
         self.suspended = bool(next(iter(agent_state.values())).suspended)
         return set(rejected(Snapshot(given.nodes, {"telemetry": agent_state}, at), self.nodes) or ())
 

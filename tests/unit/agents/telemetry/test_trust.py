@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import Snapshot
 from nodewise.agents.telemetry import status
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -32,7 +32,7 @@ REMEDY = "kubectl label namespace d nodewise.io/trusted=true"
 
 def decided(given: PolicyObject, options: TelemetryOptions | None = None, *trusted: str) -> PolicySlot:
     state = TelemetryState(options or TelemetryOptions(), 60.0)
-    agent_state: dict[Any, PolicySlot] = turns.result(
+    agent_state: dict[Any, PolicySlot] = cooperative.run_at_once(
         state.build(cluster_state([given], VALUES, trusted=trusted))
     )
     return agent_state["d", "pol"]
@@ -41,7 +41,7 @@ def decided(given: PolicyObject, options: TelemetryOptions | None = None, *trust
 def snapshot(given: PolicyObject, **options: Any) -> Snapshot:
     found = cluster_state([given], VALUES, trusted=())
     state = TelemetryState(TelemetryOptions(**options), 60.0)
-    return Snapshot(found.nodes, {"telemetry": turns.result(state.build(found))}, found.now, 1)
+    return Snapshot(found.nodes, {"telemetry": cooperative.run_at_once(state.build(found))}, found.now, 1)
 
 
 def condition(agent_state: PolicySlot, before: Status | None = None) -> Condition | None:
@@ -158,9 +158,9 @@ def test_trust_that_is_granted_and_taken_away() -> None:
     state, before = TelemetryState(TelemetryOptions(), 60.0), Status()
     said = []
     for trusted in ((), ("d",), ()):
-        found: PolicySlot = turns.result(state.build(cluster_state([LABELLING], VALUES, trusted=trusted)))[
-            "d", "pol"
-        ]
+        found: PolicySlot = cooperative.run_at_once(
+            state.build(cluster_state([LABELLING], VALUES, trusted=trusted))
+        )["d", "pol"]
         before = status.desired(found, 1, "", before, "now")
         said.append((len(found.labels), before.by_type()["NotTrusted"].status))
     assert said == [(0, "True"), (2, "False"), (0, "True")]
@@ -172,5 +172,5 @@ def test_only_the_very_label_grants_trust(labels: Any) -> None:
     given = cluster_state([LABELLING], VALUES, trusted=())
     objects = {**given.objects, NAMESPACES: {("", "d"): msgspec.json.decode(raw, type=NamespaceObject)}}
     state = TelemetryState(TelemetryOptions(), 60.0)
-    agent_state = turns.result(state.build(msgspec.structs.replace(given, objects=objects)))
+    agent_state = cooperative.run_at_once(state.build(msgspec.structs.replace(given, objects=objects)))
     assert agent_state["d", "pol"].labels == ()

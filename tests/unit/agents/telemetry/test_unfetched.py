@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise import turns
+from nodewise import cooperative
 from nodewise.agent import ClusterState, Snapshot
 from nodewise.agents.telemetry import status
 from nodewise.agents.telemetry.labels import VIOLATING
@@ -48,7 +48,7 @@ UNUSABLE = {
 
 def only(given: ClusterState, state: TelemetryState | None = None) -> PolicySlot:
     made = state or TelemetryState(TelemetryOptions(), 60.0)
-    agent_state: PolicySlot = turns.result(made.build(given))["d", "pol"]
+    agent_state: PolicySlot = cooperative.run_at_once(made.build(given))["d", "pol"]
     return agent_state
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from nodewise import quantity, turns
+from nodewise import cooperative, quantity
 from nodewise.agent import ClusterState, Names, NodeIndex, ObjectKey, Snapshot
 from nodewise.agents.telemetry.agent import PodFields, PodMetadata, TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
@@ -71,7 +71,7 @@ def snapshot(
     given: ClusterState, options: TelemetryOptions | None = None, max_age_s: float = 60.0
 ) -> Snapshot:
     state = TelemetryState(options or TelemetryOptions(), max_age_s)
-    return Snapshot(given.nodes, {"telemetry": turns.result(state.build(given))}, given.now, 1)
+    return Snapshot(given.nodes, {"telemetry": cooperative.run_at_once(state.build(given))}, given.now, 1)
 
 
 def pod(label: str | None = "pol", namespace: str = "d") -> PodFields:

@@ -1,0 +1,56 @@
+"""Cooperative scheduling: long background work on the event loop gives way after each slice of time.
+
+A request is answered in one step. Work on all nodes or pods takes longer than a request may wait, so it is written as a
+generator that yields between its parts, or as a loop over `iterate`.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Generator, Iterable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+SLICE_S: Final = 0.0003
+
+
+class Pacer:
+    """Gives way when a slice is used up: await `pause` before each part of the work. The first `pause` gives way."""
+
+    def __init__(self, slice_s: float = SLICE_S) -> None:
+        self._slice_s = slice_s
+        self._began_s = float("-inf")
+
+    async def pause(self) -> None:
+        """Let the event loop go on for one round if the slice is used up."""
+        if time.perf_counter() - self._began_s > self._slice_s:
+            await asyncio.sleep(0)
+            self._began_s = time.perf_counter()
+
+
+async def iterate(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, with pauses between them."""
+    pacer = Pacer()
+    for item in items:
+        await pacer.pause()
+        yield item
+
+
+async def run(work: Generator[None, None, T], slice_s: float = SLICE_S) -> T:
+    """The result of a generator, with pauses between its parts."""
+    pacer = Pacer(slice_s)
+    while True:
+        await pacer.pause()
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def run_at_once(work: Generator[None, None, T]) -> T:
+    """The result of a generator, without pauses: for commands and tests, which serve no requests."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
