@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.agents.safe.tail import Tail
-from nodewise.cli.curves import STYLE
+from nodewise.cli.simulate.plots import STYLE
 
 PICTURE: Final = Path("docs/pictures/safe-tail.svg")
 _DEVIATIONS_PCT: Final = (5, 10, 20, 30)

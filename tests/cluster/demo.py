@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from nodewise.cli.demo import say
-from nodewise.cli.stage import METRIC, example
+from nodewise.cli.demo.cluster import METRIC, example
 from tests.cluster import controlplane, custom_metrics, objects, programs, sandboxes, served
 from tests.cluster.api import Object
 from tests.cluster.controlplane import ControlPlane

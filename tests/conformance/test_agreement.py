@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from nodewise.cli import child
-from nodewise.cli.child import Child
+from nodewise.cli.demo import extender_process
+from nodewise.cli.demo.extender_process import Child
 from nodewise.cli.main import command
 from nodewise.simulate.cluster import Cluster
 from tests.cluster import objects
@@ -149,7 +149,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def extender(folder: Path) -> Iterator[Child]:
     first = ClusterState(Draw(1, [], "anyOf", None, {}, True, 1), folder)
     first.write()
-    with child.extender([f"--objects-from={folder}", "--sync-period=100ms"]) as running:
+    with extender_process.extender([f"--objects-from={folder}", "--sync-period=100ms"]) as running:
         running.wait_ready()
         yield running
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from nodewise.cli import child
-from nodewise.cli.child import Child
+from nodewise.cli.demo import extender_process
+from nodewise.cli.demo.extender_process import Child
 from tests.conformance.test_commands import EXAMPLE, ROOT, run
 
 Json = dict[str, Any]
@@ -33,7 +33,7 @@ def ask(served: Child, verb: str, nodes: list[str], given: Json) -> Any:
 @pytest.fixture(scope="module")
 def asked() -> Iterator[Child]:
     """An extender that decided about two pods: one was placed, the other's policy does not exist."""
-    with child.extender([f"--objects-from={ROOT / EXAMPLE}"]) as served:
+    with extender_process.extender([f"--objects-from={ROOT / EXAMPLE}"]) as served:
         served.wait_ready()
         left = ask(served, "filter", NODES, pod())["NodeNames"]
         ask(served, "prioritize", left, pod())
@@ -188,7 +188,9 @@ def test_a_page_of_another_version_is_an_error_of_that_replica(tmp_path: Path) -
 @pytest.fixture(scope="module")
 def with_cards() -> Iterator[Child]:
     """An extender that decided about the waiting pod of the example."""
-    with child.extender([f"--objects-from={ROOT / 'examples/gpu-cards'}", "--agents=gpu"]) as served:
+    with extender_process.extender(
+        [f"--objects-from={ROOT / 'examples/gpu-cards'}", "--agents=gpu"]
+    ) as served:
         served.wait_ready()
         resources = {"requests": {"gpu.intel.com/i915": "1", "gpu.intel.com/memory.max": "5G"}}
         spec = {"containers": [{"name": "serve", "resources": resources}]}

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nodewise.cli import child
+from nodewise.cli.demo import extender_process
 from nodewise.extender import tape
 from nodewise.extender.tape import Exchange
 
@@ -96,7 +96,7 @@ def replay(file: Path, *more: str) -> tuple[int, Any]:
 
 def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.gz"
-    with child.extender(arguments(objects, file)) as extender:
+    with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         caller = Caller(extender.url)
         caller.everything()
@@ -122,7 +122,7 @@ def test_what_a_real_extender_answered_is_answered_again(objects: Path, tmp_path
 def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> None:
     file, other = tmp_path / "recording.gz", tmp_path / "policy.yaml"
     other.write_text((objects / "policy.yaml").read_text().replace("target: 2", "target: 0"))
-    with child.extender(arguments(objects, file)) as extender:
+    with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         caller = Caller(extender.url)
         caller.filter()
@@ -139,7 +139,7 @@ def test_another_policy_shows_its_differences(objects: Path, tmp_path: Path) -> 
 
 def test_after_a_kill_all_that_was_flushed_is_answered_again(objects: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.gz"
-    with child.extender(arguments(objects, file)) as extender:
+    with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         caller = Caller(extender.url)
         caller.everything()
@@ -161,7 +161,7 @@ def exchanges(file: Path) -> int:
 
 def test_at_its_limit_a_recording_ends_and_the_extender_serves_on(objects: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.gz"
-    with child.extender(arguments(objects, file, "--record-max-bytes=4Ki")) as extender:
+    with extender_process.extender(arguments(objects, file, "--record-max-bytes=4Ki")) as extender:
         extender.wait_ready()
         caller = Caller(extender.url)
         for number in tries():
@@ -196,7 +196,7 @@ def test_a_file_that_is_no_recording_is_bad_input(tmp_path: Path, contents: byte
 
 def test_in_words(objects: Path, tmp_path: Path) -> None:
     file = tmp_path / "recording.gz"
-    with child.extender(arguments(objects, file)) as extender:
+    with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         Caller(extender.url).filter()
     same = subprocess.run(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodewise.cli import scaffold
+from nodewise.cli.agents import scaffold
 
 FILTER = "# Your own arithmetic, such as `rejected = ~(values <= limit)`, which rejects missing values too."
 SCORE = "# Your own arithmetic, such as `points = np.clip(10 - values, 0, 10)`, and what a missing value is worth."

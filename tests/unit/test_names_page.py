@@ -16,7 +16,7 @@ from nodewise.agents.telemetry.agent import POLICY_LABEL
 from nodewise.agents.telemetry.labels import PREFIX, VIOLATING
 from nodewise.agents.telemetry.status import GOOD
 from nodewise.annotator import writing
-from nodewise.cli.wiring import LEASE
+from nodewise.cli.extender_wiring import LEASE
 from nodewise.cpu import names
 from nodewise.extender import events, remembering
 from nodewise.kube.events import Type

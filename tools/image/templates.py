@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from nodewise.cli import kinds
-from nodewise.cli.roles import role
+from nodewise.cli import agent_kinds
+from nodewise.cli.agent_kinds import role
 from nodewise.configure import manifest, scheduler, yamltext
 from nodewise.configure.scheduler import Papers, Wish
 from tools.image import contents
@@ -18,7 +18,7 @@ _API: Final = "kubescheduler.config.k8s.io/XVERSIONX"
 def template(agents: str) -> str:
     """What `nodewise configure --agents` would write, for any version, without the CA that it finds on the host."""
     names = agents.split(",")
-    roles = [role(kind, kind.options()) for kind in kinds.chosen(names)]
+    roles = [role(kind, kind.options()) for kind in agent_kinds.chosen(names)]
     several = len(names) > 1
     found = scheduler.configuration(
         roles,

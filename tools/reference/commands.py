@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from nodewise.cli import cpu, exits, legacy, main
+from nodewise.cli import cpu, exit_codes, legacy, main
 from nodewise.cli.options import Sectioned, section
 from tools.reference.text import MADE, code, entry, table
 
@@ -128,7 +128,9 @@ def commands_page() -> str:
             "Durations are like `500ms`, `5s`, `1m30s`, `1h`; sizes like `64Mi`; files in PEM, YAML or JSON as the\n",
             "option says. Results go to stdout, all else to stderr.\n\n",
             "## Exit codes\n\n",
-            table(("code", "meaning"), ((f"`{number}`", text) for number, text in exits.MEANING.items())),
+            table(
+                ("code", "meaning"), ((f"`{number}`", text) for number, text in exit_codes.MEANING.items())
+            ),
             "\nA page says where a command has others: `nodewise cpu isolate` ends with the code of what it ran.\n\n",
             "## Completion in the shell\n\n",
             "```sh\n",

@@ -21,12 +21,12 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _others(words: Sequence[str]) -> NoReturn:
-    from nodewise.cli import cpu, exits, legacy, main
+    from nodewise.cli import cpu, exit_codes, legacy, main
 
     try:
         translated = legacy.cmk(words)
     except BadSettings as error:
-        sys.exit(main.told(error, exits.USAGE))
+        sys.exit(main.told(error, exit_codes.USAGE))
     main.run(translated, cpu.command, "cmk")
 
 

@@ -8,11 +8,11 @@ import click
 
 from nodewise import clock
 from nodewise.agent import ClusterState, NodeIndex, Snapshot, StateBuilder
-from nodewise.cli import decided, exits, kinds, options, reading, settings
-from nodewise.cli.decided import Outcome
+from nodewise.cli import agent_kinds, decide_inputs, decide_report, exit_codes, options, settings
+from nodewise.cli.decide_inputs import Measuring, Read, Wish
+from nodewise.cli.decide_report import Outcome
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options import ClusterOptions, CommandLine
-from nodewise.cli.reading import Measuring, Read, Wish
 from nodewise.cli.settings import CommandOptions
 from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.extender import agent_states
@@ -105,7 +105,7 @@ def run(command_line: CommandLine) -> None:
     if not own.paths and not own.cluster:
         raise BadSettings("settings", [Problem("FILE", "none", "files to decide from, or --cluster")])
     names = [name.strip() for name in own.agent_names.split(",") if name.strip()]
-    agents = kinds.chosen(names, *GROUPS) or kinds.known(*GROUPS)
+    agents = agent_kinds.chosen(names, *GROUPS) or agent_kinds.known(*GROUPS)
     wish = Wish(
         own.paths,
         own.policies,
@@ -120,10 +120,10 @@ def run(command_line: CommandLine) -> None:
     _complete(wish, situation.found, pods, live=own.cluster)
     chain = _chain(situation, wish, command_line.settings(ChainOptions))
     names = situation.found.node_names
-    told = (decided.decide(chain, pod, names, situation.snapshot) for pod in pods)
+    told = (decide_report.decide(chain, pod, names, situation.snapshot) for pod in pods)
     outcome = Outcome(told, wish.running)
-    if not decided.FORMS[own.output](outcome):
-        click.get_current_context().exit(exits.NO)
+    if not decide_report.FORMS[own.output](outcome):
+        click.get_current_context().exit(exit_codes.NO)
 
 
 async def _situation(wish: Wish, command_line: CommandLine) -> Situation:
@@ -137,12 +137,12 @@ async def _situation(wish: Wish, command_line: CommandLine) -> Situation:
 
 
 async def _read(wish: Wish, command_line: CommandLine, api: Api | None) -> Situation:
-    found = await reading.read(wish, api)
+    found = await decide_inputs.read(wish, api)
     refresh = command_line.settings(RefreshOptions)
     states = {kind.name: kind.state(wish.options[kind.name], refresh.sync_period_s) for kind in found.kinds}
     wants = (want for state in states.values() for want in state.wants(found.objects))
     how = Measuring(wish.metrics, refresh, command_line.settings(PrometheusOptions))
-    metrics_snapshot = await reading.measured(found, wants, how, api)
+    metrics_snapshot = await decide_inputs.measured(found, wants, how, api)
     at = _now(command_line.settings(DecideOptions).now, found.snapshot if api is None else None)
     return Situation(found, states, _view(states, found, metrics_snapshot, at))
 
@@ -206,7 +206,7 @@ command = options.make_command(
         RefreshOptions,
         PrometheusOptions,
         ChainOptions,
-        kinds=kinds.known(*GROUPS),
+        kinds=agent_kinds.known(*GROUPS),
         known=GROUPS,
     ),
     short_help="Decide offline, or for a whole cluster.",

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from nodewise.cli import exits, options
+from nodewise.cli import exit_codes, options
 from nodewise.cli.options import ClusterOptions, CommandLine
 from nodewise.cli.progress import Progress
 from nodewise.cli.settings import CommandOptions
@@ -103,7 +103,7 @@ def run(command_line: CommandLine) -> None:
     report = asyncio.run(_report(settings, command_line.settings(ClusterOptions).kube))
     _FORMS[settings.output](report, color=not settings.no_color)
     if not report.is_sound:
-        click.get_current_context().exit(exits.NO)
+        click.get_current_context().exit(exit_codes.NO)
 
 
 def _check_ids(ids: Sequence[str]) -> None:

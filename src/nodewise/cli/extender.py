@@ -9,10 +9,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from nodewise.cli import kinds, legacy, options, wiring
+from nodewise.cli import agent_kinds, extender_wiring, legacy, options
+from nodewise.cli.extender_components import Given, Tools
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options import CommandLine, Sectioned
-from nodewise.cli.running import Given, Tools
 from nodewise.clock import SystemClock
 from nodewise.observe import logs, supervision
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -52,7 +52,7 @@ def run(command_line: CommandLine) -> None:
     settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
     own: ExtenderOptions = settings[ExtenderOptions]
     logs.configure(own.log_level, own.log_format)
-    agents = kinds.chosen((name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS)
+    agents = agent_kinds.chosen((name.strip() for name in own.agents.split(",") if name.strip()), *GROUPS)
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
     runner = asyncio.Runner(loop_factory=_event_loop)
     with runner:
@@ -71,14 +71,14 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 command = options.make_command(
     "extender",
     run,
-    options.parameters(*GROUPS, kinds=kinds.known(*GROUPS)),
+    options.parameters(*GROUPS, kinds=agent_kinds.known(*GROUPS)),
     short_help="Serve kube-scheduler.",
     kind=_ExtenderCommand,
 )
 
 
 async def _serve(given: Given) -> None:
-    running = wiring.wired(given, Tools(SystemClock(), MetricsRegistry()))
+    running = extender_wiring.wired(given, Tools(SystemClock(), MetricsRegistry()))
     signals = _signals()
     tasks = [asyncio.create_task(supervision.keep_running(task)) for task in running.tasks]
     try:

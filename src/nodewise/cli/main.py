@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 import click
 
 import nodewise
-from nodewise.cli import exits, lines
+from nodewise.cli import exit_codes, terminal
 from nodewise.errors import BadSettings, NodewiseError
 from nodewise.visible import short
 
@@ -117,9 +117,9 @@ def run(
     except click.Abort:
         code = 130
     except BadSettings as error:
-        code = told(error, exits.USAGE)
+        code = told(error, exit_codes.USAGE)
     except NodewiseError as error:
-        code = told(error, exits.FAILED)
+        code = told(error, exit_codes.FAILED)
     except BrokenPipeError:
         sys.stderr.close()
         code = 0
@@ -128,5 +128,5 @@ def run(
 
 def told(error: NodewiseError, code: int) -> int:
     """Show an error in one line; the exit code."""
-    lines.tell(short(str(error), _LONGEST))
+    terminal.tell(short(str(error), _LONGEST))
     return code

@@ -13,8 +13,8 @@ import msgspec
 from nodewise import yaml_loader
 from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.agents.telemetry.policy import PolicyObject
-from nodewise.cli import lines
-from nodewise.cli.exits import DONE, NO
+from nodewise.cli import terminal
+from nodewise.cli.exit_codes import DONE, NO
 from nodewise.cli.options import output_option
 from nodewise.errors import BadInput, Problem
 from nodewise.kube import documents, files
@@ -124,7 +124,7 @@ def _print(checked: Sequence[Checked]) -> None:
         for line, problem in entry.problems:
             at = f"{entry.source}:{line}" if line else entry.source
             wanted = f", expected {problem.wanted}" if problem.wanted else ""
-            lines.say(f"{at}: {entry.policy}: {problem.field}: found {problem.seen}{wanted}")
+            terminal.say(f"{at}: {entry.policy}: {problem.field}: found {problem.seen}{wanted}")
     bad = sum(bool(entry.problems) for entry in checked)
     counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"
     click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")

@@ -19,7 +19,7 @@ from bench import fleet
 import nodewise
 from nodewise import agents, cooperative
 from nodewise import clock as clocks
-from nodewise.cli import feeds
+from nodewise.cli import data_sources
 from nodewise.clock import SystemClock
 from nodewise.extender.answering import Answering
 from nodewise.extender.app import Extender
@@ -132,7 +132,9 @@ class Ground:
 
     def __init__(self, api: FakeApi) -> None:
         clock, self.meters = SystemClock(), MetricsRegistry()
-        self.feed = feeds.from_cluster(api, feeds.needs([KIND], OPTIONS), clock, self.meters, "nodewise")
+        self.feed = data_sources.from_cluster(
+            api, data_sources.needs([KIND], OPTIONS), clock, self.meters, "nodewise"
+        )
         self.refresher = Refresher(
             [CustomMetrics(api)], RefreshOptions(sync_period_s=PERIOD_S), clock, self.meters
         )
@@ -142,7 +144,7 @@ class Ground:
         for store in (self.feed.nodes, *self.feed.objects.values()):
             store.subscribe(lambda _: self.keeper.touch())
         hand = hands(api, self.feed.objects, self.feed.nodes, clock, self.meters)
-        self.pods = feeds.waiting_pods(api, [KIND], clock, self.meters)
+        self.pods = data_sources.waiting_pods(api, [KIND], clock, self.meters)
         waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, hand, PERIOD_S)
         controller = KIND.controller(OPTIONS["telemetry"], hand)
         assert controller is not None

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.cli import pods
-from nodewise.cli.pods import State
+from nodewise.cli.explain import pods
+from nodewise.cli.explain.pods import State
 from nodewise.errors import BadInput
 
 

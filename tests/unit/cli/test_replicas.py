@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nodewise.cli import replicas
-from nodewise.cli.replicas import Papers, Service
+from nodewise.cli.explain import replicas
+from nodewise.cli.explain.replicas import Papers, Service
 from nodewise.errors import BadInput, BadSettings
 
 SERVICE = Service("nodewise", "nodewise")

@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hatchling.builders.wheel import WheelBuilder
 
-from nodewise.cli import scaffold
-from nodewise.cli.agents import command
+from nodewise.cli.agents import command, scaffold
 from nodewise.errors import BadSettings
 from nodewise.extender.agent_testing import AgentTester
 

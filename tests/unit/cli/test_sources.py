@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.cli.feeds import Ground, sources
+from nodewise.cli.data_sources import Ground, sources
 from nodewise.errors import BadSettings
 from nodewise.metrics.nodes import NONE, Nodes
 from nodewise.metrics.prometheus.options import PrometheusOptions

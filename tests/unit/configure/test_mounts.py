@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nodewise.cli import mounted
-from nodewise.cli.configure_options import ConfigureOptions
+from nodewise.cli.configure import host
+from nodewise.cli.configure.options import ConfigureOptions
 from nodewise.configure import mounts
 from nodewise.errors import BadInput
 
@@ -48,12 +48,12 @@ def test_a_folder_of_another_path_on_the_host_is_told_once() -> None:
 
 def test_only_in_the_image_is_it_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = ConfigureOptions()
-    monkeypatch.setattr(mounted, "_MOUNTS", tmp_path / "mountinfo")
-    mounted.check(options)
+    monkeypatch.setattr(host, "_MOUNTS", tmp_path / "mountinfo")
+    host.check_mounts(options)
     (tmp_path / "mountinfo").write_text(INFO)
     monkeypatch.setenv("NODEWISE_IMAGE", "1")
     with pytest.raises(BadInput, match="file check error") as caught:
-        mounted.check(options)
+        host.check_mounts(options)
     assert [problem.field for problem in caught.value.problems] == ["--cert-dir"]
-    mounted.check(msgspec.structs.replace(options, restore="newest"))
-    mounted.check(msgspec.structs.replace(options, cert_dir="/etc/kubernetes/schedulercerts"))
+    host.check_mounts(msgspec.structs.replace(options, restore="newest"))
+    host.check_mounts(msgspec.structs.replace(options, cert_dir="/etc/kubernetes/schedulercerts"))

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from nodewise.agents.learned import outcomes
 from nodewise.agents.learned.pods import LivingPod
-from nodewise.cli import bursts as command
+from nodewise.cli.simulate import bursts as command
 from nodewise.errors import BadSettings
 from nodewise.simulate import bursts, bursts_workload
 from nodewise.simulate.bursts import BEGAN_S

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from nodewise.agents.gpu.options import PLACEMENTS
-from nodewise.cli import trace as command
+from nodewise.cli.simulate import trace as command
 from nodewise.errors import BadInput
 from nodewise.simulate import trace, trace_files
 from nodewise.simulate.trace_files import TraceNode, TracePod

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import exits, lines, tables
+from nodewise.cli import exit_codes, tables, terminal
 from nodewise.cli.cpu import preparing, shared
 from nodewise.cli.cpu.webhook import is_told, is_true
 from nodewise.cpu.cluster import applying, node_agent, removal, setup, versions
@@ -68,8 +68,8 @@ def run(**given: Any) -> None:
         report = setup.prepare(requests, plan, dialect, Patience(given["timeout_s"]), tell)
     show(report, given["output"])
     if plan.shared and plan.agent is None:
-        lines.tell(_NO_AGENT)
-    click.get_current_context().exit(exits.DONE if report.is_whole else exits.FAILED)
+        terminal.tell(_NO_AGENT)
+    click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 
 def hosts(given: shared.Given, requests: Requests) -> Sequence[str]:
@@ -93,7 +93,7 @@ def webhook(given: shared.Given, wish: Wish, requests: Requests, dialect: Dialec
         return ()
     mutual = not is_true(given["insecure"], "--insecure") and is_told("insecure", "cafile")
     if not mutual:
-        lines.tell(_ANYBODY)
+        terminal.tell(_ANYBODY)
     installation = Installation(
         namespace=wish.namespace,
         image=wish.image,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import lines, tables
+from nodewise.cli import tables, terminal
 from nodewise.cli.cpu import picture, shared
 from nodewise.cli.cpu.topology import OUTPUT
 from nodewise.cpu import cpulist, pools, speed_select
@@ -57,7 +57,7 @@ def command(output: str, sst_bf: str, sst_cp: str, **given: Any) -> None:
     fast = _cpus("--sst-bf", sst_bf, machine)
     found = pools.plan(machine, shared.ask(given), fast, _preferences(sst_cp, machine) if sst_cp else None)
     for problem in found.warnings:
-        lines.tell(str(problem))
+        terminal.tell(str(problem))
     if output == "json":
         click.echo(json.dumps(found.as_dict()))
     elif output == "svg":

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from nodewise.cli import lines
+from nodewise.cli import terminal
 from nodewise.cli.cpu import shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cli.options import output_option
@@ -82,7 +82,7 @@ def telling() -> Iterator[Callable[[str], None]]:
 
     def tell(doing: str) -> None:
         if doing != last[0]:
-            lines.tell(doing)
+            terminal.tell(doing)
         last[0] = doing
 
     yield tell

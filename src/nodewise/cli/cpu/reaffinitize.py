@@ -2,7 +2,7 @@
 
 import click
 
-from nodewise.cli import lines
+from nodewise.cli import terminal
 
 
 def run() -> None:
@@ -19,7 +19,9 @@ def run() -> None:
     Exit codes:
       0  nothing was done
     """
-    lines.tell("nothing to do: `nodewise cpu reconfigure`, or the node agent, moves all processes of a node")
+    terminal.tell(
+        "nothing to do: `nodewise cpu reconfigure`, or the node agent, moves all processes of a node"
+    )
 
 
 command = click.Command(

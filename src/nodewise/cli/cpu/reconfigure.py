@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import lines
+from nodewise.cli import terminal
 from nodewise.cli.cpu import shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cpu import cpulist, messages, names
@@ -65,7 +65,7 @@ def _asked(path: Path, request: ReconfigureRequest) -> Sequence[Move] | None:
         try:
             connected.connect(str(path))
         except ConnectionRefusedError:
-            lines.tell(f"nobody listens at {path}: doing it without the node agent")
+            terminal.tell(f"nobody listens at {path}: doing it without the node agent")
             return None
         except OSError as error:
             raise _silent(path, str(error)) from error

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import exits, tables
+from nodewise.cli import exit_codes, tables
 from nodewise.cli.cpu import preparing, shared
 from nodewise.cpu.cluster import fleet
 from nodewise.cpu.cluster.applying import Patience
@@ -45,7 +45,7 @@ def run(**given: Any) -> None:
         click.echo(json.dumps(report.as_dict(), indent=2, sort_keys=True))
     else:
         tables.show(["NODE", "RESULT", "DETAIL"], [(*one[:2], one.error or "-") for one in report.nodes])
-    click.get_current_context().exit(exits.DONE if report.is_whole else exits.FAILED)
+    click.get_current_context().exit(exit_codes.DONE if report.is_whole else exit_codes.FAILED)
 
 
 command = click.Command(

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import lines, tables
+from nodewise.cli import tables, terminal
 from nodewise.cli.cpu import picture, shared
 from nodewise.cli.options import output_option
 from nodewise.cpu.topology import Cpu, Topology
@@ -34,7 +34,7 @@ def command(output: str, **given: Any) -> None:
     shared.start_logs()
     machine = shared.machine(given)
     for problem in machine.unread:
-        lines.tell(str(problem))
+        terminal.tell(str(problem))
     if output == "json":
         click.echo(json.dumps(machine.as_dict()))
     elif output == "svg":

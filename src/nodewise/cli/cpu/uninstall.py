@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import lines, tables
+from nodewise.cli import tables, terminal
 from nodewise.cli.cpu import rounds, shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cli.options import output_option
@@ -67,7 +67,7 @@ def _leave_node(given: Given, requests: Requests, dialect: Dialect, tell: Callab
     proc = shared.proc(given)
     is_here = removal.boot_of(requests, name) in {"", procfs.read_boot(proc)}
     if not is_here:
-        lines.tell(f"not on node {name}: tasks that are over are not known as such")
+        terminal.tell(f"not on node {name}: tasks that are over are not known as such")
 
     def sweep() -> None:
         sweeping.carry_out(book, proc, None, rounds.wait)

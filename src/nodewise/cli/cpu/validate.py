@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from nodewise.cli import exits, tables
+from nodewise.cli import exit_codes, tables
 from nodewise.cli.cpu import shared
 from nodewise.cli.cpu.shared import Given
 from nodewise.cpu import procfs
@@ -51,7 +51,7 @@ def run(*, name: str, output: str | None, no_taint: bool, pod_namespace: str, **
     else:
         rows = [(check.name, _WORDS[check.ok], check.seen, check.remedy or "-") for check in found]
         tables.show(*tables.without("WHAT TO DO", ["CHECK", "", "SEEN", "WHAT TO DO"], rows))
-    click.get_current_context().exit(exits.DONE if is_well else exits.NO)
+    click.get_current_context().exit(exit_codes.DONE if is_well else exit_codes.NO)
 
 
 def _program(requests: Requests, name: str, given: Given) -> Check:

@@ -18,8 +18,8 @@ from nodewise.agents.gpu.descheduling import LABEL
 from nodewise.agents.gpu.options import GpuOptions
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.binder import HOLDINGS, LEDGER
-from nodewise.cli import feeds
-from nodewise.cli.feeds import Relister
+from nodewise.cli import data_sources
+from nodewise.cli.data_sources import Relister
 from nodewise.controllers import Handle, WriteCounter
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.extender.leading import Leading
@@ -149,8 +149,8 @@ class Leader:
     def __init__(self, api: Api, **options: Any) -> None:
         self.api, self.clock, self.meters = api, VirtualClock(), MetricsRegistry()
         given = GpuOptions(**options)
-        needs = feeds.needs([KIND], {"gpu": given})
-        self.feed = feeds.from_cluster(api, needs, self.clock, self.meters, OURS)
+        needs = data_sources.needs([KIND], {"gpu": given})
+        self.feed = data_sources.from_cluster(api, needs, self.clock, self.meters, OURS)
         refresher = Refresher([], RefreshOptions(), self.clock, self.meters)
         self.state = KIND.state(given, PERIOD_S)
         stores = self.feed.stores

@@ -14,7 +14,7 @@ from nodewise.agents.telemetry.controller import LabelWriter, StatusWriter
 from nodewise.agents.telemetry.labels import LabelColumn
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, PolicySlot
-from nodewise.cli import feeds
+from nodewise.cli import data_sources
 from nodewise.clock import ManualClock
 from nodewise.errors import NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NONE, Params, Patch
@@ -72,7 +72,7 @@ class Ground:
 
     def watch(self) -> None:
         """The store is as the API server now."""
-        kind = feeds.node_type([agents.load("telemetry")])
+        kind = data_sources.node_type([agents.load("telemetry")])
         items = (msgspec.json.encode(item) for item in self.api.objects(NODES).values())
         self.store.replace(msgspec.json.decode(item, type=kind) for item in items)
 

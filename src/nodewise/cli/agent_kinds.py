@@ -1,0 +1,84 @@
+"""The agents of a command: those that can be used with its other settings, and their roles in an extender's entry."""
+
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+from nodewise import agents
+from nodewise.agent import AgentKind
+from nodewise.binder import BindPlugin
+from nodewise.cli import data_sources
+from nodewise.cli.decide_inputs import PodPlace
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.settings import Group, declared
+from nodewise.configure.scheduler import Role
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender import chain
+from nodewise.extender.third_party import ThirdPartyKind
+from nodewise.extender.waking import WaitingFields
+from nodewise.kube.fields import merge
+
+_MOST_DIGITS: Final = 18
+
+
+def known(*groups: Group) -> list[AgentKind]:
+    """All that can be used beside these settings."""
+    return [kind for kind in agents.usable() if not clash(kind, groups)]
+
+
+def chosen(names: Iterable[str], *groups: Group) -> list[AgentKind]:
+    """Those of these names. `BadSettings` for one that is not there, or cannot be used beside these settings."""
+    found = [agents.load(name) for name in names]
+    problems = [
+        Problem("--agents", f"{kind.name!r} cannot be used: {why}", "")
+        for kind in found
+        if (why := clash(kind, groups))
+    ]
+    if problems:
+        raise BadSettings("agents", problems)
+    return found
+
+
+def clash(kind: Any, groups: Iterable[Group]) -> str:
+    """What hinders an agent of another package; empty for nothing. Our own get on with everything."""
+    if not isinstance(kind, ThirdPartyKind):
+        return ""
+    try:
+        data_sources.node_type([cast("AgentKind", kind)])
+        merge("Pod", WaitingFields, PodPlace, kind.pod_fields)
+    except TypeError as error:
+        return str(error)
+    flags = {setting.field: setting.flag for group in groups for setting in declared(group)}
+    shared = [flags[setting.field] for setting in declared(kind.options) if setting.field in flags]
+    return f"its option {shared[0]} is one of nodewise's own" if shared else ""
+
+
+def named(text: str) -> list[AgentKind]:
+    """Agents by their names, separated by commas. `BadSettings` for one that cannot be used."""
+    return chosen([name.strip() for name in text.split(",") if name.strip()], *GROUPS)
+
+
+def role(kind: AgentKind, options: Any) -> Role:
+    """What an agent has to be asked, as it says itself."""
+    agent = kind.agent(options)
+    return Role(
+        kind.name,
+        filters=bool(chain.judging(agent)),
+        prioritizes=bool(chain.rankings(agent)),
+        binds=isinstance(agent, BindPlugin),
+        resources=kind.resources(options),
+    )
+
+
+def weights(text: str) -> dict[str, int]:
+    """`20`, or `safe=20,congestion=5`."""
+    found: dict[str, int] = {}
+    problems = []
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, equals, number = (side.strip() for side in part.rpartition("="))
+        if (equals and not name) or name in found or not (number.isascii() and number.isdecimal()):
+            problems.append(Problem("--weights", repr(part), "a whole number, or agent=number, each once"))
+        else:
+            found[name] = int(number[:_MOST_DIGITS])
+    if problems:
+        raise BadSettings("settings", problems)
+    return found

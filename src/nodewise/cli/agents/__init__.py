@@ -1,0 +1,134 @@
+"""`nodewise agents`: what agents there are and what they can be told."""
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nodewise import agents
+from nodewise.cli import agent_kinds
+from nodewise.cli.agents import scaffold
+from nodewise.cli.extender_options import GROUPS
+from nodewise.cli.options import output_option
+from nodewise.cli.settings import declared
+from nodewise.visible import visible
+
+
+@click.group()
+def command() -> None:
+    """What agents there are, and their options.
+
+    \b
+    Examples:
+      nodewise agents list
+      nodewise agents show safe
+      nodewise agents new quiet
+    """
+
+
+@command.command("list", params=[output_option(["table", "json"])])
+def list_agents(output: str) -> None:
+    """List the agents that `--agents` takes, and those of other packages that cannot be used, with the reason.
+
+    \b
+    Examples:
+      nodewise agents list
+      nodewise agents list -o json
+
+    \b
+    Exit codes:
+      0  listed
+      2  the command line is wrong
+    """
+    rows = [_row(one) for one in agents.installed()]
+    if output == "json":
+        click.echo(msgspec.json.encode({"agents": rows}))
+        return
+    table = Table("NAME", "WHAT IT DOES", "PACKAGE", box=None, header_style="")
+    for row in rows:
+        package = "" if row["package"] == "nodewise" else f"{row['package']} {row['version']}"
+        told = f"broken: {row['broken']}" if row["broken"] else row["summary"]
+        table.add_row(*map(_shown, (row["name"], told, package.strip())))
+    Console(highlight=False).print(table)
+
+
+def _shown(text: str) -> Text:
+    """Words of another package: no markup, and nothing that a terminal obeys."""
+    return Text(visible(text))
+
+
+def _row(one: agents.InstalledAgent) -> dict[str, str]:
+    name, package, version = one.origin
+    summary = one.kind.summary if one.kind else ""
+    broken = agent_kinds.clash(one.kind, GROUPS) if one.kind else one.why
+    return {"name": name, "summary": summary, "package": package, "version": version, "broken": broken}
+
+
+@command.command("show", params=[output_option(["table", "json"])])
+@click.argument("name")
+def show_agent(name: str, output: str) -> None:
+    """Show one agent: its options, and the objects that it reads.
+
+    \b
+    Examples:
+      nodewise agents show telemetry
+      nodewise agents show gpu -o json
+
+    \b
+    Exit codes:
+      0  shown
+      2  the command line or NAME is wrong
+    """
+    kind = agents.load(name)
+    rows = [
+        {
+            "flag": setting.flag,
+            "environment": setting.variable,
+            "default": setting.shown_default(),
+            "help": setting.help,
+        }
+        for setting in declared(kind.options)
+    ]
+    reads = [f"{w.resource.plural}.{w.resource.group}".rstrip(".") for w in kind.watched(kind.options())]
+    if output == "json":
+        click.echo(
+            msgspec.json.encode({"name": name, "summary": kind.summary, "reads": reads, "options": rows})
+        )
+        return
+    console = Console(highlight=False)
+    console.print(_shown(f"{kind.name}: {kind.summary}"))
+    console.print(_shown(f"reads: {', '.join(reads)}"))
+    table = Table("OPTION", "DEFAULT", "MEANING", box=box.SIMPLE, header_style="")
+    for row in rows:
+        table.add_row(*map(_shown, (row["flag"], row["default"], row["help"])))
+    console.print(table)
+
+
+@command.command("new")
+@click.argument("name")
+@click.option("--folder", type=click.Path(path_type=Path), help="A new folder. [default: nodewise-NAME]")
+def new_agent(name: str, folder: Path | None) -> None:
+    """Write a package with an agent of your own, its options and its tests, ready to be changed.
+
+    \b
+    Examples:
+      nodewise agents new quiet
+      nodewise agents new quiet --folder /tmp/quiet
+
+    \b
+    Exit codes:
+      0  written
+      1  the folder cannot be written
+      2  NAME cannot be used, or the folder is there already
+    """
+    scaffold.check(name)
+    chosen = folder or Path(f"nodewise-{name}")
+    scaffold.write(name, chosen)
+    click.echo(
+        f"{chosen}: an agent {name!r} that lets every node pass; change it in src/{scaffold.package(name)}/agent.py\n"
+        f"next: cd {chosen} && pip install --editable . && pytest && nodewise agents show {name}"
+    )

@@ -1,0 +1,103 @@
+"""`nodewise annotate`: what nodes use and what pods ask of them, written where agents read it."""
+
+import asyncio
+import os
+from typing import Annotated, Any, Final, Literal
+
+import click
+
+from nodewise import agents
+from nodewise.cli import exit_codes, extender_options, options, terminal
+from nodewise.cli.annotate import older_variables, report, runner
+from nodewise.cli.annotate.runner import AnnotateOptions, Outcome
+from nodewise.cli.options import ClusterOptions, CommandLine, Sectioned
+from nodewise.cli.settings import CommandOptions
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.observe import logs
+from nodewise.option import Option
+from nodewise.serve.options import AdminOptions
+from nodewise.statistics.queries import WindowOptions
+
+GROUPS: Final = (AnnotateOptions, WindowOptions, PrometheusOptions, AdminOptions)
+
+
+class RunOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise annotate` that are not settings."""
+
+    once: bool = False
+    """Do it a single time, and end."""
+
+    dry_run: bool = False
+    """Print what would be written, write nothing, and end."""
+
+    output: Annotated[Literal["table", "json"], Option("-o --output")] = "table"
+    """Of --once and --dry-run."""
+
+
+class _AnnotateCommand(Sectioned):
+    """Understands the variables of the older annotators as well."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*older_variables.flags(os.environ, args), *args])
+
+
+def run(command_line: CommandLine) -> None:
+    """Write statistics of nodes as annotations: what is really free, and what pods asked for.
+
+    Over and over, once a period, in one burst; --once for a single time. Only what moved by more than 2 % is written,
+    and the time when that was (nodewise.io/annotated-at). Nodes that are not ready keep what they have.
+    The variables of kube-safe-scheduler's annotators (PROM_IP, PROM_PORT, NODE_EXP_PORT, CLUSTER_CONF, ANNOTATE_FREQ,
+    USE_FORECAST, USE_REQ) are understood too.
+
+    \b
+    Examples:
+      nodewise annotate --once --dry-run
+      nodewise annotate --prometheus-url http://prometheus.monitoring:9090
+      nodewise annotate --what allocation --once -o json
+
+    \b
+    Exit codes:
+      0  written, or ended by SIGTERM or SIGINT
+      1  with --once: some node could not be written, or was not measured
+      2  the command line or a setting is wrong
+    """
+    settings: dict[type, Any] = {group: command_line.settings(group) for group in GROUPS}
+    own: AnnotateOptions = settings[AnnotateOptions]
+    run_options, kube = command_line.settings(RunOptions), command_line.settings(ClusterOptions).kube
+    is_single = run_options.once or run_options.dry_run
+    logs.configure("warning" if is_single and own.log_level == "info" else own.log_level, own.log_format)
+    if is_single:
+        outcome = asyncio.run(runner.once(settings, kube, dry=run_options.dry_run))
+        click.get_current_context().exit(_print(outcome, run_options.output))
+    asyncio.run(runner.serve(settings, kube))
+
+
+def _print(outcome: Outcome, output: str) -> int:
+    """Print the result of a single time; the exit code."""
+    looked, written, is_sampled = outcome
+    for note in report.notes(looked, one_sample=is_sampled):
+        terminal.tell(note)
+    if output == "json":
+        click.echo(report.report(looked, written))
+    elif written is None:
+        report.table(looked)
+    else:
+        click.echo(report.summary(looked, written))
+    if written is not None and written.error:
+        terminal.tell(written.error)
+    return exit_codes.DONE if outcome.is_whole else exit_codes.FAILED
+
+
+command = options.make_command(
+    "annotate",
+    run,
+    options.parameters(
+        RunOptions,
+        ClusterOptions,
+        *GROUPS,
+        known=extender_options.GROUPS,
+        known_kinds=[agents.load(name) for name in agents.names()],
+    ),
+    short_help="Write statistics of nodes as annotations.",
+    kind=_AnnotateCommand,
+)

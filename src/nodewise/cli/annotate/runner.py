@@ -1,0 +1,234 @@
+"""A run of the annotator: once, or until a signal comes."""
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from nodewise.annotator import measuring, patches, writing
+from nodewise.annotator import options as annotator_options
+from nodewise.annotator.fields import POD, AnnotatedNode
+from nodewise.annotator.loop import Annotator, Looked
+from nodewise.annotator.options import LEAST_PERIOD_S, ForecastOptions, Period, Task, What
+from nodewise.annotator.writing import Written
+from nodewise.cli import data_sources
+from nodewise.cli.data_sources import Ground
+from nodewise.cli.progress import Progress
+from nodewise.clock import SystemClock
+from nodewise.errors import BadSettings, Problem
+from nodewise.kube import listing
+from nodewise.kube.client import HttpApi
+from nodewise.kube.connect import connect
+from nodewise.kube.fields import merge
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.reflector import Reflector, Target
+from nodewise.kube.resources import NODES, PODS
+from nodewise.kube.store import Store
+from nodewise.metrics.asking import Asker, Limits
+from nodewise.metrics.nodes import NodeBook, NodeFields
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusMetrics
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.option import Option
+from nodewise.serve.admin import admin_routes, admin_server
+from nodewise.serve.application import Application
+from nodewise.serve.options import AdminOptions
+from nodewise.statistics import holding
+from nodewise.statistics.queries import WindowOptions
+
+_NODE: Final[Any] = merge("Node", NodeFields, AnnotatedNode)
+_TICK_S: Final = 1.0
+_CALLS: Final = 8
+"""Metrics asked for at once; there are four."""
+
+
+class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
+    """What is written, and how often."""
+
+    what: What = "all"
+    """`usage`: what is really free, by what nodes use. `allocation`: what pods ask for, and what that leaves. `all`:
+    both; let one annotator write a cluster's nodes, as one time stands for all that is written."""
+
+    period_s: Period = LEAST_PERIOD_S
+    """How often nodes are looked at; at least a minute, as each burst of patches has all pods that wait tried again."""
+
+    usage_from: Annotated[str, Option(metavar="SOURCE")] = "auto"
+    """Who says what nodes use. `prometheus`: --prometheus-url, by node exporter's metrics. `resource`: metrics.k8s.io,
+    of which samples are kept over the window. `auto`: Prometheus where its URL is given, else metrics.k8s.io.
+    `file:PATH`: NodeMetricsLists in YAML or JSON, for trying things out."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level of log lines that are written."""
+
+    log_format: Literal["text", "json"] = "text"
+    """Form of log lines: text for people, json for collectors."""
+
+
+Settings = Mapping[type, Any]
+"""By group."""
+
+
+class Outcome(NamedTuple):
+    """What came of doing it once."""
+
+    looked: Looked
+    written: Written | None
+    """None where nothing was to be written."""
+    is_sampled: bool
+    """Whether what nodes use is a single sample."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything was measured and written."""
+        lacking = self.looked.failures or self.looked.plans.unmeasured
+        return not lacking and not (self.written is not None and self.written.failed)
+
+
+class _Tools(NamedTuple):
+    """What everybody needs."""
+
+    api: HttpApi
+    clock: SystemClock
+    meters: MetricsRegistry
+
+
+class _Wired(NamedTuple):
+    """What a run is made of."""
+
+    annotator: Annotator
+    nodes: Store[Any]
+    pods: Store[Any] | None
+    """None where nobody needs to know what pods ask for."""
+    closing: Sequence[Callable[[], Awaitable[None]]]
+    """Connections to sources."""
+
+    def held(self) -> list[Any]:
+        """The pods that hold what they ask for."""
+        return self.pods.values() if self.pods is not None else []
+
+
+async def once(built: Settings, kube: KubeOptions, *, dry: bool) -> Outcome:
+    """Look at all nodes, and write what moved unless it is a `dry` run."""
+    async with AsyncExitStack() as stack:
+        tools = _tools(kube, stack)
+        progress = stack.enter_context(Progress())
+        stores = []
+        for target in _targets(_task(built)):
+            progress.say(f"reading {target.resource.plural}")
+            stores.append(await listing.read(tools.api, target, tools.meters, lambda _: None))
+        wired = _wired(built, stores, tools)
+        for close in wired.closing:
+            stack.push_async_callback(close)
+        progress.say("measuring")
+        await wired.annotator.sample()
+        looked = await wired.annotator.look(wired.nodes.values(), wired.held(), holds=False)
+        progress.say("writing")
+        written = None if dry else await writing.write(_lane(tools.api), looked.plans.nodes)
+        return Outcome(looked, written, wired.annotator.is_sampled)
+
+
+async def serve(built: Settings, kube: KubeOptions) -> None:
+    """Write what moved, once a period, until a signal comes."""
+    async with AsyncExitStack() as stack:
+        tools = _tools(kube, stack)
+        reflectors = [
+            Reflector(tools.api, target, tools.clock, tools.meters, random.random)
+            for target in _targets(_task(built))
+        ]
+        wired = _wired(built, [one.store for one in reflectors], tools)
+        for close in wired.closing:
+            stack.push_async_callback(close)
+        app = Application(
+            admin_routes(lambda: _missing(reflectors), tools.meters), tools.meters, max_body_bytes=2**16
+        )
+        admin = admin_server(app, built[AdminOptions], tools.meters)
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        stack.push_async_callback(admin.stop)
+        await admin.start()
+        tasks = [asyncio.create_task(one.run()) for one in reflectors]
+        tasks.append(asyncio.create_task(_forever(wired, reflectors, tools.api)))
+        stack.push_async_callback(_ended, tasks)
+        logs.emit("started", address="", health=admin.url)
+        await ended.wait()
+        logs.emit("stopping")
+
+
+def _tools(kube: KubeOptions, stack: AsyncExitStack) -> _Tools:
+    clock, meters = SystemClock(), MetricsRegistry()
+    api = connect(kube, meters)
+    stack.push_async_callback(api.close)
+    return _Tools(api, clock, meters)
+
+
+def _lane(api: HttpApi) -> HttpApi:
+    return api.lane(writing.QPS, writing.BURST)
+
+
+def _task(built: Settings) -> Task:
+    own: AnnotateOptions = built[AnnotateOptions]
+    return annotator_options.made(own, own.what, own.period_s)
+
+
+def _targets(task: Task) -> list[Target[Any]]:
+    pods = [Target(PODS, POD, selectors=holding.SELECTORS)] if task.needs_pods else []
+    return [Target(NODES, _NODE), *pods]
+
+
+def _wired(built: Settings, stores: Sequence[Store[Any]], tools: _Tools) -> _Wired:
+    api, clock, meters = tools
+    own: AnnotateOptions = built[AnnotateOptions]
+    window: WindowOptions = built[WindowOptions]
+    prometheus: PrometheusOptions = built[PrometheusOptions]
+    task = _task(built)
+    nodes, *rest = stores
+    ground = Ground(api, NodeBook(nodes).read, prometheus, window.max_age_s, measuring.PATIENCE_S, meters)
+    sources = data_sources.sources([_source(own, prometheus)], (), ground) if task.usage else []
+    asker = Asker(sources, Limits(measuring.PATIENCE_S, _CALLS), clock, meters)
+    measure = measuring.measure(sources, task, window, asker, clock)
+    annotator = Annotator(task, patches.rules(window.max_age_s, task.period_s), measure, clock, meters)
+    closing = [source.close for source in sources if isinstance(source, PrometheusMetrics)]
+    return _Wired(annotator, nodes, rest[0] if rest else None, closing)
+
+
+def _source(own: AnnotateOptions, prometheus: PrometheusOptions) -> str:
+    """As `data_sources.sources` takes it."""
+    has_url = bool(prometheus.prometheus_url)
+    chosen = own.usage_from
+    if chosen == "auto":
+        chosen = "prometheus" if has_url else "resource"
+    if chosen == "prometheus" and not has_url:
+        raise BadSettings("settings", [Problem("--usage-from", "prometheus", "--prometheus-url with it")])
+    if chosen in {"prometheus", "resource"} or chosen.startswith("file:"):
+        return chosen
+    wanted = "auto, prometheus, resource or file:PATH"
+    raise BadSettings("settings", [Problem("--usage-from", repr(own.usage_from), wanted)])
+
+
+def _missing(reflectors: Sequence[Reflector[Any]]) -> list[str]:
+    return [] if all(one.synced for one in reflectors) else ["nodes and pods of the API server"]
+
+
+async def _forever(wired: _Wired, reflectors: Sequence[Reflector[Any]], api: HttpApi) -> None:
+    """A defect is logged, and the next period tried again: others' statistics grow old without it."""
+    for one in reflectors:
+        await one.until_synced()
+    lane = _lane(api)
+    while True:
+        try:
+            await wired.annotator.sample()
+            if wired.annotator.is_due():
+                await wired.annotator.burst(lane, wired.nodes.values(), wired.held())
+        except Exception as error:  # noqa: BLE001 - see above
+            logs.emit("task_failed", task="annotating", exc_info=error)
+        await asyncio.sleep(_TICK_S)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

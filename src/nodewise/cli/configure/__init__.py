@@ -1,0 +1,116 @@
+"""`nodewise configure`: what makes kube-scheduler call nodewise."""
+
+import itertools
+import re
+from typing import Final
+
+import click
+import msgspec
+
+from nodewise.cli import agent_kinds, legacy
+from nodewise.cli.configure import host, platforms
+from nodewise.cli.configure.options import HOST, ConfigureOptions, check_mode
+from nodewise.cli.main import Table
+from nodewise.cli.options import CommandLine, Sectioned, make_command, parameters
+from nodewise.errors import BadSettings, Problem
+from nodewise.observe import logs
+
+COMMANDS: Final = {
+    "render-scheduler": (
+        "nodewise.cli.configure.render_scheduler",
+        "Print a configuration of kube-scheduler.",
+    ),
+}
+"""Not imported for a host: it has the options of all agents, those of other packages too."""
+
+
+class _ConfigureCommand(Table, Sectioned):
+    """Understands the flags of the older configurator as well."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] and args[0] in self.list_commands(ctx):
+            return super().parse_args(ctx, args)
+        for flag, word in itertools.pairwise(args):
+            if flag in {"-dry-run", "--dry-run"} and word.lower() in {"true", "false", "t", "f", "0", "1"}:
+                raise click.UsageError(f"{flag} {word}: say {flag}={word}", ctx)
+        return super().parse_args(ctx, legacy.translate(args, legacy.CONFIGURATOR))
+
+
+def run(command_line: CommandLine) -> None:
+    """Make kube-scheduler call nodewise: on a host where it is a static pod, as kubeadm sets it up.
+
+    Writes kube-scheduler's configuration, copies a client certificate with its key and the CA, and changes the
+    manifest: `--config`, two mounts, dnsPolicy, and an annotation by which the kubelet restarts it. Nothing else in
+    the manifest changes. All is checked before anything is written, all is written or nothing, and a backup is kept.
+    Run it on each host of the control plane, one after another, and again after `kubeadm upgrade`. The flags of the
+    older configurator are understood, with one dash as well.
+
+    On a cluster whose control plane is not yours to edit, --mode prints objects or files instead.
+
+    \b
+    Examples:
+      nodewise configure -cert client.crt -key client.key -dry-run
+      nodewise configure -cert client.crt -key client.key
+      nodewise configure -cert client.crt -key client.key --print-plan
+      nodewise configure --restore
+      nodewise configure --mode second-scheduler | kubectl apply -f -
+
+    \b
+    Exit codes:
+      0  done; with --dry-run, shown; with --check, nothing would change
+      1  the host or what is on it is not as it has to be; nothing was changed
+      2  options contradict each other, or one is wrong
+      3  with --check, something would change
+    """
+    ctx = click.get_current_context()
+    if ctx.invoked_subcommand is not None:
+        return
+    logs.configure("warning")
+    options = command_line.settings(ConfigureOptions)
+    _check_names(options)
+    older = {"tas": "telemetry", "gas": "gpu", "both": "telemetry,gpu"}
+    if options.extender == "both":
+        options = msgspec.structs.replace(options, one_entry_per_agent=True)
+    names = options.agents or older.get(options.extender or "", "telemetry")
+    roles = [agent_kinds.role(kind, kind.options()) for kind in agent_kinds.named(names)]
+    weights = agent_kinds.weights(options.entry_weights)
+    check_mode(options)
+    if options.mode != HOST:
+        platforms.run(options, roles, weights)
+        return
+    host.check_mounts(options)
+    ctx.exit(host.run(options, roles, weights))
+
+
+command = make_command(
+    "configure",
+    run,
+    parameters(ConfigureOptions),
+    short_help="Make kube-scheduler call nodewise.",
+    kind=_ConfigureCommand,
+    commands_of=COMMANDS,
+    invoke_without_command=True,
+)
+
+
+_LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_NAMES: Final = {
+    "namespace": (_LABEL, "a namespace's name: a-z, 0-9 and -, at most 63"),
+    "scheduler_name": (
+        rf"(?=.{{1,63}}\Z){_LABEL}(\.{_LABEL})*",
+        "a name of a-z, 0-9, - and dots, at most 63",
+    ),
+    "image": (r"[a-zA-Z0-9][-\w.:/@]*", "an image's name, such as nodewise:1.0"),
+}
+
+
+def _check_names(options: ConfigureOptions) -> None:
+    """They become part of objects and of addresses."""
+    names = {"namespace": options.namespace, "scheduler_name": options.scheduler_name, "image": options.image}
+    problems = [
+        Problem(f"--{field.replace('_', '-')}", repr(name), _NAMES[field][1])
+        for field, name in names.items()
+        if name and not re.fullmatch(_NAMES[field][0], name, re.ASCII)
+    ]
+    if problems:
+        raise BadSettings("settings", problems)

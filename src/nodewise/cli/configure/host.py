@@ -1,0 +1,273 @@
+"""`nodewise configure` on a host of the control plane: what is asked, and done."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+import nodewise
+from nodewise.cli import exit_codes
+from nodewise.cli.configure import report
+from nodewise.cli.configure.options import (
+    DEFAULT_TEMPLATE,
+    NEWEST,
+    ConfigureOptions,
+    check_host,
+    repeated_flags,
+)
+from nodewise.configure import (
+    backups,
+    files,
+    host,
+    manifest,
+    mounts,
+    places,
+    repeating,
+    scheduler,
+    transaction,
+    undoing,
+)
+from nodewise.configure.backups import Backup
+from nodewise.configure.host import Asked, Plan
+from nodewise.configure.repeating import Repeat
+from nodewise.configure.scheduler import Papers, Role, Wish
+from nodewise.errors import BadInput, NodewiseError, Problem
+
+_IN_IMAGE: Final = "NODEWISE_IMAGE"
+"""The image of nodewise sets this variable."""
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_GPU_WEIGHT: Final = 20
+"""A placement of cards counts more than two of the default plugins."""
+
+
+def run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
+    """Do what the flags say; the exit code."""
+    try:
+        return _run(options, roles, weights)
+    except BadInput as error:
+        return report.problems(error)
+    except OSError as error:
+        raise NodewiseError("file check error", [Problem(str(error.filename), _reason(error), "")]) from error
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> int:
+    check_host(options)
+    report.say(f"nodewise {nodewise.__version__}")
+    asked = _asked(options, roles, weights)
+    if options.print_plan:
+        return _repeat(options, asked)
+    if options.dry_run or options.check:
+        return _look(options, asked)
+    folder = os.path.dirname(asked.manifest)
+    if not os.path.isdir(folder):
+        return _change(options, asked)  # which tells all that is missing
+    with transaction.alone(folder):
+        _mend(asked)
+        return _change(options, asked)
+
+
+def _look(options: ConfigureOptions, asked: Asked) -> int:
+    plan = _plan(options, asked, _backup(asked))
+    report.plan_of(asked, plan)
+    report.changes(options, asked, plan)
+    report.summary(options, plan, None, written=False)
+    report.say("Done.")
+    return exit_codes.NO if options.check and plan.changed else exit_codes.DONE
+
+
+def _repeat(options: ConfigureOptions, asked: Asked) -> int:
+    """Tell how the other hosts get the same."""
+    plan = _plan(options, asked, _backup(asked))
+    for text in plan.warnings:
+        report.say(f"warning: {text}")
+    written = {
+        change.path: change.after
+        for change in plan.changes
+        if change.after is not None and change.path not in {asked.manifest, *asked.deployments}
+    }
+    found = Repeat(
+        nodewise.__version__,
+        ["configure", *repeated_flags(options, template=asked.template)],
+        plan.needed,
+        written,
+        asked.manifest,
+        plan.config_hash,
+    )
+    is_json = options.output == "json"
+    click.echo(
+        msgspec.json.encode(repeating.value(found)) if is_json else repeating.script(found), nl=is_json
+    )
+    return exit_codes.DONE
+
+
+def _change(options: ConfigureOptions, asked: Asked) -> int:
+    backup = None if options.restore is not None else _backup(asked)
+    plan = _plan(options, asked, backup)
+    report.plan_of(asked, plan)
+    changes = plan.changed
+    transaction.commit(changes, backup if changes else None)
+    with contextlib.suppress(OSError):
+        os.rmdir(plan.emptied)  # none, or not empty: it stays
+    report.done(asked, plan, backup)
+    report.summary(options, plan, backup if changes else None, written=True)
+    if any(change.path == asked.manifest for change in changes):
+        report.next_step(options)
+    report.say("Done.")
+    return exit_codes.DONE
+
+
+def _plan(options: ConfigureOptions, asked: Asked, backup: Backup | None) -> Plan:
+    if options.uninstall:
+        return undoing.removal(asked)
+    if options.restore is not None:
+        return undoing.restored(asked, _named_backup(options, asked))
+    return host.plan(asked, backup)
+
+
+def _named_backup(options: ConfigureOptions, asked: Asked) -> str:
+    if options.restore != NEWEST:
+        return os.path.abspath(str(options.restore))
+    parent = asked.backup_dir or os.path.abspath(options.backup_dir)
+    found = backups.newest(parent, [os.path.basename(asked.manifest)])
+    if found is None:
+        raise BadInput(
+            "no backup", [Problem("--restore", f"none in {parent}", "the name of a backup folder")]
+        )
+    report.say(f'Restoring from "{found}"')
+    return found
+
+
+def _backup(asked: Asked) -> Backup | None:
+    if not asked.backup_dir:
+        return None
+    return Backup(asked.backup_dir, backups.new_name(), asked.manifest, host.cluster(asked))
+
+
+def _mend(asked: Asked) -> None:
+    """What a run left that was ended."""
+    if asked.backup_dir and os.path.isdir(asked.backup_dir):
+        for mended in transaction.recover(asked.backup_dir, host.managed(asked)):
+            report.say(_MENDED[mended.what].format(mended.folder))
+    folders = [
+        asked.config_dir,
+        asked.cert_dir,
+        os.path.dirname(asked.manifest),
+        *map(os.path.dirname, asked.deployments),
+    ]
+    files.sweep([os.path.realpath(folder) for folder in folders])
+
+
+_MENDED: Final = {
+    "undone": 'An earlier run did not end; all is as before it, by its backup "{}".',
+    "left": "An earlier run did not end, and somebody has changed its files since: they stay as they are. What was "
+    'there before is in "{}".',
+    "unreadable": 'warning: "{}" is no backup that can be used: its index makes no sense, or others than root can '
+    "write to it. Move it elsewhere.",
+    "foreign": 'warning: "{}" is of a run that did not end, and names files that this command does not manage: they '
+    "stay as they are. Run that command again with its flags.",
+}
+
+
+def _asked(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> Asked:
+    pod = os.path.abspath(options.manifest)
+    pki = os.path.join(os.path.dirname(os.path.dirname(pod)), "pki")
+    ca = "" if options.insecure else options.ca or os.path.join(pki, "ca.crt")
+    if not options.cert_dir:
+        raise BadInput("file check error: mkdir : no such file or directory")
+
+    def builtin(kubeconfig: str, ca: str) -> dict[str, Any]:
+        return _builtin(options, roles, weights, kubeconfig, ca)
+
+    return Asked(
+        manifest=places.real(pod),
+        template=_template(options),
+        config_dir=os.path.abspath(options.config_dir),
+        cert_dir=os.path.abspath(options.cert_dir),
+        cert=os.path.abspath(options.cert),
+        key=os.path.abspath(options.key),
+        ca=os.path.abspath(ca) if ca else "",
+        builtin=builtin,
+        container=options.container,
+        version=options.kubernetes_version,
+        existing="merge" if options.merge else "replace" if options.replace else "",
+        allow_ca_key=options.allow_ca_key,
+        deployments=[os.path.abspath(path) for path in (options.tas_depl, options.gas_depl) if path],
+        backup_dir=os.path.abspath(options.backup_folder) if options.backup_folder else "",
+        writes=not options.changes_nothing,
+        pod_folders=[os.path.dirname(pod)],
+    )
+
+
+def _template(options: ConfigureOptions) -> str:
+    """The file; empty for the built-in one, which stands in where only the default is missing."""
+    if options.template:
+        return os.path.abspath(str(options.template))
+    if (
+        options.extender
+        or options.agents
+        or options.extender_url
+        or options.namespace
+        or options.entry_weights
+    ):
+        return ""
+    return os.path.abspath(DEFAULT_TEMPLATE) if os.path.exists(DEFAULT_TEMPLATE) else ""
+
+
+def _builtin(
+    options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int], kubeconfig: str, ca: str
+) -> dict[str, Any]:
+    several = options.one_entry_per_agent
+    own = {role.agent: _GPU_WEIGHT for role in roles if role.agent == "gpu" and role.prioritizes and several}
+    url = options.extender_url or f"https://nodewise.{options.service_namespace}.svc:9001"
+    papers = Papers()
+    if not url.startswith("http:"):
+        folder = manifest.CERTS_MOUNT
+        papers = Papers(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
+    found = scheduler.configuration(
+        roles,
+        Wish(
+            url,
+            papers,
+            whole_nodes=options.whole_nodes,
+            filter_all_pods=options.filter_all_pods,
+            one_entry_per_agent=several,
+            weights={**own, **weights},
+            kubeconfig=kubeconfig or "/etc/kubernetes/scheduler.conf",
+        ),
+    )
+    for entry in found["extenders"]:
+        if "tlsConfig" in entry and not ca:
+            entry["tlsConfig"] = {"insecure": True, **entry["tlsConfig"]}
+            del entry["tlsConfig"]["caFile"]
+    return found
+
+
+def check_mounts(options: ConfigureOptions) -> None:
+    """BadInput, in a container of our image, for folders that are gone with it: the scheduler would not start."""
+    if not os.environ.get(_IN_IMAGE):
+        return
+    found = mounts.read(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
+    folders = {flag: os.path.realpath(folder) for flag, folder in _folders(options).items()}
+    if problems := mounts.lost(folders, found):
+        raise BadInput("file check error", problems)
+    for mount in mounts.elsewhere(folders.values(), found):
+        text = f"{mount.point} is {mount.root} of its file system; the host has to have it as {mount.point}"
+        click.echo(f"warning: {text}", err=True)
+
+
+def _folders(options: ConfigureOptions) -> dict[str, str]:
+    """What is written to, by flag."""
+    found = {"-m": os.path.dirname(os.path.abspath(options.manifest)), "-d": options.config_dir}
+    if options.backup_folder:
+        found["-b"] = options.backup_folder
+    if options.restore is None and not options.uninstall:
+        found["--cert-dir"] = options.cert_dir
+    return {flag: folder for flag, folder in found.items() if folder}

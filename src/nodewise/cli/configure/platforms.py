@@ -1,0 +1,164 @@
+"""`nodewise configure --mode`: objects and files for clusters whose static pods are not edited."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+
+import nodewise
+from nodewise.cli.configure.options import SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
+from nodewise.configure import platforms, scheduler, secondary, versions, yamltext
+from nodewise.configure.platforms import PLATFORMS, Platform
+from nodewise.configure.scheduler import Papers, Role, Wish
+from nodewise.configure.versions import Version
+from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
+from nodewise.kube.connect import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+
+def run(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]) -> None:
+    """Print, or write into a folder, what a mode is made of."""
+    if options.mode == SECOND:
+        _second(options, roles, weights)
+    else:
+        _platform(options, PLATFORMS[options.mode], roles, weights)
+
+
+def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[str, int]) -> None:
+    version, tag = _version(options.kubernetes_version)
+    name = options.scheduler_name or SECOND_SCHEDULER_NAME
+    if name == scheduler.DEFAULT_SCHEDULER:
+        raise BadSettings(
+            "settings", [Problem("--scheduler-name", repr(name), "another: that is the cluster's own")]
+        )
+    wish = _wish(options, weights, secondary.URL)._replace(scheduler_name=name)
+    found = scheduler.configuration(roles, wish) | {"apiVersion": version.api_version}
+    objects = secondary.objects(
+        secondary.Wish(
+            name,
+            options.service_namespace,
+            [role.agent for role in roles],
+            f"registry.k8s.io/kube-scheduler:{tag}",
+            options.image or f"nodewise:{nodewise.__version__}",
+            found,
+        )
+    )
+    if options.output == "json":
+        click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": objects}))
+    else:
+        click.echo("---\n".join(map(yamltext.dumped, objects)), nl=False)
+    click.echo(
+        f"Pods choose it with schedulerName: {name}. Policies need deploy/crds applied first.", err=True
+    )
+
+
+def _version(text: str) -> tuple[Version, str]:
+    """By the flag, or as the cluster says; with the image's tag."""
+    if text:
+        version = versions.of_setting(text)
+        whole = text.removeprefix("v")
+        return version, f"v{whole}" if whole.count(".") > 1 else f"v{whole}.0"
+    try:
+        seen = asyncio.run(_asked())
+    except NodewiseError as error:
+        wanted = "the cluster's version, for no cluster said it: kube-scheduler has to be of the same"
+        raise BadSettings("settings", [Problem("--kubernetes-version", str(error), wanted)]) from error
+    tag = seen.partition("+")[0].partition("-")[0]
+    return versions.of_setting(tag), tag
+
+
+async def _asked() -> str:
+    api = connect(KubeOptions(), MetricsRegistry())
+    try:
+        answer = msgspec.json.decode(await api.get("/version", timeout_s=5.0))
+        return str(answer["gitVersion"])
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise BadInput("/version", [Problem("gitVersion", "none", "a version")]) from error
+    finally:
+        await api.close()
+
+
+def _platform(
+    options: ConfigureOptions, platform: Platform, roles: Sequence[Role], weights: Mapping[str, int]
+) -> None:
+    namespace = options.service_namespace
+    service = f"nodewise.{namespace}.svc"
+    if not platform.has_dns and not options.extender_url:
+        wanted = "https:// and the Service's ClusterIP with its port: kube-scheduler finds no Service by name there"
+        raise BadSettings("settings", [Problem("--extender-url", "not given", wanted)])
+    url = options.extender_url or f"https://{service}:9001"
+    folder = platform.certs
+    papers = Papers(f"{folder}/ca.crt", f"{folder}/client.crt", f"{folder}/client.key")
+    wish = _wish(options, weights, url)._replace(papers=papers, kubeconfig=platform.kubeconfig)
+    found = scheduler.configuration(roles, wish)
+    if options.kubernetes_version:
+        found["apiVersion"] = versions.of_setting(options.kubernetes_version).api_version
+    for entry in found["extenders"]:
+        if urlsplit(url).hostname != service:
+            entry["tlsConfig"]["serverName"] = service
+    _give(options, platforms.files(platform, found))
+    click.echo(_REMARKS[options.mode].format(platform), err=True)
+
+
+def _wish(options: ConfigureOptions, weights: Mapping[str, int], url: str) -> Wish:
+    return Wish(
+        url,
+        whole_nodes=options.whole_nodes,
+        filter_all_pods=options.filter_all_pods,
+        one_entry_per_agent=options.one_entry_per_agent,
+        weights=weights,
+    )
+
+
+def _give(options: ConfigureOptions, texts: Mapping[str, str]) -> None:
+    if options.output == "json":
+        click.echo(msgspec.json.encode(texts))
+        return
+    if not options.into:
+        click.echo("---\n".join(f"# file: {name}\n{text}" for name, text in texts.items()))
+        return
+    for name, text in texts.items():
+        path = Path(options.into) / name
+        _put(path, text)
+        click.echo(f"{path}", err=True)
+
+
+def _put(path: Path, text: str) -> None:
+    """BadInput where another file is, or none can be."""
+    try:
+        if path.exists() and path.read_text() != text:
+            problem = Problem("--into", "there is another file of this name", "a folder of its own")
+            raise BadInput(str(path), [problem])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        problem = Problem("--into", str(error.strerror), "a folder to write to")
+        raise BadInput(str(path), [problem]) from error
+
+
+_NOT_RUN: Final = "After the distribution's documentation; not run by us. "
+_REMARKS: Final = {
+    "kubeadm": "Put scheduler-config.yaml, certs/ (ca.crt, client.crt, client.key) and patches/ into {0.folder} of "
+    "each host of the control plane; then kubeadm init --config, or kubeadm upgrade apply --patches.",
+    "kind": "Put certs/ (ca.crt, client.crt, client.key) beside these files, and there: kind create cluster "
+    "--config kind.yaml",
+    "capi": _NOT_RUN + "Merge one of the two, by the version that your management cluster serves, into the "
+    "KubeadmControlPlane, whose machines are then replaced one by one. Beside it belongs the Secret "
+    "nodewise-scheduler-client of `nodewise certs`. The ClusterResourceSet wants a ConfigMap nodewise-manifests "
+    "(deploy/crds and a file of deploy/kustomize) and a Secret nodewise-tls-manifest, of type "
+    "addons.cluster.x-k8s.io/resource-set, with the Secret nodewise-tls in it.",
+    "k3s": _NOT_RUN + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "
+    "/etc/rancher/k3s, and restart k3s.",
+    "rke2": _NOT_RUN + "Put the configuration and certs/ into {0.folder} of each server, config.yaml.d/ into "
+    "/etc/rancher/rke2, and restart rke2-server.",
+    "microk8s": _NOT_RUN + "Put the configuration and certs/ into {0.folder}, add the line to "
+    "/var/snap/microk8s/current/args/kube-scheduler, and restart microk8s.daemon-kubelite.",
+    "talos": _NOT_RUN
+    + "Put ca.crt, client.crt and client.key into {0.folder}; talosctl patch machineconfig with "
+    "the patch.",
+}

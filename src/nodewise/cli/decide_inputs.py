@@ -1,0 +1,253 @@
+"""What `decide` decides from, read once: from files, from a cluster, or from both; files win.
+
+Of a cluster it needs the rights to list nodes, pods and what agents watch, and to get metrics. What is in nodewise's
+own namespace is not read: what pods hold stands in their annotations as well. Pods that are on a node are read where
+an agent that takes part needs them. Nothing is written.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from nodewise import agents, clock, cooperative
+from nodewise.agent import AgentKind, ObjectKey, Want, Watched
+from nodewise.cli import data_sources, terminal
+from nodewise.cli.data_sources import Ground
+from nodewise.cli.progress import Progress
+from nodewise.kube import files, listing
+from nodewise.kube.api import Api, NotFound
+from nodewise.kube.fields import merge
+from nodewise.kube.files import Objects
+from nodewise.kube.reflector import Target
+from nodewise.kube.resources import NODES, PODS, Resource
+from nodewise.metrics import file as metric_files
+from nodewise.metrics import nodes as node_facts
+from nodewise.metrics.nodes import Nodes
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusMetrics
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.series import Series
+from nodewise.metrics.snapshot import MetricsSnapshot
+from nodewise.metrics.source import NotThere, Source
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+_LASTING: Final = "status.phase!=Succeeded,status.phase!=Failed"
+_WAITING: Final = f"spec.nodeName=,{_LASTING}"
+_BOUND: Final = f"spec.nodeName!=,{_LASTING}"
+
+
+class _Leaving(msgspec.Struct, frozen=True, gc=False):
+    deletionTimestamp: str | None = None  # noqa: N815 - the API's name
+
+
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    nodeName: str = ""  # noqa: N815 - the API's name
+
+
+class _Phase(msgspec.Struct, frozen=True, gc=False):
+    phase: str = ""
+
+
+class PodPlace(msgspec.Struct, frozen=True, gc=False):
+    """Where a pod is, if it is anywhere, and whether it is on its way out."""
+
+    metadata: _Leaving = _Leaving()
+    spec: _Place = _Place()
+    status: _Phase = _Phase()
+
+
+class Wish(NamedTuple):
+    """What to read."""
+
+    paths: Sequence[str]
+    policies: Sequence[str]
+    """Files whose objects win over all others, to try policies."""
+    agents: Sequence[str]
+    """Their names; empty: those that have something to do."""
+    options: Mapping[str, Any]
+    """Of all agents that may take part, by name."""
+    namespace: str
+    """Of pods and of what agents watch; empty: all."""
+    running: bool
+    """Whether pods that are on a node are wanted too."""
+    metrics: Sequence[str]
+    """As `--metrics` says."""
+
+
+Keyed = Mapping[ObjectKey, Any]
+
+
+class Read(NamedTuple):
+    """All objects by namespace and name, and the metrics of files."""
+
+    kinds: Sequence[AgentKind]
+    nodes: Keyed
+    pods: Keyed
+    objects: Mapping[str, Keyed]
+    """By the name in `Watched`."""
+    snapshot: MetricsSnapshot
+
+    @property
+    def node_names(self) -> list[str]:
+        return [name for _, name in self.nodes]
+
+
+class _Sought(NamedTuple):
+    """A kind of objects, and which of them; files are not selected from."""
+
+    watched: Watched
+    namespace: str = ""
+    """Empty: all."""
+    fields: str = ""
+    """As a `fieldSelector`."""
+
+
+class _Sources(NamedTuple):
+    """Where objects come from; of two with one name the later one's counts."""
+
+    api: Api | None
+    given: Objects
+    tried: Objects
+
+
+async def read(wish: Wish, api: Api | None) -> Read:
+    """Everything but the metrics of live sources. `BadInput` names what cannot be read in files."""
+    kinds = [agents.load(name) for name in wish.options]
+    plain, tables = metric_files.split(wish.paths)
+    sources = _Sources(api, files.read(plain), files.read(wish.policies))
+    watched = [
+        one
+        for one in data_sources.watched(kinds, wish.options)
+        if not (_is_of_pods(one) or one.own_namespace)
+    ]
+    nodes, pods, *others = await _read(
+        sources,
+        [
+            _Sought(Watched("nodes", NODES, data_sources.node_type(kinds))),
+            _Sought(
+                Watched("pods", PODS, merge("Pod", PodPlace, *(kind.pod_fields for kind in kinds))),
+                wish.namespace,
+                _LASTING if wish.running else _WAITING,
+            ),
+            *(_Sought(one, wish.namespace) for one in watched),
+        ],
+    )
+    objects = {one.name: found for one, found in zip(watched, others, strict=True)}
+    if not wish.agents:
+        kinds = [kind for kind in kinds if _takes_part(kind, wish, objects, nodes, pods)]
+    booked = [one for one in data_sources.watched(kinds, wish.options) if _is_of_pods(one)]
+    bound = await _read(sources, [_Sought(one, fields=_BOUND) for one in booked])
+    objects |= {one.name: found for one, found in zip(booked, bound, strict=True)}
+    known = cooperative.run_at_once(node_facts.read(nodes.values()))
+    return Read(kinds, nodes, pods, objects, metric_files.snapshot(sources.given, tables, known))
+
+
+def _is_of_pods(one: Watched) -> bool:
+    return one.resource == PODS
+
+
+def _takes_part(kind: AgentKind, wish: Wish, objects: Mapping[str, Keyed], nodes: Keyed, pods: Keyed) -> bool:
+    """Whether an agent has anything to do: an object of its own is there, or it says so itself."""
+    options = wish.options[kind.name]
+    if any(objects.get(one.name) for one in kind.watched(options)):
+        return True
+    return kind.concerns(options, nodes.values(), pods.values())
+
+
+async def _read(sources: _Sources, sought: Sequence[_Sought]) -> list[Keyed]:
+    """Of each kind what is in the cluster and in files, by namespace and name."""
+    listed = await _listed(sources.api, sought) if sources.api else [{} for _ in sought]
+    return [
+        {**found, **_keyed(sources.given, one.watched), **_keyed(sources.tried, one.watched)}
+        for one, found in zip(sought, listed, strict=True)
+    ]
+
+
+def _keyed(objects: Objects, one: Watched) -> Keyed:
+    return {(item.metadata.namespace, item.metadata.name): item for item in data_sources.given(objects, one)}
+
+
+async def _listed(api: Api, sought: Sequence[_Sought]) -> list[Keyed]:
+    """From the cluster, all kinds at once."""
+    counts: dict[str, int] = {}
+    with Progress() as progress:
+
+        def told(name: str, count: int) -> None:
+            counts[name] = count
+            progress.say("reading " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+
+        listed = await asyncio.gather(*(_one(api, one, partial(told, one.watched.name)) for one in sought))
+    for one, found in zip(sought, listed, strict=True):
+        if found is None:
+            _say_unknown(one.watched.resource)
+    return [found or {} for found in listed]
+
+
+async def _one(api: Api, one: _Sought, told: Callable[[int], None]) -> Keyed | None:
+    """All objects of a kind that count here; None where the cluster does not know the kind."""
+    watched = one.watched
+    namespace = one.namespace if watched.resource.namespaced else ""
+    selectors = dict(watched.selectors) | ({"fieldSelector": one.fields} if one.fields else {})
+    target = Target[Any](watched.resource, watched.type, namespace, selectors, watched.keep)
+    try:
+        store = await listing.read(api, target, MetricsRegistry(), told)
+    except NotFound:
+        return None
+    return store.snapshot()
+
+
+def _say_unknown(resource: Resource) -> None:
+    name = f"{resource.plural}.{resource.group}".rstrip(".")
+    terminal.tell(f"the cluster knows no {name}: is its definition (CRD) installed?")
+
+
+class Held:
+    """The source of metrics that were read already: from standard input, too, which nobody can read again."""
+
+    name = metric_files.SOURCE
+
+    def __init__(self, snapshot: MetricsSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def takes(self, want: Want) -> bool:
+        return bool(want.metric)
+
+    async def fetch(self, want: Want, now: float) -> Series:  # noqa: ARG002 - the contract of a source
+        series = metric_files.select(self._snapshot, want)
+        if series is None:
+            raise NotThere(f"metric {want.metric} is not in the files given")
+        return series
+
+
+class Measuring(NamedTuple):
+    """How metrics are asked for."""
+
+    names: Sequence[str]
+    """As `--metrics` says."""
+    refresh: RefreshOptions
+    prometheus: PrometheusOptions
+
+
+async def measured(found: Read, wants: Iterable[Want], how: Measuring, api: Api | None) -> MetricsSnapshot:
+    """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
+    nodes, meters = cooperative.run_at_once(node_facts.read(found.nodes.values())), MetricsRegistry()
+
+    async def lookup() -> Nodes:
+        return nodes
+
+    back_s = max(5 * how.refresh.sync_period_s, 60.0)
+    ground = Ground(api, lookup, how.prometheus, back_s, how.refresh.metrics_timeout_s, meters)
+    live = data_sources.sources(how.names, (), ground)
+    held: list[Source] = [Held(found.snapshot)] if found.snapshot.series or not live else []
+    refresher = Refresher([*held, *live], how.refresh, clock.SystemClock(), meters)
+    with Progress() as progress:
+        progress.say("asking for metrics")
+        refresher.want(frozenset(wants))
+        await refresher.settle()
+    for source in live:
+        if isinstance(source, PrometheusMetrics):
+            await source.close()
+    return refresher.snapshot

@@ -1,0 +1,276 @@
+"""Pods decided from end to end, as kube-scheduler would ask about them, and the forms in which they are told."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import click
+import msgspec
+import numpy as np
+import yaml
+from msgspec.structs import replace
+
+from nodewise.agent import Snapshot
+from nodewise.cli import agent_values, tables
+from nodewise.cli.progress import Progress
+from nodewise.extender import report
+from nodewise.extender.chain import Chain
+from nodewise.extender.decision import Decision
+from nodewise.extender.explaining import Part
+
+_GETS: Final = "GETS"
+_DETAILS: Final = "DETAILS"
+_MADE_OF: Final = "MADE OF"
+_NUMBERS: Final = "NUMBERS"
+_OFTEN_EMPTY: Final = (_GETS, _DETAILS, _MADE_OF, _NUMBERS)
+"""Columns that are shown where there is anything in them."""
+_OFTEN: Final = 100
+"""Pods between two words about progress."""
+
+
+class Decided(NamedTuple):
+    """One pod."""
+
+    filtered: Decision
+    scored: Decision
+    agents: list[str]
+    node: str
+    """Where it is; empty while it waits."""
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.filtered.kept().any())
+
+    @property
+    def stays(self) -> bool:
+        """Whether no agent rejects the node that it is on. A node that nobody knows is rejected by nobody."""
+        here = np.array([name == self.node for name in self.filtered.names], bool)
+        return bool(self.filtered.kept()[here].all())
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it can stay where it is, or go somewhere."""
+        return self.stays if self.node else self.fits
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether an agent has anything to say about where it may go."""
+        return bool(self.filtered.verdicts)
+
+
+class Outcome(NamedTuple):
+    """All pods, decided one by one as they are told; `running` where those on a node are among them."""
+
+    pods: Iterable[Decided]
+    running: bool
+
+
+def decide(chain: Chain, pod: Any, names: list[str], snapshot: Snapshot) -> Decided:
+    """As kube-scheduler asks: filter, then score what is left. What a running pod holds does not stand in its way."""
+    node: str = pod.spec.nodeName
+    filtered = chain.filter(pod, names, snapshot, snapshot.at)
+    if node in snapshot.nodes:
+        evicted = {node: frozenset({pod.metadata.uid})}
+        alone = chain.preempt(pod, evicted, snapshot, snapshot.at)
+        filtered = _staying(filtered, node, alone)
+    left = filtered.names[filtered.kept()].tolist()
+    scored = chain.prioritize(pod, left, snapshot, snapshot.at)
+    return Decided(filtered, scored, [agent.name for agent in chain.agents], node)
+
+
+def _staying(filtered: Decision, node: str, alone: Decision) -> Decision:
+    """With the node that the pod is on passed by each agent that would pass it there if the pod were gone."""
+    lenient = {agent for agent, verdict in alone.verdicts if not verdict.codes[0]}
+    here = np.array([name == node for name in filtered.names], bool)
+    verdicts = tuple(
+        (agent, replace(verdict, codes=np.where(here, np.int16(0), verdict.codes)))
+        if agent in lenient
+        else (agent, verdict)
+        for agent, verdict in filtered.verdicts
+    )
+    return msgspec.structs.replace(filtered, verdicts=verdicts)
+
+
+def document(one: Decided, *, running: bool) -> dict[str, Any]:
+    """The pod as `-o json` has it; `node` and `stays` (null while it waits) only beside running ones."""
+    found = report.pod(one.filtered, one.scored, one.agents)
+    return {**found, "node": one.node or None, "stays": one.stays if one.node else None} if running else found
+
+
+def _json(outcome: Outcome) -> bool:
+    """Written pod by pod, so that a whole cluster needs no memory."""
+    well, between = True, b""
+    click.echo(b'{"decisions":[', nl=False)
+    for one in _answered(outcome):
+        click.echo(between + report.encode(document(one, running=outcome.running)), nl=False)
+        well, between = well and one.is_well, b","
+    click.echo(b"]}")
+    return well
+
+
+def _yaml(outcome: Outcome) -> bool:
+    listed = list(_answered(outcome))
+    documents = [document(one, running=outcome.running) for one in listed]
+    plain = msgspec.json.decode(report.encode({"decisions": documents}))
+    click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
+    return all(one.is_well for one in listed)
+
+
+def _answered(outcome: Outcome) -> Iterator[Decided]:
+    """Those that wait, and of the running ones those that an agent judges: of the others nothing is to be said."""
+    return (one for one in outcome.pods if not one.node or one.is_judged)
+
+
+def _table(outcome: Outcome) -> bool:
+    """A row a pod: where it may go, which node is liked best, and why not elsewhere."""
+    if outcome.running:
+        told = _told(outcome, lambda one: [_moving(one)])
+        told.show(("POD", "NODE", "STAYS", "FITS", "BEST", _GETS, "WHY NOT THERE, OR ELSEWHERE"))
+    else:
+        told = _told(outcome, lambda one: [_waiting(one)])
+        told.show(("POD", "FITS", "BEST", _GETS, "WHY NOT ELSEWHERE"))
+    _summary(outcome, told.counts)
+    return told.well
+
+
+class _Told(NamedTuple):
+    """Rows of the pods that wait and of those that may not stay; the others are counted. The columns of what agents
+    know besides are left out where there is nothing.
+    """
+
+    rows: list[list[str]]
+    counts: Counter[str]
+    well: bool
+
+    def show(self, head: Sequence[str]) -> None:
+        if self.rows:
+            tables.show(*tables.without(_OFTEN_EMPTY, head, self.rows))
+
+
+def _told(outcome: Outcome, rows: Callable[[Decided], Iterable[list[str]]]) -> _Told:
+    """Rows are made as the pods come, for a decision over 5,000 nodes is too large to be kept for each."""
+    listed: list[list[str]] = []
+    counts, well = Counter[str](), True
+    with Progress() as progress:
+        for number, one in enumerate(outcome.pods):
+            if number % _OFTEN == 0:
+                progress.say(f"deciding pod {number + 1:,}")
+            kind = _kind(one)
+            counts[kind] += 1
+            well = well and one.is_well
+            if kind in {"waits", "goes"}:
+                listed += rows(one)
+    return _Told(listed, counts, well)
+
+
+def _kind(one: Decided) -> str:
+    if not one.node:
+        return "waits"
+    return ("stays" if one.stays else "goes") if one.is_judged else "free"
+
+
+def _summary(outcome: Outcome, counts: Counter[str]) -> None:
+    if not outcome.running:
+        if not counts["waits"]:
+            click.echo("no pod waits")
+        return
+    where = f"{counts['goes']:,} running where a policy rejects them, {counts['stays']:,} where they may stay"
+    click.echo(f"pods: {counts['waits']:,} waiting, {where}, {counts['free']:,} that no policy judges")
+
+
+def _waiting(one: Decided) -> list[str]:
+    kept = int(one.filtered.kept().sum())
+    return [_name(one), f"{kept}/{len(one.filtered.names)}", _best(one), _gets(one), _reasons(one)]
+
+
+def _moving(one: Decided) -> list[str]:
+    name, fits, best, gets, why = _waiting(one)
+    if not one.node:
+        return [name, "-", "-", fits, best, gets, why]
+    here = report.rejected(one.filtered, np.flatnonzero([name == one.node for name in one.filtered.names]))
+    reasons = "; ".join(rejection["reason"] for rejection in here.get(one.node, []))
+    return [name, one.node, "no", fits, best, gets, reasons]
+
+
+def _name(one: Decided) -> str:
+    return f"{one.filtered.pod.namespace}/{one.filtered.pod.name}"
+
+
+def _best(one: Decided) -> str:
+    points = one.scored.points()
+    return one.scored.names[int(points.argmax())] if len(points) else "-"
+
+
+def _gets(one: Decided) -> str:
+    """What the pod would get on the node that is liked best."""
+    points = one.scored.points()
+    if not len(points):
+        return "-"
+    return "; ".join(_said(one, one.scored.names[int(points.argmax())]).values()) or "-"
+
+
+def _said(one: Decided, node: str) -> dict[str, str]:
+    """What agents say of a node besides, by agent."""
+    found: dict[str, str] = {}
+    for decision in (one.filtered, one.scored):
+        at = np.flatnonzero([name == node for name in decision.names]) if report.has_details(decision) else ()
+        for position in at:
+            found |= dict(report.said(decision, int(position)))
+    return found
+
+
+def _reasons(one: Decided) -> str:
+    """Each reason with the number of its nodes, and what the one that comes closest lacks."""
+    counts, closest = Counter[str](), dict[str, str]()
+    for _, verdict in one.filtered.verdicts:
+        for code in np.unique(verdict.codes[verdict.codes > 0]).tolist():
+            text = verdict.reasons[code - 1].text()
+            at = np.flatnonzero(verdict.codes == code)
+            counts[text] += len(at)
+            if verdict.details is not None:
+                nearest = int(at[verdict.details.distances()[at].argmin()])
+                said = verdict.details.text(nearest)
+                closest[text] = f" ({one.filtered.names[nearest]}: {said})" if said else ""
+    return "; ".join(f"{count} {text}{closest.get(text, '')}" for text, count in counts.most_common()) or "-"
+
+
+def _wide(outcome: Outcome) -> bool:
+    """A row a pod and node, with what was measured there."""
+    told = _told(outcome, lambda one: _rows(document(one, running=outcome.running)))
+    here = ("ON",) if outcome.running else ()
+    told.show(("POD", *here, "NODE", "SCORE", _MADE_OF, "MEASURED", _DETAILS, _NUMBERS, "REJECTED"))
+    _summary(outcome, told.counts)
+    return told.well
+
+
+def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
+    measured: dict[str, dict[str, None]] = {}
+    for value in one["values"]:
+        text = f"{value['metric']}={value['value'] if value['value'] is not None else value['state']}"
+        measured.setdefault(value["node"], {})[text] = None
+    here = [one["node"] or "-"] if "node" in one else []
+    for node in [*one["feasible"], *one["rejected"]]:
+        why = "; ".join(rejection["reason"] for rejection in one["rejected"].get(node, []))
+        score = str(one["scores"].get(node, "-"))
+        details = "; ".join(one.get("details", {}).get(node, {}).values())
+        values = " ".join(measured.get(node, ()))
+        counted = {agent: of[node] for agent, of in one.get("numbers", {}).items() if node in of}
+        cells = [score, _made_of(one, node), values, details, agent_values.numbers(counted), why]
+        yield [one["pod"], *here, node, *(cell or "-" for cell in cells)]
+
+
+def _made_of(one: dict[str, Any], node: str) -> str:
+    return agent_values.parts(
+        Part(label, part["weight"], part["scores"][node])
+        for label, part in one.get("parts", {}).items()
+        if node in part["scores"]
+    )
+
+
+FORMS: Final[dict[str, Callable[[Outcome], bool]]] = {
+    "table": _table,
+    "wide": _wide,
+    "json": _json,
+    "yaml": _yaml,
+}
+"""Each tells the outcome, and answers whether every pod is well where it is, or can go somewhere."""

@@ -1,0 +1,252 @@
+"""`nodewise demo`: the whole thing on one machine, with nothing installed.
+
+The extender is the real one, a process of its own on loopback. What it works with is the stand-in for kube-scheduler
+and the API server in memory, which pass the same tests as the real ones.
+"""
+
+import asyncio
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import httpx2
+import msgspec
+from rich.console import Console
+
+import nodewise
+from nodewise.cli.demo import extender_process
+from nodewise.cli.demo.cluster import LABEL, NAMESPACE, Stage, example, pod_like, staged
+from nodewise.cli.demo.extender_process import Child
+from nodewise.errors import NodewiseError, Unavailable
+from nodewise.kube.connect import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.simulate.cluster import Cluster
+
+_SCALE: Final = 5000
+_CALLS: Final = 200
+
+_console = Console(highlight=False, soft_wrap=True)
+
+
+def say(text: str = "") -> None:
+    _console.print(text)
+
+
+@click.command()
+def command() -> None:
+    """See nodewise place pods on this machine: no cluster, no network, under half a minute.
+
+    \b
+    Example:
+      nodewise demo
+
+    \b
+    Exit codes:
+      0  shown
+      1  the extender did not start
+    """
+    with tempfile.TemporaryDirectory(prefix="nodewise-demo-") as folder, staged(Path(folder)) as stage:
+        with serving(stage) as served:
+            say(f"[bold]nodewise {nodewise.__version__}[/]: the real extender at {served.url}, asked as")
+            say("kube-scheduler asks, by a stand-in that passes the same tests as the real one.\n")
+            side_by_side(stage, served)
+            every_node_bad(stage, served)
+            killed(stage, served)
+        at_scale(Path(folder))
+    say(f"\nnext: [bold]{next_command()}[/]")
+
+
+@contextlib.contextmanager
+def serving(stage: Stage, port: str = "0") -> Iterator[Child]:
+    """The extender on the stage's API server; ready."""
+    given = [f"--kubeconfig={stage.kubeconfig}", "--sync-period=200ms", f"--port={port}"]
+    with extender_process.extender(given) as served:
+        served.wait_ready()
+        yield served
+
+
+def entry(served: Child, **fields: Any) -> dict[str, Any]:
+    """The extender's entry of kube-scheduler's configuration, as the README has it."""
+    return {
+        "urlPrefix": f"{served.url}/scheduler",
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "weight": 5,
+        "nodeCacheCapable": True,
+        "httpTimeout": "1s",
+        "managedResources": [{"name": "telemetry/scheduling", "ignoredByScheduler": True}],
+    } | fields
+
+
+def plain(pod: dict[str, Any]) -> dict[str, Any]:
+    """The same pod without anything of nodewise's: it asks for cores and memory, and names no policy."""
+    requests = {"cpu": "1", "memory": "2Gi"}
+    spec = {"containers": [{"name": "main", "image": "none", "resources": {"requests": requests}}]}
+    metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+    return pod | {"metadata": metadata, "spec": spec}
+
+
+def rejected(served: Child, nodes: list[str]) -> dict[str, str]:
+    """What the extender says now of the nodes, for a pod like those of the example."""
+    body = {"Pod": pod_like("probe"), "NodeNames": nodes}
+    answer = httpx2.post(f"{served.url}/scheduler/filter", json=body).json()
+    found: dict[str, str] = answer["FailedNodes"] or {}
+    return found
+
+
+def until(seen: Callable[[], bool], within_s: float = 15.0) -> None:
+    end = time.monotonic() + within_s
+    while not seen():
+        if time.monotonic() > end:
+            raise Unavailable(f"the demo: not seen within {within_s:g} s")
+        time.sleep(0.005)
+
+
+def placed(cluster: Cluster, pods: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Submit pods; their names by node."""
+    by_node: dict[str, list[str]] = {}
+    for pod in pods:
+        node = cluster.submit(pod).node
+        by_node.setdefault(node or "", []).append(pod["metadata"]["name"])
+    return by_node
+
+
+def side_by_side(stage: Stage, served: Child) -> None:
+    """The same pods by requests alone and by nodewise."""
+    with Cluster(stage.nodes) as alone, Cluster(stage.nodes, [entry(served)]) as aware:
+        by_requests = placed(alone, [plain(pod) for pod in stage.pods])
+        by_us = placed(aware, stage.pods)
+    bad = rejected(served, stage.names)
+    say(f"[bold]{'NODE':9} {'health_metric':15} {'BY REQUESTS ALONE':20} BY NODEWISE[/]")
+    for node, value in stage.values.items():
+        mark = "[red]✗ failing[/]    " if node in bad else "[green]✓[/]" + " " * 12
+        alone_names, our_names = (_names(found.get(node, [])) for found in (by_requests, by_us))
+        say(f"{node:9} {value} {mark} {alone_names:20} {our_names}")
+    until(lambda: bool(stage.labels().get("rack1-b")))
+    for node, why in bad.items():
+        say(f"[red]{node}[/] rejected: {why}; labelled {LABEL}=violating, so a descheduler drains it")
+
+
+def _names(pods: list[str]) -> str:
+    return ", ".join(name.removeprefix("demo-") for name in pods) or "-"
+
+
+def every_node_bad(stage: Stage, served: Child) -> None:
+    """No node is left: the pod waits and says why; the metric heals, and nodewise has it tried again."""
+    stage.measure(dict.fromkeys(stage.names, 1))
+    until(lambda: len(rejected(served, stage.names)) == len(stage.names))
+    say("\n[bold]Every disk fails.[/] kubectl describe pod demo-app-5:")
+    with Cluster(stage.nodes, [entry(served)]) as cluster:
+        pod = pod_like("demo-app-5")
+        waiting = cluster.submit(pod)
+        say(f"  [yellow]Warning  FailedScheduling[/]  {cluster.event(f'{NAMESPACE}/demo-app-5')}")
+        stage.put_waiting(pod, waiting.message)
+        healed = time.monotonic()
+        stage.measure({"rack1-a": 1, "rack1-b": 2, "rack2-a": 0})
+        node = _when_woken(stage, cluster, f"{NAMESPACE}/demo-app-5")
+        took_ms = (time.monotonic() - healed) * 1000
+        stage.remove_pod("demo-app-5")
+    say(
+        f"rack2-a heals, nodewise has waiting pods tried again: bound to [green]{node}[/] after {took_ms:.0f} ms"
+    )
+    say("  (without nodewise: up to 300 s, for a metric that heals is no event to kube-scheduler)")
+
+
+def _when_woken(stage: Stage, cluster: Cluster, pod: str) -> str:
+    """The node that a waiting pod goes to once nodewise has written to a node, which is an event to the scheduler."""
+    until(lambda: stage.woken() is not None)
+    cluster.touch(stage.woken() or "")
+    return _bound(cluster, pod)
+
+
+def _bound(cluster: Cluster, pod: str) -> str:
+    def is_bound() -> bool:
+        cluster.settle()
+        return cluster.outcome(pod).node is not None
+
+    until(is_bound)
+    return cluster.outcome(pod).node or ""
+
+
+def killed(stage: Stage, served: Child) -> None:
+    """The extender dies in the middle, and what kube-scheduler makes of that."""
+    port = served.url.rpartition(":")[2]
+    labels = stage.label_changes()
+    served.kill()
+    say("\n[bold]The extender is killed.[/] What kube-scheduler does then:")
+    strict_entry, lax_entry = entry(served), entry(served, ignorable=True)
+    with Cluster(stage.nodes, [strict_entry]) as strict, Cluster(stage.nodes, [lax_entry]) as lax:
+        strict.submit(pod_like("demo-app-6"))
+        say("  ignorable: false  demo-app-6 waits, it is not placed blindly")
+        beside = strict.submit(plain(pod_like("plain"))).node
+        say(f"  pods without us   {beside}: never asked, never stopped")
+        blind = lax.submit(pod_like("demo-app-6")).node
+        say(f"  ignorable: true   {blind}: placed without asking - do not write that")
+        began = time.monotonic()
+        with serving(stage, port):
+            strict.touch(stage.names[0])
+            node = _bound(strict, f"{NAMESPACE}/demo-app-6")
+    took_ms = (time.monotonic() - began) * 1000
+    say(f"  started again     demo-app-6 on [green]{node}[/] {took_ms:.0f} ms later")
+    moved = stage.label_changes() - labels
+    say(f"  labels            {moved or 'none'} moved, from before the kill until after the restart")
+
+
+def at_scale(folder: Path) -> None:
+    """One line of latency with many nodes."""
+    many = folder / "many"
+    many.mkdir()
+    names = [f"ip-10-{n // 250}-{n % 250}-7.compute.internal" for n in range(_SCALE)]
+    shapes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names]
+    whole = {"apiVersion": "v1", "kind": "List", "items": shapes}
+    (many / "nodes.json").write_bytes(msgspec.json.encode(whole))
+    (many / "policy.yaml").write_text((example() / "policy.yaml").read_text())
+    (many / "metrics.csv").write_text(
+        "".join(f"{name},health_metric,{n % 2}\n" for n, name in enumerate(names))
+    )
+    body = json.dumps({"Pod": pod_like("probe"), "NodeNames": names}).encode()
+    with extender_process.extender([f"--objects-from={many}"]) as served:
+        served.wait_ready()
+        filter_ms, prioritize_ms = (_median_ms(f"{served.url}/scheduler/{verb}", body) for verb in _VERBS)
+    say(
+        f"\n[bold]At {_SCALE:,} nodes[/] on this machine: filter {filter_ms:.1f} ms, prioritize"
+        f" {prioritize_ms:.1f} ms (median of {_CALLS} calls, names, plain HTTP)"
+    )
+
+
+_VERBS: Final = ("filter", "prioritize")
+
+
+def _median_ms(url: str, body: bytes) -> float:
+    headers = {"Content-Type": "application/json"}
+    times: list[float] = []
+    with httpx2.Client() as client:
+        for _ in range(_CALLS):
+            began = time.perf_counter()
+            client.post(url, content=body, headers=headers).raise_for_status()
+            times.append((time.perf_counter() - began) * 1000)
+    return statistics.median(times)
+
+
+def next_command() -> str:
+    """What to try next: on the user's own cluster, where one answers."""
+    with contextlib.suppress(NodewiseError):
+        asyncio.run(_cluster_answers())
+        return "nodewise decide --cluster"
+    return "nodewise decide examples/health-metric -o wide"
+
+
+async def _cluster_answers() -> None:
+    api = connect(KubeOptions(), MetricsRegistry())
+    try:
+        await api.get("/version", timeout_s=2.0)
+    finally:
+        await api.close()

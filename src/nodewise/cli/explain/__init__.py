@@ -1,0 +1,221 @@
+"""`nodewise explain`: why a pod went where it went, or goes nowhere, from the decisions of every replica."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import click
+
+from nodewise import clock
+from nodewise.cli import exit_codes, options, terminal
+from nodewise.cli.explain import pods, rendering, replicas
+from nodewise.cli.explain.explanation import Story
+from nodewise.cli.explain.pods import Seen
+from nodewise.cli.explain.replicas import Answer, Papers, Replica, Service
+from nodewise.cli.options import ClusterOptions, CommandLine
+from nodewise.cli.progress import Progress
+from nodewise.cli.settings import CommandOptions
+from nodewise.errors import BadSettings, NodewiseError, Problem, Unavailable
+from nodewise.extender import explaining
+from nodewise.kube.client import HttpApi
+from nodewise.kube.connect import connect
+from nodewise.kube.options import KubeOptions
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.option import Argument, Option
+
+
+class ExplainOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise explain`."""
+
+    pod: Annotated[str, Argument(metavar="POD")]
+
+    namespace: Annotated[str, Option("-n --namespace", metavar="NAMESPACE")] = ""
+    """Of the pod; default: the context's."""
+
+    output: Annotated[Literal["text", "wide", "json"], Option("-o --output")] = "text"
+    """Form of what is printed."""
+
+    every_node: Annotated[bool, Option("--nodes")] = False
+    """Show every node, however many there are."""
+
+    servers: Annotated[tuple[str, ...], Option("--server", metavar="URL")] = ()
+    """A replica's URL; repeat it for several."""
+
+    cert: Annotated[str, Option(metavar="FILE")] = ""
+    """Client certificate for mutual TLS, PEM."""
+
+    key: Annotated[str, Option(metavar="FILE")] = ""
+    """Its key."""
+
+    ca: Annotated[str, Option(metavar="FILE")] = ""
+    """CA of the replicas' certificate; default: the system's."""
+
+    server_name: Annotated[str, Option(metavar="NAME")] = ""
+    """The name in the replicas' certificate."""
+
+    service: Annotated[str, Option(metavar="NAME")] = "nodewise"
+    """The Service of the replicas."""
+
+    service_namespace: Annotated[str, Option(metavar="NAMESPACE")] = "nodewise"
+    """Its namespace."""
+
+
+class TimeoutOptions(CommandOptions, frozen=True, kw_only=True):
+    """The timeout, which the help shows after the options of the cluster."""
+
+    timeout_s: float = 5.0
+    """Of each call."""
+
+
+class Asked(NamedTuple):
+    """What the command line said."""
+
+    pod: str
+    namespace: str
+    servers: Sequence[str]
+    server_name: str
+    papers: Papers
+    service: Service
+    kube: KubeOptions
+    timeout_s: float
+
+
+def run(command_line: CommandLine) -> None:
+    """Tell why a pod went where it went, or goes nowhere: its last scheduling attempt, node by node.
+
+    POD is a name, or NAMESPACE/NAME. Every ready replica of the extender is asked for its decisions: those that
+    --server names, else those behind the Service, found through the API server and asked over mutual TLS with
+    --cert, --key and --ca. To ask one replica without a certificate, forward its admin port. A replica remembers as
+    many decisions as fit into its --decisions-bytes. Nothing is written.
+
+    \b
+    Examples:
+      kubectl -n nodewise port-forward deploy/nodewise 9002 &
+      nodewise explain web/shop-7 --server http://127.0.0.1:9002
+      nodewise explain shop-7 -n web --cert tls.crt --key tls.key --ca ca.crt
+
+    \b
+    Exit codes:
+      0  explained
+      1  no replica could be asked
+      2  the command line or a setting is wrong
+      3  no decision about the pod is known
+    """
+    logs.configure("error")
+    own = command_line.settings(ExplainOptions)
+    story = asyncio.run(_story(_asked(own, command_line)))
+    rendering.FORMS[own.output](story, every_node=own.every_node)
+    if story.explanation is None:
+        click.get_current_context().exit(exit_codes.NO)
+
+
+def _asked(own: ExplainOptions, command_line: CommandLine) -> Asked:
+    """`BadSettings` where pod and namespace contradict each other."""
+    namespace, slash, name = own.pod.rpartition("/")
+    if not name or (slash and own.namespace not in {"", namespace}):
+        raise BadSettings(
+            "settings", [Problem("POD", repr(own.pod), "a name, or NAMESPACE/NAME, and one namespace")]
+        )
+    return Asked(
+        name,
+        namespace or own.namespace,
+        own.servers,
+        own.server_name,
+        Papers(own.cert, own.key, own.ca),
+        Service(own.service_namespace, own.service),
+        command_line.settings(ClusterOptions).kube,
+        command_line.settings(TimeoutOptions).timeout_s,
+    )
+
+
+async def _story(asked: Asked) -> Story:
+    api = _api(asked)
+    try:
+        return await _told(asked, api)
+    finally:
+        if api is not None:
+            await api.close()
+
+
+def _api(asked: Asked) -> HttpApi | None:
+    """The API server; None where nobody names one and the servers are given."""
+    try:
+        return connect(asked.kube, MetricsRegistry())
+    except BadSettings as error:
+        if asked.servers and not asked.kube.kubeconfig and not asked.kube.context:
+            return None
+        remedy = f"{error.remedy}; or name a replica's admin port with --server".lstrip("; ")
+        raise BadSettings(error.what, error.problems, remedy=remedy) from error
+
+
+async def _told(asked: Asked, api: HttpApi | None) -> Story:
+    namespace = asked.namespace or (api.namespace if api else "default")
+    with Progress() as progress:
+        progress.say("looking for the replicas of nodewise")
+        found = await _replicas(asked, api)
+        progress.say(f"asking {len(found)} of them about pod {namespace}/{asked.pod}")
+        answers, seen = await asyncio.gather(
+            replicas.ask(found, asked.papers, namespace, asked.pod, asked.timeout_s),
+            _seen(api, namespace, asked),
+        )
+    _complain(answers, seen)
+    known = [decision for answer in answers for decision in answer.decisions]
+    uid = seen.state.uid if seen.state else ""
+    attempt = explaining.last_attempt(known, uid) or explaining.last_attempt(known)
+    explanation = explaining.explain(attempt) if attempt else None
+    return Story(f"{namespace}/{asked.pod}", seen, answers, explanation, clock.SystemClock().now())
+
+
+async def _replicas(asked: Asked, api: HttpApi | None) -> list[Replica]:
+    if asked.servers:
+        return [Replica(_url(one), asked.server_name) for one in asked.servers]
+    assert api is not None, "without --server there is an API server, or an error was raised"
+    if not asked.papers.cert:
+        remedy = (
+            f"or forward a replica's admin port, kubectl -n {asked.service.namespace} port-forward "
+            f"deploy/{asked.service.name} 9002, and name it: --server http://127.0.0.1:9002"
+        )
+        wanted = "the certificate and key of a client that the extender accepts, and its --ca"
+        raise BadSettings("settings", [Problem("--cert, --key", "not given", wanted)], remedy=remedy)
+    found = await replicas.find(api, asked.service)
+    return [Replica(one.url, asked.server_name or one.host) for one in found]
+
+
+def _url(server: str) -> str:
+    if server.startswith(("http://", "https://")):
+        return server
+    raise BadSettings(
+        "settings", [Problem("--server", repr(server), "http://127.0.0.1:9002 or https://HOST:9001")]
+    )
+
+
+async def _seen(api: HttpApi | None, namespace: str, asked: Asked) -> Seen:
+    """The pod as the cluster has it, if there is a cluster and it answers."""
+    if api is None:
+        return Seen(None)
+    try:
+        found = await pods.read(api, namespace, asked.pod, asked.timeout_s)
+    except NodewiseError as error:
+        return Seen(None, error=str(error))
+    return Seen(found, gone=found is None)
+
+
+def _complain(answers: Sequence[Answer], seen: Seen) -> None:
+    """What is missing, on stderr. `Unavailable` where nobody answered."""
+    silent = [one for one in answers if one.page is None]
+    if len(silent) == len(answers):
+        problems = [Problem(one.replica.url, one.error, "") for one in silent]
+        raise Unavailable("no replica of nodewise answers", problems)
+    for one in silent:
+        terminal.tell(f"{one.replica.url} is left out: {one.error}")
+    if seen.error:
+        terminal.tell(f"the pod's own state is not known: {seen.error}")
+
+
+command = options.make_command(
+    "explain",
+    run,
+    options.parameters(ExplainOptions, ClusterOptions, TimeoutOptions),
+    short_help="Tell why a pod is where it is, or nowhere.",
+)

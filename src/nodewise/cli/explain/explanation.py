@@ -1,0 +1,148 @@
+"""All that `explain` knows of a pod when the answers are in, and the same as a document for programs."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from nodewise import clock, quantity
+from nodewise.cli.explain import missing_decision
+from nodewise.cli.explain.pods import Seen
+from nodewise.cli.explain.replicas import Answer
+from nodewise.extender import report
+from nodewise.extender.decision import Decision
+from nodewise.extender.explaining import Explanation, Finding, Group, Measured, Part
+from nodewise.extender.redeciding import Change
+
+
+class Story(NamedTuple):
+    """All that is known when the answers are in."""
+
+    pod: str
+    """Namespace/name."""
+    seen: Seen
+    answers: Sequence[Answer]
+    explanation: Explanation | None
+    now: float
+
+    @property
+    def tries(self) -> int:
+        return sum(one.page.tries for one in self.answers if one.page)
+
+    @property
+    def since(self) -> str | None:
+        return min((one.page.since for one in self.answers if one.page and one.page.since), default=None)
+
+
+def warning(story: Story) -> str:
+    """What is wrong with the pod's labels and requests, whatever was decided about it.
+
+    A pod whose policy was asked about needs no request.
+    """
+    state = story.seen.state
+    if state is None or (story.explanation is not None and state.policy is not None):
+        return ""
+    return missing_decision.of_labels(state)
+
+
+def document(story: Story) -> dict[str, Any]:
+    """All of it, for programs."""
+    state = story.seen.state
+    return {
+        "pod": story.pod,
+        "state": state._asdict() if state else None,
+        "gone": story.seen.gone,
+        "replicas": [_replica(one) for one in story.answers],
+        "tries": story.tries,
+        "since": story.since,
+        "attempt": _attempt(story.explanation) if story.explanation else None,
+        "warning": warning(story) or None,
+        "why_none": None if story.explanation else missing_decision.reasons(story.seen, story.answers),
+    }
+
+
+def _replica(answer: Answer) -> dict[str, Any]:
+    page = answer.page
+    return {
+        "url": answer.replica.url,
+        "error": answer.error or None,
+        "found": page.found if page else None,
+        "kept": page.kept if page else None,
+        "kept_since": page.kept_since if page else None,
+    }
+
+
+def _attempt(told: Explanation) -> dict[str, Any]:
+    judged, preempted, bound = told.attempt.judged, told.attempt.preempted, told.attempt.bound
+    calls = [one.verb for one in told.attempt if one]
+    return {
+        "time": clock.format_rfc3339(judged.at),
+        "view": judged.generation,
+        "calls": calls,
+        "asked": len(judged.names),
+        "passing": int(judged.kept().sum()),
+        "held": told.held,
+        "nodes": [_node(one) for one in told.findings],
+        "groups": [_group(one) for one in told.groups],
+        "changes": [_change(one) for one in told.changes],
+        "preempt": None
+        if preempted is None
+        else {"feasible": preempted.names[preempted.kept()].tolist(), "rejected": report.rejected(preempted)},
+        "bind": None if bound is None else _bind(bound),
+    }
+
+
+def _bind(bound: Decision) -> dict[str, Any]:
+    why = report.rejected(bound).get(bound.names[0], [])
+    return {"node": bound.names[0], "told": bound.told, "refused": why[0]["reason"] if why else None}
+
+
+def _node(one: Finding) -> dict[str, Any]:
+    return {
+        "node": one.node,
+        "passes": not one.reasons,
+        "score": one.score,
+        "reasons": [{"agent": agent, "reason": reason.text()} for agent, reason in one.reasons],
+        "measured": [_measured(measured) for measured in one.measured],
+        **({"details": dict(one.details)} if one.details else {}),
+        **({"numbers": one.numbers} if one.numbers else {}),
+        **({"parts": {part.label: _part(part) for part in one.parts}} if one.parts else {}),
+    }
+
+
+def _part(one: Part) -> dict[str, Any]:
+    return {"weight": one.weight, "score": one.points}
+
+
+def _measured(one: Measured) -> dict[str, Any]:
+    return {
+        "metric": one.metric,
+        "operator": one.operator,
+        "target": None if one.target is None else quantity.to_decimal(one.target),
+        "value": None if one.value is None else quantity.to_decimal(one.value),
+        "state": one.state.name.lower(),
+        "age_s": one.age_s,
+        "rejects": one.rejects,
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "agent": group.agent,
+        "reason": group.reason.text(),
+        "failure": group.reason.is_failure,
+        "remedy": group.reason.remedy(),
+        "nodes": [one.node for one in group.nodes],
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "agent": change.agent,
+        "rule": change.number,
+        "metric": change.rule.metric,
+        "operator": change.rule.operator,
+        "target": quantity.to_decimal(change.rule.target or 0),
+        "more": [{"target": quantity.to_decimal(one.target), "nodes": one.more} for one in change.relaxed],
+        "alone": change.alone,
+        "missing": change.unmeasured,
+        "one_is_enough": change.enough,
+    }

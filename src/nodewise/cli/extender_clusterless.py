@@ -1,0 +1,45 @@
+"""`nodewise extender --no-cluster`: the rooms put together where each request brings its nodes."""
+
+from nodewise.annotator.options import AnnotatorOptions
+from nodewise.cli import extender_components
+from nodewise.cli.extender_components import Given, Readiness, Running, Tools
+from nodewise.cli.extender_options import ExtenderOptions
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender import lone
+from nodewise.extender.answering import Answering
+from nodewise.extender.app import Extender
+from nodewise.extender.decision import DecisionRing
+from nodewise.extender.lone import LoneSnapshots
+from nodewise.extender.weights import ChainOptions
+from nodewise.observe import lag
+
+
+def wired(given: Given, tools: Tools) -> Running:
+    """Ready at once, as there is nothing to wait for. `BadSettings` names agents that need a cluster."""
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    annotates = given.settings[AnnotatorOptions].annotate != "off"
+    others = {"--objects-from": own.objects_from, "--record": own.record, "--annotate": annotates}
+    problems = [
+        Problem("--no-cluster", f"{flag} beside it", "one of the two")
+        for flag, set_ in others.items()
+        if set_
+    ]
+    if problems:
+        raise BadSettings("settings", problems)
+    lone.check(given.agents, given.agent_options)
+    states = extender_components.states(given)
+    lone.check_metrics(states)
+    answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
+    ring = DecisionRing(own.decisions_bytes)
+    snapshots = LoneSnapshots(given.agents, states)
+    extender = Extender(answering, snapshots.snapshot, ring, *tools)
+
+    async def watch_loop() -> None:
+        await lag.watch(*tools)
+
+    memory = extender_components.memory(own.state, None, states, lambda: True, tools)
+    tasks = [watch_loop, *(one.run for one in memory)]
+    readiness = Readiness(tuple, tools.meters)
+    tools.meters.set("ready", 1.0)
+    servers = extender_components.servers(given, extender, extender.refusing_routes(), readiness, tools)
+    return Running(servers, tasks, [one.close for one in memory], readiness)

@@ -1,0 +1,280 @@
+"""The rooms of `nodewise extender`, put together. Nothing is opened here; `cli.extender` starts what this makes."""
+
+import os
+import random
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from nodewise.agent import StateBuilder
+from nodewise.annotator import controller as annotator
+from nodewise.annotator import writing
+from nodewise.annotator.controller import AnnotatorController
+from nodewise.annotator.options import AnnotatorOptions
+from nodewise.binder import AllocationStateBuilder, BindPlugin
+from nodewise.cli import data_sources, extender_clusterless, extender_components
+from nodewise.cli.data_sources import Feed, Ground
+from nodewise.cli.extender_components import Given, Readiness, Running, Task, Tools
+from nodewise.cli.extender_options import ExtenderOptions
+from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
+from nodewise.errors import BadSettings, Problem
+from nodewise.extender import claims, recording, third_party
+from nodewise.extender.answering import Answering
+from nodewise.extender.app import BindRoutes, Extender
+from nodewise.extender.binding import Bindings, Eligibility
+from nodewise.extender.chain import Chain
+from nodewise.extender.decision import DecisionRing
+from nodewise.extender.events import PodEvents
+from nodewise.extender.leading import Leading
+from nodewise.extender.recording import Recording
+from nodewise.extender.snapshot_cache import SnapshotCache
+from nodewise.extender.waking import Waker
+from nodewise.extender.weights import ChainOptions
+from nodewise.kube.client import HttpApi
+from nodewise.kube.connect import connect
+from nodewise.kube.contact import Contact
+from nodewise.kube.elector import Elector
+from nodewise.kube.events import Recorder, Reporter
+from nodewise.kube.lease import Seat
+from nodewise.kube.options import KubeOptions
+from nodewise.kube.store import Store
+from nodewise.metrics.nodes import NodeBook
+from nodewise.metrics.prometheus.options import PrometheusOptions
+from nodewise.metrics.prometheus.source import PrometheusMetrics
+from nodewise.metrics.refresher import Refresher, RefreshOptions
+from nodewise.metrics.source import Source
+from nodewise.observe import lag, logs
+from nodewise.statistics.queries import WindowOptions
+
+LEASE: Final = "nodewise-extender"
+"""The Lease by which the replicas agree who leads."""
+
+
+class Heart(NamedTuple):
+    """What answers, and what it answers from."""
+
+    feed: Feed
+    states: Mapping[str, StateBuilder[Any]]
+    keeper: SnapshotCache
+    extender: Extender
+
+
+class Relister:
+    """Fills the stores from new lists and resets the state builders (`controllers.Relister`)."""
+
+    def __init__(self, heart: Heart) -> None:
+        if heart.feed.relister is None:
+            raise TypeError("objects of files are read anew by themselves")
+        self._lists, self._states = heart.feed.relister, heart.states
+
+    async def read(self, name: str) -> Store[Any]:
+        return await self._lists.read(name)
+
+    def begin(self) -> None:
+        self._lists.begin()
+        for state in self._states.values():
+            state.reset()
+
+
+class Binding(NamedTuple):
+    """Who binds, where an agent does."""
+
+    bindings: Bindings
+    binder: BindPlugin[Any, Any]
+
+
+def wired(given: Given, tools: Tools) -> Running:
+    """Everything that serves: from a cluster or from files, with one snapshot in the middle; or from requests alone."""
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    if own.agent_deadline_s is not None:
+        logs.emit("option_deprecated", option="--agent-deadline", instead="nothing, it has no effect")
+    third_party.connect(given.agents, *tools)
+    return extender_clusterless.wired(given, tools) if own.no_cluster else _amid(given, tools)
+
+
+def _amid(given: Given, tools: Tools) -> Running:
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    refresh: RefreshOptions = given.settings[RefreshOptions]
+    if own.objects_from and given.settings[AnnotatorOptions].annotate != "off":
+        raise BadSettings(
+            "settings", [Problem("--annotate", "--objects-from beside it", "a cluster to write to")]
+        )
+    api = None if own.objects_from else connect(given.settings[KubeOptions], tools.meters)
+    given = extender_components.placed(given, api.namespace if api else "")
+    feed = _feed(given, api, tools)
+    sources = data_sources.sources(own.metrics, own.objects_from, _ground(given, api, feed, tools))
+    refresher = Refresher(sources, refresh, *tools)
+    states = extender_components.states(given)
+    keeper = _keeper(given, feed, states, refresher, tools)
+    recorder = _recorder(given, tools)
+    keeper.subscribe(recorder.cluster_state)
+    heart = Heart(feed, states, keeper, _extender(given, states, keeper, recorder, tools))
+    binding = _binding(given, api, heart, tools)
+
+    async def publish() -> None:
+        await keeper.run()
+
+    async def watch_loop() -> None:
+        await lag.watch(*tools)
+
+    tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop]
+    closing: list[Callable[[], Awaitable[None]]] = []
+    if binding is not None:
+        closing.append(binding.bindings.close)
+    elector = None
+    if api is not None:
+        elector, lead_tasks, lead_closing = _leader(given, api, heart, binding, sources, tools)
+        tasks += lead_tasks
+    memory = extender_components.memory(
+        own.state, api, states, lambda: elector is None or elector.leading, tools
+    )
+    for one in memory:
+        one.subscribe(recorder.recalled)
+    tasks += [one.run for one in memory]
+    closing += [one.close for one in memory]
+    if api is not None:
+        closing += lead_closing
+    closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
+    if isinstance(recorder, Recording):
+        tasks.append(recorder.run)
+        closing.append(recorder.close)
+    readiness = Readiness(keeper.waiting_for, tools.meters)
+    binds = BindRoutes(*binding, heart.extender).routes() if binding else heart.extender.refusing_routes()
+    return Running(
+        extender_components.servers(given, heart.extender, binds, readiness, tools), tasks, closing, readiness
+    )
+
+
+def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
+    needs = data_sources.needs(given.agents, given.agent_options)
+    writes: AnnotatorOptions = given.settings[AnnotatorOptions]
+    if writes.annotate != "off":
+        needs = needs.with_(annotator.NODE_FIELDS, annotator.watched(writes))
+    if api is None:
+        return data_sources.from_files(given.settings[ExtenderOptions].objects_from, needs, 0.2)
+    return data_sources.from_cluster(api, needs, *tools, api.namespace)
+
+
+def _ground(given: Given, api: HttpApi | None, feed: Feed, tools: Tools) -> Ground:
+    """What sources of metrics stand on."""
+    refresh: RefreshOptions = given.settings[RefreshOptions]
+    nodes = NodeBook(feed.nodes)
+    prometheus: PrometheusOptions = given.settings[PrometheusOptions]
+    back_s = max(5 * refresh.sync_period_s, 60.0)
+    return Ground(api, nodes.read, prometheus, back_s, refresh.metrics_timeout_s, tools.meters)
+
+
+def _keeper(
+    given: Given, feed: Feed, states: Mapping[str, StateBuilder[Any]], refresher: Refresher, tools: Tools
+) -> SnapshotCache:
+    period_s = given.settings[RefreshOptions].sync_period_s
+    keeper = SnapshotCache(states, feed.stores, refresher, *tools, period_s)
+    refresher.subscribe(keeper.touch)
+    for store in (feed.nodes, *feed.objects.values()):
+        store.subscribe(lambda _: keeper.touch())
+    keeper.touch()
+    return keeper
+
+
+def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> Binding | None:
+    """The bind verb, where an agent binds and there is a cluster."""
+    made = {kind.name: kind.agent(given.agent_options[kind.name]) for kind in given.agents}
+    binders = [agent for agent in made.values() if isinstance(agent, BindPlugin)]
+    if len(binders) > 1:
+        seen = ", ".join(binder.name for binder in binders)
+        raise BadSettings("settings", [Problem("--agents", seen, "one agent that binds")])
+    if api is None or not binders:
+        return None
+    kube: KubeOptions = given.settings[KubeOptions]
+    binder, feed = binders[0], heart.feed
+    ground = claims.Ground(
+        # a lane of its own: labels that queue up must not hold up pods
+        api.lane(kube.kube_qps, kube.kube_burst),
+        api.namespace,
+        feed.objects[binder.ledgers],
+        heart.keeper,
+        binder,
+        cast("AllocationStateBuilder[Any]", heart.states[binder.name]),
+        *tools,
+    )
+    watched = data_sources.watched(given.agents, given.agent_options)
+    pod_type = next(one.type for one in watched if one.name == binder.pods)
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    eligibility = Eligibility(
+        resource for kind in given.agents for resource in kind.resources(given.agent_options[kind.name])
+    )
+    pods = feed.objects[binder.pods]
+    return Binding(Bindings(ground, pods, pod_type, own.bind_timeout_s, eligibility), binder)
+
+
+def _leader(
+    given: Given,
+    api: HttpApi,
+    heart: Heart,
+    binding: Binding | None,
+    sources: Sequence[Source],
+    tools: Tools,
+) -> tuple[Elector, list[Task], list[Callable[[], Awaitable[None]]]]:
+    """The election, the events, and the agents' controllers."""
+    clock, meters = tools
+    feed, _, keeper, extender = heart
+    given_identity = given.settings[KubeOptions].identity
+    identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
+    recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
+    extender.subscribe(PodEvents(recorder))
+    # a lane of its own for the Lease: labels that queue up must not cost us the lead
+    contact = Contact(clock, meters)
+    lane = api.lane(5.0, 10, contact.heard)
+    elector = Elector(lane, Seat(api.namespace, LEASE, identity), clock, meters, random.random)
+    own = (api.namespace, lambda: keeper.snapshot, Relister(heart), binding.bindings if binding else None)
+    handle = Handle(api, feed.objects, feed.nodes, recorder, clock, meters, WriteCounter(), *own)
+    period_s = given.settings[RefreshOptions].sync_period_s
+    pods = data_sources.waiting_pods(api, given.agents, clock, meters)
+    chain = Chain([kind.agent(given.agent_options[kind.name]) for kind in given.agents])
+    controllers: list[Controller] = [
+        kind.controller(given.agent_options[kind.name], handle)
+        for kind in given.agents
+        if isinstance(kind, ControllerKind)
+    ]
+    following = [task for controller in controllers for task in controller.tasks()]
+    if given.settings[AnnotatorOptions].annotate != "off":
+        controllers.append(_annotator(given, sources, handle))
+    controllers.append(Waker(chain, pods.store, handle, period_s))
+    leading = Leading(controllers, lambda: keeper.snapshot, lambda: elector.leading, clock)
+
+    async def lead() -> None:
+        await leading.run(period_s)
+
+    tasks = [elector.run, contact.run, recorder.run, pods.run, lead, *following]
+    return elector, tasks, [elector.stop, recorder.flush, api.close]
+
+
+def _annotator(given: Given, sources: Sequence[Source], handle: Handle) -> AnnotatorController:
+    """What writes statistics of nodes. A lane of its own: thousands of patches must not hold up labels."""
+    window: WindowOptions = given.settings[WindowOptions]
+    lane = cast("HttpApi", handle.api).lane(writing.QPS, writing.BURST)
+    return AnnotatorController(given.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))
+
+
+def _recorder(given: Given, tools: Tools) -> recording.Recorder:
+    own: ExtenderOptions = given.settings[ExtenderOptions]
+    if not own.record:
+        return recording.Silent()
+    period_s = given.settings[RefreshOptions].sync_period_s
+    general = recording.Settings(period_s, given.settings[ChainOptions])
+    header = recording.header(given.agents, given.agent_options, general, tools.clock.now())
+    return Recording(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
+
+
+def _extender(
+    given: Given,
+    states: Mapping[str, StateBuilder[Any]],
+    keeper: SnapshotCache,
+    recorder: recording.Recorder,
+    tools: Tools,
+) -> Extender:
+    answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
+    ring = DecisionRing(given.settings[ExtenderOptions].decisions_bytes)
+    return Extender(answering, lambda *_: keeper.snapshot, ring, tools.clock, tools.meters, recorder)

@@ -1,0 +1,109 @@
+"""Plots as SVG: the share of GPUs that a placement allocates, and the minutes of overloaded nodes.
+
+They need matplotlib, which only plots and the benchmarks use.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from nodewise.errors import BadSettings, Problem
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Curve = Mapping[int, float]
+"""Per cent of all cards allocated, by per cent asked for."""
+
+STYLE: Final[Any] = {
+    "svg.hashsalt": "nodewise",  # the same names of elements each time
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "figure.facecolor": "white",
+}
+"""Of matplotlib; the plots of the benchmarks have it too."""
+_FROM_PCT: Final = 80
+"""Below that every placement allocates what is asked for."""
+
+
+def check() -> None:
+    """BadSettings where nothing can be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BadSettings("--svg", [Problem("matplotlib", "not installed", "pip install 'nodewise[plots]'")])
+
+
+def draw_allocation(ours: Mapping[str, Curve], published: Mapping[str, Curve], path: Path) -> None:
+    """Our curves, and beside them, dashed, published ones. `BadSettings` if the file cannot be written."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        axes = figure.subplots()
+        axes.set_title("GPUs that pods hold")
+        axes.set_xlabel("asked for so far, % of all GPUs")
+        axes.set_ylabel("allocated, % of all GPUs")
+        _lines(axes, ours, "-", "")
+        _lines(axes, published, ":", "published: ")
+        _clip(axes, [*ours.values(), *published.values()])
+        axes.legend(frameon=False, loc="lower right")
+        _save(figure, path)
+
+
+def _lines(axes: "Axes", curves: Mapping[str, Curve], style: str, prefix: str) -> None:
+    for number, (name, curve) in enumerate(curves.items()):
+        points = sorted(curve.items())
+        marker = "o" if prefix else ""
+        axes.plot(
+            [pct for pct, _ in points],
+            [allocated for _, allocated in points],
+            style,
+            color=f"C{number % 10}",
+            marker=marker,
+            markersize=3,
+            linewidth=1 if prefix else 2,
+            label=f"{prefix}{name}",
+        )
+
+
+def _clip(axes: "Axes", curves: "list[Curve]") -> None:
+    """Show where the curves differ, if they come that far."""
+    shown = [allocated for curve in curves for pct, allocated in curve.items() if pct >= _FROM_PCT]
+    if shown:
+        axes.set_xlim(_FROM_PCT, max(pct for curve in curves for pct in curve))
+        axes.set_ylim(min(shown) - 1, 100)
+
+
+def draw_bursts(nodes_by_minute: Mapping[str, Sequence[float]], path: Path) -> None:
+    """One curve for each name. `BadSettings` if the file cannot be written."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.set(
+            title="Minutes of nodes above 90 % of CPU or memory", xlabel="hours", ylabel="node-minutes so far"
+        )
+        for name, nodes in nodes_by_minute.items():
+            hours = [minute / 60 for minute in range(1, len(nodes) + 1)]
+            axes.plot(hours, list(accumulate(nodes)), linewidth=2, label=name)
+        axes.legend(frameon=False, loc="upper left")
+        _save(figure, path)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    try:
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    except OSError as error:
+        problem = Problem(str(path), error.strerror or str(error), "a file that can be written")
+        raise BadSettings("--svg", [problem]) from error

@@ -1,0 +1,161 @@
+"""`nodewise simulate trace`: a published GPU trace, placed by the gpu agent."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import click
+import msgspec
+from msgspec import Meta
+from rich.console import Console
+from rich.progress import Progress
+
+from nodewise.agents.gpu.options import Placement
+from nodewise.cli import options
+from nodewise.cli.options import CommandLine
+from nodewise.cli.settings import CommandOptions
+from nodewise.cli.simulate import plots
+from nodewise.errors import BadInput, BadSettings, Problem, shown
+from nodewise.option import Argument, Option
+from nodewise.simulate import trace, trace_files
+from nodewise.simulate.trace import Outcome, Trace
+
+_TOLD_PCT: Final = (50, 80, 90, 100, 130)
+"""The shares that the published results name."""
+
+
+class TraceOptions(CommandOptions, frozen=True, kw_only=True):
+    """Options of `nodewise simulate trace`."""
+
+    form: Annotated[Literal["openb"], Argument()]
+
+    output: Annotated[Literal["text", "json"], Option("-o --output")] = "text"
+    """Form of what is printed."""
+
+    nodes_file: Annotated[str, Option("--nodes", metavar="FILE")]
+    """CSV: sn,cpu_milli,memory_mib,gpu,model"""
+
+    pods_file: Annotated[str, Option("--pods", metavar="FILE")]
+    """CSV: cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec"""
+
+    placements: Annotated[tuple[Placement, ...], Option("--placement")] = ("first-fit",)
+    """As of --gpu-placement; may be given several times."""
+
+    arrivals: Annotated[float, Meta(ge=0.01, le=10)] = 1.3
+    """Stop when this share of all cards has been asked for."""
+
+    seed: Annotated[int, Meta(ge=0)] = 42
+    """Of the first run."""
+
+    seeds: Annotated[int, Meta(ge=1, le=1000)] = 1
+    """Runs of each placement, with seeds one after another."""
+
+    published: Annotated[str | None, Option(metavar="FILE")] = None
+    """JSON with published results, to be shown beside."""
+
+    svg: Annotated[str | None, Option(metavar="FILE")] = None
+    """Draw what was allocated; needs matplotlib."""
+
+
+def run(command_line: CommandLine) -> None:
+    """Place a published GPU trace with the gpu agent: its filter, scores, choice of cards and books.
+
+    Pods are drawn from the list with replacement and stay where they are put, until the cards that were asked for are
+    so many times all cards of the nodes. The trace openb (1,213 nodes, 6,212 GPUs) is published by Alibaba, and
+    comparable results by Weng et al., USENIX ATC 2023.
+
+    \b
+    With -o json, by each whole per cent of all cards that was asked for:
+      allocated_gpu_pct   per cent that pods hold
+      fragmented_gpu_pct  per cent that are free, and of no use to these pods
+      failed_pods         which fit nowhere
+      seconds             that it took
+    With several placements or seeds: `runs`, and the `mean` of each.
+
+    \b
+    Examples:
+      nodewise simulate trace openb --nodes openb_node_list_gpu_node.csv \\
+        --pods openb_pod_list_default.csv --placement pack --seeds 10
+
+    \b
+    Exit codes:
+      0  placed
+      1  a file cannot be read
+      2  the command line or a setting is wrong
+    """
+    asked = command_line.settings(TraceOptions)
+    if asked.svg is not None:
+        plots.check()
+    known = _published(asked.published, Path(asked.pods_file).stem) if asked.published else {}
+    runs = _runs(asked, Trace(trace_files.nodes(asked.nodes_file), trace_files.pods(asked.pods_file)))
+    means: dict[str, Any] = {
+        name: trace.mean([one for one in runs if one.placement == name]) for name in asked.placements
+    }
+    if asked.svg is not None:
+        plots.draw_allocation(
+            {name: one["allocated_gpu_pct"] for name, one in means.items()}, known, Path(asked.svg)
+        )
+    click.echo(_json(runs, means) if asked.output == "json" else _text(means, known))
+
+
+def _runs(asked: TraceOptions, pods: Trace) -> list[Outcome]:
+    """All runs; on a terminal, with a bar of how far they are."""
+    placements = list(dict.fromkeys(asked.placements))
+    hidden = not sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
+        total = len(placements) * asked.seeds * round(asked.arrivals * 100)
+        bar = progress.add_task("placing", total=total)
+        return [
+            trace.run(pods, placement, seed, asked.arrivals, lambda _: progress.advance(bar))
+            for placement in placements
+            for seed in range(asked.seed, asked.seed + asked.seeds)
+        ]
+
+
+def _json(runs: Sequence[Outcome], means: Mapping[str, Any]) -> str:
+    """One run by itself, several with their means."""
+    told: Any = runs[0] if len(runs) == 1 else {"mean": means, "runs": runs}
+    return json.dumps(msgspec.to_builtins(told, str_keys=True), indent=1)
+
+
+def _text(means: Mapping[str, Mapping[str, Any]], known: Mapping[str, Mapping[int, float]]) -> str:
+    """What was allocated, by placement and by what was asked for."""
+    rows = {name: found["allocated_gpu_pct"] for name, found in means.items()}
+    rows |= {f"published: {name}": found for name, found in known.items()}
+    longest = max(max(found["allocated_gpu_pct"]) for found in means.values())
+    shares = [
+        pct
+        for pct in sorted({*_TOLD_PCT, longest})
+        if pct == longest or any(pct in one for one in rows.values())
+    ]
+    width = max(map(len, rows))
+    lines = [f"{'% allocated at':{width}}" + "".join(f"{pct:>8} %" for pct in shares)]
+    for name, found in rows.items():
+        cells = "".join(f"{found[pct]:10.2f}" if pct in found else " " * 10 for pct in shares)
+        lines.append(f"{name:{width}}{cells}")
+    return "\n".join(lines)
+
+
+def _published(path: str, pods: str) -> dict[str, dict[int, float]]:
+    """Means by policy and per cent asked for, for this list of pods."""
+    wanted = '{"<pod list>": {"<policy>": {"<per cent>": {"mean": 95.2}}}}'
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {
+            str(policy): {int(pct): float(one["mean"]) for pct, one in by_pct.items()}
+            for policy, by_pct in found.get(pods, {}).items()
+        }
+    except OSError as error:
+        raise BadSettings("--published", [Problem(path, error.strerror or str(error), "a file")]) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput("--published", [Problem(path, shown(str(error)), wanted)]) from error
+
+
+command = options.make_command(
+    "trace",
+    run,
+    options.parameters(TraceOptions),
+    short_help="Place a published GPU trace with the gpu agent.",
+)

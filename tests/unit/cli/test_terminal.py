@@ -1,0 +1,69 @@
+"""However a command says something, a terminal does not obey words of others in it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from nodewise.cli import agents, explain, policy, tables, terminal
+from nodewise.cli.configure import report
+from nodewise.cli.explain import rendering
+from nodewise.cli.explain.pods import Seen
+from nodewise.cli.explain.replicas import Answer, Replica
+from nodewise.configure import difference
+from nodewise.cpu.store import configmaps
+from nodewise.cpu.workload import isolate
+from nodewise.extender.ledger import Page
+
+EVIL = "no\x1b[2J\u202e\x9b31m\rKIND all is well"
+SHOWN = r"no\x1b[2J\u202e\x9b31m\rKIND all is well"
+HERE = Answer(
+    Replica("https://here"), Page(decisions=[], found=0, tries=0, since=None, kept=0, kept_since=None)
+)
+
+
+def gone(why: str) -> Answer:
+    return Answer(Replica("https://gone"), None, error=why)
+
+
+SAID: dict[str, Callable[[str], object]] = {
+    "a line": terminal.say,
+    "a line on standard error": terminal.tell,
+    "a cell": lambda text: tables.show(("A", "B"), [("x", text)]),
+    "a story": lambda text: rendering._say(iter([text])),
+    "a replica that is left out": lambda text: explain._complain([HERE, gone(text)], Seen(None)),
+    "why a pod's state is not known": lambda text: explain._complain([HERE], Seen(None, error=text)),
+    "configure": report.say,
+    "what changes in a file": lambda text: click.echo(difference.unified("x", b"", text.encode()), nl=False),
+    "who held a node's book": configmaps._warn,
+    "isolate": lambda text: isolate.say("error", text),
+    "another package's agent": lambda text: click.echo(agents._shown(text)),
+}
+
+
+@pytest.mark.parametrize("said", SAID.values(), ids=SAID)
+def test_words_of_others_are_shown(capsys: pytest.CaptureFixture[str], said: Callable[[str], object]) -> None:
+    said(EVIL)
+    printed = "".join(capsys.readouterr())
+    assert SHOWN in printed
+    assert all(line.isprintable() for line in printed.split("\n"))
+
+
+def test_a_field_of_a_policy_may_be_called_anything(tmp_path: Path) -> None:
+    rule = {"metricname": "m", "operator": "LessThan", "target": 1, EVIL: 1}
+    (tmp_path / "policy.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "telemetry.intel.com/v1alpha1",
+                "kind": "TASPolicy",
+                "metadata": {"name": "p", "namespace": "default"},
+                "spec": {"strategies": {"dontschedule": {"rules": [rule]}}},
+            }
+        )
+    )
+    done = CliRunner().invoke(policy.command, ["lint", str(tmp_path)])
+    assert SHOWN in done.output
+    assert all(line.isprintable() for line in done.output.split("\n"))
