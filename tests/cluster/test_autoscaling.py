@@ -64,7 +64,7 @@ def test_the_autoscaler_spreads_the_work_while_a_node_is_above_the_limit(
         return found
 
     controllers = "deployment-controller,replicaset-controller,horizontal-pod-autoscaler-controller"
-    with plane.start_controller_manager(controllers):
+    with plane.start_controller_manager(controllers, {"horizontal-pod-autoscaler-sync-period": "2s"}):
         sandbox.put(health_example.read(FOLDER / "deployment.yaml"))
         wait("the pod runs", lambda: run(sandbox))
         sandbox.put(health_example.read(FOLDER / "autoscaler.yaml"))

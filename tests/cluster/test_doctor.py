@@ -158,7 +158,7 @@ def test_what_others_wrote_neither_stops_it_nor_reaches_the_terminal(cluster: Cl
     with contextlib.ExitStack() as stack:
         for defect in HOSTILE.values():
             stack.enter_context(defect(cluster))
-        done = cluster.ask("-o", output)
+        done = cluster.ask("-o", output, "--timeout=3s")
     assert done.returncode == FOUND, done.stderr
     assert_harmless(done)
     if output == "json":

@@ -13,7 +13,7 @@ What is shown, with the period (`--sync-period`) of 10 s and all other settings 
 - Nothing is lost: policies, nodes, what others wrote on nodes; nodewise did not end by itself, leads, and logged
   no traceback and no flood.
 
-`NODEWISE_FAULTS_SEED` searches other storms, `NODEWISE_FAULTS` makes more or fewer than 100 faults.
+`NODEWISE_FAULTS_SEED` searches other storms, `NODEWISE_FAULTS` sets the number of faults.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests import effort
 from tests.cluster import (
     controlplane,
     faults,
@@ -52,7 +53,7 @@ from tests.cluster.served import Served
 
 NODES = tuple(f"n{number:03}" for number in range(100))
 FOREIGN = {"rack": "7", "owner.example.com/team": "blue"}
-FAULTS = int(os.environ.get("NODEWISE_FAULTS", "100"))
+FAULTS = int(os.environ.get("NODEWISE_FAULTS", effort.of("12", "100")))
 SEED = int(os.environ.get("NODEWISE_FAULTS_SEED", "20261121"))
 KILLS = 6
 """Faults of one storm, after which all is to be well again."""

@@ -22,7 +22,7 @@ ROW = "conformance"
 """The label by which a node belongs to a row; no story speaks of it."""
 BEACON = "beacon"
 POLICIES = "/apis/telemetry.intel.com/v1alpha1/taspolicies"
-PERIOD = "500ms"
+PERIOD = "250ms"
 PATIENCE_S = 60.0
 """With the process and the beacon."""
 
