@@ -27,6 +27,7 @@ from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import EVENTS, NODES, Resource
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import CONFIGMAPS
+from tests import effort
 from tests.cluster import access, processes
 from tests.cluster.access import Server, rule
 from tests.cluster.big_list import Found
@@ -375,8 +376,8 @@ BIG = "example.com/big"
 
 @pytest.fixture(scope="module")
 def many_nodes(plane: ControlPlane) -> Iterator[int]:
-    """5,000 nodes of 10 kB."""
-    count = int(os.environ.get("NODEWISE_TEST_NODES", "5000"))
+    """Nodes of 10 kB."""
+    count = int(os.environ.get("NODEWISE_TEST_NODES", effort.of("1000", "5000")))
     asyncio.run(with_nodes(plane, count))
     yield count
     plane.api.request("DELETE", NODES.path(), params={"labelSelector": BIG}, timeout=120)
@@ -418,7 +419,7 @@ def big_node(number: int) -> dict[str, Any]:
     }
 
 
-async def test_5000_nodes_are_listed_by_pages_held_in_less_than_they_are_and_block_nobody(
+async def test_many_nodes_are_listed_by_pages_held_in_less_than_they_are_and_block_nobody(
     plane: ControlPlane, many_nodes: int
 ) -> None:
     """In a process of its own. How long list and steps take is measured by `bench/start.py`."""
