@@ -22,7 +22,7 @@ from tests.cluster.prometheus import Prometheus
 from tests.cluster.sandboxes import Sandbox, wait
 from tests.cluster.served import NODEWISE
 
-WINDOW_S = 40
+WINDOW_S = 20
 SCRAPED_S = 2
 NODES = ("calm", "busy")
 PATIENCE_S = 120

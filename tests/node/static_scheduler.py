@@ -1,4 +1,4 @@
-"""A control plane's host: kube-scheduler as a static pod of kubeadm's form, which the kubelet mirrors."""
+"""kube-scheduler as a static pod of kubeadm's form on a host of the control plane."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,6 +13,12 @@ from tests.node.host import Host
 from tests.node.network import Address, Target
 
 _MIRROR: Final = f"/api/v1/namespaces/kube-system/pods/kube-scheduler-{host.NAME}"
+LEASE: Final = (
+    "--leader-elect-lease-duration=4s",
+    "--leader-elect-renew-deadline=3s",
+    "--leader-elect-retry-period=1s",
+)
+"""A scheduler that ended without releasing its Lease is followed soon."""
 _TURN_S: Final = 120.0
 """For kube-scheduler to end and to start anew, its probes and the Lease of the one before included."""
 
@@ -105,7 +111,7 @@ def static(whole: Host) -> Iterator[Static]:
     )
     _private(whole.path(f"{host.KUBERNETES}/scheduler.conf"), config)
     running = Static(whole)
-    running.write(pods.text(pods.pod(int(minor), patch)))
+    running.write(pods.text(_impatient(pods.pod(int(minor), patch))))
     try:
         running.shown()
         yield running
@@ -113,6 +119,16 @@ def static(whole: Host) -> Iterator[Static]:
         for path in running.manifest.parent.iterdir():
             path.unlink()
         wait("its pod is gone", lambda: None if running._pod() else True, _TURN_S, running.told)
+
+
+def _impatient(pod: Object) -> Object:
+    """The same pod, with probes that begin at once and a short Lease: it starts many times."""
+    (container,) = pod["spec"]["containers"]
+    container["command"] += LEASE
+    for probe in ("startupProbe", "livenessProbe"):
+        container[probe]["initialDelaySeconds"] = 1
+        container[probe]["periodSeconds"] = 1
+    return pod
 
 
 def _private(file: Path, text: str) -> None:

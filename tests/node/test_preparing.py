@@ -14,10 +14,11 @@ import pytest
 from nodewise.cpu import names
 from nodewise.cpu.cluster import objects
 from nodewise.cpu.cluster.advertise import OURS
+from tests import commands
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.cpu_node import SHORT_WAITS
 from tests.cluster.packages import Containers
 from tests.cluster.sandboxes import Sandbox, wait
-from tests.cluster.served import NODEWISE
 from tests.node import cpu_manager, image, workloads
 from tests.node.cpu_manager import ISOLATE, Manager
 from tests.node.kubelet import Kubelet
@@ -66,13 +67,8 @@ def pods(sandbox: Sandbox) -> dict[str, Any]:
 
 def run(sandbox: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
     place = [f"--namespace={sandbox.namespace}", f"--kubeconfig={sandbox.plane.admin.kubeconfig}"]
-    return subprocess.run(
-        [NODEWISE, "cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    arguments = ["cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"]
+    return commands.run(arguments, constants=SHORT_WAITS, timeout_s=180)
 
 
 def prepared(sandbox: Sandbox, node: Kubelet, *given: str, timeout_s: float = 60) -> Any:
