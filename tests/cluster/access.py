@@ -1,4 +1,4 @@
-"""Who may ask the API server, and for what: kubeconfigs with a client certificate or a token, and rules."""
+"""Users of the API server: kubeconfigs with a client certificate or a token, and RBAC rules."""
 
 import json
 from collections.abc import Sequence

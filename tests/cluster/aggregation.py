@@ -1,4 +1,4 @@
-"""Puts a server of loopback behind the API server, as an aggregated API."""
+"""Registers a server on loopback as an aggregated API of the API server."""
 
 import contextlib
 from base64 import b64encode

@@ -1,4 +1,4 @@
-"""Asks an API server, in as few words as a test needs."""
+"""A small client of the API server."""
 
 import ssl
 from typing import Any, Self

@@ -1,4 +1,4 @@
-"""The API server's own record of who asked for what, and what it answered."""
+"""The audit log of the API server: who requested what, and the response."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own, and the files that servers and clients want from it."""
+"""A certificate authority of a test's own, and files with certificates for servers and clients."""
 
 import ssl
 import time

@@ -1,4 +1,4 @@
-"""A node of the API server's, and the CPU manager's commands about it."""
+"""A Node object, and the CPU manager's commands about it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Nodes with cards, pods that want some, and nodewise with its gpu agent, as its users run it."""
+"""Nodes with GPUs, pods that request them, and nodewise with its gpu agent, as its users run it."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The files of `examples/health-metric`, as an operator applies them, made into objects for a test's own namespace."""
+"""The files of `examples/health-metric` as objects for the namespace of a test."""
 
 from pathlib import Path
 from typing import Any

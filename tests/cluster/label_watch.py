@@ -1,4 +1,4 @@
-"""Every change of every label of every node, as a watch of the API server told of it."""
+"""Every change of a node's labels, from a watch of the API server."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Nodes and pods as plain Kubernetes objects, for a real API server and for a stand-in alike."""
+"""Nodes and pods as plain Kubernetes objects, for a real API server and for a simulated one."""
 
 from collections.abc import Mapping, Sequence
 

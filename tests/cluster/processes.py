@@ -1,4 +1,4 @@
-"""One child process: a free port for it, its log, the wait until it is ready, its end by its own pid."""
+"""A child process: its port, its log, its readiness and its end."""
 
 import contextlib
 import fcntl

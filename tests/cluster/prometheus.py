@@ -1,4 +1,4 @@
-"""A real Prometheus, alone: with what it scrapes, or with what it is given to hold."""
+"""A real Prometheus, with targets to scrape or with series that are loaded into it."""
 
 import contextlib
 import subprocess

@@ -1,4 +1,4 @@
-"""nodewise's commands that look at a cluster, run as somebody who may look and do nothing else."""
+"""Commands of nodewise that only read a cluster, run as a user with the rights for that."""
 
 import json
 import os

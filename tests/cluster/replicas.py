@@ -1,4 +1,4 @@
-"""Replicas of nodewise with the gpu agent behind one Service, and what was seen of pods from outside."""
+"""Replicas of nodewise with the gpu agent behind one Service, and the history of pods."""
 
 import contextlib
 import json

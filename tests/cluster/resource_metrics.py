@@ -1,4 +1,4 @@
-"""A metrics.k8s.io server with settable values, behind the API server: what metrics-server would answer."""
+"""A metrics.k8s.io server with settable values behind the API server, in place of metrics-server."""
 
 import contextlib
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What RBAC grants, and what was needed of it, in the same form, so that the two can be compared."""
+"""Rights that RBAC grants and rights that requests needed, in one form, so that tests can compare them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

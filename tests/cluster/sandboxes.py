@@ -1,4 +1,4 @@
-"""A test's own sandbox of the shared control plane, and the words in which it says what it waits for."""
+"""A namespace for a test, and waits for what happens in it."""
 
 import contextlib
 import functools

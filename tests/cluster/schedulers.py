@@ -1,4 +1,4 @@
-"""What a scheduler is to the tests of its rules, and the real one."""
+"""The interface of schedulers that tests of scheduling rules use, and its implementation with kube-scheduler."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""nodewise as its users run it: the command, a kubeconfig with the shipped rights, mutual TLS."""
+"""nodewise as its users run it: the command, a kubeconfig with the rights that ship, mutual TLS."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The stand-in scheduler, as the suite of kube-scheduler's rules sees a scheduler."""
+"""The simulated scheduler behind the interface of `schedulers`."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

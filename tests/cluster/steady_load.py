@@ -1,4 +1,4 @@
-"""A constant load of filter calls, over old connections and new ones, in TLS 1.2 and 1.3: what failed of it."""
+"""A constant load of filter calls, over old and new connections, in TLS 1.2 and 1.3, and the calls that failed."""
 
 import contextlib
 import http.client

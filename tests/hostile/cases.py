@@ -1,4 +1,4 @@
-"""The corpus as values: named cases in YAML, with bodies that are told rather than written out."""
+"""The corpus of hostile input: named cases in YAML, with bodies that are described instead of written out."""
 
 from collections.abc import Iterator
 from pathlib import Path

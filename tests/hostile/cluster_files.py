@@ -1,4 +1,4 @@
-"""What the process serves in these tests: three nodes, one of which is too hot for the policy d/demo."""
+"""The cluster that the process serves: three nodes, one of which is too hot for the policy d/demo."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One process for all tests that only send requests, with little room for decisions, so that it is full at once."""
+"""A process for tests that only send requests. Its store for decisions is small, so that it is full at once."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The real `nodewise extender` behind mutual TLS, what it weighs, and clients that send whatever they are told to."""
+"""The real `nodewise extender` behind mutual TLS, its resource usage, and clients that send arbitrary bytes."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Nodes with cards, pods that want them, and the process that keeps the books, for hostile tests."""
+"""Nodes with GPUs, pods that request them, and the process that allocates them, for hostile tests."""
 
 import contextlib
 import json

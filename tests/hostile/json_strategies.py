@@ -1,4 +1,4 @@
-"""Values of every wrong shape: what a stranger may put where something else is wanted."""
+"""Hypothesis strategies for JSON values of every wrong shape."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""An API server in memory that also answers as no server should: the metrics API of somebody who wishes us ill."""
+"""An API server in memory whose metrics API also returns malformed responses."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Packages with an agent, as pip would have installed them into a folder: made of the template, then spoilt."""
+"""Installed packages with an agent: made from the template, then broken."""
 
 from collections.abc import Mapping
 from pathlib import Path

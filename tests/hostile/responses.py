@@ -1,4 +1,4 @@
-"""What a regular answer must be, whatever was asked."""
+"""Checks of what every response has to be, whatever the request was."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Nodes with hostile statistics, and pods with hostile requests, for the agents that score."""
+"""Nodes with hostile statistics, and pods with hostile requests, for the scoring agents."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple

@@ -1,4 +1,4 @@
-"""A sandbox of the machine's cgroups, version 1, and taking it away again."""
+"""A part of the machine's cgroups (version 1) for a test, and its removal."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Fixtures: a control plane for the session, and one real node in it."""
+"""Fixtures: a control plane, and a real node in it."""
 
 from collections.abc import Iterator
 from pathlib import Path

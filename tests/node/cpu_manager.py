@@ -1,4 +1,4 @@
-"""nodewise's CPU manager on a real node: pools, the installed program, the node agent, and pods that ask for cores."""
+"""The CPU manager on a real node: pools, the installed program, the node agent, and pods that request cores."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A kubelet beside a containerd, and the Node that it registers at the test's API server."""
+"""A kubelet with its containerd, and the Node that it registers at the API server."""
 
 import contextlib
 import json

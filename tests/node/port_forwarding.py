@@ -1,4 +1,4 @@
-"""What `kubectl port-forward` does, where the API server cannot reach the kubelet: from here to a pod's loopback."""
+"""Replaces `kubectl port-forward`, as the API server cannot reach the kubelet here."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""containerd in namespaces of its own: it is their first process, and what runs in them ends with it."""
+"""containerd in namespaces of its own. It is their first process, and everything in them ends with it."""
 
 import contextlib
 import json

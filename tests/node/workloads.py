@@ -1,4 +1,4 @@
-"""Pods that run commands on a real node, and waiting for what becomes of them."""
+"""Pods that run commands on a real node, and waits for their state."""
 
 from collections.abc import Sequence
 from typing import Any
