@@ -4,15 +4,31 @@ It is the same online and offline. Nothing here does I/O or reads the clock.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from nodewise.kube.resources import Resource
+from nodewise.kube.store import Change, Changes, difference
 from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.metrics.source import Want
+
+__all__ = [
+    "NODES",
+    "Change",
+    "Changes",
+    "ClusterState",
+    "Inputs",
+    "MemoryScope",
+    "ObjectKey",
+    "Snapshot",
+    "StateBuilder",
+    "StateT",
+    "Watched",
+    "difference",
+]
 
 StateT = TypeVar("StateT")
 
@@ -22,6 +38,9 @@ as each has news of its own."""
 
 ObjectKey = tuple[str, str]
 """Namespace and name; the namespace is empty for objects that have none."""
+
+NODES: Final = "nodes"
+"""The key of node objects in `ClusterState.changes`."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -50,6 +69,19 @@ class ClusterState(msgspec.Struct, frozen=True):
 
     Whole numbers that grow (KEP-5504) where the server is a Kubernetes API server; empty for objects of files.
     """
+    changes: Mapping[str, Changes[Any]] | None = None
+    """By the name in `Watched`, of nodes by `NODES`: the changes since the cluster state of the builder's last build.
+
+    None: everything is new, and the builder starts from nothing. That is so at the start, after a failed build, on a
+    resync, and offline.
+    """
+
+    def changes_of(self, name: str) -> Iterable[tuple[ObjectKey, Change[Any]]]:
+        """The changes of one kind; where everything is new, all objects as added."""
+        if self.changes is not None:
+            return self.changes.get(name, {}).items()
+        objects = self.node_objects if name == NODES else self.objects.get(name, {})
+        return ((key, Change(None, item)) for key, item in objects.items())
 
 
 class Watched(NamedTuple):
@@ -99,9 +131,6 @@ class StateBuilder(ABC, Generic[StateT]):
 
         A state that was returned must not change any more: requests are answered from it.
         """
-
-    def reset(self) -> None:
-        """Compute the next state from nothing, for a builder that computes only what changed."""
 
     def asked(self, pod: Any) -> None:
         """Count a pod about which a prioritize call was answered. It may come again, and counts once.

@@ -7,7 +7,6 @@ its sender gave up, or never; every process may be killed between any two calls;
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
-from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.ledger import Entry
@@ -17,6 +16,7 @@ from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
 from nodewise.kube.store import Writer
 from nodewise.metrics.snapshot import MetricsSnapshot
 from tests.unit.agents.gpu.facts import lease, node, pod
+from tests.unit.changes import built
 
 NODES = ("n1", "n2")
 CAPACITY = 1
@@ -141,7 +141,7 @@ class Replica:
         for on, held in self.server.ledgers.items():
             self.stores[LEDGERS].add(_lease(on, held))
         for writer in self.stores.values():
-            writer.swap(str(self.server.version))
+            writer.finish(str(self.server.version))
 
     def watch(self, kind: str, most: int) -> None:
         """The next events of a kind, or a bookmark."""
@@ -159,13 +159,13 @@ class Replica:
 
     def learn(self, on: str, held: Ledger | None) -> None:
         if held is not None:
-            self.stores[LEDGERS].learn(_lease(on, held), str(held.version))
+            self.stores[LEDGERS].apply_response(_lease(on, held), str(held.version))
 
     def build(self) -> Slot:
         objects = {kind: writer.store.snapshot() for kind, writer in self.stores.items()}
         versions = {kind: writer.store.resource_version for kind, writer in self.stores.items()}
         cluster_state = ClusterState(INDEX, objects, MetricsSnapshot(), 0.0, NODE_OBJECTS, versions)
-        found: Slot = cooperative.run_at_once(self.state.build(cluster_state))
+        found: Slot = built(self.state, cluster_state)
         return found
 
     def ledger(self, on: str) -> tuple[int | None, dict[str, Entry]]:

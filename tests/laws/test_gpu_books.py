@@ -1,17 +1,21 @@
 """Books of cards: whatever happened before, they are those of a fresh list."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import amounts, processors
 from nodewise.agents.gpu.pods import cpu_milli
 from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
-from nodewise.kube.store import Writer
+from nodewise.extender.agent_states import AgentStates
+from nodewise.kube.store import Change, ChangeLog, Writer
+from nodewise.state import NODES as KIND_OF_NODES
 from tests.unit.agents.gpu.facts import (
     agent_state,
     cluster_state,
@@ -82,6 +86,7 @@ STEP = st.one_of(
     st.tuples(st.just("relist"), st.randoms(use_true_random=False)),
     st.tuples(st.just("version"), VERSIONS),
     st.tuples(st.just("give_up"), st.integers(0, 12)),
+    st.tuples(st.just("rebuild")),
     st.tuples(st.just("amend"), SOME_LEDGERS),
 )
 HISTORIES = st.lists(st.lists(STEP, min_size=1, max_size=2), min_size=3, max_size=12)
@@ -93,7 +98,11 @@ class Scene:
 
     def __init__(self) -> None:
         self.state = GpuState(INTEL)
+        self.states = AgentStates({"gpu": self.state}, 5.0)
+        self.log = ChangeLog()
         self.pods, self.ledgers = Writer[Any](), Writer[Any]()
+        self.pods.store.subscribe(partial(self.log.add, PODS))
+        self.ledgers.store.subscribe(partial(self.log.add, LEDGERS))
         self.nodes: dict[tuple[str, str], Any] = {("", name): node() for name in NODES}
         self.index = NodeIndex()
         self.at = "7"
@@ -119,10 +128,11 @@ class Scene:
         self.ledgers.remove(("nw", f"gpu-{name}"))
 
     def node(self, name: str, given: Any) -> None:
+        self.log.add(KIND_OF_NODES, {("", name): Change(self.nodes.get(("", name)), given)})
         self.nodes["", name] = given
 
     def node_gone(self, name: str) -> None:
-        self.nodes.pop(("", name), None)
+        self.log.add(KIND_OF_NODES, {("", name): Change(self.nodes.pop(("", name), None), None)})
 
     def relist(self, random: Any) -> None:
         for writer in (self.pods, self.ledgers):
@@ -135,15 +145,22 @@ class Scene:
 
     def compute(self) -> Slot:
         given_world = self.cluster_state()
-        found = agent_state(given_world, self.state)
+        cooperative.run_at_once(self.states.build("gpu", self.changed(given_world)))
+        found: Slot = self.states.newest()["gpu"]
         assert shown(found) == shown(agent_state(given_world))
         return found
 
+    def changed(self, given: ClusterState) -> ClusterState:
+        return msgspec.structs.replace(given, changes=self.log.take())
+
     def give_up(self, steps: int) -> None:
-        half = self.state.build(self.cluster_state())
+        half = self.states.build("gpu", self.changed(self.cluster_state()))
         for _, _ in zip(range(steps), half, strict=False):
             pass
         half.close()
+
+    def rebuild(self) -> None:
+        self.states.rebuild()
 
     def amend(self, given: Any) -> None:
         name = given.metadata.name.removeprefix("gpu-")

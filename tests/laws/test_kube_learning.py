@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodewise.kube import fields
-from nodewise.kube.store import Key, Writer
+from nodewise.kube.store import Changes, Key, Writer
 
 Thing = fields.merge("Thing")
 NAMES = "abc"
@@ -23,7 +23,7 @@ HISTORIES = st.lists(st.builds(Happened, st.sampled_from(NAMES), st.booleans()),
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("watch")),
-        st.tuples(st.just("relist"), st.integers(0, 15)),
+        st.tuples(st.just("relist"), st.integers(0, 15), st.integers(0, 15), st.integers(0, 3)),
         st.tuples(st.just("learn"), st.integers(1, 15)),
         st.tuples(st.just("bookmark")),
     ),
@@ -36,7 +36,7 @@ class Reader:
         self.history = history
         self.at = 0
         self.writer: Writer[Any] = Writer()
-        self.writer.swap("0")
+        self.writer.finish("0")
         self.learnt = dict.fromkeys(NAMES, 0)
 
     def thing(self, version: int) -> Any:
@@ -61,21 +61,26 @@ class Reader:
     def bookmark(self) -> None:
         self.writer.reach(str(self.at))
 
-    def relist(self, ahead: int) -> None:
-        self.at = min(self.at + ahead, len(self.history))
+    def relist(self, ahead: int, learnt: int, place: int) -> None:
+        """A list that comes in by pages; an answer to a write of ours comes in between."""
+        before, self.at = self.at, min(self.at + ahead, len(self.history))
         self.writer.restart()
-        for name in NAMES:
-            item = self.newest(name, self.at)
+        for number, name in enumerate((*NAMES, "")):
+            if number == place and learnt > 0:
+                at, self.at = self.at, before
+                self.learn(learnt)
+                self.at = at
+            item = self.newest(name, self.at) if name else None
             if item is not None:
                 self.writer.add(item)
-        self.writer.swap(str(self.at))
+        self.writer.finish(str(self.at))
 
     def learn(self, version: int) -> None:
         if version > len(self.history) or not self.history[version - 1].is_there:
             return
         name = self.history[version - 1].name
         self.learnt[name] = max(self.learnt[name], version)
-        stands = self.writer.learn(self.thing(version), str(version))
+        stands = self.writer.apply_response(self.thing(version), str(version))
         assert stands == self.expected()[name]
 
     def expected(self) -> dict[str, Any]:
@@ -92,15 +97,16 @@ def test_every_object_is_as_new_as_the_newest_that_was_told_of_it(
     reader = Reader(history)
     told: dict[Key, Any] = {}
 
-    def follow(change: Any) -> None:
-        if change.replaced:
-            told.clear()
+    def follow(changes: Changes[Any] | None) -> None:
+        if changes is None:
             told.update(reader.writer.store.snapshot())
-        elif change.new is None:
-            del told["", change.old.metadata.name]
-        else:
-            assert told.get(("", change.new.metadata.name)) == change.old
-            told["", change.new.metadata.name] = change.new
+            return
+        for key, (old, new) in changes.items():
+            assert told.get(key) is old
+            if new is None:
+                del told[key]
+            else:
+                told[key] = new
 
     reader.writer.store.subscribe(follow)
     for kind, *rest in steps:

@@ -17,7 +17,7 @@ from nodewise.kube import fields, watching
 from nodewise.kube.intake import Intake
 from nodewise.kube.lines import Cutter
 from nodewise.kube.reflector import Reflector, Target
-from nodewise.kube.store import Change, Key
+from nodewise.kube.store import Changes, Key
 from nodewise.kube.watching import Watching
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import CONFIGMAPS, FakeApi
@@ -168,26 +168,27 @@ def test_a_history_with_relists_and_missed_deletions_ends_in_the_servers_state(
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.tuples(STEPS, st.integers(0, 12)), max_size=30))
 def test_who_applies_each_change_has_what_the_store_has(history: list[tuple[Step, int]]) -> None:
-    """A subscriber that starts from `replaced` and applies old and new is never out of step."""
+    """A subscriber that applies the changes of watches and of lists always has the same objects, in the same order."""
     mine: dict[Key, Any] = {}
 
     def subscribe(reflector: Reflector[Any]) -> None:
-        reflector.store.subscribe(lambda change: apply(mine, change, reflector))
+        reflector.store.subscribe(lambda changes: apply(mine, changes, reflector))
 
     reflector, _ = asyncio.run(follow(history, subscribe))
     assert mine == reflector.store.snapshot()
 
 
-def apply(mine: dict[Key, Any], change: Change[Any], reflector: Reflector[Any]) -> None:
-    if change.replaced:
-        mine.clear()
+def apply(mine: dict[Key, Any], changes: Changes[Any] | None, reflector: Reflector[Any]) -> None:
+    if changes is None:
+        assert mine == {}
         mine.update(reflector.store.snapshot())
         return
-    item: Any = change.new or change.old
-    key = (item.metadata.namespace, item.metadata.name)
-    assert mine.get(key) == change.old
-    if change.new is None:
-        del mine[key]
-    else:
-        mine[key] = change.new
-    assert mine == reflector.store.snapshot()
+    for key, (old, new) in changes.items():
+        assert mine.get(key) is old
+        assert new is not old
+        if new is None:
+            del mine[key]
+        else:
+            assert key == (new.metadata.namespace, new.metadata.name)
+            mine[key] = new
+    assert list(mine.items()) == list(reflector.store.snapshot().items())

@@ -97,7 +97,7 @@ class Scene:
         self._policies = {key: one for key, one in self._policies.items() if key[1] != name}
 
     def relist(self) -> None:
-        self._policies = dict(reversed(self._policies.items()))
+        self._policies = dict(self._policies)
 
     def fetch(self, metric: str, samples: dict[str, Sample], invalid: dict[str, str]) -> None:
         series = Series(metric, "test", self.recorded.clock.now(), samples, invalid)

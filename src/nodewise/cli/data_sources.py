@@ -10,7 +10,7 @@ import msgspec
 from nodewise.agent import AgentKind, Watched
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, NodewiseError, Problem
-from nodewise.extender.snapshot_cache import Learner, Stores
+from nodewise.extender.snapshot_cache import ApplyResponse, Stores
 from nodewise.extender.waking import WaitingFields
 from nodewise.kube import files, listing
 from nodewise.kube.api import Api
@@ -62,15 +62,15 @@ class Feed(NamedTuple):
     objects: dict[str, Store[Any]]
     """By the name in `Watched`."""
     tasks: list[Callable[[], Coroutine[Any, Any, None]]]
-    learners: dict[str, Learner]
-    """By the name in `Watched`; none for objects of files, where nobody writes."""
+    apply_response: dict[str, ApplyResponse]
+    """By the name in `Watched`; none for objects of files, to which nodewise does not write."""
     relister: "Relister | None" = None
     """None for files, which are read anew whenever they change."""
 
     @property
     def stores(self) -> Stores:
         """What the snapshot is made from."""
-        return Stores(self.nodes, self.objects, self.learners)
+        return Stores(self.nodes, self.objects, self.apply_response)
 
 
 class Relister:
@@ -111,7 +111,7 @@ def from_cluster(api: Api, needs: Needs, clock: Clock, meters: MetricsRegistry, 
         nodes.store,
         {name: reflecting.store for name, reflecting in others.items()},
         [nodes.run, *(reflecting.run for reflecting in others.values())],
-        {name: reflecting.learn for name, reflecting in others.items()},
+        {name: reflecting.apply_response for name, reflecting in others.items()},
         relister,
     )
 

@@ -153,7 +153,7 @@ def _view(
     cluster_state = ClusterState(
         NodeIndex(found.node_names), found.objects, metrics_snapshot, at, found.nodes
     )
-    return Snapshot(cluster_state.nodes, agent_states.computed(states, cluster_state), at, 1)
+    return Snapshot(cluster_state.nodes, agent_states.all_built(states, cluster_state), at, 1)
 
 
 def _now(text: str, given: MetricsSnapshot | None) -> float:

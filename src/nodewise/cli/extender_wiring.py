@@ -24,7 +24,6 @@ from nodewise.extender import claims, recording, third_party
 from nodewise.extender.answering import Answering
 from nodewise.extender.app import BindRoutes, Extender
 from nodewise.extender.binding import Bindings, Eligibility
-from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.events import PodEvents
 from nodewise.extender.leading import Leading
@@ -58,6 +57,7 @@ class Heart(NamedTuple):
     feed: Feed
     states: Mapping[str, StateBuilder[Any]]
     keeper: SnapshotCache
+    answering: Answering
     extender: Extender
 
 
@@ -67,15 +67,14 @@ class Relister:
     def __init__(self, heart: Heart) -> None:
         if heart.feed.relister is None:
             raise TypeError("objects of files are read anew by themselves")
-        self._lists, self._states = heart.feed.relister, heart.states
+        self._lists, self._cache = heart.feed.relister, heart.keeper
 
     async def read(self, name: str) -> Store[Any]:
         return await self._lists.read(name)
 
     def begin(self) -> None:
         self._lists.begin()
-        for state in self._states.values():
-            state.reset()
+        self._cache.rebuild()
 
 
 class Binding(NamedTuple):
@@ -108,9 +107,9 @@ def _amid(given: Given, tools: Tools) -> Running:
     refresher = Refresher(sources, refresh, *tools)
     states = extender_components.states(given)
     keeper = _keeper(given, feed, states, refresher, tools)
-    recorder = _recorder(given, tools)
-    keeper.subscribe(recorder.cluster_state)
-    heart = Heart(feed, states, keeper, _extender(given, states, keeper, recorder, tools))
+    recorder = _recorder(given, keeper, tools)
+    answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
+    heart = Heart(feed, states, keeper, answering, _extender(given, answering, keeper, recorder, tools))
     binding = _binding(given, api, heart, tools)
 
     async def publish() -> None:
@@ -172,16 +171,13 @@ def _keeper(
     period_s = given.settings[RefreshOptions].sync_period_s
     keeper = SnapshotCache(states, feed.stores, refresher, *tools, period_s)
     refresher.subscribe(keeper.touch)
-    for store in (feed.nodes, *feed.objects.values()):
-        store.subscribe(lambda _: keeper.touch())
     keeper.touch()
     return keeper
 
 
 def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> Binding | None:
     """The bind verb, where an agent binds and there is a cluster."""
-    made = {kind.name: kind.agent(given.agent_options[kind.name]) for kind in given.agents}
-    binders = [agent for agent in made.values() if isinstance(agent, BindPlugin)]
+    binders = [agent for agent in heart.answering.agents if isinstance(agent, BindPlugin)]
     if len(binders) > 1:
         seen = ", ".join(binder.name for binder in binders)
         raise BadSettings("settings", [Problem("--agents", seen, "one agent that binds")])
@@ -219,7 +215,7 @@ def _leader(
 ) -> tuple[Elector, list[Task], list[Callable[[], Awaitable[None]]]]:
     """The election, the events, and the agents' controllers."""
     clock, meters = tools
-    feed, _, keeper, extender = heart
+    feed, _, keeper, answering, extender = heart
     given_identity = given.settings[KubeOptions].identity
     identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
@@ -227,12 +223,12 @@ def _leader(
     # a lane of its own for the Lease: labels that queue up must not cost us the lead
     contact = Contact(clock, meters)
     lane = api.lane(5.0, 10, contact.heard)
-    elector = Elector(lane, Seat(api.namespace, LEASE, identity), clock, meters, random.random)
+    seat = Seat(api.namespace, LEASE, identity)
+    elector = Elector(lane, seat, clock, meters, random.random, lambda _: leading.notify())
     own = (api.namespace, lambda: keeper.snapshot, Relister(heart), binding.bindings if binding else None)
     handle = Handle(api, feed.objects, feed.nodes, recorder, clock, meters, WriteCounter(), *own)
     period_s = given.settings[RefreshOptions].sync_period_s
     pods = data_sources.waiting_pods(api, given.agents, clock, meters)
-    chain = Chain([kind.agent(given.agent_options[kind.name]) for kind in given.agents])
     controllers: list[Controller] = [
         kind.controller(given.agent_options[kind.name], handle)
         for kind in given.agents
@@ -241,8 +237,9 @@ def _leader(
     following = [task for controller in controllers for task in controller.tasks()]
     if given.settings[AnnotatorOptions].annotate != "off":
         controllers.append(_annotator(given, sources, handle))
-    controllers.append(Waker(chain, pods.store, handle, period_s))
+    controllers.append(Waker(answering.chain, pods.store, handle, period_s))
     leading = Leading(controllers, lambda: keeper.snapshot, lambda: elector.leading, clock)
+    keeper.on_publish(leading.notify)
 
     async def lead() -> None:
         await leading.run(period_s)
@@ -258,23 +255,24 @@ def _annotator(given: Given, sources: Sequence[Source], handle: Handle) -> Annot
     return AnnotatorController(given.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))
 
 
-def _recorder(given: Given, tools: Tools) -> recording.Recorder:
+def _recorder(given: Given, keeper: SnapshotCache, tools: Tools) -> recording.Recorder:
     own: ExtenderOptions = given.settings[ExtenderOptions]
     if not own.record:
         return recording.Silent()
     period_s = given.settings[RefreshOptions].sync_period_s
     general = recording.Settings(period_s, given.settings[ChainOptions])
     header = recording.header(given.agents, given.agent_options, general, tools.clock.now())
-    return Recording(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
+    recorder = Recording(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
+    keeper.subscribe(recorder.cluster_state)
+    return recorder
 
 
 def _extender(
     given: Given,
-    states: Mapping[str, StateBuilder[Any]],
+    answering: Answering,
     keeper: SnapshotCache,
     recorder: recording.Recorder,
     tools: Tools,
 ) -> Extender:
-    answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
     ring = DecisionRing(given.settings[ExtenderOptions].decisions_bytes)
     return Extender(answering, lambda *_: keeper.snapshot, ring, tools.clock, tools.meters, recorder)

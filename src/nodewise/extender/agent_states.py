@@ -1,72 +1,101 @@
-"""Which agents' slots have to be computed again for a world, and the newest slot of each. The same online and in a
-replay: a change of 20,000 pods, 80 times a second, is nothing to an agent that reads no pods.
+"""The newest state of each agent, and which states have to be built again from a cluster state.
+
+The same online and in a replay. A change of pods, 80 times a second, costs nothing for an agent that reads no pods.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from nodewise import cooperative
-from nodewise.agent import ClusterState, Inputs, StateBuilder
+from nodewise.agent import ClusterState, Inputs, NodeIndex, StateBuilder
+from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.observe import logs
+from nodewise.state import NODES
 
-_LOST: Final = object()
+_FAILED: Final = object()
 
 
-class _Made(NamedTuple):
-    """A slot, and what it was computed from."""
+class _Built(NamedTuple):
+    """An agent state, and what it was built from besides objects."""
 
     agent_state: Any
-    inputs: tuple[Any, ...]
+    nodes: NodeIndex
+    metrics: MetricsSnapshot
     at: float
 
 
 class AgentStates:
-    """What did not change in a world is the same object as before: nothing large is compared."""
+    """Builds agent states from one cluster state after another, each with the changes since the one before."""
 
-    def __init__(self, states: Mapping[str, StateBuilder[Any]], period_s: float) -> None:
-        self._states = states
+    def __init__(self, builders: Mapping[str, StateBuilder[Any]], period_s: float) -> None:
+        self._builders = builders
         self._period_s = period_s
-        self._made: dict[str, _Made] = {}
+        self._built: dict[str, _Built] = {}
+        self._from_nothing = set(builders)
+        """Agents whose next state is not built from changes."""
 
     def due(self, cluster_state: ClusterState) -> list[str]:
-        """The agents whose slot is another now, or a period old."""
-        return [
-            name for name, state in self._states.items() if self._is_due(name, state.inputs, cluster_state)
-        ]
+        """The agents whose state is built again: an input changed, or the state is a period old."""
+        return [name for name in self._builders if self._is_due(name, cluster_state)]
 
-    def _is_due(self, name: str, inputs: Inputs, cluster_state: ClusterState) -> bool:
-        made = self._made.get(name)
-        if made is None or not 0 <= cluster_state.now - made.at < self._period_s:
+    def _is_due(self, name: str, cluster_state: ClusterState) -> bool:
+        inputs, built = self._builders[name].inputs, self._built.get(name)
+        if built is None or not 0 <= cluster_state.now - built.at < self._period_s:
             return True
-        return any(a is not b for a, b in zip(made.inputs, _of(cluster_state, inputs), strict=True))
-
-    def put(self, name: str, cluster_state: ClusterState, agent_state: Any) -> None:
-        """The agent's slot, computed from this world."""
-        self._made[name] = _Made(
-            agent_state, _of(cluster_state, self._states[name].inputs), cluster_state.now
+        if built.nodes is not cluster_state.nodes:
+            return True
+        if inputs.metrics and built.metrics is not cluster_state.metrics:
+            return True
+        return cluster_state.changes is None or not kinds(inputs).isdisjoint(
+            kind for kind, changes in cluster_state.changes.items() if changes
         )
 
-    def lose(self, name: str, cluster_state: ClusterState) -> None:
-        """The agent could not compute its slot from this world; it has none until it can."""
-        self._made[name] = _Made(_LOST, _of(cluster_state, self._states[name].inputs), cluster_state.now)
+    def build(
+        self, name: str, cluster_state: ClusterState
+    ) -> Generator[Any, None, Mapping[str, tuple[str, ...]]]:
+        """Build the agent's state; the result are the problems of its objects, by the object's name.
+
+        An exception of the builder is raised on. The agent then has no state, and its next one is built from nothing.
+        """
+        builder = self._builders[name]
+        if name in self._from_nothing:
+            self._from_nothing.discard(name)
+            cluster_state = msgspec.structs.replace(cluster_state, changes=None)
+        built = _Built(_FAILED, cluster_state.nodes, cluster_state.metrics, cluster_state.now)
+        try:
+            agent_state = yield from builder.build(cluster_state)
+            problems = builder.problems(cluster_state.objects)
+        except BaseException:
+            self._from_nothing.add(name)
+            self._built[name] = built
+            raise
+        self._built[name] = built._replace(agent_state=agent_state)
+        return problems
+
+    def rebuild(self) -> None:
+        """Build all next states from nothing; a build that is under way goes on."""
+        self._from_nothing = set(self._builders)
 
     def newest(self) -> dict[str, Any]:
         """By agent; a mapping of the caller's own."""
-        return {name: made.agent_state for name, made in self._made.items() if made.agent_state is not _LOST}
+        return {
+            name: built.agent_state for name, built in self._built.items() if built.agent_state is not _FAILED
+        }
 
 
-def computed(states: Mapping[str, StateBuilder[Any]], cluster_state: ClusterState) -> dict[str, Any]:
-    """All slots of a world, at once. An agent that fails has none."""
-    found: dict[str, Any] = {}
-    for name, state in states.items():
+def kinds(inputs: Inputs) -> frozenset[str]:
+    """The kinds of objects that a builder reads, as keys of `ClusterState.changes`."""
+    return inputs.objects | {NODES} if inputs.node_objects else inputs.objects
+
+
+def all_built(builders: Mapping[str, StateBuilder[Any]], cluster_state: ClusterState) -> dict[str, Any]:
+    """All agent states of one cluster state. An agent whose builder fails has none."""
+    agent_states: dict[str, Any] = {}
+    for name, builder in builders.items():
         try:
-            found[name] = cooperative.run_at_once(state.build(cluster_state))
+            agent_states[name] = cooperative.run_at_once(builder.build(cluster_state))
         except Exception as error:  # noqa: BLE001 - a defect of one agent must not stop the others
             logs.emit("agent_failed", agent=name, exc_info=error)
-    return found
-
-
-def _of(cluster_state: ClusterState, inputs: Inputs) -> tuple[Any, ...]:
-    objects = (cluster_state.objects.get(name) for name in sorted(inputs.objects))
-    nodes = cluster_state.node_objects if inputs.node_objects else None
-    return cluster_state.nodes, nodes, cluster_state.metrics if inputs.metrics else None, *objects
+    return agent_states

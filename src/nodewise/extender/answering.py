@@ -44,12 +44,13 @@ class Answering:
         chain_options: ChainOptions = ChainOptions(),  # noqa: B008 - frozen
     ) -> None:
         """`BadSettings` for weights that do not fit the agents. Without `states` nothing is counted."""
-        agents = [kind.agent(options[kind.name]) for kind in kinds]
+        agents = self.agents = [kind.agent(options[kind.name]) for kind in kinds]
         self.exporters: Sequence[StateExporter[Any, Any]] = [
             agent for agent in agents if isinstance(agent, StateExporter)
         ]
         weights = weighed(agents, chain_options)
-        every = Chain(agents, weights, states)
+        self.chain = every = Chain(agents, weights, states)
+        """Of all agents."""
         alone = {one.name: Chain([one], weights, states) for one in agents}
         self._reader: wire.Reader[Any] = wire.Reader(merge("Pod", *(kind.pod_fields for kind in kinds)))
         chains = {ALL_AGENTS: every, **{f"/agents/{name}": chain for name, chain in alone.items()}}

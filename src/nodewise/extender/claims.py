@@ -25,7 +25,7 @@ from nodewise.binder import (
 )
 from nodewise.clock import Clock
 from nodewise.errors import UNREADABLE, Conflict, NodewiseError, Unavailable
-from nodewise.extender.snapshot_cache import Shown
+from nodewise.extender.snapshot_cache import Override
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import LEASES
 from nodewise.kube.store import Store
@@ -51,11 +51,13 @@ class Views(Protocol):
 
     snapshot: Snapshot
 
-    def learn(self, name: str, answer: bytes) -> Any: ...
+    def apply_response(self, name: str, response: bytes) -> Any: ...
 
-    def stand(
-        self, key: Hashable, agent: str, change: Callable[[Any], Any] | None, shown: Shown | None = None
+    def amend(
+        self, key: Hashable, agent: str, amend: Callable[[Any], Any], override: Override | None = None
     ) -> None: ...
+
+    def withdraw(self, key: Hashable) -> None: ...
 
 
 class Ground(NamedTuple):
@@ -155,15 +157,14 @@ class Desk:
     def _show(self) -> None:
         """Have the snapshot show the ledger with what waits."""
         ledger, on = self._expected(), self._on
-        shown = Shown(on.binder.ledgers, (on.namespace, self._name), ledger)
-        on.snapshots.stand(
+        on.snapshots.amend(
             self._path,
             on.binder.name,
             lambda agent_state: on.state.amended(agent_state, self._node, ledger),
-            shown,
+            Override(on.binder.ledgers, (on.namespace, self._name), ledger),
         )
         if not self._plans():
-            on.snapshots.stand(self._path, on.binder.name, None)
+            on.snapshots.withdraw(self._path)
 
     def _plans(self) -> Mapping[str, BindPlan]:
         """What is not in the ledger and may come there."""
@@ -312,7 +313,7 @@ class Desk:
             self._gone = known
 
     def _learn(self, answer: bytes) -> LedgerLease | None:
-        found: LedgerLease | None = self._on.snapshots.learn(self._on.binder.ledgers, answer)
+        found: LedgerLease | None = self._on.snapshots.apply_response(self._on.binder.ledgers, answer)
         return found
 
 

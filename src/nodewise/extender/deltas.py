@@ -1,10 +1,9 @@
-"""Worlds as entries of a recording, each told against the one before, and worlds made of such entries again.
+"""Cluster states as entries of a recording, each by its changes, and cluster states rebuilt from such entries.
 
-A value is told anew where it is another object than before, as an agent's state looks for the same. So a replayed
-state finds unchanged what the recorded one found unchanged, and nothing is compared that is large.
+The entries of objects are the changes that agent states are built from, so a replay builds them from the same changes.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -15,32 +14,30 @@ from nodewise.agent import ClusterState, NodeIndex, ObjectKey
 from nodewise.errors import BadInput, Problem, shown
 from nodewise.extender import tape
 from nodewise.extender.tape import Cells, Record
+from nodewise.kube.store import Change, ChangeLog, Changes, difference
 from nodewise.metrics.series import Sample, Series
 from nodewise.metrics.snapshot import MetricsSnapshot
+from nodewise.state import NODES
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-NODES: Final = "nodes"
-"""Node objects stand among the others under this name."""
 EMPTY: Final = ClusterState(NodeIndex(), {}, MetricsSnapshot(), 0.0)
-"""Before the first world."""
+"""Before the first cluster state."""
 _ABSENT: Final = object()
 _NONE: Final[Mapping[ObjectKey, Any]] = {}
-_STRIDE: Final = 2048
-"""Keys that are looked at between two pauses: a fifth of a millisecond."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
 def entries(old: ClusterState, new: ClusterState, generation: int) -> Iterator[Record | None]:
-    """What makes the new world of the old one; None now and then, where whoever writes may pause."""
+    """What makes the new cluster state of the old one, by the changes that the new one brings.
+
+    None now and then, where the writer may pause.
+    """
     if new.nodes is not old.nodes:
-        yield from _nodes(old.nodes, new.nodes)
-    earlier = {**old.objects, NODES: old.node_objects}
-    for name, objects in {**new.objects, NODES: new.node_objects}.items():
-        before = earlier.get(name, {})
-        if objects is not before:
-            yield from _objects(name, before, objects)
+        yield _nodes(old.nodes, new.nodes)
+    for name in (*new.objects, NODES):
+        yield from _objects(name, _changes(name, old, new))
     if new.metrics is not old.metrics:
         yield from _metrics(old.metrics, new.metrics)
     yield tape.record(tape.Moment(generation=generation, now=new.now, versions=dict(new.versions)))
@@ -56,50 +53,37 @@ class _Moves(NamedTuple, Generic[K]):
     """All keys, where removing and adding alone would leave them in another order."""
 
 
-def _moves(old: Mapping[K, Any], new: Mapping[K, Any]) -> Generator[None, None, _Moves[K]]:
-    changed: list[K] = []
-    for number, (key, value) in enumerate(new.items()):
-        if old.get(key, _ABSENT) is not value:
-            changed.append(key)
-        if not number % _STRIDE:
-            yield
-    left: list[K] = []
-    gone: list[K] = []
-    for number, key in enumerate(old):
-        (left if key in new else gone).append(key)
-        if not number % _STRIDE:
-            yield
-    left += [key for key in changed if key not in old]
-    in_order = yield from _equal(left, new)
-    return _Moves(changed, tuple(gone), None if in_order else tuple(new))
+def _moves(old: Mapping[K, Any], new: Mapping[K, Any]) -> _Moves[K]:
+    changed = [key for key, value in new.items() if old.get(key, _ABSENT) is not value]
+    gone = tuple(key for key in old if key not in new)
+    left = [key for key in old if key in new] + [key for key in changed if key not in old]
+    return _Moves(changed, gone, None if left == list(new) else tuple(new))
 
 
-def _equal(left: Iterable[K], right: Iterable[K]) -> Generator[None, None, bool]:
-    for number, (one, other) in enumerate(zip(left, right, strict=True)):
-        if one != other:
-            return False
-        if not number % _STRIDE:
-            yield
-    return True
+def _nodes(old: NodeIndex, new: NodeIndex) -> Record:
+    moves = _moves(dict.fromkeys(old.known), dict.fromkeys(new.known))
+    return tape.record(tape.Nodes(added=tuple(moves.changed), gone=moves.gone, order=moves.order))
 
 
-def _nodes(old: NodeIndex, new: NodeIndex) -> Iterator[Record | None]:
-    moves = yield from _moves(dict.fromkeys(old.known), dict.fromkeys(new.known))
-    yield tape.record(tape.Nodes(added=tuple(moves.changed), gone=moves.gone, order=moves.order))
+def _changes(name: str, old: ClusterState, new: ClusterState) -> Changes[Any]:
+    if new.changes is not None:
+        return new.changes.get(name, {})
+    if name == NODES:
+        return difference(old.node_objects, new.node_objects)
+    return difference(old.objects.get(name, {}), new.objects[name])
 
 
-def _objects(
-    name: str, old: Mapping[ObjectKey, Any], new: Mapping[ObjectKey, Any]
-) -> Iterator[Record | None]:
-    moves = yield from _moves(old, new)
-    for key in moves.changed:
-        yield tape.record(tape.Object(of=name, key=key), _encode(new[key]))
-    if moves.gone or moves.order is not None:
-        yield tape.record(tape.Objects(of=name, gone=moves.gone, order=moves.order))
+def _objects(name: str, changes: Changes[Any]) -> Iterator[Record | None]:
+    for key, change in changes.items():
+        if change.new is not None:
+            yield tape.record(tape.Object(of=name, key=key), _encode(change.new))
+    deleted = tuple(key for key, change in changes.items() if change.new is None)
+    if deleted:
+        yield tape.record(tape.Objects(of=name, gone=deleted))
 
 
 def _metrics(old: MetricsSnapshot, new: MetricsSnapshot) -> Iterator[Record | None]:
-    moves = yield from _moves(old.series, new.series)
+    moves = _moves(old.series, new.series)
     for metric in moves.changed:
         yield from _series(metric, old.series.get(metric), new.series[metric])
     before, rest = (msgspec.structs.replace(one, series={}) for one in (old, new))
@@ -140,7 +124,7 @@ def _cells(old: list[Any], new: list[Any]) -> Cells | None:
 
 
 class Rebuilding:
-    """Makes worlds of entries. What did not change stays the same object from world to world."""
+    """Rebuilds cluster states from entries. What did not change stays the same object from one to the next."""
 
     def __init__(self, watched: Mapping[str, type]) -> None:
         """The types of objects by their name in `Watched`, of nodes by `NODES`; objects of other names are left out."""
@@ -149,16 +133,21 @@ class Rebuilding:
         }
         self._nodes = NodeIndex()
         self._objects: dict[str, dict[ObjectKey, Any]] = {name: {} for name in watched}
-        self._given: dict[str, Mapping[ObjectKey, Any]] = {name: {} for name in watched}
+        self._shared: dict[str, Mapping[ObjectKey, Any]] = {name: {} for name in watched}
+        """The objects of the newest cluster state, which do not change any more."""
+        self._log = ChangeLog()
         self._series: dict[str, Series] = {}
         self._metrics = MetricsSnapshot()
 
-    def take(self, given: Record) -> ClusterState | None:
-        """The next entry; the world, where the entry completes one. `BadInput` if it does not follow the others."""
+    def take(self, record: Record) -> ClusterState | None:
+        """Take the next entry; the cluster state, if the entry completes one.
+
+        `BadInput` if the entry does not follow the others.
+        """
         try:
-            return self._taken(*given)
+            return self._taken(*record)
         except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
-            seen = f"{type(given.entry).__name__}: {shown(error)}"
+            seen = f"{type(record.entry).__name__}: {shown(error)}"
             raise BadInput(
                 "recording", [Problem("entry", seen, "one that follows those before it")]
             ) from error
@@ -169,9 +158,13 @@ class Rebuilding:
                 names = dict.fromkeys(self._nodes.known) | dict.fromkeys(entry.added)
                 self._nodes = NodeIndex(_moved(names, entry))
             case tape.Object() if entry.of in self._objects:
-                self._changing(entry.of)[entry.key] = self._decoders[entry.of].decode(blobs[0])
+                objects, item = self._unshared(entry.of), self._decoders[entry.of].decode(blobs[0])
+                self._log.add(entry.of, {entry.key: Change(objects.get(entry.key), item)})
+                objects[entry.key] = item
             case tape.Objects() if entry.of in self._objects:
-                self._objects[entry.of] = _moved(self._changing(entry.of), entry)
+                objects = self._unshared(entry.of)
+                self._log.add(entry.of, {key: Change(objects[key], None) for key in entry.gone})
+                self._objects[entry.of] = _moved(objects, entry)
             case tape.SeriesEntry():
                 self._series[entry.metric] = _fetched(self._series.get(entry.metric), entry, blobs[0])
             case tape.Metrics():
@@ -179,15 +172,19 @@ class Rebuilding:
                 rest = msgspec.json.decode(blobs[0], type=MetricsSnapshot) if blobs else self._metrics
                 self._metrics = msgspec.structs.replace(rest, series=dict(self._series))
             case tape.Moment():
-                self._given.update(self._objects)
-                given = dict(self._given)
-                nodes = given.pop(NODES, _NONE)
-                return ClusterState(self._nodes, given, self._metrics, entry.now, nodes, entry.versions)
+                return self._cluster_state(entry)
         return None
 
-    def _changing(self, name: str) -> dict[ObjectKey, Any]:
-        """The objects of a kind, to be changed: a copy, if a world has been given those that are there."""
-        if self._given[name] is self._objects[name]:
+    def _cluster_state(self, moment: tape.Moment) -> ClusterState:
+        self._shared.update(self._objects)
+        objects = dict(self._shared)
+        nodes = objects.pop(NODES, _NONE)
+        changes = self._log.take()
+        return ClusterState(self._nodes, objects, self._metrics, moment.now, nodes, moment.versions, changes)
+
+    def _unshared(self, name: str) -> dict[ObjectKey, Any]:
+        """The objects of a kind, to be changed: a copy, if the newest cluster state has them."""
+        if self._shared[name] is self._objects[name]:
             self._objects[name] = dict(self._objects[name])
         return self._objects[name]
 

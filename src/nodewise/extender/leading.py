@@ -1,7 +1,8 @@
-"""The leader's loop: after each new snapshot, the agents' controllers make it true in the API server."""
+"""The leader's loop: after each new snapshot, the agents' controllers make the API server match it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from nodewise.agent import Snapshot
@@ -10,8 +11,10 @@ from nodewise.controllers import Controller
 from nodewise.errors import NodewiseError
 from nodewise.observe import logs
 
+_STEPS_PER_PERIOD: Final = 10
+"""Snapshots come more often than controllers need them: binds make 80 a second."""
 _SLOW_PERIODS: Final = 10
-"""A step that takes longer than so many periods is reported."""
+"""A step that takes longer than this many periods is logged."""
 _CANCEL_S: Final = 5.0
 
 
@@ -25,42 +28,52 @@ class Leading:
         is_leading: Callable[[], bool],
         clock: Clock,
     ) -> None:
-        self._view = snapshot
+        self._snapshot = snapshot
         self._is_leading = is_leading
         self._clock = clock
-        self._steps = [_Steps(controller, clock) for controller in controllers]
+        self._notified = asyncio.Event()
+        self._steps = [_Steps(controller, clock, self.notify) for controller in controllers]
+
+    def notify(self) -> None:
+        """There is a new snapshot, or the lead was won or lost."""
+        self._notified.set()
 
     async def run(self, period_s: float) -> None:
-        """A step of each controller after each new snapshot, looked for ten times a period.
+        """Start the steps that are due after each notification, and once a period to retry failed ones.
 
-        When this is cancelled, or ends by a defect, the steps are cancelled with it.
+        If this is cancelled or ends by a defect, the steps are cancelled too.
         """
         led = False
         try:
             while True:
-                snapshot, leads = self._view(), self._is_leading()
+                self._notified.clear()
+                snapshot, leads = self._snapshot(), self._is_leading()
                 if leads:
                     for steps in self._steps:
                         if not led:
                             steps.lead()
                         steps.start_if_due(snapshot, period_s)
                 led = leads
-                await self._clock.sleep(period_s / 10)
+                await self._clock.sleep(period_s / _STEPS_PER_PERIOD)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(period_s):
+                        await self._notified.wait()
         finally:
             await asyncio.gather(*(steps.cancel() for steps in self._steps))
 
 
 class _Steps:
-    """One controller's steps, one after another: the next one begins when the last one has ended, however it ends."""
+    """One controller's steps, one at a time: the next one begins after the last one ended, however it ended."""
 
-    def __init__(self, controller: Controller, clock: Clock) -> None:
+    def __init__(self, controller: Controller, clock: Clock, on_end: Callable[[], None]) -> None:
         self._controller = controller
         self._name = type(controller).__name__
         self._clock = clock
+        self._on_end = on_end
         self._task: asyncio.Task[bool] | None = None
         self._began_s = self._not_before_s = 0.0
         self._done = -1
-        """The generation of the snapshot that the last step has made true, or tries to."""
+        """The generation of the snapshot that the last step applied, or tried to."""
         self._is_new_leader = False
         self._is_slow = False
         self._error = ""
@@ -84,9 +97,10 @@ class _Steps:
         if snapshot.generation not in {0, self._done} and now_s >= self._not_before_s:
             self._done, self._began_s, self._is_slow = snapshot.generation, now_s, False
             self._task = asyncio.create_task(self._step(snapshot))
+            self._task.add_done_callback(lambda _: self._on_end())
 
     async def cancel(self) -> None:
-        """Cancel the step that is under way, and wait a moment for its end. One that goes on blocks later steps."""
+        """Cancel the step that is under way and wait a moment for its end. A step that goes on blocks later ones."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_CANCEL_S)

@@ -76,7 +76,7 @@ class LoneSnapshots:
         cluster_state = ClusterState(NodeIndex(name for _, name in nodes), {}, MetricsSnapshot(), now, nodes)
         self._number += 1
         return Snapshot(
-            cluster_state.nodes, agent_states.computed(self._states, cluster_state), now, self._number
+            cluster_state.nodes, agent_states.all_built(self._states, cluster_state), now, self._number
         )
 
     def _remember(self, nodes: Mapping[ObjectKey, Any]) -> None:

@@ -24,6 +24,7 @@ from nodewise.errors import BadSettings, Problem
 from nodewise.extender import deltas, tape
 from nodewise.extender.tape import AgentHeader, Exchange, Gap, Header, Recalled, Record
 from nodewise.extender.weights import ChainOptions
+from nodewise.kube.store import ChangeLog
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -43,7 +44,10 @@ class Recorder(Protocol):
     """Whom to tell what happens. Called on the hot path: it takes note and returns."""
 
     def cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
-        """A world, before slots are computed of it for the snapshot of this number."""
+        """A cluster state before agent states are built from it for the snapshot of this generation.
+
+        Its changes are those since the cluster state of the call before.
+        """
         ...
 
     def recalled(self, agent: str, kept: bytes) -> None:
@@ -66,7 +70,7 @@ class Silent:
 
 
 class _Turn(NamedTuple):
-    """A world that waits to be told against the one before."""
+    """A cluster state that waits to be written; its changes are those since the one that was written before."""
 
     cluster_state: ClusterState
     generation: int
@@ -111,6 +115,8 @@ class Recording:
     ) -> None:
         self._backlog = _Backlog()
         self._told = deltas.EMPTY
+        self._unwritten = ChangeLog()
+        """Changes of cluster states that were lost."""
         self._lost = Gap()
         self._ended = False
         self._clock = clock
@@ -125,7 +131,13 @@ class Recording:
     def cluster_state(self, cluster_state: ClusterState, generation: int) -> None:
         size_bytes = _ITEM_BYTES + _SAMPLE_BYTES * _new_samples(self._told, cluster_state)
         self._told = cluster_state
+        if cluster_state.changes is None:
+            self._unwritten = ChangeLog()
+        else:
+            for name, changes in cluster_state.changes.items():
+                self._unwritten.add(name, changes)
         if self._admits():
+            cluster_state = msgspec.structs.replace(cluster_state, changes=self._unwritten.take())
             self._backlog.put(_Turn(cluster_state, generation), size_bytes)
         elif not self._ended:
             self._lost = Gap(requests=self._lost.requests, worlds=self._lost.worlds + 1)

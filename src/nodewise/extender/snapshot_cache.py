@@ -1,13 +1,15 @@
-"""Keeps the snapshot: a change recomputes the states of the agents that read it and publishes them by one swap.
+"""Keeps the newest snapshot: changes rebuild the states of the agents that read them, and one swap publishes them.
 
 A request takes `cache.snapshot` once and keeps it. Nothing is computed while the scheduler waits.
 
-What we write ourselves counts at once: `learn` puts the answer into its store, `amend` changes a slot accordingly. A
-publish that is under way then began with a world that did not have it, so it is amended once more when it ends.
+Our own writes take effect at once: `apply_response` puts the server's response into a store, and `amend` changes an
+agent state accordingly. A publish that is under way began with a cluster state from before, so the amendment is applied
+once more when the publish ends.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,24 +18,27 @@ from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder, Want
 from nodewise.clock import Clock
 from nodewise.extender.agent_states import AgentStates
-from nodewise.kube.store import Store
+from nodewise.kube.store import Change, ChangeLog, Changes, Store
 from nodewise.metrics.refresher import Refresher
+from nodewise.metrics.series import Series
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
+from nodewise.state import NODES
 
 _SETTLE_S = 0.02
-"""Changes come in bursts; this long is waited for the rest of one before the slots are computed."""
+"""Changes come in bursts; the cache waits this long for the rest of one before it computes."""
+
+ApplyResponse = Callable[[bytes], Any]
+"""Puts the server's response to a write of ours into a store; the object that the store has then, or None."""
+
+Amend = Callable[[Any], Any]
+"""An agent state in, the amended one out; the given one stays as it was. The same one if nothing has to change."""
+
+Subscriber = Callable[[ClusterState, int], None]
 
 
-Learner = Callable[[bytes], Any]
-"""Puts the server's answer to a write of ours into a store; what stands there now, None if nothing does."""
-
-Change = Callable[[Any], Any]
-"""A slot in, the amended slot out; the slot given stays as it was. One that knows the news already is not changed."""
-
-
-class Shown(NamedTuple):
-    """What a slot is amended by, as an object of the world that the snapshot shows."""
+class Override(NamedTuple):
+    """An object that a snapshot takes into account before the store has it."""
 
     name: str
     """In `Watched`."""
@@ -44,8 +49,8 @@ class Shown(NamedTuple):
 
 class _Amendment(NamedTuple):
     agent: str
-    change: Change
-    shown: Shown | None
+    amend: Amend
+    override: Override | None
 
 
 class Stores(NamedTuple):
@@ -54,12 +59,16 @@ class Stores(NamedTuple):
     nodes: Store[Any]
     objects: Mapping[str, Store[Any]]
     """By the name in `Watched`, as everything here."""
-    learners: Mapping[str, Learner] = {}
+    apply_response: Mapping[str, ApplyResponse] = {}
+
+    @property
+    def by_name(self) -> dict[str, Store[Any]]:
+        """All stores, that of nodes by `NODES`."""
+        return {NODES: self.nodes, **self.objects}
 
     def waiting_for(self) -> list[str]:
-        """The stores that have not seen a whole list."""
-        named = {"nodes": self.nodes, **self.objects}
-        return [f"the list of {name}" for name, store in named.items() if not store.synced]
+        """The stores that have not received a complete list."""
+        return [f"the list of {name}" for name, store in self.by_name.items() if not store.synced]
 
 
 class SnapshotCache:
@@ -67,53 +76,70 @@ class SnapshotCache:
 
     def __init__(
         self,
-        states: Mapping[str, StateBuilder[Any]],
+        builders: Mapping[str, StateBuilder[Any]],
         stores: Stores,
         refresher: Refresher,
         clock: Clock,
-        meters: MetricsRegistry,
+        metrics: MetricsRegistry,
         period_s: float,
     ) -> None:
         self.snapshot = Snapshot(NodeIndex(), {}, clock.now())
-        self._states = states
+        self._builders = builders
         self._stores = stores
         self._refresher = refresher
         self._clock = clock
-        self._meters = meters
+        self._metrics = metrics
         self._period_s = period_s
-        self._slots = AgentStates(states, period_s)
-        self._reads_nodes = any(state.inputs.node_objects for state in states.values())
+        self._agent_states = AgentStates(builders, period_s)
+        self._reads_nodes = any(builder.inputs.node_objects for builder in builders.values())
         self._cluster_state = ClusterState(self.snapshot.nodes, {}, refresher.snapshot, self.snapshot.at)
-        """Of which the snapshot was made."""
-        self._number = 0
-        """The newest number that a snapshot has, or will have."""
-        self._learned: list[Shown] = []
+        """What the snapshot was built from; `_overrides` are not in its objects."""
+        self._overrides: list[Override] = []
+        """What the snapshot takes into account besides, in order."""
+        self._responses: list[Override] = []
         self._amendments: list[_Amendment] = []
-        """What came since the newest world was taken, after what stood then."""
-        self._standing: dict[Hashable, _Amendment] = {}
-        self._wants: dict[str, tuple[tuple[Any, ...], frozenset[Want]]] = {}
-        """By agent, with the objects that they were read from."""
-        self._indexed: tuple[Mapping[ObjectKey, Any], NodeIndex] = ({}, self.snapshot.nodes)
-        """The index of the nodes, and the nodes of which that was seen to be so."""
+        """What was applied since the newest cluster state was taken, after the lasting amendments of that moment."""
+        self._lasting: dict[Hashable, _Amendment] = {}
+        self._log = ChangeLog()
+        self._reports = _Reports()
+        self._wants: dict[str, frozenset[Want]] = {}
+        """By agent."""
         self._changed = asyncio.Event()
+        self._on_publish: list[Callable[[], None]] = []
         self._waiting: tuple[str, ...] = ()
         self._ready = False
         self._problems: dict[str, Mapping[str, tuple[str, ...]]] = {}
         """By agent."""
-        self._told: list[Callable[[ClusterState, int], None]] = []
+        for name, store in stores.by_name.items():
+            store.subscribe(partial(self._note, name))
 
-    def subscribe(self, told: Callable[[ClusterState, int], None]) -> None:
-        """Have every world told, before slots are computed of it for the snapshot of that number."""
-        self._told.append(told)
+    def _note(self, name: str, changes: Changes[Any] | None) -> None:
+        self._log.add(name, changes)
+        self._changed.set()
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call back with every cluster state and the generation of its snapshot, before its agent states are built.
+
+        Its `changes` are those since the cluster state of the call before; None in the first call.
+        """
+        self._reports.subscribers.append(subscriber)
+
+    def on_publish(self, callback: Callable[[], None]) -> None:
+        """Call back whenever there is a new snapshot."""
+        self._on_publish.append(callback)
 
     def touch(self) -> None:
-        """Something changed; the next snapshot follows soon."""
+        """Publish a new snapshot soon."""
         self._changed.set()
+
+    def rebuild(self) -> None:
+        """Build the agent states of the next snapshot from nothing."""
+        self._agent_states.rebuild()
 
     def waiting_for(self) -> Sequence[str]:
         """What is still missing before requests can be answered; empty when ready.
 
-        Once ready, always ready: a policy that somebody adds later, with a metric that nobody has, concerns its own
+        Once ready, always ready: a policy that a user adds later, with a metric that no source has, concerns its own
         pods and must not take the extender away from all others.
         """
         if self._ready:
@@ -123,39 +149,37 @@ class SnapshotCache:
             waiting = ["the first view of the world"]
         return waiting + [f"a first answer about metric {name}" for name in self._waiting]
 
-    def learn(self, name: str, answer: bytes) -> Any:
-        """The server's answer to a write of ours, as JSON: the object that stands now, which may be newer.
+    def apply_response(self, name: str, response: bytes) -> Any:
+        """Apply the server's response to a write of ours, as JSON, to the store of that name in `Watched`.
 
-        None: it went, or cannot be read. The next world has it; `amend` is for the snapshot until then.
+        The result is the object that the store has then, which may be newer; None if it was deleted or the response
+        is unreadable. The next cluster state has it; `amend` is for the snapshots until then.
         """
-        item = self._stores.learners[name](answer)
+        item = self._stores.apply_response[name](response)
         if item is not None:
-            learned = Shown(name, (item.metadata.namespace, item.metadata.name), item)
-            self._learned.append(learned)
-            self._cluster_state = _with(self._cluster_state, [learned])
+            override = Override(name, (item.metadata.namespace, item.metadata.name), item)
+            self._responses.append(override)
+            self._overrides.append(override)
         return item
 
-    def amend(self, agent: str, change: Change, shown: Shown | None = None) -> None:
-        """Change the state of the agent at once, in a new snapshot if it differs, with the object shown."""
-        self._amendments.append(_Amendment(agent, change, shown))
-        agent_states = self.snapshot.agent_states
-        if agent in agent_states and (agent_state := change(agent_states[agent])) is not agent_states[agent]:
-            cluster_state = _with(self._cluster_state, [shown] if shown else [])
-            self._show(cluster_state, {**agent_states, agent: agent_state}, self._tell(cluster_state))
+    def amend(self, key: Hashable, agent: str, amend: Amend, override: Override | None = None) -> None:
+        """Amend the agent's state in a new snapshot now and in every later one, in place of an amendment of this key.
 
-    def stand(self, key: Hashable, agent: str, change: Change | None, shown: Shown | None = None) -> None:
-        """Change the agent's slot at once and in every snapshot from now on, in the place of what stood by this key.
-
-        None: not from now on. The snapshot stays as it is, so who takes a change back stands the undoing one first.
+        A call that changes nothing makes no new snapshot.
         """
-        if change is None:
-            self._standing.pop(key, None)
-        else:
-            self._standing[key] = _Amendment(agent, change, shown)
-            self.amend(agent, change, shown)
+        amendment = self._lasting[key] = _Amendment(agent, amend, override)
+        self._amendments.append(amendment)
+        current = self.snapshot.agent_states
+        if agent in current and (amended := amend(current[agent])) is not current[agent]:
+            self._overrides += [override] if override is not None else []
+            self._publish(self._cluster_state, {**current, agent: amended}, self._overrides)
+
+    def withdraw(self, key: Hashable) -> None:
+        """Amend no later snapshot by the amendment of this key. The newest one stays as it is: to undo it, amend."""
+        self._lasting.pop(key, None)
 
     async def run(self) -> None:
-        """Publish a snapshot after every change, and at least once a period: values grow old by themselves."""
+        """Publish a snapshot after every change, and at least once a period because values age."""
         while True:
             try:
                 async with asyncio.timeout(self._period_s):
@@ -168,118 +192,195 @@ class SnapshotCache:
             self._report_readiness()
 
     async def publish(self) -> None:
-        """Compute the slots that the world as it is now makes others, and swap the snapshot.
-
-        Nothing before the stores are full.
-        """
+        """Build the agent states that changes concern, and swap the snapshot. Does nothing before stores are synced."""
         if self._stores.waiting_for():
             return
-        cluster_state, wants = await self._taken()
-        number = self._tell(cluster_state)
-        for name in self._slots.due(cluster_state):
+        try:
+            await self._build()
+        except BaseException:
+            # the changes that were taken are lost
+            self._log = ChangeLog()
+            self._reports.restart()
+            raise
+
+    async def _build(self) -> None:
+        cluster_state, wants = await self._take()
+        generation = self._reports.report(cluster_state)
+        for name in self._agent_states.due(cluster_state):
             began = self._clock.monotonic()
             try:
-                agent_state = await cooperative.run(self._states[name].build(cluster_state))
-                self._problems_of(name, cluster_state)
-            except Exception as error:  # noqa: BLE001 - a defect of one agent must not hold up the others' slots
+                problems = await cooperative.run(self._agent_states.build(name, cluster_state))
+            except Exception as error:  # noqa: BLE001 - a defect of one agent must not delay the others' states
                 logs.emit("agent_failed", agent=name, exc_info=error)
-                self._slots.lose(name, cluster_state)
             else:
-                self._slots.put(name, cluster_state, agent_state)
-            self._meters.observe("view_seconds", self._clock.monotonic() - began, agent=name)
-        gone = [
-            one
-            for key, one in self._cluster_state.metrics.series.items()
-            if cluster_state.metrics.series.get(key) is not one
-        ]
-        self._end(cluster_state, number)
-        self._waiting = tuple(sorted({w.key for w in wants if not cluster_state.metrics.was_asked(w.key)}))
-        self._meters.set("view_generation", self.snapshot.generation)
-        async for _ in cooperative.iterate(range(len(gone))):
-            gone.pop()  # to let go of 5,000 samples takes some tenths of a millisecond
+                self._log_problems(name, problems)
+            self._metrics.observe("view_seconds", self._clock.monotonic() - began, agent=name)
+        dropped = _dropped(self._cluster_state, cluster_state)
+        self._finish(cluster_state, generation)
+        self._waiting = tuple(
+            sorted({want.key for want in wants if not cluster_state.metrics.was_asked(want.key)})
+        )
+        self._metrics.set("view_generation", self.snapshot.generation)
+        async for _ in cooperative.iterate(range(len(dropped))):
+            dropped.pop()  # to free 5,000 samples takes some tenths of a millisecond
 
-    async def _taken(self) -> tuple[ClusterState, frozenset[Want]]:
-        """The world as it is now, all objects at one instant, and the metrics that its objects name."""
-        self._learned, self._amendments = [], list(self._standing.values())
+    async def _take(self) -> tuple[ClusterState, frozenset[Want]]:
+        """The cluster state of now, all objects of one instant, and the metrics that its objects name."""
+        self._responses, self._amendments = [], list(self._lasting.values())
+        changes = self._log.take()
         nodes = self._stores.nodes.snapshot()
         objects = {name: store.snapshot() for name, store in self._stores.objects.items()}
         versions = {name: store.resource_version for name, store in self._stores.objects.items()}
-        index = await self._index(nodes)
-        wants = frozenset[Want]().union(*(self._wanted(name, objects) for name in self._states))
+        for name, changed in (changes or {}).items():
+            self._reports.note(name, changed)
+        index = await self._index(nodes, changes)
+        self._read_wants(objects, changes)
+        wants = frozenset[Want]().union(*self._wants.values())
         self._refresher.want(wants)
         metrics, now = self._refresher.snapshot, self._clock.now()
-        return ClusterState(index, objects, metrics, now, nodes if self._reads_nodes else {}, versions), wants
+        node_objects = nodes if self._reads_nodes else {}
+        return ClusterState(index, objects, metrics, now, node_objects, versions, changes), wants
 
-    async def _index(self, nodes: Mapping[ObjectKey, Any]) -> NodeIndex:
-        """The same index while the set of nodes is the same, so that nothing is laid out again."""
-        known, index = self._indexed
-        if nodes is not known:
-            # of objects that changed the keys are the same, and compared at 10 ns each
-            if list(nodes) != list(known):
-                index = NodeIndex(name for _, name in nodes)
-                await asyncio.sleep(0)
-                index.prepare()
-            self._indexed = (nodes, index)
+    async def _index(
+        self, nodes: Mapping[ObjectKey, Any], changes: Mapping[str, Changes[Any]] | None
+    ) -> NodeIndex:
+        """The same index while the set of nodes is the same, so that columns keep their layout."""
+        if changes is not None and not any(
+            change.old is None or change.new is None for change in changes.get(NODES, {}).values()
+        ):
+            return self._cluster_state.nodes
+        index = NodeIndex(name for _, name in nodes)
+        await asyncio.sleep(0)
+        index.prepare()
         return index
 
-    def _wanted(self, name: str, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
-        """The metrics that an agent's objects name; these are read again when they changed."""
-        state = self._states[name]
-        read = tuple(objects[one] for one in sorted(state.inputs.objects) if one in objects)
-        before, wants = self._wants.get(name, (None, frozenset()))
-        if before is None or any(a is not b for a, b in zip(before, read, strict=True)):
-            try:
-                wants = state.wants(objects)
-            except Exception as error:  # noqa: BLE001 - then it gets what it wanted before
-                logs.emit("agent_failed", agent=name, exc_info=error)
-            self._wants[name] = (read, wants)
-        return wants
+    def _read_wants(
+        self, objects: Mapping[str, Mapping[ObjectKey, Any]], changes: Mapping[str, Changes[Any]] | None
+    ) -> None:
+        """Read the metrics that each agent's objects name, where these changed."""
+        for name, builder in self._builders.items():
+            if name not in self._wants or changes is None or any(map(changes.get, builder.inputs.objects)):
+                try:
+                    self._wants[name] = builder.wants(objects)
+                except Exception as error:  # noqa: BLE001 - the agent keeps the metrics that it named before
+                    logs.emit("agent_failed", agent=name, exc_info=error)
+                    self._wants.setdefault(name, frozenset())
 
-    def _end(self, cluster_state: ClusterState, number: int) -> None:
-        """Publish the slots of a world, with what was learnt since it was taken."""
-        agent_states = self._slots.newest()
-        if self._learned or self._amendments:
-            for one in (one for one in self._amendments if one.agent in agent_states):
-                agent_states[one.agent] = one.change(agent_states[one.agent])
-            amended = [one.shown for one in self._amendments if one.shown is not None]
-            cluster_state = _with(cluster_state, [*self._learned, *amended])
-            number = self._tell(cluster_state)
-        self._show(cluster_state, agent_states, number)
+    def _amended(self) -> list[Override]:
+        return [amendment.override for amendment in self._amendments if amendment.override is not None]
 
-    def _tell(self, cluster_state: ClusterState) -> int:
-        """The number of the snapshot that is made of this world."""
-        self._number += 1
-        for told in self._told:
-            told(cluster_state, self._number)
-        return self._number
+    def _finish(self, cluster_state: ClusterState, generation: int) -> None:
+        """Publish the agent states of a cluster state, with what was applied since that was taken."""
+        current = self._agent_states.newest()
+        for amendment in self._amendments:
+            if amendment.agent in current:
+                current[amendment.agent] = amendment.amend(current[amendment.agent])
+        self._cluster_state, self._overrides = cluster_state, [*self._responses, *self._amended()]
+        if self._responses or self._amendments:
+            self._publish(cluster_state, current, self._overrides)
+        else:
+            self._swap(cluster_state, current, generation)
+        self._reports.settle(self._overrides)
 
-    def _show(self, cluster_state: ClusterState, agent_states: Mapping[str, Any], number: int) -> None:
-        self._cluster_state = cluster_state
-        self.snapshot = Snapshot(cluster_state.nodes, agent_states, cluster_state.now, number)
+    def _publish(
+        self, cluster_state: ClusterState, current: Mapping[str, Any], overrides: Sequence[Override]
+    ) -> None:
+        self._swap(cluster_state, current, self._reports.report(cluster_state, overrides))
 
-    def _problems_of(self, agent: str, cluster_state: ClusterState) -> None:
-        """Log what is wrong with the agent's objects, each once, and again when it changes."""
-        found, before = self._states[agent].problems(cluster_state.objects), self._problems.get(agent, {})
-        for name, problems in found.items():
-            if problems != before.get(name):
-                logs.emit("policy_problem", policy=name, problems=list(problems))
-        self._problems[agent] = found
-        self._meters.set("policies_with_problems", sum(map(len, self._problems.values())))
+    def _swap(self, cluster_state: ClusterState, current: Mapping[str, Any], generation: int) -> None:
+        self.snapshot = Snapshot(cluster_state.nodes, current, cluster_state.now, generation)
+        for callback in self._on_publish:
+            callback()
+
+    def _log_problems(self, agent: str, problems: Mapping[str, tuple[str, ...]]) -> None:
+        """Log the problems of the agent's objects, each once and again when it changes."""
+        before = self._problems.get(agent, {})
+        for name, texts in problems.items():
+            if texts != before.get(name):
+                logs.emit("policy_problem", policy=name, problems=list(texts))
+        self._problems[agent] = problems
+        self._metrics.set("policies_with_problems", sum(map(len, self._problems.values())))
 
     def _report_readiness(self) -> None:
         if not self._ready and not self.waiting_for():
             self._ready = True
-            self._meters.set("ready", 1.0)
+            self._metrics.set("ready", 1.0)
             logs.emit("ready", nodes=len(self.snapshot.nodes))
 
 
-def _with(cluster_state: ClusterState, shown: Sequence[Shown]) -> ClusterState:
-    """The world with other objects, the last of each."""
-    objects = dict(cluster_state.objects)
-    for name in {one.name for one in shown}:
-        others = {one.key: one.item for one in shown if one.name == name}
-        merged = {**objects.get(name, {}), **others}
-        for key in [key for key, item in others.items() if item is None]:
-            del merged[key]
-        objects[name] = merged
-    return msgspec.structs.replace(cluster_state, objects=objects) if shown else cluster_state
+class _Reports:
+    """Reports each cluster state to subscribers, with the changes since the one that was reported before.
+
+    An amendment during a publish reports the older cluster state once more, so neither the order of reports nor the
+    changes are those in which the stores changed.
+    """
+
+    def __init__(self) -> None:
+        self.subscribers: list[Subscriber] = []
+        self._generation = 0
+        self._reported: ClusterState | None = None
+        self._candidates: dict[str, set[ObjectKey]] = {}
+        """Objects in which the next cluster state may differ from the reported one."""
+
+    def restart(self) -> None:
+        """Report the next cluster state as new."""
+        self._reported, self._candidates = None, {}
+
+    def note(self, name: str, keys: Iterable[ObjectKey]) -> None:
+        if self.subscribers:
+            self._candidates.setdefault(name, set()).update(keys)
+
+    def report(self, cluster_state: ClusterState, overrides: Sequence[Override] = ()) -> int:
+        """The generation of the snapshot that is made of the cluster state."""
+        self._generation += 1
+        if self.subscribers:
+            self._note_all(overrides)
+            cluster_state = _overridden(cluster_state, overrides)
+            changes = None if self._reported is None else self._changes(self._reported, cluster_state)
+            self._reported = msgspec.structs.replace(cluster_state, changes=changes)
+            for subscriber in self.subscribers:
+                subscriber(self._reported, self._generation)
+        return self._generation
+
+    def settle(self, overrides: Iterable[Override]) -> None:
+        """The reported cluster state is the newest one from the stores, but for overrides."""
+        self._candidates = {}
+        self._note_all(overrides)
+
+    def _note_all(self, overrides: Iterable[Override]) -> None:
+        for override in overrides:
+            self.note(override.name, [override.key])
+
+    def _changes(self, before: ClusterState, after: ClusterState) -> dict[str, Changes[Any]]:
+        changes: dict[str, Changes[Any]] = {}
+        for name, keys in self._candidates.items():
+            old, new = _objects(before, name), _objects(after, name)
+            pairs = {key: Change(old.get(key), new.get(key)) for key in keys}
+            changes[name] = {key: change for key, change in pairs.items() if change.old is not change.new}
+        return changes
+
+
+def _objects(cluster_state: ClusterState, name: str) -> Mapping[ObjectKey, Any]:
+    return cluster_state.node_objects if name == NODES else cluster_state.objects.get(name, {})
+
+
+def _overridden(cluster_state: ClusterState, overrides: Sequence[Override]) -> ClusterState:
+    """The cluster state with other objects, the last of each."""
+    if not overrides:
+        return cluster_state
+    objects: dict[str, dict[ObjectKey, Any]] = {
+        name: dict(cluster_state.objects.get(name, {})) for name in {override.name for override in overrides}
+    }
+    for name, key, item in overrides:
+        if item is None:
+            objects[name].pop(key, None)
+        else:
+            objects[name][key] = item
+    return msgspec.structs.replace(cluster_state, objects={**cluster_state.objects, **objects})
+
+
+def _dropped(before: ClusterState, after: ClusterState) -> list[Series]:
+    """The series that are not in use any more."""
+    return [
+        series for key, series in before.metrics.series.items() if after.metrics.series.get(key) is not series
+    ]

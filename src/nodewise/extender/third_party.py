@@ -295,6 +295,8 @@ class ThirdPartyState(StateBuilder[Any]):
         self._state = state
         self._reporter = reporter
         self._wants: frozenset[Want] = frozenset()
+        self._has_failed = False
+        """Whether the last build failed: the next one starts from nothing."""
 
     def wants(self, objects: Mapping[str, Any]) -> frozenset[Want]:
         """The metrics that the agent names; those of the call before where it fails."""
@@ -312,15 +314,16 @@ class ThirdPartyState(StateBuilder[Any]):
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Any]:
         """The agent's state; a `NoState` where it fails."""
+        if self._has_failed:
+            cluster_state = replace(cluster_state, changes=None)
+        self._has_failed = True
         try:
             with self._reporter.reporting("build"):
-                return (yield from self._state.build(cluster_state))
+                agent_state = yield from self._state.build(cluster_state)
         except AgentError as error:
             return NoState(error.why)
-
-    def reset(self) -> None:
-        with suppress(AgentError), self._reporter.reporting("reset"):
-            self._state.reset()
+        self._has_failed = False
+        return agent_state
 
     def asked(self, pod: Any) -> None:
         with suppress(AgentError), self._reporter.reporting("asked"):

@@ -49,17 +49,16 @@ class Intake(Generic[T]):
         if item is not None:
             self._writer.add(item)
 
-    def swap(self, version: str = "") -> dict[Key, T]:
-        """The list is whole. The answer are the objects of before (`Writer.swap`)."""
-        before = self._writer.swap(version)
+    def finish(self, version: str = "") -> None:
+        """The list is complete."""
+        self._writer.finish(version)
         self._count()
-        return before
 
-    def learn(self, data: bytes) -> T | None:
-        """The server's answer to a write of ours, before the watch brings it; what stands now (`Writer.learn`)."""
+    def apply_response(self, data: bytes) -> T | None:
+        """Apply the server's response to a write of ours, before the watch delivers it (`Writer.apply_response`)."""
         raw = msgspec.Raw(data)
         item = self._kept(raw)
-        return None if item is None else self._writer.learn(item, watching.version_of(raw))
+        return None if item is None else self._writer.apply_response(item, watching.version_of(raw))
 
     def take(self, frame: watching.Frame) -> None:
         """A line of the watch."""

@@ -46,5 +46,5 @@ async def read(api: Api, target: Target[T], meters: MetricsRegistry, told: Calla
             intake.add(item)
         count += len(page.items)
         told(count)
-    intake.swap(state.version)
+    intake.finish(state.version)
     return intake.store

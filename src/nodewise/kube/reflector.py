@@ -91,9 +91,9 @@ class Reflector(Generic[T]):
         """Why the store ages; empty while all is well."""
         return self._trouble
 
-    def learn(self, answer: bytes) -> T | None:
-        """The server's answer to a write of ours counts at once; what stands now, None if nothing does."""
-        return self._intake.learn(answer)
+    def apply_response(self, response: bytes) -> T | None:
+        """Apply the server's response to a write of ours; the object that the store has then, or None."""
+        return self._intake.apply_response(response)
 
     def renew(self) -> None:
         """List anew when the server says something next; a quiet watch says something every minute."""
@@ -149,10 +149,8 @@ class Reflector(Generic[T]):
             self._intake.add(item)
         self._state = after
         if isinstance(after, Watching):
-            before = self._intake.swap(after.version)
+            self._intake.finish(after.version)
             self._synced.set()
-            async for _ in cooperative.iterate(range(len(before))):
-                before.popitem()
 
     async def _watch(self, params: Mapping[str, str]) -> None:
         began_s = self._clock.monotonic()

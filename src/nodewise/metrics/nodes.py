@@ -10,7 +10,7 @@ import msgspec
 
 from nodewise import cooperative, quantity
 from nodewise.errors import UNREADABLE
-from nodewise.kube.store import Change, Store
+from nodewise.kube.store import Changes, Store
 
 
 class NodeAddress(msgspec.Struct, frozen=True, gc=False):
@@ -124,9 +124,12 @@ class NodeBook:
                 self._nodes = await cooperative.run(read(self._store.values()))
         return self._nodes
 
-    def _note(self, change: Change[Any]) -> None:
-        same = change.old and change.new and change.old.status == change.new.status
-        self._changed = self._changed or not same
+    def _note(self, changes: Changes[Any] | None) -> None:
+        self._changed = (
+            self._changed
+            or changes is None
+            or any(old is None or new is None or old.status != new.status for old, new in changes.values())
+        )
 
 
 def without_port(text: str) -> str:

@@ -1,6 +1,6 @@
 """The extender's own chain, answering the stand-in scheduler within the process: real bytes, no socket.
 
-snapshots are made in the steps of `extender.snapshot_cache`, as those of a replay are.
+Snapshots are made in the steps of `SnapshotCache`, as those of a replay are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,9 @@ from nodewise.extender.answering import Answering
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge
 from nodewise.kube.resources import PODS
+from nodewise.kube.store import Change, ChangeLog
 from nodewise.metrics.snapshot import MetricsSnapshot
+from nodewise.state import NODES
 
 URL = "http://127.0.0.1:9001"
 """Where the scheduler believes it to be."""
@@ -53,6 +55,7 @@ class InProcess(httpx2.BaseTransport):
         self._watched = [one for kind in asked.kinds for one in _watched(kind, asked.options[kind.name])]
         self._nodes: Mapping[ObjectKey, Any] = {}
         self._objects: dict[str, Mapping[ObjectKey, Any]] = {one.name: {} for one in self._watched}
+        self._log = ChangeLog()
         self._generation = 0
         self.snapshot = Snapshot(self._index, {}, clock.now())
 
@@ -63,20 +66,37 @@ class InProcess(httpx2.BaseTransport):
 
     def publish(self, nodes: Mapping[str, Object], pods: Mapping[ObjectKey, Object | None]) -> None:
         """A new snapshot: of nodes that changed, by name, and pods that changed or went (None)."""
-        if nodes:
-            changed = {("", name): _decoded(obj, self._node_type) for name, obj in nodes.items()}
-            self._nodes = {**self._nodes, **changed}
-        if pods:
-            self._objects = {one.name: _followed(one, self._objects[one.name], pods) for one in self._watched}
+        changed = {("", name): _decoded(obj, self._node_type) for name, obj in nodes.items()}
+        self._log.add(NODES, {key: Change(self._nodes.get(key), item) for key, item in changed.items()})
+        self._nodes = {**self._nodes, **changed}
+        for watched in self._watched if pods else ():
+            self._apply(watched, pods)
         cluster_state = ClusterState(
-            self._index, self._objects, MetricsSnapshot(), self._clock.now(), self._nodes
+            self._index,
+            dict(self._objects),
+            MetricsSnapshot(),
+            self._clock.now(),
+            self._nodes,
+            changes=self._log.take(),
         )
         for name in self._slots.due(cluster_state):
-            self._slots.put(
-                name, cluster_state, cooperative.run_at_once(self._states[name].build(cluster_state))
-            )
+            cooperative.run_at_once(self._slots.build(name, cluster_state))
         self._generation += 1
         self.snapshot = Snapshot(self._index, self._slots.newest(), cluster_state.now, self._generation)
+
+    def _apply(self, watched: Watched, pods: Mapping[ObjectKey, Object | None]) -> None:
+        before = self._objects[watched.name]
+        after = dict(before)
+        for key, obj in pods.items():
+            item = _decoded(obj, watched.type) if obj is not None else None
+            if item is not None and watched.keep is not None:
+                item = watched.keep(item)
+            if item is None:
+                after.pop(key, None)
+            else:
+                after[key] = item
+        self._log.add(watched.name, {key: Change(before.get(key), after.get(key)) for key in pods})
+        self._objects[watched.name] = after
 
 
 def _check(states: Mapping[str, StateBuilder[Any]]) -> None:
@@ -93,21 +113,6 @@ def _watched(kind: AgentKind, options: Any) -> Sequence[Watched]:
         wanted = "agents that read nodes and pods only"
         raise BadSettings("bursts", [Problem("--agents", f"{kind.name} reads {', '.join(strange)}", wanted)])
     return watched
-
-
-def _followed(
-    watched: Watched, before: Mapping[ObjectKey, Any], pods: Mapping[ObjectKey, Object | None]
-) -> Mapping[ObjectKey, Any]:
-    after = dict(before)
-    for key, obj in pods.items():
-        item = _decoded(obj, watched.type) if obj is not None else None
-        if item is not None and watched.keep is not None:
-            item = watched.keep(item)
-        if item is None:
-            after.pop(key, None)
-        else:
-            after[key] = item
-    return after
 
 
 def _decoded(obj: Object, kind: type[Any]) -> Any:

@@ -14,7 +14,7 @@ import msgspec
 from nodewise import cooperative
 from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapshot
 from nodewise.errors import BadInput
-from nodewise.extender import deltas, tape
+from nodewise.extender import tape
 from nodewise.extender.agent_states import AgentStates
 from nodewise.extender.answering import Answering
 from nodewise.extender.deltas import Rebuilding
@@ -23,6 +23,7 @@ from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge
 from nodewise.simulate import differences
 from nodewise.simulate.differences import KEPT, Difference, Outcome
+from nodewise.state import NODES
 
 _VIEWS: Final = 8
 """snapshots that are kept. A request is answered within one step, so it asks the newest, or the one before."""
@@ -82,23 +83,21 @@ class Tally(msgspec.Struct):
 
 
 class _Altering:
-    """Puts objects in the place of recorded ones; what did not change stays the same mapping."""
+    """Puts objects in the place of recorded ones."""
 
     def __init__(self, others: Mapping[str, Mapping[ObjectKey, Any]]) -> None:
-        self._others = others
-        self._known: dict[str, tuple[Mapping[ObjectKey, Any], Mapping[ObjectKey, Any]]] = {}
+        self._others = {name: objects for name, objects in others.items() if objects}
 
     def altered(self, cluster_state: ClusterState) -> ClusterState:
-        objects = {name: self._one(name, found) for name, found in cluster_state.objects.items()}
-        return msgspec.structs.replace(cluster_state, objects=objects)
-
-    def _one(self, name: str, found: Mapping[ObjectKey, Any]) -> Mapping[ObjectKey, Any]:
-        if not self._others.get(name):
-            return found
-        known = self._known.get(name)
-        if known is None or known[0] is not found:
-            known = self._known[name] = (found, {**found, **self._others[name]})
-        return known[1]
+        objects = {
+            name: {**recorded, **self._others[name]} if name in self._others else recorded
+            for name, recorded in cluster_state.objects.items()
+        }
+        changes = cluster_state.changes and {
+            name: {key: change for key, change in changed.items() if key not in self._others.get(name, ())}
+            for name, changed in cluster_state.changes.items()
+        }
+        return msgspec.structs.replace(cluster_state, objects=objects, changes=changes)
 
 
 class Player:
@@ -115,7 +114,7 @@ class Player:
         self._altering = _Altering(cast.objects)
         self._answering = Answering(cast.kinds, cast.options, self._states, cast.chain)
         node_type = merge("Node", *(kind.node_fields for kind in cast.kinds))
-        self._worlds = Rebuilding({**watched, deltas.NODES: node_type})
+        self._worlds = Rebuilding({**watched, NODES: node_type})
         self._snapshots = {0: Snapshot(NodeIndex(), {}, 0.0)}
         self._wanted: set[str] = set()
         self._asked: set[str] = set()
@@ -178,13 +177,9 @@ class Player:
         }
         for name in self._slots.due(cluster_state):
             try:
-                agent_state = cooperative.run_at_once(self._states[name].build(cluster_state))
-                self._states[name].problems(cluster_state.objects)
-            except Exception as error:  # noqa: BLE001 - then as now: the agent has no slot, the others have
+                cooperative.run_at_once(self._slots.build(name, cluster_state))
+            except Exception as error:  # noqa: BLE001 - as recorded: the agent has no state, the others have
                 self._note(error)
-                self._slots.lose(name, cluster_state)
-            else:
-                self._slots.put(name, cluster_state, agent_state)
         return Snapshot(cluster_state.nodes, self._slots.newest(), cluster_state.now, generation)
 
     def _exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> Difference | None:

@@ -129,7 +129,7 @@ def test_objects(row: ObjectRow, capsys: pytest.CaptureFixture[str]) -> None:
     intake.restart()
     for item in row.items:
         intake.add(msgspec.Raw(item.encode()))
-    intake.swap()
+    intake.finish()
     found = {"/".join(key): given for key, given in intake.store.snapshot().items()}
     assert found.keys() == row.read.keys()
     for name, problem in row.read.items():

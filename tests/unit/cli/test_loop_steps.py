@@ -141,14 +141,13 @@ class Ground:
         states = {"telemetry": KIND.state(OPTIONS["telemetry"], 60.0)}
         self.keeper = SnapshotCache(states, self.feed.stores, self.refresher, clock, self.meters, PERIOD_S)
         self.refresher.subscribe(self.keeper.touch)
-        for store in (self.feed.nodes, *self.feed.objects.values()):
-            store.subscribe(lambda _: self.keeper.touch())
         hand = hands(api, self.feed.objects, self.feed.nodes, clock, self.meters)
         self.pods = data_sources.waiting_pods(api, [KIND], clock, self.meters)
         waker = Waker(Chain([KIND.agent(OPTIONS["telemetry"])]), self.pods.store, hand, PERIOD_S)
         controller = KIND.controller(OPTIONS["telemetry"], hand)
         assert controller is not None
         self.leading = Leading([controller, waker], lambda: self.keeper.snapshot, lambda: True, clock)
+        self.keeper.on_publish(self.leading.notify)
         ring = DecisionRing()
         self.extender = Extender(
             Answering([KIND], OPTIONS), lambda *_: self.keeper.snapshot, ring, clock, self.meters

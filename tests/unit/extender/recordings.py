@@ -23,6 +23,7 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request
 from nodewise.simulate.differences import Difference
 from nodewise.simulate.replay import Cast, Player
+from tests.unit.changes import changed
 
 KIND = agents.load("telemetry")
 PERIOD_S = 5.0
@@ -56,6 +57,7 @@ class Recorded:
         self.recording = Recording(self.disk, header, max_bytes, self.clock, self.meters)
         self.snapshot = Snapshot(NodeIndex(), {}, 0.0)
         self._state = KIND.state(self.options["telemetry"], PERIOD_S)
+        self._last: ClusterState | None = None
         self._slots = AgentStates({"telemetry": self._state}, PERIOD_S)
         answering = Answering([KIND], self.options)
         extender = Extender(
@@ -66,11 +68,12 @@ class Recorded:
     def see(self, cluster_state: ClusterState) -> None:
         """What `WorldKeeper.publish` does with a world."""
         generation = self.snapshot.generation + 1
+        cluster_state = changed(self._last, cluster_state)
+        self._last = cluster_state
         self._state.wants(cluster_state.objects)
         self.recording.cluster_state(cluster_state, generation)
         for name in self._slots.due(cluster_state):
-            self._slots.put(name, cluster_state, cooperative.run_at_once(self._state.build(cluster_state)))
-            self._state.problems(cluster_state.objects)
+            cooperative.run_at_once(self._slots.build(name, cluster_state))
         self.snapshot = Snapshot(cluster_state.nodes, self._slots.newest(), cluster_state.now, generation)
 
     def ask(self, path: str, body: bytes) -> bytes:

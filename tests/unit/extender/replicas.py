@@ -168,12 +168,10 @@ async def replica(api: Api, agent: Any = None) -> AsyncIterator[Replica]:
     }
     reflectors = {name: Reflector(api, one, clock, meters, lambda: 0.5) for name, one in targets.items()}
     objects = {name: one.store for name, one in reflectors.items() if name != "nodes"}
-    learners = {name: one.learn for name, one in reflectors.items()}
-    stores = Stores(reflectors["nodes"].store, objects, learners)
+    apply_response = {name: one.apply_response for name, one in reflectors.items()}
+    stores = Stores(reflectors["nodes"].store, objects, apply_response)
     refresher = Refresher([], RefreshOptions(), clock, meters)
     keeper = SnapshotCache({"t": agent}, stores, refresher, clock, meters, 5.0)
-    for one in reflectors.values():
-        one.store.subscribe(lambda _: keeper.touch())
     ground = Ground(api, OURS, objects["ledgers"], keeper, agent, agent, clock, meters)
     bindings = Bindings(ground, objects["pods"], POD, DEADLINE_S_OF_A_BIND, None)
     before = asyncio.all_tasks()

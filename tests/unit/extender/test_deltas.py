@@ -11,9 +11,11 @@ from nodewise.agents.gpu.pods import BookedPod
 from nodewise.agents.gpu.state import LEDGERS, PODS
 from nodewise.binder import LedgerLease
 from nodewise.extender import deltas
-from nodewise.extender.deltas import NODES, Rebuilding
+from nodewise.extender.deltas import Rebuilding
 from nodewise.kube.fields import merge
+from nodewise.state import NODES
 from tests.unit.agents.gpu.facts import agent_state, charged, cluster_state, entry, laid_out, lease, node, pod
+from tests.unit.changes import changed
 
 
 def again(worlds: Sequence[ClusterState]) -> list[ClusterState]:
@@ -21,7 +23,7 @@ def again(worlds: Sequence[ClusterState]) -> list[ClusterState]:
     making = Rebuilding({PODS: BookedPod, LEDGERS: LedgerLease, NODES: merge("Node", GpuNode)})
     made: list[Any] = []
     for number, (old, new) in enumerate(zip([deltas.EMPTY, *worlds[:-1]], worlds, strict=True), 1):
-        records = [one for one in deltas.entries(old, new, number) if one is not None]
+        records = [one for one in deltas.entries(old, changed(old, new), number) if one is not None]
         made += [found for one in records if (found := making.take(one)) is not None]
     return made
 

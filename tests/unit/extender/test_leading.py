@@ -72,7 +72,16 @@ class Leader:
         async with self.running():
             for _ in range(snapshots):
                 await asyncio.sleep(PERIOD_S)
-                self.snapshot = SimpleNamespace(generation=self.snapshot.generation + 1)
+                self.publish()
+
+    def publish(self) -> None:
+        """A new snapshot."""
+        self.snapshot = SimpleNamespace(generation=self.snapshot.generation + 1)
+        self.leading.notify()
+
+    def elect(self, *, leads: bool) -> None:
+        self.leads = leads
+        self.leading.notify()
 
 
 @pytest.fixture(autouse=True)
@@ -125,9 +134,9 @@ def test_a_new_leader_begins_when_the_step_of_its_earlier_lead_has_ended() -> No
     async def main() -> None:
         async with leader.running():
             await asyncio.sleep(1.0)
-            leader.leads = False
+            leader.elect(leads=False)
             await asyncio.sleep(1.0)
-            leader.leads = True
+            leader.elect(leads=True)
             await asyncio.sleep(2.0)
             assert (slow.begun, slow.generations) == (1, [1])
             await asyncio.sleep(2 * PERIOD_S)
@@ -153,6 +162,30 @@ def test_steps_end_with_the_loop_so_that_a_loop_that_is_started_again_does_not_o
             assert (len(hanging.generations), hanging.most) == (2, 1)
 
     virtual.run(main())
+
+
+def test_a_new_snapshot_is_acted_on_at_once_and_many_are_acted_on_ten_times_a_period() -> None:
+    quick = Steps()
+    leader = Leader([quick])
+    began_s: list[float] = []
+
+    async def step(snapshot: Any) -> None:
+        began_s.append(asyncio.get_running_loop().time())
+
+    quick.step = step  # type: ignore[method-assign]
+
+    async def main() -> None:
+        async with leader.running():
+            await asyncio.sleep(3.3)
+            leader.publish()
+            await asyncio.sleep(0.7)
+            for _ in range(100):
+                await asyncio.sleep(0.01)
+                leader.publish()
+            await asyncio.sleep(1.0)
+
+    virtual.run(main())
+    assert [round(at, 2) for at in began_s] == [0.0, 3.3, 4.3, 4.8, 5.3]
 
 
 @pytest.mark.parametrize("error", [Refused("no"), TypeError("a defect")])

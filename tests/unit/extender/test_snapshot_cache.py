@@ -82,18 +82,19 @@ class Parts:
 
     def _learn(self, answer: bytes) -> Any:
         name, size, version = answer.decode().split()
-        return self.ledgers.learn(named(name, size=int(size))[0], version)
+        return self.ledgers.apply_response(named(name, size=int(size))[0], version)
 
     async def full(self, *metrics: str) -> None:
         self.nodes.replace(named("a", "b"))
         self.things.replace(named(*metrics))
-        self.ledgers.swap("10")
+        self.ledgers.finish("10")
         await self.keeper.publish()
 
     def learn(self, name: str, size: int, version: str) -> None:
         """What a bind does with the answer to its write."""
-        found = self.keeper.learn("ledgers", f"{name} {size} {version}".encode())
-        self.keeper.amend("s", lambda agent_state: {**agent_state, name: found.size})
+        found = self.keeper.apply_response("ledgers", f"{name} {size} {version}".encode())
+        self.keeper.amend(name, "s", lambda agent_state: {**agent_state, name: found.size})
+        self.keeper.withdraw(name)
 
 
 @pytest.fixture
@@ -320,13 +321,13 @@ class TestLearning:
             return lambda agent_state: {**agent_state, "x": size}
 
         def undo() -> None:
-            parts.keeper.stand("key", "s", with_x(0))
-            parts.keeper.stand("key", "s", None)
+            parts.keeper.amend("key", "s", with_x(0))
+            parts.keeper.withdraw("key")
 
         async def play() -> None:
             await parts.full()
-            parts.keeper.stand("key", "s", with_x(1))
-            for meanwhile in (lambda: None, lambda: parts.keeper.stand("key", "s", with_x(2)), undo):
+            parts.keeper.amend("key", "s", with_x(1))
+            for meanwhile in (lambda: None, lambda: parts.keeper.amend("key", "s", with_x(2)), undo):
                 parts.sizes.meanwhile = meanwhile
                 parts.ledgers.apply(named("a", size=len(seen))[0], str(11 + len(seen)))
                 await parts.keeper.publish()
@@ -340,5 +341,5 @@ class TestLearning:
         assert parts.keeper.snapshot.agent_states["s"] == {"a": 0, "b": 0}
 
     def test_before_the_first_view_there_is_nothing_to_amend(self, parts: Parts) -> None:
-        parts.keeper.amend("s", lambda agent_state: agent_state)
+        parts.keeper.amend("key", "s", lambda agent_state: agent_state)
         assert parts.keeper.snapshot.generation == 0

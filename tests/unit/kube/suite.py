@@ -21,7 +21,7 @@ from nodewise.kube.events import About, Recorder, Reporter
 from nodewise.kube.lease import Seat, Timings
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import EVENTS, LEASES, PODS
-from nodewise.kube.store import Change, Key
+from nodewise.kube.store import Changes, Key
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import CONFIGMAPS
 
@@ -285,8 +285,9 @@ class ReflectorSuite:
         reflector = self.reflector(api, space)
         told: list[tuple[Any, Any]] = []
 
-        def note(change: Change[Any]) -> None:
-            told.append((change.old and change.old.data, change.new and change.new.data))
+        def note(changes: Changes[Any] | None) -> None:
+            assert changes is not None
+            told.extend((old and old.data, new and new.data) for old, new in changes.values())
 
         async with running(reflector.run()):
             await reflector.until_synced()

@@ -53,7 +53,7 @@ def test_one_object_that_cannot_be_read_does_not_stop_the_rest(
 ) -> None:
     for name, size in (("a", 1), ("bad", "large"), ("b", 2)):
         intake.add(raw(name, size))
-    intake.swap()
+    intake.finish()
     assert names(intake) == ["a", "b"]
     assert b'kube_unreadable_total{kind="Thing"} 1.0' in meters.exposition()
     assert b'kube_objects{kind="Thing"} 2.0' in meters.exposition()
@@ -89,17 +89,17 @@ def test_a_bad_object_is_named_once_and_a_thousand_do_not_fill_the_log(
 def test_what_has_no_name_is_left_out(intake: Intake[Any]) -> None:
     for item in (b"{}", b"null", b'{"metadata": 3}', b'{"metadata": {}}'):
         intake.add(msgspec.Raw(item))
-    intake.swap()
+    intake.finish()
     assert names(intake) == []
 
 
 def test_a_bookmark_changes_nothing(intake: Intake[Any]) -> None:
     intake.take(Frame("bookmark", ("", ""), msgspec.Raw(b"{}")))
-    assert intake.store.version == 0
+    assert len(intake.store) == 0
 
 
 def test_a_bookmark_says_how_far_the_watch_has_come(intake: Intake[Any]) -> None:
-    intake.swap("5")
+    intake.finish("5")
     intake.take(Frame("bookmark", ("", ""), msgspec.Raw(b"{}"), "9"))
     assert intake.store.resource_version == "9"
 
@@ -111,7 +111,7 @@ def test_what_nobody_reads_is_not_held(meters: MetricsRegistry) -> None:
     intake: Intake[Any] = Intake("Thing", Thing, meters, keep=large)
     for name, size in (("a", 1), ("b", 2), ("c", 3)):
         intake.add(raw(name, size))
-    intake.swap("5")
+    intake.finish("5")
     assert names(intake) == ["b", "c"]
     intake.take(Frame("put", ("n", "b"), raw("b", 0), "6"))
     intake.take(Frame("put", ("n", "d"), raw("d", 0), "7"))
@@ -125,13 +125,13 @@ def test_an_answer_to_a_write_is_learnt_at_its_version(intake: Intake[Any]) -> N
         metadata = {"name": "a", "namespace": "n", "resourceVersion": version}
         return msgspec.json.encode({"metadata": metadata, "spec": {"size": size}})
 
-    intake.swap("5")
-    assert intake.learn(answer("9", 3)) == intake.store.get("n", "a")
+    intake.finish("5")
+    assert intake.apply_response(answer("9", 3)) == intake.store.get("n", "a")
     intake.take(Frame("put", ("n", "a"), raw("a", 1), "8"))
-    learnt = intake.learn(answer("7", 2))
+    learnt = intake.apply_response(answer("7", 2))
     assert learnt is not None
     assert learnt.spec.size == 3
-    assert intake.learn(b"no object") is None
+    assert intake.apply_response(b"no object") is None
 
 
 def test_less_of_an_object_may_be_held(meters: MetricsRegistry) -> None:
@@ -140,6 +140,6 @@ def test_less_of_an_object_may_be_held(meters: MetricsRegistry) -> None:
 
     intake: Intake[Any] = Intake("Thing", Thing, meters, keep=smaller)
     intake.add(raw("a", 7))
-    intake.swap("5")
+    intake.finish("5")
     intake.take(Frame("put", ("n", "b"), raw("b", 8), "6"))
     assert [thing.spec.size for thing in intake.store.values()] == [0, 0]

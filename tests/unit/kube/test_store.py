@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from nodewise.kube import fields
-from nodewise.kube.store import Change, Writer
+from nodewise.kube.store import Change, ChangeLog, Writer
 
 Thing = fields.merge("Thing")
 
@@ -14,7 +14,7 @@ def thing(name: str, uid: str = "1") -> Any:
 
 def test_an_empty_store_is_not_synced() -> None:
     store = Writer[Any]().store
-    assert (len(store), store.synced, store.version, store.get("n", "a")) == (0, False, 0, None)
+    assert (len(store), store.synced, store.get("n", "a")) == (0, False, None)
 
 
 def test_a_list_is_seen_when_it_is_whole_and_not_before() -> None:
@@ -23,7 +23,7 @@ def test_a_list_is_seen_when_it_is_whole_and_not_before() -> None:
     writer.restart()
     writer.add(thing("new"))
     assert list(writer.store.snapshot()) == [("n", "old")]
-    writer.swap()
+    writer.finish()
     assert list(writer.store.snapshot()) == [("n", "new")]
 
 
@@ -33,7 +33,7 @@ def test_an_unfinished_list_leaves_nothing_behind() -> None:
     writer.add(thing("half"))
     writer.restart()
     writer.add(thing("whole"))
-    writer.swap()
+    writer.finish()
     assert list(writer.store.snapshot()) == [("n", "whole")]
 
 
@@ -48,41 +48,49 @@ def test_a_relist_keeps_the_objects_that_have_not_changed() -> None:
 
 def test_changes_are_told_after_they_are_in_the_store() -> None:
     writer = Writer[Any]()
-    told: list[tuple[Change[Any], list[Any]]] = []
-    writer.store.subscribe(lambda change: told.append((change, writer.store.values())))
+    told: list[tuple[Any, list[Any]]] = []
+    writer.store.subscribe(lambda changes: told.append((changes, writer.store.values())))
     a, b = thing("a", "1"), thing("a", "2")
     writer.apply(a)
     writer.apply(b)
     writer.remove(("n", "a"))
     writer.remove(("n", "a"))
-    writer.swap()
+    writer.finish()
+    key = ("n", "a")
     assert told == [
-        (Change(None, a), [a]),
-        (Change(a, b), [b]),
-        (Change(b, None), []),
-        (Change(replaced=True), []),
+        ({key: Change(None, a)}, [a]),
+        ({key: Change(a, b)}, [b]),
+        ({key: Change(b, None)}, []),
+        (None, []),
     ]
+
+
+def test_a_relist_is_told_as_the_changes_that_it_brings() -> None:
+    writer = Writer[Any]()
+    writer.replace([thing("same"), thing("other"), thing("gone")])
+    other, gone = writer.store.get("n", "other"), writer.store.get("n", "gone")
+    told: list[Any] = []
+    writer.store.subscribe(told.append)
+    new = [thing("new"), thing("other", uid="2"), thing("same")]
+    writer.replace(new)
+    assert told == [
+        {
+            ("n", "gone"): Change(gone, None),
+            ("n", "other"): Change(other, new[1]),
+            ("n", "new"): Change(None, new[0]),
+        }
+    ]
+    assert [key for _, key in writer.store.snapshot()] == ["same", "other", "new"], "the order of before"
 
 
 def test_a_subscription_can_end() -> None:
     writer = Writer[Any]()
-    told: list[Change[Any]] = []
+    told: list[Any] = []
     end = writer.store.subscribe(told.append)
     writer.apply(thing("a"))
     end()
     writer.apply(thing("b"))
     assert len(told) == 1
-
-
-def test_versions_grow_with_changes_only() -> None:
-    writer = Writer[Any]()
-    writer.apply(thing("a"))
-    before = writer.store.version
-    writer.remove(("n", "nobody"))
-    writer.add(thing("buffered"))
-    assert writer.store.version == before
-    writer.swap()
-    assert writer.store.version > before
 
 
 def test_a_snapshot_stays_and_is_made_once() -> None:
@@ -102,7 +110,7 @@ def test_a_store_knows_how_far_it_was_told() -> None:
     seen: list[str] = []
     writer.store.subscribe(lambda _: seen.append(writer.store.resource_version))
     assert writer.store.resource_version == ""
-    writer.swap("10")
+    writer.finish("10")
     writer.apply(thing("a"), "11")
     writer.apply(thing("a"), "12")
     assert writer.store.resource_version == "12"
@@ -116,15 +124,15 @@ def test_a_store_knows_how_far_it_was_told() -> None:
 class TestLearning:
     def test_an_answer_counts_before_the_watch_brings_it(self) -> None:
         writer = Writer[Any]()
-        writer.swap("10")
-        assert writer.learn(thing("a", "new"), "15") == thing("a", "new")
+        writer.finish("10")
+        assert writer.apply_response(thing("a", "new"), "15") == thing("a", "new")
         assert writer.store.get("n", "a") == thing("a", "new")
         assert writer.store.resource_version == "10"
 
     def test_what_the_watch_tells_later_and_is_older_undoes_nothing(self) -> None:
         writer = Writer[Any]()
-        writer.swap("10")
-        writer.learn(thing("a", "new"), "15")
+        writer.finish("10")
+        writer.apply_response(thing("a", "new"), "15")
         writer.apply(thing("a", "old"), "11")
         writer.remove(("n", "a"), "12")
         assert writer.store.get("n", "a") == thing("a", "new")
@@ -133,34 +141,66 @@ class TestLearning:
 
     def test_a_deletion_that_is_newer_counts(self) -> None:
         writer = Writer[Any]()
-        writer.swap("10")
-        writer.learn(thing("a", "new"), "15")
+        writer.finish("10")
+        writer.apply_response(thing("a", "new"), "15")
         writer.remove(("n", "a"), "16")
         assert writer.store.get("n", "a") is None
 
     @pytest.mark.parametrize("version", ["9", "12", "", "x"])
     def test_an_answer_that_is_no_newer_than_the_watch_is_not_taken(self, version: str) -> None:
         writer = Writer[Any]()
-        writer.swap("10")
+        writer.finish("10")
         writer.apply(thing("a", "seen"), "12")
-        assert writer.learn(thing("a", "late"), version) == thing("a", "seen")
+        assert writer.apply_response(thing("a", "late"), version) == thing("a", "seen")
 
     def test_a_list_that_was_made_before_keeps_it(self) -> None:
         writer = Writer[Any]()
-        writer.swap("10")
+        writer.finish("10")
         writer.restart()
         writer.add(thing("a", "old"))
-        writer.learn(thing("a", "new"), "15")
-        writer.learn(thing("b", "new"), "16")
-        writer.swap("15")
+        writer.apply_response(thing("a", "new"), "15")
+        writer.apply_response(thing("b", "new"), "16")
+        writer.finish("15")
         assert writer.store.values() == [thing("a", "old"), thing("b", "new")]
 
     def test_a_server_that_was_put_back_knows_nothing_of_it(self) -> None:
         writer = Writer[Any]()
-        writer.swap("10")
-        writer.learn(thing("a", "new"), "15")
+        writer.finish("10")
+        writer.apply_response(thing("a", "new"), "15")
         writer.restart()
-        writer.swap("7")
+        writer.finish("7")
         assert writer.store.values() == []
         writer.apply(thing("a", "again"), "8")
         assert writer.store.values() == [thing("a", "again")]
+
+
+class TestChangeLog:
+    KEY = ("n", "a")
+
+    def taken(self, *changes: tuple[Any, Any]) -> Any:
+        log = ChangeLog()
+        log.take()
+        for old, new in changes:
+            log.add("things", {self.KEY: Change(old, new)})
+        found = log.take()
+        assert log.take() == {}
+        return (found or {}).get("things", {}).get(self.KEY)
+
+    def test_everything_is_new_at_first(self) -> None:
+        log = ChangeLog()
+        log.add("things", {self.KEY: Change(None, thing("a"))})
+        assert log.take() is None
+        assert log.take() == {}
+
+    def test_changes_of_an_object_are_merged(self) -> None:
+        a, b, c = (thing("a", uid) for uid in "123")
+        assert self.taken((None, a), (a, b)) == Change(None, b)
+        assert self.taken((a, b), (b, c)) == Change(a, c)
+        assert self.taken((a, b), (b, None)) == Change(a, None)
+        assert self.taken((a, None), (None, b)) == Change(a, b)
+
+    def test_what_is_as_before_did_not_change(self) -> None:
+        a, b = thing("a"), thing("a", "2")
+        assert self.taken((None, a), (a, None)) is None
+        assert self.taken((a, b), (b, a)) is None
+        assert self.taken((a, b), (b, a), (a, b)) == Change(a, b)

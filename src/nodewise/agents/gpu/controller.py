@@ -6,10 +6,11 @@ every replica: whether its books are those of a fresh list (`checking`), and its
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from nodewise import changes, cooperative
-from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot
+from nodewise import cooperative
+from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.gpu import census, checking, descheduling, gauges, sweeping
 from nodewise.agents.gpu.census import Census, Reader
 from nodewise.agents.gpu.checking import Difference, Told
@@ -25,12 +26,12 @@ from nodewise.errors import BadInput, Conflict, NodewiseError, Refused
 from nodewise.kube import resources
 from nodewise.kube.api import NotFound
 from nodewise.kube.bulk import every
-from nodewise.kube.store import Change, Store
+from nodewise.kube.store import Changes, Store
 from nodewise.metrics.snapshot import MetricsSnapshot
 from nodewise.observe import logs, supervision
+from nodewise.state import NODES
 
 NAME: Final = "gpu"
-NODES: Final = "nodes"
 _MANAGER: Final = {"fieldManager": "nodewise-gpu"}
 _AGAIN_S: Final = 5.0
 """A label that the watch does not show yet is written again after this."""
@@ -71,7 +72,12 @@ class GpuController(Controller):
         """Labels, ledgers, and the count of pods. One that fails, for want of a right, stops no other."""
         agent_state: Slot | None = snapshot.agent_states.get(NAME)
         if agent_state is not None:
-            await every(part.step(agent_state) for part in (self._labels, self._sweeper, self._counter))
+            steps = (
+                partial(self._labels.step, agent_state),
+                partial(self._sweeper.step, agent_state),
+                self._counter.step,
+            )
+            await every(step() for step in steps)
 
     def tasks(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         return (self.run,)
@@ -201,35 +207,32 @@ class PodCounter:
         self._options = options
         self._profile = profile
         self._handle = handle
-        self.begin()
-
-    def begin(self) -> None:
-        self._pods: Mapping[ObjectKey, BookedPod] | None = None
+        self._pods: Store[BookedPod] = handle.objects[PODS]
         self._old: list[BookedPod] = []
-        """Those that were there when we began; they may have been counted."""
+        """Those that existed when this replica became the leader; they may have been counted."""
         self._new: deque[BookedPod] = deque(maxlen=_MOST_NEW)
         """While they cannot be written only the last ones are kept."""
         self._due_s = 0.0
+        self._pods.subscribe(self._note)
 
-    async def step(self, agent_state: Slot) -> None:
-        """Note who came, and write it now and then; a file of typical pods makes that needless."""
+    def begin(self) -> None:
+        self._old = self._pods.values()
+        self._new.clear()
+        self._due_s = 0.0
+
+    def _note(self, changes: Changes[BookedPod] | None) -> None:
+        for old, new in (changes or {}).values():
+            if new is not None and (old is None or old.metadata.uid != new.metadata.uid):
+                self._new.append(new)
+
+    async def step(self) -> None:
+        """Write the pods that came, now and then; a file of typical pods makes that needless."""
         if self._options.gpu_typical_pods:
             return
-        pods = agent_state.pods.by_key
-        if self._pods is None:
-            self._old = list(pods.values())
-        else:
-            changed = await cooperative.run(changes.between(self._pods, pods))
-            self._new += [pods[key] for key in changed if key in pods and self._is_new(pods[key], key)]
-        self._pods = pods
         now_s = self._handle.clock.monotonic()
         if (self._old or self._new) and now_s >= self._due_s:
             self._due_s = now_s + _COUNTS_S
             await self._write()
-
-    def _is_new(self, pod: BookedPod, key: ObjectKey) -> bool:
-        before = self._pods.get(key) if self._pods is not None else None
-        return before is None or before.metadata.uid != pod.metadata.uid
 
     async def _write(self) -> None:
         """By compare-and-swap; who was beaten counts upon what the other wrote, the next time."""
@@ -283,7 +286,7 @@ class Checker:
         self._handle.meters.count("gpu_checks_total", outcome=outcome)
 
     async def _compared(self) -> list[Difference] | None:
-        """Where they differ; None: the watches do not say how far they are, or were begun anew meanwhile."""
+        """Where they differ; None: the watches do not say how far they are."""
         stores: dict[str, Store[Any]] = {NODES: self._handle.nodes, **self._handle.objects}
         listening = _Listening(stores)
         try:
@@ -291,7 +294,7 @@ class Checker:
             if not await self._reached(stores, fresh):
                 return None
             ours = await self._slot_after(self._handle.clock.now())
-            if ours is None or listening.is_void:
+            if ours is None:
                 return None
             computed = await self._computed(fresh)
             return await cooperative.run(checking.differences(ours, computed, listening.told, self._stored))
@@ -346,8 +349,6 @@ class _Listening:
 
     def __init__(self, stores: Mapping[str, Store[Any]]) -> None:
         self.told = Told(set(), set())
-        self.is_void = False
-        """Whether a store was filled from a list of its own meanwhile."""
         notes = {NODES: self.told.node, LEDGERS: self.told.ledger, PODS: self.told.pod}
         self._ends = [stores[name].subscribe(self._noting(note)) for name, note in notes.items()]
 
@@ -355,14 +356,14 @@ class _Listening:
         for end in self._ends:
             end()
 
-    def _noting(self, note: Callable[[Any], None]) -> Callable[[Change[Any]], None]:
-        def told(change: Change[Any]) -> None:
-            self.is_void = self.is_void or change.replaced
-            for item in (change.old, change.new):
-                if item is not None:
-                    note(item)
+    def _noting(self, note: Callable[[Any], None]) -> Callable[[Changes[Any] | None], None]:
+        def note_all(changes: Changes[Any] | None) -> None:
+            for change in (changes or {}).values():
+                for item in change:
+                    if item is not None:
+                        note(item)
 
-        return told
+        return note_all
 
 
 class Gauges:

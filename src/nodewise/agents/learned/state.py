@@ -1,8 +1,8 @@
 """Pods in, the learned slot of the snapshot out; the same code online and offline, and the same in every replica.
 
-What happened is what is different between the pods of one world and the next. The first world is where one begins: what
-its pods came to before is known if it was kept, or else not counted; a restart so learns nothing twice. Where something
-was kept, what happened since then is caught up on, as far as pods still show it.
+The changes of pods show what happened. The first cluster state is the start: what its pods came to before is known if
+it was kept, or else not counted, so a restart learns nothing twice. Where something was kept, what happened since then
+is caught up on, as far as pods still show it.
 """
 
 import heapq
@@ -11,7 +11,6 @@ from collections.abc import Generator, Mapping, Sequence
 from math import inf, isnan
 from typing import Final, NamedTuple
 
-from nodewise import changes
 from nodewise.agent import ClusterState, Inputs, NodeIndex, ObjectKey, StateBuilder
 from nodewise.agents.learned import memory as memories
 from nodewise.agents.learned import outcomes
@@ -21,6 +20,7 @@ from nodewise.agents.learned.outcomes import Outcome
 from nodewise.agents.learned.pods import LivingPod, key, living_type
 from nodewise.agents.learned.rewards import Rule
 from nodewise.errors import BadInput
+from nodewise.state import Change, Changes, difference
 
 PODS: Final = "learned_pods"
 """The key of the pods in `World.objects`."""
@@ -29,7 +29,7 @@ _STRIDE: Final = 64
 _SORTED: Final = 512
 """News that are put in order at once."""
 _PAUSE_S: Final = 1.0
-"""Between two looks: to compare 50,000 pods takes some milliseconds, and pods change many times a second."""
+"""Between two looks: to lay out what is known takes some milliseconds, and pods change many times a second."""
 _PATIENCE_S: Final = 300.0
 """So long after the first world it may still be told what was kept."""
 
@@ -78,7 +78,9 @@ class LearnedState(StateBuilder[Slot]):
         self._mttf_s = options.learned_mttf_s
         self._memory = Memory(rule)
         self._pods: Pods | None = None
-        """Of the newest world."""
+        """Of the newest cluster state."""
+        self._changes: dict[ObjectKey, Change[LivingPod]] = {}
+        """Those that were not looked at yet."""
         self._until = 0.0
         """What happened until then was learned from."""
         self._first: _First | None = None
@@ -97,13 +99,10 @@ class LearnedState(StateBuilder[Slot]):
 
         If it is given up half-way nothing is lost or counted twice.
         """
+        self._note_changes(cluster_state)
         if self._slot is not None and self._is_early(self._slot, cluster_state):
             return self._slot
-        pods: Pods = cluster_state.objects.get(PODS, {})
-        if self._pods is None:
-            self._pods, self._first = pods, _First(pods, cluster_state.now)
-        else:
-            yield from self._compare(self._pods, pods)
+        yield from self._look()
         if self._first is not None and self._caught_up_from is not None:
             yield from self._catch_up(self._first.pods, self._caught_up_from)
         elif self._first is not None and cluster_state.now - self._first.now > _PATIENCE_S:
@@ -127,18 +126,32 @@ class LearnedState(StateBuilder[Slot]):
             and not is_waited_for
         )
 
-    def _compare(self, old: Pods, new: Pods) -> Generator[None, None, None]:
-        found: list[_News] = []
-        for number, one in enumerate((yield from changes.between(old, new))):
-            after = new.get(one)
-            before = old.get(one)
-            if after is not None:
+    def _note_changes(self, cluster_state: ClusterState) -> None:
+        """What was noted is not lost, whether or not this build succeeds."""
+        pods: Pods = cluster_state.objects.get(PODS, {})
+        if self._pods is None:
+            self._first = _First(pods, cluster_state.now)
+        elif cluster_state.changes is None:
+            self._merge(difference(self._pods, pods))
+        else:
+            self._merge(cluster_state.changes.get(PODS, {}))
+        self._pods = pods
+
+    def _merge(self, changes: Changes[LivingPod]) -> None:
+        for pod, change in changes.items():
+            earlier = self._changes.get(pod, change)
+            self._changes[pod] = Change(earlier.old, change.new)
+
+    def _look(self) -> Generator[None, None, None]:
+        news: list[_News] = []
+        for number, (before, after) in enumerate(self._changes.values()):
+            if after is not None and before is not after:
                 is_same = before is not None and before.metadata.uid == after.metadata.uid
-                found += _news(after, outcomes.between(before if is_same else None, after, self._mttf_s))
+                news += _news(after, outcomes.between(before if is_same else None, after, self._mttf_s))
             if not number % _STRIDE:
                 yield
-        ordered = yield from _in_order(found)
-        self._pods = new
+        ordered = yield from _in_order(news)
+        self._changes = {}
         self._news.extend(ordered)
 
     def _catch_up(self, pods: Pods, since_s: float) -> Generator[None, None, None]:

@@ -1,16 +1,16 @@
-"""How much is requested of each node, summed up from the pods that are there: known as soon as a pod is bound."""
+"""How much of each node is requested: the sum over the pods there, known as soon as a pod is bound."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache, partial
 from sys import intern
 from typing import Final
 
 import msgspec
 
-from nodewise import changes
 from nodewise.agent import ObjectKey
 from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.resources import Amounts
+from nodewise.state import Change
 from nodewise.statistics.amounts import Quantity
 from nodewise.statistics.holding import HoldingSpec, HoldingStatus, is_holding
 from nodewise.statistics.requests import (
@@ -20,7 +20,7 @@ from nodewise.statistics.requests import (
 )
 
 _STRIDE: Final = 64
-"""Pods that are taken in between two pauses."""
+"""Pods between two pauses."""
 
 
 class HeldMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -30,18 +30,15 @@ class HeldMetadata(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class HeldPod(RequestingPod, frozen=True, gc=False, kw_only=True):
-    """What is read of a pod to know what it takes of which node."""
+    """The fields of a pod that say what it requests of which node."""
 
     metadata: HeldMetadata
     spec: HoldingSpec = HoldingSpec()
     status: HoldingStatus = HoldingStatus()
 
 
-Pods = Mapping[ObjectKey, HeldPod]
-
-
 def keeper(gpu: str) -> Callable[[HeldPod], HeldPod | None]:
-    """Keeps of a pod where it is and what it takes there, in one container; of any other nothing."""
+    """Keeps the node and the requests of a bound pod, as one container; drops any other pod."""
     return partial(_kept, gpu)
 
 
@@ -57,7 +54,7 @@ def _kept(gpu: str, pod: HeldPod) -> HeldPod | None:
 
 @lru_cache(4096)
 def _containers(gpu: str, amounts: Amounts) -> tuple[RequestingContainer, ...]:
-    """The same for all pods that take as much."""
+    """The same object for all pods that request the same."""
     cpu, memory, _, cards, storage = (int(amount) for amount in amounts)
     given: dict[str, Quantity] = {
         "cpu": f"{cpu}m",
@@ -71,44 +68,44 @@ def _containers(gpu: str, amounts: Amounts) -> tuple[RequestingContainer, ...]:
 
 
 class Holdings:
-    """By node what its pods take together, kept up to date one pod by one."""
+    """The sum of what the pods of each node request, kept up to date by changes."""
 
     def __init__(self, gpu: str) -> None:
         self._gpu = gpu
-        self._pods: Pods = {}
         self._sums: dict[str, Amounts] = {}
-        self._is_whole = True
-        """Whether what was begun last came to its end."""
 
-    def follow(self, pods: Pods) -> Generator[None, None, None]:
-        """Take in what is different now. After one that was given up half-way all is summed up again."""
-        if not self._is_whole:
-            self._pods, self._sums = {}, {}
-        self._is_whole = False
-        for number, key in enumerate((yield from changes.between(self._pods, pods))):
-            self._add(self._pods.get(key), -1)
-            self._add(pods.get(key), 1)
+    def reset(self) -> None:
+        """Begin from nothing."""
+        self._sums = {}
+
+    def apply(self, changes: Iterable[tuple[ObjectKey, Change[HeldPod]]]) -> Generator[None, None, set[str]]:
+        """Apply changes of pods; the nodes of these pods."""
+        nodes: set[str] = set()
+        for number, (_, change) in enumerate(changes):
+            for pod, sign in ((change.old, -1), (change.new, 1)):
+                if pod is not None:
+                    self._add(pod, sign)
+                    nodes.add(pod.spec.nodeName)
             if not number % _STRIDE:
                 yield
-        self._pods, self._is_whole = pods, True
+        return nodes
 
     def __len__(self) -> int:
-        """Nodes that have pods. Who may make pods may give them any node's name."""
+        """Nodes that have pods. A pod can name any node, also one that does not exist."""
         return len(self._sums)
 
     def of(self, node: str) -> Amounts:
-        """What the pods of a node take together."""
+        """What the pods of a node request together."""
         return self._sums.get(node, _NOTHING)
 
-    def _add(self, pod: HeldPod | None, sign: int) -> None:
-        if pod is not None:
-            node, amounts = pod.spec.nodeName, resources.taken(pod, self._gpu)
-            # whole numbers of Python: what is taken away is exactly what was added
-            found = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
-            if any(found):
-                self._sums[node] = found
-            else:
-                del self._sums[node]
+    def _add(self, pod: HeldPod, sign: int) -> None:
+        node, amounts = pod.spec.nodeName, resources.taken(pod, self._gpu)
+        # whole numbers of Python: what is subtracted is exactly what was added
+        total = tuple(a + sign * b for a, b in zip(self.of(node), amounts, strict=True))
+        if any(total):
+            self._sums[node] = total
+        else:
+            self._sums.pop(node, None)
 
 
 _NOTHING: Final[Amounts] = (0,) * len(resources.NAMES)

@@ -1,6 +1,5 @@
 """Nodes in, the pigeon slot of the snapshot out; and the memory of the pods that were asked about."""
 
-import operator
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -17,6 +16,7 @@ from nodewise.agents.pigeon.memory import Memory
 from nodewise.agents.pigeon.moments import Floats
 from nodewise.agents.pigeon.objectives import A_BINPACK, LAYOUTS, Layout, Table
 from nodewise.agents.pigeon.resources import Amounts, Row
+from nodewise.state import NODES
 from nodewise.statistics.annotations import AllocationAnnotations
 from nodewise.statistics.capacity import NodeStatus
 from nodewise.statistics.requests import RequestingPod
@@ -38,7 +38,7 @@ class PigeonNode(msgspec.Struct, frozen=True, gc=False):
     status: NodeStatus = NodeStatus()
 
 
-_NOBODY: Final = PigeonNode()
+_NO_NODE: Final = PigeonNode()
 
 
 class PodMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -65,20 +65,11 @@ class Slot(NamedTuple):
     """Grows as pods are asked about, while the slot stands."""
 
 
-class _Amounts(NamedTuple):
+class _Amounts(msgspec.Struct, frozen=True, gc=False):
+    """What a node has, and what is requested of it. There are thousands: the garbage collector does not track them."""
+
     capacity: Amounts
     requested: Amounts
-
-
-class _Read(msgspec.Struct, frozen=True, gc=False):
-    """A node, and what it says. There are thousands, and the garbage collector is not to look at each."""
-
-    node: Any
-    amounts: _Amounts
-    """The same object as before where it is equal to what was there before."""
-
-
-_NEVER: Final = _Read(None, _Amounts((), ()))
 
 
 class PigeonState(StateBuilder[Slot]):
@@ -90,10 +81,12 @@ class PigeonState(StateBuilder[Slot]):
         self._aim = aim
         self._gpu = gpu
         self._memory = Memory()
-        self._read: dict[str, _Read] = {}
+        self._amounts: dict[str, _Amounts] = {}
+        """By node."""
         self._holdings = Holdings(gpu) if from_pods else None
         self.inputs = Inputs(frozenset({PODS} if from_pods else ()), node_objects=True, metrics=False)
-        self._made: tuple[NodeIndex, Sequence[_Amounts], Slot] | None = None
+        self._made: tuple[NodeIndex, Slot] | None = None
+        """The newest state, until an amount changes."""
 
     def problems(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> Mapping[str, tuple[str, ...]]:  # noqa: ARG002
         """What is odd about the file."""
@@ -111,37 +104,48 @@ class PigeonState(StateBuilder[Slot]):
         return self._memory.keep(kept)
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Slot]:
-        """Lay the nodes out; the same slot where none of them changed."""
+        """Lay the nodes out; the same state as before where no amount changed."""
+        if cluster_state.changes is None:
+            self._reset()
+        nodes = {name for (_, name), _ in cluster_state.changes_of(NODES)}
         if self._holdings is not None:
-            yield from self._holdings.follow(cluster_state.objects.get(PODS, {}))
-        read: dict[str, _Read] = {}
-        for number, name in enumerate(cluster_state.nodes.known):
-            read[name] = self._of(name, cluster_state.node_objects.get(("", name), _NOBODY))
+            nodes |= yield from self._holdings.apply(cluster_state.changes_of(PODS))
+        for number, name in enumerate(nodes):
+            self._read(name, cluster_state.node_objects.get(("", name)))
             if not number % _STRIDE:
                 yield
-        self._read, found = read, tuple(one.amounts for one in read.values())
         made = self._made
-        if made is not None and made[0] is cluster_state.nodes and all(map(operator.is_, made[1], found)):
-            return made[2]
-        agent_state = yield from self._laid_out(found)
-        self._made = cluster_state.nodes, found, agent_state
+        if made is not None and made[0] is cluster_state.nodes:
+            return made[1]
+        agent_state = yield from self._laid_out(
+            [
+                self._amounts.get(name) or self._amounts_of(name, _NO_NODE)
+                for name in cluster_state.nodes.known
+            ]
+        )
+        self._made = cluster_state.nodes, agent_state
         return agent_state
 
-    def _of(self, name: str, node: Any) -> _Read:
-        """What a node says now. Most that change say the same as before of what is read here."""
-        before = self._read.get(name, _NEVER)
-        capacity, requested = before.amounts
-        is_same = before.node is node
+    def _reset(self) -> None:
+        """Begin from nothing."""
+        self._amounts.clear()
+        self._made = None
         if self._holdings is not None:
-            requested = self._holdings.of(name)
-        elif not is_same:
-            requested = resources.requested(node.metadata.annotations)
-        if is_same and requested == before.amounts.requested:
-            return before
-        if not is_same:
-            capacity = resources.allocatable(node.status.allocatable, self._gpu)
-        amounts = _Amounts(capacity, requested)
-        return _Read(node, before.amounts if amounts == before.amounts else amounts)
+            self._holdings.reset()
+
+    def _read(self, name: str, node: Any | None) -> None:
+        """Read a node again. The fields that are read here are the same in most nodes that changed."""
+        before = self._amounts.pop(name, None)
+        if node is not None:
+            self._amounts[name] = self._amounts_of(name, node)
+        if self._amounts.get(name) != before:
+            self._made = None
+
+    def _amounts_of(self, name: str, node: Any) -> _Amounts:
+        capacity = resources.allocatable(node.status.allocatable, self._gpu)
+        if self._holdings is not None:
+            return _Amounts(capacity, self._holdings.of(name))
+        return _Amounts(capacity, resources.requested(node.metadata.annotations))
 
     def _laid_out(self, found: Sequence[_Amounts]) -> Generator[None, None, Slot]:
         count = self._aim.resources

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from nodewise import cooperative
 from nodewise.agent import ClusterState, NodeIndex
 from nodewise.agents.gpu import ledger as ledgers
 from nodewise.agents.gpu.books import CARDS, TILES
@@ -17,6 +16,7 @@ from nodewise.agents.gpu.profile import INTEL
 from nodewise.agents.gpu.state import LEDGERS, PODS, GpuState, Slot
 from nodewise.binder import HOLDINGS, LedgerLease
 from nodewise.metrics.snapshot import MetricsSnapshot
+from tests.unit.changes import built
 
 PREFIX = "gpu.intel.com/"
 SHORT = {"mc": "millicores", "mem": "memory.max", "t": "tiles", "mon": "i915_monitoring"}
@@ -100,7 +100,7 @@ def cluster_state(
 
 
 def agent_state(given: ClusterState, state: GpuState | None = None) -> Slot:
-    found: Slot = cooperative.run_at_once((state or GpuState(INTEL)).build(given))
+    found: Slot = built(state or GpuState(INTEL), given)
     return found
 
 

@@ -131,8 +131,8 @@ class Clearing:
 class Begun:
     """Stores filled anew, and the state forgetful."""
 
-    def __init__(self, lists: Relister, state: Any) -> None:
-        self._lists, self._state, self.count = lists, state, 0
+    def __init__(self, lists: Relister, cache: SnapshotCache) -> None:
+        self._lists, self._cache, self.count = lists, cache, 0
 
     async def read(self, name: str) -> Any:
         return await self._lists.read(name)
@@ -140,7 +140,7 @@ class Begun:
     def begin(self) -> None:
         self.count += 1
         self._lists.begin()
-        self._state.reset()
+        self._cache.rebuild()
 
 
 class Leader:
@@ -155,16 +155,15 @@ class Leader:
         self.state = KIND.state(given, PERIOD_S)
         stores = self.feed.stores
         self.keeper = SnapshotCache({"gpu": self.state}, stores, refresher, self.clock, self.meters, PERIOD_S)
-        for store in (self.feed.nodes, *self.feed.objects.values()):
-            store.subscribe(lambda _: self.keeper.touch())
         assert self.feed.relister is not None
-        self.begun = Begun(self.feed.relister, self.state)
+        self.begun = Begun(self.feed.relister, self.keeper)
         self.clearing = Clearing(api)
         self.controller = KIND.controller(given, self._hands())
         self.leads = True
         self.leading = Leading(
             [self.controller], lambda: self.keeper.snapshot, lambda: self.leads, self.clock
         )
+        self.keeper.on_publish(self.leading.notify)
 
     def _hands(self) -> Handle:
         recorder = Recorder(self.api, Reporter("test", "test"), self.clock, self.meters)

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from nodewise import clock, cooperative
+from nodewise import clock
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents.learned import LearnedKind
 from nodewise.agents.learned.agent import LearnedAgent
@@ -12,6 +12,7 @@ from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pods import AskingMetadata, AskingPod, LivingPod
 from nodewise.agents.learned.state import PODS, LearnedState, Slot
 from nodewise.metrics.snapshot import MetricsSnapshot
+from tests.unit.changes import built
 
 START = clock.parse_rfc3339("2026-11-21T11:00:00Z")
 NEVER_FADES = LearnedOptions(learned_half_life_s=0.0)
@@ -87,8 +88,8 @@ class Life:
 
     def look(self, after_s: float = 1.0) -> Slot:
         self.now += after_s
-        self.agent_state = cooperative.run_at_once(
-            self.state.build(ClusterState(self.index, {PODS: self.pods}, MetricsSnapshot(), self.now))
+        self.agent_state = built(
+            self.state, ClusterState(self.index, {PODS: self.pods}, MetricsSnapshot(), self.now)
         )
         return self.agent_state
 

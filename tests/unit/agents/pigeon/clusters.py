@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from nodewise import cooperative, quantity
+from nodewise import quantity
 from nodewise.agent import ClusterState, NodeIndex, Snapshot
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon.agent import PigeonAgent
@@ -15,6 +15,7 @@ from nodewise.agents.pigeon.holding import HeldPod
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonState
 from nodewise.metrics.snapshot import MetricsSnapshot
+from tests.unit.changes import built
 
 RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 N3 = "n1(4,8Gi;1000,2Gi) n2(4,8Gi;2000,4Gi) n3(4,8Gi;3000,6Gi)"
@@ -80,9 +81,7 @@ class Cluster:
         cluster_state = ClusterState(
             index, {PODS: pods}, MetricsSnapshot(), 0.0, {("", name): one for name, one in found.items()}
         )
-        self.snapshot = Snapshot(
-            index, {"pigeon": cooperative.run_at_once(self.state.build(cluster_state))}, 0.0
-        )
+        self.snapshot = Snapshot(index, {"pigeon": built(self.state, cluster_state)}, 0.0)
 
     def asked(self, given: PigeonPod | str = P1, names: str = "") -> Told:
         """A prioritize call."""

@@ -1,6 +1,7 @@
 """How much is requested of nodes, from the pods that are there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -11,7 +12,10 @@ from nodewise.agents import pigeon
 from nodewise.agents.pigeon import holding
 from nodewise.agents.pigeon.holding import HeldPod, Holdings
 from nodewise.agents.pigeon.options import PigeonOptions
+from nodewise.kube.store import difference
 from tests.unit.agents.pigeon.clusters import Cluster, node
+
+Pods = Mapping[tuple[str, str], HeldPod]
 
 
 def held(
@@ -33,8 +37,12 @@ def kept(pods: Iterable[HeldPod], gpu: str = "gpu") -> dict[tuple[str, str], Hel
     return {("d", one.metadata.name): rest for one, rest in found if rest is not None}
 
 
-def followed(holdings: Holdings, pods: dict[tuple[str, str], HeldPod]) -> Holdings:
-    cooperative.run_at_once(holdings.follow(pods))
+def followed(
+    holdings: Holdings,
+    pods: dict[tuple[str, str], HeldPod],
+    before: Mapping[tuple[str, str], HeldPod] = MappingProxyType({}),
+) -> Holdings:
+    cooperative.run_at_once(holdings.apply(difference(before, pods).items()))
     return holdings
 
 
@@ -72,26 +80,31 @@ def test_of_what_is_kept_no_more_is_read_than_it_takes() -> None:
 
 
 def test_what_goes_is_taken_away_again() -> None:
-    holdings = followed(Holdings("gpu"), kept([held("a", "n1", ONE), held("b", "n1", {"cpu": "0.5"})]))
-    assert followed(holdings, kept([held("b", "n2", {"cpu": "0.5"})])).of("n1") == (0, 0, 0, 0, 0)
+    before = kept([held("a", "n1", ONE), held("b", "n1", {"cpu": "0.5"})])
+    holdings = followed(Holdings("gpu"), before)
+    after = kept([held("b", "n2", {"cpu": "0.5"})])
+    assert followed(holdings, after, before).of("n1") == (0, 0, 0, 0, 0)
     assert holdings.of("n2") == (500, 0, 1, 0, 0)
 
 
 def test_nothing_is_held_of_nodes_whose_pods_are_gone() -> None:
     holdings = Holdings("gpu")
+    before: Mapping[tuple[str, str], HeldPod] = MappingProxyType({})
     for number in range(5):
-        followed(holdings, kept([held("a", f"gone-{number}", ONE), held("b", "n1", ONE)]))
+        after = kept([held("a", f"gone-{number}", ONE), held("b", "n1", ONE)])
+        followed(holdings, after, before)
+        before = after
     assert len(holdings) == 2
 
 
-def test_what_was_given_up_half_way_is_summed_up_again() -> None:
+def test_after_a_reset_everything_is_summed_up_again() -> None:
     pods = kept([held(f"p{number}", "n1", ONE) for number in range(1000)])
     holdings = followed(Holdings("gpu"), pods)
-    others = kept([held(f"q{number}", "n1", ONE) for number in range(1000)])
-    steps = holdings.follow(others)
+    steps = holdings.apply(difference(pods, kept([held("q", "n1", ONE)])).items())
     for _ in range(4):
         next(steps)
     steps.close()
+    holdings.reset()
     assert followed(holdings, pods).of("n1")[2] == 1000
 
 
