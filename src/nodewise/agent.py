@@ -9,7 +9,7 @@ node are arrays by node number (`NodeIndex`), values in a verdict are by candida
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -31,6 +31,7 @@ __all__ = [
     "FilterPlugin",
     "Inputs",
     "Joined",
+    "LoadScoring",
     "MemoryScope",
     "Names",
     "NodeIndex",
@@ -54,6 +55,10 @@ __all__ = [
 PodT = TypeVar("PodT")
 """The fields of a pod that an agent reads."""
 StateT = TypeVar("StateT")
+
+LoadScoring = Literal["none", "aspect", "whole"]
+"""`whole`: a score is about the whole load of a node, so one such agent is usually enough. `aspect`: it is about one
+aspect, and complements another agent."""
 
 Victims = Mapping[str, frozenset[str]]
 """By node name, the uids of the pods that would be evicted there."""
@@ -143,6 +148,11 @@ class AgentKind(ABC):
     """The fields of a Pod that the agent reads; merged with those of other agents into one type."""
     node_fields: type[msgspec.Struct]
     """The fields of a Node that it reads, likewise."""
+
+    load_scoring: LoadScoring = "none"
+    """Whether it scores nodes by their load, for the commands that compare or combine such agents."""
+    keeps_memory: bool = False
+    """Whether what its state builder learns is stored, which needs the rights of deploy/memory.yaml."""
 
     def watched(self, options: Any) -> Sequence[Watched]:  # noqa: ARG002
         """The objects that the agent needs besides nodes. Without any it works without a cluster, too."""

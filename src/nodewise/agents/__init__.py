@@ -59,6 +59,11 @@ def load(name: str) -> AgentKind:
     raise BadSettings("agents", [Problem("--agents", repr(name), "one of " + ", ".join(names()))])
 
 
+def find(name: str) -> AgentKind | None:
+    """An agent by its name; None if it is not installed or cannot be used."""
+    return next((kind for kind in usable() if kind.name == name), None)
+
+
 def usable() -> list[AgentKind]:
     """All agents that can be used, nodewise's own first."""
     return [*built_in(), *(agent.kind for agent in third_party() if agent.kind is not None)]

@@ -66,6 +66,7 @@ def role(kind: AgentKind, options: Any) -> Role:
         prioritizes=bool(chain.rankings(agent)),
         binds=isinstance(agent, BindPlugin),
         resources=kind.resources(options),
+        keeps_memory=kind.keeps_memory,
     )
 
 

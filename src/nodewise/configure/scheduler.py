@@ -26,6 +26,8 @@ class Role(NamedTuple):
     binds: bool
     resources: Mapping[str, bool]
     """Those by which its pods are known; true for one that no node need have. Empty: all pods are its business."""
+    keeps_memory: bool = False
+    """Whether it stores what it learns."""
 
 
 class Papers(NamedTuple):

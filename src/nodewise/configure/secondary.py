@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from nodewise.configure import yamltext
+from nodewise.configure.scheduler import Role
 
 URL: Final = "http://127.0.0.1:9001"
 _RBAC: Final = "rbac.authorization.k8s.io"
@@ -50,14 +51,13 @@ MEMORY_RULES: Final = (
     _rule("", "configmaps", "create"),
     _rule("", "configmaps", "get update", "nodewise-memory"),
 )
-_REMEMBERING: Final = frozenset({"pigeon", "learned"})
 
 
 class Wish(NamedTuple):
     name: str
     """Of the scheduler, by which pods choose it, and of all objects."""
     namespace: str
-    agents: Sequence[str]
+    agents: Sequence[Role]
     scheduler_image: str
     """Of the same minor version as the cluster."""
     image: str
@@ -66,11 +66,11 @@ class Wish(NamedTuple):
 
 def objects(wish: Wish) -> list[dict[str, Any]]:
     """All that has to be applied, in order."""
-    gpu = "gpu" in wish.agents
-    cluster_rules = [*CLUSTER_RULES, *(GPU_CLUSTER_RULES if gpu else ())]
+    binds = any(role.binds for role in wish.agents)
+    cluster_rules = [*CLUSTER_RULES, *(GPU_CLUSTER_RULES if binds else ())]
     own = _rule("coordination.k8s.io", "leases", "get update", wish.name)
-    rules = [*RULES, own, *(GPU_RULES if gpu else ())]
-    rules += MEMORY_RULES if _REMEMBERING & set(wish.agents) else ()
+    rules = [*RULES, own, *(GPU_RULES if binds else ())]
+    rules += MEMORY_RULES if any(role.keeps_memory for role in wish.agents) else ()
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": wish.namespace}},
         _object(wish, "v1", "ServiceAccount"),
@@ -165,7 +165,7 @@ def _scheduler(wish: Wish) -> dict[str, Any]:
 
 
 def _nodewise(wish: Wish) -> dict[str, Any]:
-    agents = ",".join(wish.agents)
+    agents = ",".join(role.agent for role in wish.agents)
     return {
         "name": "nodewise",
         "image": wish.image,

@@ -152,6 +152,8 @@ class ThirdPartyKind(AgentKind):
         self.options: type[msgspec.Struct] = kind.options
         self.pod_fields: type[msgspec.Struct] = kind.pod_fields
         self.node_fields: type[msgspec.Struct] = kind.node_fields
+        self.load_scoring = kind.load_scoring
+        self.keeps_memory = bool(kind.keeps_memory)
         self.reporter = FailureReporter(origin)
         self._kind = kind
 

@@ -18,6 +18,7 @@ from nodewise.agent import (
     Evidence,
     FilterPlugin,
     Inputs,
+    LoadScoring,
     MemoryScope,
     Plugin,
     Reason,
@@ -203,6 +204,9 @@ def kind(result: Any, name: str, others: Sequence[AgentKind]) -> AgentKind:
         raise InvalidResult(f"KIND of type {type(result).__name__}, expected an AgentKind")
     structs = dict.fromkeys(("options", "pod_fields", "node_fields"), type)
     _expect_members(result, "KIND", {"name": str, "summary": str, **structs})
+    if result.load_scoring not in get_args(LoadScoring):
+        expected = ", ".join(get_args(LoadScoring))
+        raise InvalidResult(f"KIND.load_scoring {_excerpt(result.load_scoring)}, expected one of {expected}")
     if result.name != name:
         raise InvalidResult(f"KIND is named {result.name!r}, expected {name!r} as its entry point")
     for field in structs:

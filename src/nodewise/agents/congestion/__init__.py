@@ -14,7 +14,7 @@ Takes over from the agent of that name of kube-safe-scheduler.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import AgentKind
+from nodewise.agent import AgentKind, LoadScoring
 from nodewise.agents.congestion.agent import CongestionAgent, PodFields
 from nodewise.agents.congestion.options import CongestionOptions
 from nodewise.agents.congestion.state import CongestionNode, CongestionState, given
@@ -28,6 +28,7 @@ class CongestionKind(AgentKind):
     options = CongestionOptions
     pod_fields = PodFields
     node_fields = CongestionNode
+    load_scoring: LoadScoring = "aspect"
 
     def concerns(self, options: CongestionOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node says how congested it is."""

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from nodewise.agent import AgentKind, Resource, Watched
+from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
 from nodewise.agents.learned.agent import LearnedAgent
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pods import AskingPod, LivingPod, keeper
@@ -41,6 +41,8 @@ class LearnedKind(AgentKind):
     options = LearnedOptions
     pod_fields = AskingPod
     node_fields = NodeFields
+    load_scoring: LoadScoring = "whole"
+    keeps_memory = True
 
     def watched(self, options: LearnedOptions) -> tuple[Watched, ...]:
         """All pods that are on a node and may teach something."""

@@ -22,7 +22,7 @@ Takes over from the agent `pigeon` of kube-safe-scheduler 0.0.1.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nodewise.agent import AgentKind, Resource, Watched
+from nodewise.agent import AgentKind, LoadScoring, Resource, Watched
 from nodewise.agents.pigeon import config, holding
 from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.agents.pigeon.holding import HeldPod
@@ -41,6 +41,8 @@ class PigeonKind(AgentKind):
     options = PigeonOptions
     pod_fields = PigeonPod
     node_fields = PigeonNode
+    load_scoring: LoadScoring = "whole"
+    keeps_memory = True
 
     def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:
         """The pods that are on a node, where these say how much is requested there."""

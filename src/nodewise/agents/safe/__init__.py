@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.agent import AgentKind
+from nodewise.agent import AgentKind, LoadScoring
 from nodewise.agents.safe.agent import PodFields, SafeAgent
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.agents.safe.state import SafeState
@@ -36,6 +36,7 @@ class SafeKind(AgentKind):
     options = SafeOptions
     pod_fields = PodFields
     node_fields = UsageNode
+    load_scoring: LoadScoring = "whole"
 
     def concerns(self, options: SafeOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has statistics, or they are asked of metrics."""

@@ -42,7 +42,7 @@ def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[s
         secondary.Wish(
             name,
             options.service_namespace,
-            [role.agent for role in roles],
+            roles,
             f"registry.k8s.io/kube-scheduler:{tag}",
             options.image or f"nodewise:{nodewise.__version__}",
             found,

@@ -32,9 +32,28 @@ from nodewise.simulate.bursts_workload import Scenario
 from nodewise.statistics.queries import WindowOptions
 
 NONE: Final = "none"
-ASKED: Final = (NONE, "safe", "congestion", "pigeon", "learned", "safe,congestion")
-_OTHERS: Final = frozenset({"telemetry", "gpu"})
-"""Agents that have nothing to read here: there are no policies and no cards."""
+PODS: Final = "pods"
+
+
+def reads_pods_only(kind: AgentKind) -> bool:
+    """Whether the agent reads no objects besides nodes and pods: here are neither policies nor GPUs."""
+    return all(watched.resource.plural == PODS for watched in kind.watched(kind.options()))
+
+
+def _known() -> list[AgentKind]:
+    return [kind for kind in agent_kinds.known(ChainOptions) if reads_pods_only(kind)]
+
+
+def default_agents() -> tuple[str, ...]:
+    """None, each agent that scores by load, and the first of them together with those that complement it."""
+    scorers = [kind for kind in _known() if kind.load_scoring != "none"]
+    whole = [kind.name for kind in scorers if kind.load_scoring == "whole"]
+    aspects = [kind.name for kind in scorers if kind.load_scoring == "aspect"]
+    combined = [",".join([whole[0], *aspects])] if whole and aspects else []
+    return (NONE, *(kind.name for kind in scorers), *combined)
+
+
+ASKED: Final = default_agents()
 
 
 class BurstOptions(CommandOptions, frozen=True, kw_only=True):
@@ -117,16 +136,16 @@ def _asked(names: str, own: BurstOptions, command_line: CommandLine) -> Asked:
     """The agents, with an entry as `configure render-scheduler` prints it."""
     if names.strip() == NONE:
         return Asked(NONE, (), {})
-    agents = agent_kinds.chosen((name.strip() for name in names.split(",")), ChainOptions)
-    if others := [kind.name for kind in agents if kind.name in _OTHERS]:
+    chosen = agent_kinds.chosen((name.strip() for name in names.split(",")), ChainOptions)
+    if others := [kind.name for kind in chosen if not reads_pods_only(kind)]:
         wanted = "agents that go by what nodes and pods are"
         raise BadSettings("settings", [Problem("--agents", ", ".join(others), wanted)])
-    agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
-    roles = [agent_kinds.role(kind, agent_options[kind.name]) for kind in agents]
+    agent_options = {kind.name: command_line.agent_options(kind) for kind in chosen}
+    roles = [agent_kinds.role(kind, agent_options[kind.name]) for kind in chosen]
     wish = Wish(URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight})
     entries = scheduler.configuration(roles, wish)["extenders"]
     chain = command_line.settings(ChainOptions)
-    return Asked(",".join(kind.name for kind in agents), agents, agent_options, chain, entries)
+    return Asked(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)
 
 
 def _runs(scenario: Scenario, asked: Sequence[Asked], seeds: Sequence[int]) -> list[Outcome]:
@@ -168,10 +187,6 @@ def _csv(runs: Sequence[Outcome]) -> str:
     for run in runs:
         lines.writerows([run.agents, run.seed, *one] for one in enumerate(run.nodes_by_minute))
     return text.getvalue()
-
-
-def _known() -> list[AgentKind]:
-    return [kind for kind in agent_kinds.known(ChainOptions) if kind.name not in _OTHERS]
 
 
 command = options.make_command(

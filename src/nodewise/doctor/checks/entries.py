@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from nodewise import clock
+from nodewise.agent import LoadScoring
+from nodewise.agents import find as find_agent
 from nodewise.doctor.check import check
 from nodewise.doctor.facts import (
     Extender,
@@ -17,10 +19,6 @@ from nodewise.doctor.facts import (
 from nodewise.doctor.findings import Finding, finding
 from nodewise.doctor.parsing.scheduler_configuration import ExtenderEntry, split_url
 
-_LOAD_AWARE_AGENTS: Final = frozenset({"safe", "congestion", "pigeon", "learned"})
-"""nodewise's agents that only score, by the load of nodes."""
-_SIMILAR_AGENTS: Final = frozenset({"safe", "pigeon", "learned"})
-"""Of them, those whose score is about the whole node."""
 _LOAD_AWARE_PLUGINS: Final = {
     "TargetLoadPacking": "Trimaran",
     "LoadVariationRiskBalancing": "Trimaran",
@@ -199,7 +197,7 @@ def weight(
                 yield entry_finding("weight-zero", registration, found, expected)
             continue
         agents = agents_of(registration, extenders)
-        scorers = sorted(agents & _LOAD_AWARE_AGENTS)
+        scorers = sorted(name for name in agents if _load_scoring(name) != "none")
         scorers += ["telemetry"] if "telemetry" in agents and has_scores(policies) else []
         unused = [
             agent
@@ -257,7 +255,7 @@ def load_aware_scorers(
 def similar_agents(extenders: Extenders = ()) -> Iterator[Finding]:
     """Agents whose scores are about the same. That may be intended, as --weights adds them."""
     for extender in extenders:
-        similar = [name for name in extender.agents if name in _SIMILAR_AGENTS]
+        similar = [name for name in extender.agents if _load_scoring(name) == "whole"]
         if len(similar) > 1:
             found = f"--agents has {', '.join(similar)}, whose scores are added by --weights"
             where, expected = extender.workload.where, "one, or intended weights"
@@ -270,10 +268,16 @@ def _scorers(registrations: list[Registration], extenders: Extenders, policies: 
     for registration in registrations:
         if registration.entry.prioritize_verb:
             agents = agents_of(registration, extenders)
-            scorers |= agents & _LOAD_AWARE_AGENTS
+            scorers |= {name for name in agents if _load_scoring(name) != "none"}
             if "telemetry" in agents and has_scores(policies):
                 scorers.add("the strategy scheduleonmetric")
     return scorers
+
+
+def _load_scoring(agent: str) -> LoadScoring:
+    """As the agent declares it; `none` for an agent that is not installed here."""
+    kind = find_agent(agent)
+    return "none" if kind is None else kind.load_scoring
 
 
 CHECKS: Final = (

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from nodewise import agents
 from nodewise.configure import secondary
 from nodewise.doctor.collectors.cluster_reader import (
     ADMISSION_BINDINGS,
@@ -75,17 +76,23 @@ def needed_rights(extender: Extender, metrics: Sequence[str] = ()) -> list[Right
     """The rights that an extender's agents need, as deploy/*.yaml grant them; none without a cluster."""
     if extender.is_set("no_cluster") or extender.settings.get("objects_from"):
         return []
-    agents = set(extender.agents)
-    cluster_rules, own_rules = list(secondary.CLUSTER_RULES), list(secondary.RULES)
-    if "gpu" in agents:
-        cluster_rules += secondary.GPU_CLUSTER_RULES
-        own_rules += secondary.GPU_RULES
-    if agents & {"pigeon", "learned"} and not extender.settings.get("state"):
-        own_rules += secondary.MEMORY_RULES
+    cluster_rules, own_rules = _rules(extender)
     rights = [right for rule in cluster_rules for right in _rights_of_rule(rule, "")]
     rights += [right for rule in own_rules for right in _rights_of_rule(rule, extender.workload.namespace)]
     rights = [right for right in rights if _is_needed(extender, right)]
     return list(dict.fromkeys([*rights, *_rights_of_metrics(extender, metrics)]))
+
+
+def _rules(extender: Extender) -> tuple[list[secondary.Rule], list[secondary.Rule]]:
+    """The rules for the cluster, and for nodewise's own namespace."""
+    cluster_rules, own_rules = list(secondary.CLUSTER_RULES), list(secondary.RULES)
+    if "gpu" in extender.agents:
+        cluster_rules += secondary.GPU_CLUSTER_RULES
+        own_rules += secondary.GPU_RULES
+    kinds = filter(None, map(agents.find, extender.agents))
+    if any(kind.keeps_memory for kind in kinds) and not extender.settings.get("state"):
+        own_rules += secondary.MEMORY_RULES
+    return cluster_rules, own_rules
 
 
 def _rights_of_rule(rule: secondary.Rule, namespace: str) -> Iterator[Right]:
