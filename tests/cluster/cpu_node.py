@@ -13,7 +13,7 @@ from nodewise.cpu import configmap, names, state
 from nodewise.cpu.cluster.blocking import BlockingRequests
 from nodewise.cpu.state import State
 from nodewise.kube.options import KubeOptions
-from tests import commands
+from tests import forks
 from tests.cluster import objects, processes
 from tests.cluster.access import User
 from tests.cluster.api import Object
@@ -21,8 +21,6 @@ from tests.cluster.sandboxes import Sandbox
 from tests.conformance.cmk import machines
 
 NODEWISE = Path(sys.executable).parent / "nodewise"
-SHORT_WAITS = {"nodewise.cpu.cluster.pods.SETTLED_S": 0.3, "nodewise.cpu.cluster.removal.TASKS_S": 1.0}
-"""For containers that may fail after their start, and for tasks that may end; see `commands.run`."""
 GONE = 99_999_999
 """No process: ids end at 2^22."""
 
@@ -53,7 +51,7 @@ class Node:
     def run(self, *arguments: object, user: User | None = None) -> subprocess.CompletedProcess[str]:
         command, *options = arguments
         words = self._words(command, "--node-name", self.name, *options, user=user)
-        return commands.run(words, environment={"PATH": os.environ["PATH"]})
+        return forks.run([forks.NODEWISE, *words], env={"PATH": os.environ["PATH"]})
 
     def start(self, command: object, *options: object, user: User | None = None) -> subprocess.Popen[str]:
         """A command of this node's own."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Protocol, Self
 
 from tests.cluster import availability
 
@@ -69,6 +69,19 @@ def own_address() -> str:
     return availability.not_run("this machine has no address but loopback: give it a network")
 
 
+class Child(Protocol):
+    """What is used of subprocess.Popen."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
 class Process:
     """A program that runs until `stop`, or until the interpreter that started it is gone."""
 
@@ -82,14 +95,19 @@ class Process:
         self.name = Path(arguments[0]).name
         self.log = log
         with log.open("ab") as out:
-            self._child = subprocess.Popen(
-                [*_dies_with_us(), *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=folder,
-            )
+            self._child = self._start([str(word) for word in arguments], out, environment, folder)
+
+    def _start(
+        self, command: list[str], out: IO[bytes], environment: dict[str, str] | None, folder: Path | None
+    ) -> "Child":
+        return subprocess.Popen(
+            [*_dies_with_us(), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+        )
 
     @property
     def pid(self) -> int:

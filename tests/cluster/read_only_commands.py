@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests import commands
+from tests import forks
 from tests.cluster import access, objects, processes, served
 from tests.cluster.access import User
 from tests.cluster.api import Object
@@ -18,7 +18,7 @@ from tests.cluster.sandboxes import Sandbox
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """The command without any configuration of this machine's user."""
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    return commands.run(arguments, environment=environment, stdin=stdin)
+    return forks.run([forks.NODEWISE, *arguments], env=environment, input=stdin)
 
 
 def told(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:

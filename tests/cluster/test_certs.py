@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from nodewise.serve.issuing import is_by
-from tests import commands
+from tests import forks
 from tests.cluster import access, objects, processes, served, steady_load
 from tests.cluster.access import User
 from tests.cluster.api import Object
@@ -36,7 +36,7 @@ SIGNER = "kubernetes.io/kube-apiserver-client"
 
 def certs(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     """The command, which has to end with this code."""
-    done = commands.run(["certs", *arguments])
+    done = forks.run([forks.NODEWISE, "certs", *arguments])
     assert done.returncode == code, done.stdout + done.stderr
     assert "PRIVATE" not in done.stdout + done.stderr
     return done

@@ -15,11 +15,10 @@ from nodewise.cpu import names, pools, procfs
 from nodewise.cpu.cluster import node_agent, objects, versions
 from nodewise.cpu.cluster.objects import Wish
 from nodewise.cpu.state import IDENTITIES
-from tests import commands
+from tests import forks
 from tests.cluster import kubelet_double, served
 from tests.cluster import objects as cluster_objects
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.cpu_node import SHORT_WAITS
 from tests.cluster.kubelet_double import Kubelets
 from tests.cluster.sandboxes import Sandbox, wait
 
@@ -69,7 +68,9 @@ def run(
     arguments = ["cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"]
     environment = {**os.environ, "NODE_NAME": ""}
     if not as_users_do:
-        return commands.run(arguments, environment=environment, constants=SHORT_WAITS, timeout_s=240)
+        return forks.run(
+            [forks.NODEWISE, *arguments], env=environment, constants=forks.SHORT_WAITS, timeout=240
+        )
     return subprocess.run(
         [sys.executable, "-m", "nodewise", *arguments],
         capture_output=True,

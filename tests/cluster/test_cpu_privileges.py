@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from nodewise.cpu import names, procfs
-from tests import commands
+from tests import forks
 from tests.cluster import kubelet_double, objects, rights, served
 from tests.cluster.access import User
 from tests.cluster.audit import AuditLog
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.cpu_node import SHORT_WAITS
 from tests.cluster.kubelet_double import Kubelets
 from tests.cluster.rights import Right
 
@@ -33,7 +32,9 @@ class Run(NamedTuple):
     def cpu(self, user: User, *given: str, code: int = 0) -> str:
         environment = {**os.environ, "NODE_NAME": "", "CMK_PROC_FS": "/proc"}
         arguments = ["cpu", *given, f"--kubeconfig={user.kubeconfig}"]
-        done = commands.run(arguments, environment=environment, constants=SHORT_WAITS, timeout_s=240)
+        done = forks.run(
+            [forks.NODEWISE, *arguments], env=environment, constants=forks.SHORT_WAITS, timeout=240
+        )
         assert done.returncode == code, done.stderr
         return done.stdout
 

@@ -14,6 +14,7 @@ from nodewise.kube.resources import NODES, PODS
 from nodewise.simulate import api_server
 from nodewise.simulate.api import FakeApi
 from nodewise.simulate.api_server import ApiServer
+from tests import forks
 from tests.conformance.test_commands import NODEWISE
 from tests.unit.annotator.objects import Object, node, pod
 
@@ -48,15 +49,7 @@ class Shell:
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [NODEWISE, "annotate", f"--usage-from=file:{self.metrics}", *arguments]
         environment = {"PATH": os.environ["PATH"], "KUBECONFIG": str(self.kubeconfig)} | variables
-        return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return forks.run(command, cwd=self.folder, env=environment)
 
     def annotations(self) -> dict[str, dict[str, str]]:
         found = self._server.call(lambda api: api.objects(NODES))

@@ -14,6 +14,7 @@ from nodewise.agents.telemetry import TASPOLICIES
 from nodewise.kube.resources import NODES, PODS, Resource
 from nodewise.simulate import api_server
 from nodewise.simulate.api import FakeApi
+from tests import forks
 from tests.cluster.certificates import Authority
 
 ROOT = Path(__file__).parents[2]
@@ -22,15 +23,7 @@ EXAMPLE = "examples/health-metric"
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [NODEWISE, *arguments],
-        cwd=ROOT,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return forks.run([NODEWISE, *arguments], cwd=ROOT, input=stdin)
 
 
 class TestDecide:

@@ -1,13 +1,13 @@
 """Each folder below `examples/` is decided as its README says: where the pod fits, how well, and why not elsewhere."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from tests import forks
 from tests.conformance.test_commands import NODEWISE, ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -64,7 +64,7 @@ SIZES = {
 def decide(*given: str) -> list[dict[str, Any]]:
     """The decisions of `nodewise decide`, which has to find a node for every pod."""
     command = [NODEWISE, "decide", *given, "-o", "json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = forks.run(command, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     found: list[dict[str, Any]] = json.loads(done.stdout)["decisions"]
     return found
@@ -137,13 +137,7 @@ def test_running_pods_stay_on_the_cards_that_they_hold() -> None:
 
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - {"overload"}))
 def test_the_policy_of_an_example_has_no_problem(name: str) -> None:
-    done = subprocess.run(
-        [NODEWISE, "policy", "lint", f"examples/{name}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forks.run([NODEWISE, "policy", "lint", f"examples/{name}"], cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, "1 policy, no problem\n")
 
 

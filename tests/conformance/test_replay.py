@@ -5,7 +5,6 @@ import itertools
 import json
 import shutil
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 from nodewise.cli.demo import extender_process
 from nodewise.extender import tape
 from nodewise.extender.tape import Exchange
+from tests import forks
 
 ROOT = Path(__file__).parents[2]
 NODEWISE = Path(sys.executable).parent / "nodewise"
@@ -84,13 +84,8 @@ def arguments(objects: Path, file: Path, *more: str) -> list[str]:
 
 
 def replay(file: Path, *more: str) -> tuple[int, Any]:
-    done = subprocess.run(
-        [NODEWISE, "simulate", "replay", file, "-o", "json", *more],
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stderr == b""
+    done = forks.run([NODEWISE, "simulate", "replay", file, "-o", "json", *more])
+    assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
 
 
@@ -176,9 +171,9 @@ def test_at_its_limit_a_recording_ends_and_the_extender_serves_on(objects: Path,
 
 def test_a_file_that_cannot_be_written_is_a_wrong_setting(objects: Path, tmp_path: Path) -> None:
     given = arguments(objects, tmp_path / "nowhere/recording.gz", "--unsafe", "--port=0", "--health-port=0")
-    done = subprocess.run([NODEWISE, "extender", *given], capture_output=True, timeout=60, check=False)
+    done = forks.run([NODEWISE, "extender", *given])
     assert done.returncode == 2
-    assert b"--record" in done.stderr
+    assert "--record" in done.stderr
 
 
 @pytest.mark.parametrize(("contents", "said"), [(None, "No such file"), (b"words", "entry 1")])
@@ -186,9 +181,7 @@ def test_a_file_that_is_no_recording_is_bad_input(tmp_path: Path, contents: byte
     file = tmp_path / "recording.gz"
     if contents is not None:
         file.write_bytes(contents)
-    done = subprocess.run(
-        [NODEWISE, "simulate", "replay", file], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = forks.run([NODEWISE, "simulate", "replay", file])
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -199,14 +192,9 @@ def test_in_words(objects: Path, tmp_path: Path) -> None:
     with extender_process.extender(arguments(objects, file)) as extender:
         extender.wait_ready()
         Caller(extender.url).filter()
-    same = subprocess.run(
-        [NODEWISE, "simulate", "replay", file], capture_output=True, text=True, timeout=60, check=False
-    )
+    same = forks.run([NODEWISE, "simulate", "replay", file])
     assert same.stdout.splitlines()[-1] == "all 1 answers are the same, byte for byte"
-    other = subprocess.run(
-        [NODEWISE, "simulate", "replay", file, "--when-missing=reject"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    other = forks.run([NODEWISE, "simulate", "replay", file, "--when-missing=reject"])
     assert other.returncode == 3
     assert "changed: --when-missing: pass -> reject" in other.stdout
     line = (
@@ -216,7 +204,5 @@ def test_in_words(objects: Path, tmp_path: Path) -> None:
 
 
 def test_help_has_an_example() -> None:
-    done = subprocess.run(
-        [NODEWISE, "simulate", "replay", "--help"], capture_output=True, timeout=60, check=False
-    )
-    assert b"Examples:" in done.stdout
+    done = forks.run([NODEWISE, "simulate", "replay", "--help"])
+    assert "Examples:" in done.stdout

@@ -5,12 +5,11 @@ import json
 import re
 import socket
 import ssl
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from tests.cluster.processes import Process
+from tests.forks import NODEWISE, ForkedProcess
 from tests.unit.serve.papers import Papers
 
 PATIENCE_S = 60.0
@@ -111,8 +110,9 @@ class Target:
         }
         ports = {"--port": 0, "--health-port": 0, "--log-format": "json", "--shutdown-delay": "0s"}
         words = [str(part) for pair in {**fixed, **ports}.items() for part in pair]
-        command = Path(sys.executable).with_name("nodewise")
-        self.process = Process([command, "extender", *words, *map(str, options)], folder / "extender.log")
+        self.process = ForkedProcess(
+            [NODEWISE, "extender", *words, *map(str, options)], folder / "extender.log"
+        )
 
     def __enter__(self) -> Self:
         try:

@@ -13,7 +13,7 @@ import pytest
 from nodewise.configure.files import digest
 from tests.conformance.configure.hosts import Host
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+pytestmark = pytest.mark.root
 TENANT = 1000
 PAYLOAD = b"#!/bin/sh\nid\n"
 

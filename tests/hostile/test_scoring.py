@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests import commands, effort
+from tests import effort, forks
 from tests.hostile import responses, scoring_inputs
 from tests.hostile.extender_process import Line, Target
 from tests.hostile.json_strategies import anything, encoded, mostly
@@ -365,7 +365,9 @@ def test_settings_at_their_ends(tmp_path: Path) -> None:
 
 
 def started(*options: str) -> "subprocess.CompletedProcess[str]":
-    return commands.run(["extender", "--unsafe", "--port", "0", "--health-port", "0", *LONE, *options])
+    return forks.run(
+        [forks.NODEWISE, "extender", "--unsafe", "--port", "0", "--health-port", "0", *LONE, *options]
+    )
 
 
 @pytest.mark.parametrize(

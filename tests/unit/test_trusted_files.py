@@ -19,7 +19,7 @@ from nodewise.cpu.store.files import DirectoryBook
 from nodewise.errors import NodewiseError
 from nodewise.trusted_files import Untrusted, check_folder, resolve
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+pytestmark = pytest.mark.root
 TENANT = 1000
 
 

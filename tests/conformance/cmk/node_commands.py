@@ -10,6 +10,7 @@ from typing import Any
 
 from nodewise.cpu import directory, state
 from nodewise.cpu.state import State
+from tests import forks
 from tests.conformance.cmk import rows
 from tests.conformance.cmk.server import Server, serving
 
@@ -21,14 +22,14 @@ CONFIG_MAP = "/api/v1/namespaces/default/configmaps/cmk-config-n1"
 def run(
     *arguments: object, before: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*before, NODEWISE, "cpu", *map(str, arguments)],
-        env={"PATH": "/usr/bin:/bin", **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    """`before` are the words of a program that starts nodewise, in a process of its own."""
+    command = [NODEWISE, "cpu", *map(str, arguments)]
+    variables = {"PATH": "/usr/bin:/bin", **(environment or {})}
+    if before:
+        return subprocess.run(
+            [*before, *command], env=variables, capture_output=True, text=True, timeout=120, check=False
+        )
+    return forks.run(command, env=variables)
 
 
 def answered(*arguments: object) -> Any:

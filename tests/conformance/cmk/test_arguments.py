@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import nodewise
+from tests import forks
 from tests.conformance.cmk import machines, rows
 from tests.conformance.cmk.rows import ArgumentsRow
 
@@ -14,7 +15,7 @@ CMK = Path(sys.executable).parent / "cmk"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([CMK, *words], capture_output=True, text=True, timeout=120, check=False)
+    return forks.run([CMK, *words])
 
 
 @pytest.mark.parametrize("row", rows.read("arguments", ArgumentsRow), ids=lambda row: row.id)

@@ -7,7 +7,6 @@ The real process asks an API server of the version that the case is about. What 
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 
 from nodewise.cpu import names, procfs
 from nodewise.cpu.state import IDENTITIES
+from tests import forks
 from tests.conformance.cmk import rows, server
 from tests.conformance.cmk.rows import ClusterRow
 from tests.conformance.cmk.server import Object, Refusal, Server
@@ -97,13 +97,8 @@ def run(row: ClusterRow, cluster: Server, folder: Path) -> "subprocess.Completed
     if row.command[0] == "uninstall":
         node = (row.labelled or row.nodes)[0]
         given += [f"--node-name={node}", f"--install-dir={folder}", "--proc-fs=/proc"]
-    return subprocess.run(
-        [sys.executable, "-m", "nodewise.cli.cmk", *given],
-        capture_output=True,
-        text=True,
-        timeout=SLOW_S,
-        check=False,
-        env={**os.environ, "NODE_NAME": ""},
+    return forks.run(
+        [forks.CMK, *given], timeout=SLOW_S, env={**os.environ, "NODE_NAME": ""}, constants=forks.SHORT_WAITS
     )
 
 

@@ -4,12 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import forks
+
 CMK = Path(sys.executable).parent / "cmk"
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [CMK, "install", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return forks.run([CMK, "install", *map(str, words)])
 
 
 def test_a_folder_that_is_not_ready(tmp_path: Path) -> None:

@@ -152,9 +152,8 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
     assert done.stdout == '{\n  "reclaimedCpuLists": []\n}\n'
 
 
+@pytest.mark.root
 def test_a_reconfiguration_whose_process_is_gone_is_taken_back(tmp_path: Path) -> None:
-    if os.geteuid():
-        availability.not_run("only root may tell whose processes there are: run as root")
     book = DirectoryBook(directory_of(lists({"exclusive": {0: "0"}}), tmp_path / "conf"))
     target = lists({"exclusive": {0: "0 1"}})
     by = Task(99_999_999, 5, procfs.read_boot(Path("/proc")))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nodewise.cpu import cpulist
+from tests import forks
 from tests.conformance.cmk import machines as made_up
 from tests.conformance.cmk import rows
 from tests.conformance.cmk.rows import PoolsRow
@@ -21,9 +22,7 @@ PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [NODEWISE, "cpu", *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
-    )
+    return forks.run([NODEWISE, "cpu", *map(str, arguments)])
 
 
 def answered(*arguments: object) -> Any:

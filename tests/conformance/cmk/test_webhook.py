@@ -19,6 +19,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests import forks
 from tests.conformance.cmk import rows, webhooks
 from tests.conformance.cmk.rows import StoryRow, WebhookHttpRow, WebhookRow
 from tests.conformance.cmk.webhooks import CMK, NODEWISE, Object, Papers, Webhook
@@ -207,7 +208,7 @@ def test_a_signal_ends_it_well(number: signal.Signals, tmp_path: Path) -> None:
 
 def certificate(folder: Path) -> None:
     command = [NODEWISE, "cpu", "webhook", "--print-manifests", "--with-certificate", "--namespace=ns1"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=folder)
+    said = forks.run(command, check=True, cwd=folder)
     found = {one["kind"]: one for one in yaml.safe_load_all(said.stdout)}
     secret = {name: base64.b64decode(text) for name, text in found["Secret"]["data"].items()}
     (hook,) = found["MutatingWebhookConfiguration"]["webhooks"]
@@ -315,7 +316,7 @@ def started(
     given = webhooks.own_mutations() if mutations is None else mutations
     file = webhooks.configure(folder, papers, given, without=without)
     command = [CMK, "webhook", "--conf-file", file, "--health-port=0", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return forks.run(command)
 
 
 STORIES: dict[str, Callable[[Path], None]] = {

@@ -17,6 +17,7 @@ import yaml
 from nodewise.cpu.webhook import mutation
 from tests.cluster.certificates import Authority
 from tests.cluster.processes import Process, number
+from tests.forks import ForkedProcess
 
 Object = dict[str, Any]
 NODEWISE = Path(sys.executable).with_name("nodewise")
@@ -132,7 +133,7 @@ def serving(folder: Path, *arguments: str, mutations: Object | None = None) -> I
         *arguments,
     ]
     log = folder / f"webhook-{number()}.log"
-    with Process([CMK, "webhook", *given], log) as process:
+    with ForkedProcess([CMK, "webhook", *given], log) as process:
         process.wait_ready(lambda: len(_urls(log)) > 1)
         yield Webhook(process, *_urls(log), papers, folder / "mutations.yaml")
 

@@ -2,8 +2,8 @@
 
 import datetime as dt
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tests import forks
 from tests.conformance.configure import pods
 
 TEMPLATE = "deploy/extender-configuration/scheduler-config.yaml"
@@ -74,20 +75,13 @@ class Host:
     def run(self, *more: str, **other: str) -> Ran:
         return self.words(*self.base(**other), *more)
 
-    def words(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> Ran:
+    def words(
+        self, *words: str, env: dict[str, str] | None = None, before: Callable[[], object] | None = None
+    ) -> Ran:
         environment = env or {
             name: value for name, value in os.environ.items() if not name.startswith("NODEWISE_")
         }
-        done = subprocess.run(
-            [*PROGRAM, *words],
-            cwd=self.work,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            **options,
-        )
+        done = forks.run([forks.NODEWISE, "configure", *words], cwd=self.work, env=environment, before=before)
         assert "Traceback" not in done.stderr, done.stderr
         return Ran(done.returncode, done.stdout, done.stderr)
 

@@ -1,15 +1,14 @@
 """What is wrong on the host, and certificates: the numbered cases 81 to 98 and 102. Nothing is ever left half done."""
 
-import os
 import shutil
 import subprocess
-import sys
+from functools import partial
 
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tests.conformance.configure import pods
-from tests.conformance.configure.hosts import AUTHORITY, CLIENT, PROGRAM, Host, issue
+from tests.conformance.configure import obstacles, pods
+from tests.conformance.configure.hosts import AUTHORITY, CLIENT, PROGRAM, Host, Ran, issue
 from tests.conformance.configure.pods import changed
 from tests.conformance.configure.rows import row
 
@@ -84,8 +83,6 @@ NOBODY = 65534
 @pytest.fixture
 def closed(host):
     """The host belongs to root; others may look."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to be somebody else")
     folder = host.k
     while folder != folder.parent:
         if not folder.stat().st_mode & 0o001:
@@ -97,53 +94,39 @@ def closed(host):
     return host
 
 
-def as_nobody(host: Host, *flags: str, **other: str):
-    """Another user, in a Python that he may read."""
-    code = "import os, sys; os.setgid(65534); os.setuid(65534); from nodewise.cli.main import run; run(sys.argv[1:])"
-    words = [
-        "import nodewise.cli.configure, nodewise.agents.telemetry; " + code,
-        "configure",
-        *host.base(**other),
-        *flags,
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", *words],
-        cwd=host.work,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+def as_nobody(host: Host, *flags: str, **other: str) -> Ran:
+    return host.words(*host.base(**other), *flags, before=obstacles.become_nobody)
 
 
 @row(85, "the reason is told: permission denied")
 @row(86)
+@pytest.mark.root
 def test_folders_that_are_somebody_elses(closed):
     before = closed.everything()
-    done = as_nobody(closed)
-    assert done.returncode == 1
-    assert f"open {closed.config}: permission denied" in done.stderr
-    assert f"{closed.certs}: permission denied" in done.stderr
-    assert f"open {closed.manifest}: permission denied" in done.stderr
+    ran = as_nobody(closed)
+    assert ran.code == 1
+    assert f"open {closed.config}: permission denied" in ran.err
+    assert f"{closed.certs}: permission denied" in ran.err
+    assert f"open {closed.manifest}: permission denied" in ran.err
     assert closed.everything() == before
 
 
 @row(102, "allowed")
+@pytest.mark.root
 def test_a_dry_run_needs_no_rights_to_write(closed):
     before = closed.everything()
-    done = as_nobody(closed, "-dry-run")
-    assert done.returncode == 0, done.stderr
-    assert f"+    - --config={closed.config}" in done.stdout
+    ran = as_nobody(closed, "-dry-run")
+    assert ran.code == 0, ran.err
+    assert f"+    - --config={closed.config}" in ran.out
     assert closed.everything() == before
 
 
+@pytest.mark.root
 def test_what_cannot_be_read_is_told(closed):
     closed.run()
-    done = as_nobody(closed, "-dry-run")
-    assert done.returncode == 1
-    assert f"{closed.certs}/client.key: permission denied" in done.stderr
+    ran = as_nobody(closed, "-dry-run")
+    assert ran.code == 1
+    assert f"{closed.certs}/client.key: permission denied" in ran.err
 
 
 @row(94, "found before anything is written")
@@ -350,14 +333,10 @@ def test_merging_into_a_version_that_is_not_read_any_more(host):
 def test_the_disk_is_full(host, tmp_path):
     """Whatever cannot be written, all is as it was."""
     before = host.everything()
-    limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-    code = limit + "resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0})); import sys; sys.argv[0] = 'x'; "
-    code += "from nodewise.cli.main import run; run()"
     for size in (100, 600, 1000, 1500):
-        words = [sys.executable, "-B", "-c", code.format(size), "configure", *host.base()]
-        done = subprocess.run(words, cwd=host.work, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 1
-        assert "nothing was changed: File too large" in done.stderr
+        ran = host.words(*host.base(), before=partial(obstacles.limit_files, size))
+        assert ran.code == 1
+        assert "nothing was changed: File too large" in ran.err
         assert host.everything() == before
 
 

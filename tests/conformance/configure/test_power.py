@@ -1,17 +1,20 @@
 """A run that is killed at each call that writes: the manifest is old or new, and the next run mends the rest."""
 
+import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.conformance.configure import forks, pods
+from tests.conformance.configure import obstacles, pods
 from tests.conformance.configure.hosts import Host
 
 
 def run(host: Host, *flags: str, killed_at: int = 0) -> int:
-    return forks.run(host.work, *host.base(), *flags, killed_at=killed_at)
+    before = partial(obstacles.end_at, killed_at, signal.SIGKILL) if killed_at else None
+    return host.words(*host.base(), *flags, before=before).code
 
 
 def read_by_kubelet(host: Host) -> list[str]:
@@ -43,7 +46,7 @@ def every_ending(tmp_path: Path, prepare, flags: list[str], mended: list[str]) -
         if code == 0:
             assert text == new
             return number - 1
-        assert code == forks.KILLED
+        assert code == -signal.SIGKILL
         assert run(host, *mended) == 0
         assert snapshot(host) == wanted, number
         assert left_behind(host) == []

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -220,7 +221,7 @@ def test_the_template_is_the_destination(host):
 
 @row(21, "modes are those that are meant, whatever the umask")
 def test_a_narrow_umask(host):
-    ran = host.words(*host.base(), umask=0o077)
+    ran = host.words(*host.base(), before=partial(os.umask, 0o077))
     assert ran.code == 0
     names = (host.config, host.certs, host.certs / "client.crt", host.certs / "client.key")
     assert [mode(name) for name in names] == [0o644, 0o755, 0o644, 0o600]

@@ -5,13 +5,12 @@ so a pod that wants little CPU is best put there, and one that wants no card at 
 """
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import served
+from tests import forks
 from tests.cluster.api import Object, path_of
 from tests.cluster.sandboxes import wait
 from tests.conformance.gas import notation
@@ -90,6 +89,6 @@ def test_decide_goes_by_the_cpu_of_files(tmp_path: Path, flags: list[str], node:
     listed = [*(notation.node(name, NODE) for name in NODES), asked, plain]
     file = tmp_path / "world.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": listed}))
-    said = subprocess.check_output([served.NODEWISE, "decide", file, *flags, "-o", "json"])
-    (decision,) = json.loads(said)["decisions"]
+    done = forks.run([forks.NODEWISE, "decide", file, *flags, "-o", "json"], check=True)
+    (decision,) = json.loads(done.stdout)["decisions"]
     assert decision["scores"][node] == max(decision["scores"].values()) == 10

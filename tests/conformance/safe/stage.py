@@ -12,6 +12,7 @@ import httpx2
 
 from tests.cluster.processes import Process
 from tests.cluster.served import NODEWISE
+from tests.forks import ForkedProcess
 
 Object = dict[str, Any]
 AGENTS = "safe,congestion,pigeon"
@@ -67,7 +68,7 @@ def running(folder: Path, environment: Mapping[str, str], *arguments: str) -> It
     ports = ["--unsafe", "--port=0", "--health-port=0", "--log-format=json", "--shutdown-delay=0s"]
     command = [str(NODEWISE), "extender", *lone, *ports, *given]
     clean = {key: value for key, value in os.environ.items() if not key.startswith("NODEWISE_")}
-    process = Process(command, folder / "log", {**clean, **environment}, folder)
+    process = ForkedProcess(command, folder / "log", {**clean, **environment}, folder)
     asked = Asked(process)
     try:
         process.wait_ready(asked.is_up)

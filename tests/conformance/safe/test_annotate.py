@@ -1,11 +1,11 @@
 """What `nodewise annotate` writes on nodes, in one run over the cases of allocation, on an API server in memory."""
 
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from tests import forks
 from tests.cluster.api import Api, Object
 from tests.cluster.served import NODEWISE
 from tests.conformance.gas import stage as gas
@@ -46,7 +46,7 @@ def annotated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Object]:
         for name, row in CASES.items():
             lay(ground.api, name, row)
         command = [NODEWISE, "annotate", "--what=allocation", "--once", "--kubeconfig", ground.kubeconfig]
-        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+        forks.run(command, check=True, cwd=folder)
         found = ground.api.get(NODES)["items"]
         return {one["metadata"]["name"]: one["metadata"].get("annotations", {}) for one in found}
 

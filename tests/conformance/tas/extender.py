@@ -4,7 +4,6 @@ import http.client
 import json
 import socket
 import ssl
-import sys
 import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,8 +13,8 @@ from typing import Any, NamedTuple, Self
 import trustme
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tests.cluster.processes import Process
 from tests.conformance.tas.rows import Call, Connect
+from tests.forks import NODEWISE, ForkedProcess
 from tests.unit.serve.papers import NAMES, Papers
 
 PATIENCE_S = 120.0
@@ -57,12 +56,11 @@ class Extender:
 
     def __enter__(self) -> Self:
         papers = self._papers
-        command = Path(sys.executable).with_name("nodewise")
         files = {"--objects-from": self.objects, "--cert": papers.cert, "--key": papers.key}
         words = {"-cacert": papers.ca, "--address": "127.0.0.1", "--port": 0, "--health-port": 0}
         how = {"--sync-period": "300ms", "--log-format": "json"}
         options = [str(part) for pair in {**files, **words, **how}.items() for part in pair]
-        self._process = Process([command, "extender", *options], self._folder / "extender.log")
+        self._process = ForkedProcess([NODEWISE, "extender", *options], self._folder / "extender.log")
         try:
             self._process.wait_ready(self._is_ready, PATIENCE_S)
         except BaseException:

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from tests import forks
 from tests.cluster import loopback, served
 from tests.cluster.sandboxes import wait
 from tests.cluster.served import NODEWISE, Papers, Served
@@ -40,7 +40,7 @@ def arguments(row: ProcessRow, papers: Papers, folder: Path) -> list[str]:
 @each([row for row in ROWS if row.exit is not None and not row.signal])
 def test_a_process_that_does_not_start(row: ProcessRow, tmp_path: Path) -> None:
     command = [NODEWISE, "extender", *arguments(row, Papers(tmp_path), tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = forks.run(command)
     assert done.returncode == row.exit, done.stderr
     for words in row.said:
         assert words.format(nowhere=tmp_path / "nowhere") in done.stderr

@@ -278,7 +278,7 @@ def ended_at(number: int, arguments: list[str | Path], monkeypatch: pytest.Monke
     return False
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.root
 def test_files_keep_the_owner_that_somebody_gave_them(tmp_path: Path) -> None:
     run("--host", tmp_path)
     os.chown(tmp_path / "tls.key", 65532, 65532)

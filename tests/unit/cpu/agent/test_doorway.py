@@ -50,7 +50,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
     tmp_path.chmod(0o700)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.root
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(BadSettings, match="owner 65534"), doorway.opened(tmp_path / "cpu.sock"):

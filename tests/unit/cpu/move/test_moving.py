@@ -23,10 +23,10 @@ from nodewise.errors import BadInput, Conflict, Refused, Unavailable
 from tests.unit.cpu.move import families
 from tests.unit.cpu.move.families import PROC, Family
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not {0, 1} <= os.sched_getaffinity(0),
-    reason="moves processes between two CPUs, as root",
-)
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(not {0, 1} <= os.sched_getaffinity(0), reason="moves processes between two CPUs"),
+]
 ZERO, ONE, BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 Lists = dict[str, dict[str, tuple[Task, ...]]]
 

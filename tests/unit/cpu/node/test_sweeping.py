@@ -15,7 +15,6 @@ from nodewise.cpu.book import Stored
 from nodewise.cpu.node import sweeping
 from nodewise.cpu.state import State, Task
 from nodewise.cpu.store.files import DirectoryBook
-from tests.cluster import availability
 
 PROC = Path("/proc")
 GONE = 99_999_999
@@ -79,12 +78,11 @@ def test_a_process_that_took_over_an_id_is_another_one(
     assert held(book.read().state) == {}
 
 
+@pytest.mark.root
 def test_who_may_not_look_frees_nothing_that_may_live(
     book: DirectoryBook, sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     """A wrapper is gone, and root runs something that was started after it."""
-    if os.geteuid():
-        availability.not_run("only root can become somebody who may not look: run as root")
     boot = procfs.read_boot(PROC)
     begun = _start(sleeper.pid)
     inside = "c" * 64  # no process is in this container

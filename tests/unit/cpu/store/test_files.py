@@ -224,7 +224,7 @@ print(book.read().state == HELD)
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.root
 def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
     shell = 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$2" -c "$3" "$1"'
     words = ["unshare", "--mount", "sh", "-c", shell, "sh", str(tmp_path), sys.executable, FULL]
