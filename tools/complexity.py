@@ -46,12 +46,10 @@ EXCEPTIONS: Final = frozenset(
         "between",
         "check",
         "column",
-        "findings",
         "last_attempt",
         "of_node",
         "outlook",
         "read",
-        "unconfigured",
         "weighed",
     }
 )

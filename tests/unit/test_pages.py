@@ -16,7 +16,7 @@ from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.policy import PolicyObject
 from nodewise.cli import cpu, legacy
 from nodewise.cli.main import command
-from nodewise.configure import profile, versions
+from nodewise.configure import configuration_file, versions
 from nodewise.cpu.workload import arguments
 from nodewise.errors import BadInput, BadSettings
 from nodewise.observe.events import EVENTS
@@ -158,9 +158,11 @@ def doubts(found: Mapping[str, Any]) -> list[str]:
         "kind": "KubeSchedulerConfiguration",
         **found,
     }
-    terms = profile.Terms(versions.of_setting("1.36.3"), "", "", insecure=False)
+    terms = configuration_file.RenderOptions(versions.parse_setting("1.36.3"), "", "", insecure=False)
     try:
-        return list(profile.of_template(yaml.safe_dump(whole).encode(), "the page", terms).warnings)
+        return list(
+            configuration_file.render_template(yaml.safe_dump(whole).encode(), "the page", terms).warnings
+        )
     except BadInput as error:
         return [str(error)]
 

@@ -14,7 +14,7 @@ import nodewise
 from nodewise import yaml_loader
 from nodewise.agents.gpu import profile
 from nodewise.cli import config_file
-from nodewise.configure import yamltext
+from nodewise.configure import yaml_editor
 from nodewise.cpu import configmap
 from nodewise.cpu.configmap import Texts
 from nodewise.cpu.webhook import config as webhook
@@ -81,7 +81,7 @@ READERS: Final[dict[str, Callable[[str, Path], object]]] = {
     "the objects of decide and --objects-from": lambda text, _: list(
         documents.documents(text.encode(), "file.yaml")
     ),
-    "the manifest of a static pod": lambda text, _: yamltext.parse(text.encode(), "file.yaml"),
+    "the manifest of a static pod": lambda text, _: yaml_editor.parse(text.encode(), "file.yaml"),
     "settings": through_file(lambda path: config_file.read(path, [], [])),
     "a kubeconfig": through_file(lambda path: kubeconfig._read(Path(path))),
     "the webhook's files": through_file(webhook.server),

@@ -5,8 +5,8 @@ from typing import Final
 
 from nodewise.cli import agent_kinds
 from nodewise.cli.agent_kinds import role
-from nodewise.configure import manifest, scheduler, yamltext
-from nodewise.configure.scheduler import Papers, Wish
+from nodewise.configure import scheduler, static_pod, yaml_editor
+from nodewise.configure.scheduler import EntryFiles, SchedulerOptions
 from tools.image import contents
 
 _URL: Final = "https://nodewise.nodewise.svc:9001"
@@ -22,9 +22,11 @@ def template(agents: str) -> str:
     several = len(names) > 1
     found = scheduler.configuration(
         roles,
-        Wish(
+        SchedulerOptions(
             _URL,
-            Papers("none", f"{manifest.CERTS_MOUNT}/client.crt", f"{manifest.CERTS_MOUNT}/client.key"),
+            EntryFiles(
+                "none", f"{static_pod.CERTS_MOUNT}/client.crt", f"{static_pod.CERTS_MOUNT}/client.key"
+            ),
             one_entry_per_agent=several,
             weights={"gpu": _GPU_WEIGHT} if several else {},
             kubeconfig="/etc/kubernetes/scheduler.conf",
@@ -32,7 +34,7 @@ def template(agents: str) -> str:
     )
     for entry in found["extenders"]:
         del entry["tlsConfig"]["caFile"]
-    return yamltext.dumped({**found, "apiVersion": _API})
+    return yaml_editor.dump({**found, "apiVersion": _API})
 
 
 def write(root: Path) -> None:

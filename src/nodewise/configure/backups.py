@@ -11,8 +11,7 @@ import msgspec
 
 from nodewise import trusted_files
 from nodewise.configure import files
-from nodewise.configure.durable import settle
-from nodewise.configure.files import PERMISSIONS, STAGED, Change, content, digest
+from nodewise.configure.files import PERMISSIONS, STAGED, Change, digest, fsync_folder, read_file
 from nodewise.errors import BadInput, Problem
 
 INDEX: Final = "nodewise-backup.json"
@@ -33,7 +32,7 @@ class Backup(NamedTuple):
         return os.path.join(self.parent, self.name)
 
 
-class Saved(msgspec.Struct, frozen=True):
+class SavedFile(msgspec.Struct, frozen=True):
     """A file of a backup."""
 
     path: str
@@ -50,7 +49,7 @@ class Index(msgspec.Struct, frozen=True):
     """What a backup says of itself."""
 
     finished: bool
-    files: tuple[Saved, ...]
+    files: tuple[SavedFile, ...]
     host: str = ""
     manifest: str = ""
     cluster: str = ""
@@ -75,31 +74,31 @@ def save(changes: Sequence[Change], backup: Backup) -> None:
             files.write(os.path.join(folder, name), change.before, change.mode_before, change.owner)
         digests = digest(change.before), digest(change.after)
         mode = change.mode_before & PERMISSIONS
-        entries.append(Saved(change.path, name, mode, change.owner, *digests))
+        entries.append(SavedFile(change.path, name, mode, change.owner, *digests))
     index = Index(False, tuple(entries), os.uname().nodename, backup.manifest, backup.cluster)
     files.write(os.path.join(folder, INDEX), _encoded(index), 0o600, None)
-    settle(folder)
+    fsync_folder(folder)
     os.rename(folder, backup.path)
-    settle(backup.parent)
+    fsync_folder(backup.parent)
 
 
-def finish(folder: str) -> None:
+def mark_finished(folder: str) -> None:
     """Say that the run which this is of has ended."""
-    found = index_of(folder)
+    found = read_index(folder)
     if found is not None:
         path = os.path.join(folder, INDEX)
         data = _encoded(msgspec.structs.replace(found, finished=True))
-        os.rename(files.staged(path, data, 0o600, None), path)
-        settle(folder)
+        os.rename(files.write_staged(path, data, 0o600, None), path)
+        fsync_folder(folder)
 
 
-def index_of(folder: str) -> Index | None:
+def read_index(folder: str) -> Index | None:
     """None for a folder without one, as the older configurator's. `BadInput` for one that makes no sense.
 
     `BadInput` too where anybody but root could have written it: whoever writes an index has root write files.
     """
     trusted_files.check_folder(folder)
-    data = content(os.path.join(folder, INDEX))
+    data = read_file(os.path.join(folder, INDEX))
     if data is None:
         return None
     try:
@@ -121,12 +120,12 @@ def _bad(folder: str, seen: str) -> BadInput:
     return BadInput(folder, [Problem(INDEX, seen, "as it was written")], remedy=remedy)
 
 
-def all_in(parent: str) -> list[str]:
+def list_backups(parent: str) -> list[str]:
     """All folders of backups, by their names."""
     return sorted(_folders(parent, _PREFIX))
 
 
-def halves_in(parent: str) -> list[str]:
+def list_incomplete(parent: str) -> list[str]:
     """Folders that were to become backups and did not."""
     return sorted(_folders(parent, STAGED))
 
@@ -136,17 +135,19 @@ def newest(parent: str, names: Sequence[str]) -> str | None:
 
     def is_one(folder: str) -> bool:
         try:
-            index = index_of(folder)
+            index = read_index(folder)
         except BadInput:
             return False
         return index.finished if index else any(os.path.isfile(os.path.join(folder, n)) for n in names)
 
-    return max(filter(is_one, all_in(parent)), key=lambda folder: os.stat(folder).st_mtime_ns, default=None)
+    return max(
+        filter(is_one, list_backups(parent)), key=lambda folder: os.stat(folder).st_mtime_ns, default=None
+    )
 
 
-def restoration(folder: str, places: Sequence[str]) -> list[Change]:
+def restore_changes(folder: str, places: Sequence[str]) -> list[Change]:
     """What brings a backup back. `places`: where the files of a backup without an index belong."""
-    index = index_of(folder)
+    index = read_index(folder)
     if index is None:
         copies = [(place, os.path.join(folder, os.path.basename(place))) for place in places]
         there = [(place, name) for place, name in copies if os.path.isfile(name)]
@@ -154,24 +155,24 @@ def restoration(folder: str, places: Sequence[str]) -> list[Change]:
             raise BadInput(
                 f"{folder} is no backup", [Problem("--restore", "nothing in it", "a backup folder")]
             )
-        return [files.replacing(place, content(name)) for place, name in there]
-    return [saved(folder, entry) for entry in index.files]
+        return [files.replace_change(place, read_file(name)) for place, name in there]
+    return [restore_change(folder, entry) for entry in index.files]
 
 
-def kept(folder: str, path: str) -> bytes:
+def original_content(folder: str, path: str) -> bytes:
     """What a file held before the run of a backup. `BadInput` if that was not kept."""
-    for change in restoration(folder, [path]):
+    for change in restore_changes(folder, [path]):
         if change.path == path and change.after is not None:
             return change.after
     raise BadInput(folder, [Problem("backup", f"no {path} in it", "the file that was there before")])
 
 
-def saved(folder: str, entry: Saved) -> Change:
+def restore_change(folder: str, entry: SavedFile) -> Change:
     """What brings one file of a backup back. `BadInput` where the copy is not what was saved."""
-    data = content(os.path.join(folder, entry.name)) if entry.name is not None else None
+    data = read_file(os.path.join(folder, entry.name)) if entry.name is not None else None
     if digest(data) != entry.before:
         raise BadInput(folder, [Problem(str(entry.name), "not as it was saved", "the backup as it was made")])
-    return Change(entry.path, content(entry.path), data, entry.mode & PERMISSIONS, entry.owner)
+    return Change(entry.path, read_file(entry.path), data, entry.mode & PERMISSIONS, entry.owner)
 
 
 def _encoded(index: Index) -> bytes:

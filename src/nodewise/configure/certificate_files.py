@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from nodewise import trusted_files
-from nodewise.configure import places
+from nodewise.configure import path_checks
 from nodewise.configure.certificates import Both, Side, trusting
-from nodewise.configure.durable import settle
+from nodewise.configure.files import fsync_folder
 from nodewise.errors import BadInput, Problem
 
 _DATA: Final = "..data"
@@ -91,7 +91,7 @@ def check_place(folder: Path) -> None:
     pods = Path(os.path.realpath(_PODS))
     if inside == pods or pods in inside.parents or any(map(_is_pod, _files_of(inside))):
         seen, wanted = "a folder of static pods: the kubelet reads its files as pods", "a folder of its own"
-    elif (held := places.clusters_own(inside)) is not None:
+    elif (held := path_checks.cluster_certificate(inside)) is not None:
         seen = f"the cluster's own certificates are there, such as {held}"
         wanted = "a folder of its own, such as /etc/nodewise/pki"
     else:
@@ -134,7 +134,7 @@ def write(folder: Path, both: Both) -> None:
     try:
         for name, content in _contents(both).items():
             _write(fresh / name, content, _owner(folder, name))
-        settle(fresh)
+        fsync_folder(fresh)
         _link(folder / _DATA, fresh.name)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -142,7 +142,7 @@ def write(folder: Path, both: Both) -> None:
     for name in FILES:
         if not _is_link(folder, name):
             _link(folder / name, f"{_DATA}/{name}")
-    settle(folder)
+    fsync_folder(folder)
     _sweep(folder)
 
 
@@ -193,7 +193,7 @@ def _link(path: Path, to: str) -> None:
     fresh = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}.link")
     fresh.symlink_to(to)
     fresh.rename(path)
-    settle(path.parent)
+    fsync_folder(path.parent)
 
 
 def _sweep(folder: Path) -> None:

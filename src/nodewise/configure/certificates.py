@@ -14,9 +14,9 @@ from typing import Final, Literal, NamedTuple
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from nodewise.configure.certificate_facts import public_der
 from nodewise.errors import BadSettings, Problem, Unavailable
 from nodewise.serve.issuing import SKEW, Issuer, Leaf, is_address, is_by, is_host
 from nodewise.serve.options import ISSUED_CLIENT
@@ -289,7 +289,7 @@ def _leaf(cert: bytes, key: bytes) -> tuple[x509.Certificate | None, str]:
 
 
 def _is_ca(cert: x509.Certificate) -> bool:
-    """Only what says so: whoever is to be trusted needs it, while `certificate_facts.is_ca` guards keys, and doubts."""
+    """Only what says so: whoever is to be trusted needs it, while `is_ca` fails closed."""
     try:
         return cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except (ValueError, x509.ExtensionNotFound):
@@ -374,3 +374,18 @@ def _certificates(pem: bytes) -> list[x509.Certificate]:
 
 def _pem(certificates: Iterable[x509.Certificate]) -> bytes:
     return b"".join(one.public_bytes(_PEM) for one in certificates)
+
+
+def is_ca(certificate: x509.Certificate) -> bool:
+    """Whether it is a CA's certificate. One whose extension cannot be read is taken for one: this fails closed."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return certificate.issuer == certificate.subject
+    except ValueError:
+        return True
+
+
+def public_der(key: PublicKeyTypes) -> bytes:
+    """A public key as DER: equal for a certificate and the key that belongs to it."""
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -7,6 +7,7 @@ import os
 import secrets
 import stat
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from nodewise import trusted_files
@@ -42,7 +43,7 @@ class Change(NamedTuple):
         return self.mode if self.old_mode is None else self.old_mode
 
 
-def content(path: str, *, is_trusted: bool = True) -> bytes | None:
+def read_file(path: str, *, is_trusted: bool = True) -> bytes | None:
     """A regular file's bytes; None where there is none. `BadInput` for anything else, OSError as the system says.
 
     `BadInput` also for a file that others than root may write to or replace, unless `is_trusted` is False: then its
@@ -66,16 +67,16 @@ def digest(data: bytes | None) -> str | None:
     return hashlib.sha256(data).hexdigest() if data is not None else None
 
 
-def replacing(path: str, after: bytes | None) -> Change:
+def replace_change(path: str, after: bytes | None) -> Change:
     """With the mode and owner that the file has."""
     try:
         now = os.stat(path)
-        return Change(path, content(path), after, stat.S_IMODE(now.st_mode), (now.st_uid, now.st_gid))
+        return Change(path, read_file(path), after, stat.S_IMODE(now.st_mode), (now.st_uid, now.st_gid))
     except FileNotFoundError:
         return Change(path, None, after, 0o600)
 
 
-def staged(path: str, data: bytes, mode: int, owner: tuple[int, int] | None) -> str:
+def write_staged(path: str, data: bytes, mode: int, owner: tuple[int, int] | None) -> str:
     """A new file beside a place, whole and on the disk, with what the file in that place carries besides; its name."""
     name = os.path.join(os.path.dirname(path), f"{STAGED}{secrets.token_hex(6)}")
     write(name, data, mode, owner, like=path)
@@ -102,7 +103,7 @@ def write(path: str, data: bytes, mode: int, owner: tuple[int, int] | None, *, l
         os.close(descriptor)
 
 
-def sweep(folders: Sequence[str]) -> None:
+def remove_staged(folders: Sequence[str]) -> None:
     """Remove files that a run which was ended left beside their places."""
     for folder in folders:
         with (
@@ -123,3 +124,12 @@ def _attributes(path: str) -> list[tuple[str, bytes]]:
         if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ENOTSUP, errno.ENODATA}:
             return []
         raise
+
+
+def fsync_folder(folder: str | Path) -> None:
+    """Force a folder's names to the disk: only then a rename or a removal survives a loss of power. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -7,11 +7,20 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure import backups, checks, difference, manifest, places, profile, versions, yamltext
+from nodewise.configure import (
+    backups,
+    client_certificate,
+    configuration_file,
+    diff,
+    path_checks,
+    static_pod,
+    versions,
+    yaml_editor,
+)
 from nodewise.configure.backups import Backup
-from nodewise.configure.files import Change, content, digest
-from nodewise.configure.manifest import Manifest, Wanted
-from nodewise.configure.profile import Rendered, Terms
+from nodewise.configure.configuration_file import Rendered, RenderOptions
+from nodewise.configure.files import Change, digest, read_file
+from nodewise.configure.static_pod import DesiredState, Manifest
 from nodewise.configure.versions import Version
 from nodewise.errors import BadInput, Problem
 
@@ -25,7 +34,7 @@ _OLD_MASTER: Final = 24
 """Minor version from which nodes of the control plane are not called `master`."""
 
 
-class Asked(NamedTuple):
+class HostRequest(NamedTuple):
     """What somebody wants; all paths are absolute."""
 
     manifest: str
@@ -72,42 +81,44 @@ class Plan(NamedTuple):
         return [change for change in self.changes if not change.is_none]
 
 
-class Read(NamedTuple):
+class HostFiles(NamedTuple):
     """The contents of the files that a run needs."""
 
     manifest: Manifest
     template: bytes | None
-    papers: checks.Papers | None
+    papers: client_certificate.ClientCertificate | None
 
 
-def plan(asked: Asked, backup: Backup | None) -> Plan:
+def plan(asked: HostRequest, backup: Backup | None) -> Plan:
     """What has to change; nothing is written. `BadInput` for all that is wrong on the host."""
     read = _read(asked)
-    version = versions.of_setting(asked.version) if asked.version else manifest.version(read.manifest)
+    version = versions.parse_setting(asked.version) if asked.version else static_pod.version(read.manifest)
     destination = config_path(asked)
     warnings = [*_check_papers(asked, read), *_other_names(asked.manifest)]
     if version.is_newer_than_tried:
         warnings.append(f"kube-scheduler {version} is newer than what was tried, 1.{versions.NEWEST}")
-    ca = f"{manifest.CERTS_MOUNT}/{NAMES['ca']}" if asked.ca else ""
-    terms = Terms(version, read.manifest.kubeconfig, ca, not asked.ca)
+    ca = f"{static_pod.CERTS_MOUNT}/{NAMES['ca']}" if asked.ca else ""
+    terms = RenderOptions(version, read.manifest.kubeconfig, ca, not asked.ca)
     rendered = _rendered(asked, read, terms)
     _check_named(asked, read, rendered)
-    config = changed(destination, rendered.data, 0o600 if profile.has_key_data(rendered.value) else 0o644)
+    config = file_change(
+        destination, rendered.data, 0o600 if configuration_file.has_key_data(rendered.value) else 0o644
+    )
     papers = _paper_changes(asked, read.papers)
-    before = manifest.former(read.manifest)
+    before = static_pod.prior_state(read.manifest)
     if read.manifest.before is None and before.config and read.manifest.on_host(before.config) == destination:
         before = before._replace(backup=backup.path if backup else None)
     hashed = config_hash([rendered.data, *(change.after or b"" for change in papers)])
-    wanted = Wanted(destination, asked.cert_dir if papers else "", hashed, before)
-    value = manifest.configured(read.manifest, wanted)
-    pod = changed(asked.manifest, yamltext.rewritten(read.manifest.document, value), 0o600)
+    wanted = DesiredState(destination, asked.cert_dir if papers else "", hashed, before)
+    value = static_pod.add_configuration(read.manifest, wanted)
+    pod = file_change(asked.manifest, yaml_editor.rewrite(read.manifest.document, value), 0o600)
     changes = [*papers, config, *_deployments(asked, version), pod]
     return Plan(
         changes,
         _stale(read.manifest, wanted),
         [*warnings, *rendered.warnings],
         version,
-        difference.of_pod(read.manifest.document.value, value, read.manifest.at),
+        diff.pod_changes(read.manifest.document.value, value, read.manifest.at),
         needed=_needed(asked, read),
         config_hash=hashed,
     )
@@ -118,16 +129,16 @@ def _other_names(path: str) -> Iterable[str]:
         yield f"{path} has another name, a hard link, which keeps the old content"
 
 
-def cluster(asked: Asked) -> str:
+def cluster_digest(asked: HostRequest) -> str:
     """By what the cluster is known: a digest of its CA's certificate, empty where that is not there."""
     path = os.path.join(os.path.dirname(os.path.dirname(asked.manifest)), "pki", "ca.crt")
     try:
-        return digest(content(path)) or ""
+        return digest(read_file(path)) or ""
     except (OSError, BadInput):
         return ""
 
 
-def _needed(asked: Asked, read: Read) -> dict[str, bytes]:
+def _needed(asked: HostRequest, read: HostFiles) -> dict[str, bytes]:
     papers = {getattr(asked, field): getattr(read.papers, field, None) for field in NAMES}
     found = {**({asked.template: read.template} if asked.template else {}), **papers}
     return dict([*filter(None, [_users(asked, read)])]) | {
@@ -135,15 +146,17 @@ def _needed(asked: Asked, read: Read) -> dict[str, bytes]:
     }
 
 
-def config_path(asked: Asked) -> str:
-    return places.real(os.path.join(asked.config_dir, os.path.basename(asked.template) or CONFIG_NAME))
+def config_path(asked: HostRequest) -> str:
+    return path_checks.resolve(
+        os.path.join(asked.config_dir, os.path.basename(asked.template) or CONFIG_NAME)
+    )
 
 
-def managed(asked: Asked) -> set[str]:
+def managed_files(asked: HostRequest) -> set[str]:
     """All files that a run may write or remove, by their real paths: those that the flags and the manifest name."""
     configs, folders = {config_path(asked)}, {asked.cert_dir}
     try:
-        found = manifest.read(content(asked.manifest) or b"", asked.manifest, asked.container)
+        found = static_pod.read(read_file(asked.manifest) or b"", asked.manifest, asked.container)
     except (OSError, BadInput):
         found = None  # a backup may be the cure, and what is wrong is said with all other problems
     if found is not None:
@@ -152,7 +165,7 @@ def managed(asked: Asked) -> set[str]:
         configs |= {found.own_config} if found.own_config else set()
         folders |= {found.own_certs} if found.own_certs else set()
     papers = {os.path.join(folder, name) for folder in folders for name in PAPERS}
-    return {asked.manifest, *map(places.real, {*configs, *papers, *asked.deployments})}
+    return {asked.manifest, *map(path_checks.resolve, {*configs, *papers, *asked.deployments})}
 
 
 def config_hash(contents: Sequence[bytes]) -> str:
@@ -160,29 +173,32 @@ def config_hash(contents: Sequence[bytes]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in contents)).hexdigest()
 
 
-def _read(asked: Asked) -> Read:
+def _read(asked: HostRequest) -> HostFiles:
     """All files that are needed. `BadInput` with a line for each that is not as it has to be."""
     problems: list[str] = []
-    pod = places.tried(asked.manifest, problems, writes=asked.writes)
-    template = places.tried(asked.template, problems) if asked.template else None
+    pod = path_checks.read_checked(asked.manifest, problems, writes=asked.writes)
+    template = path_checks.read_checked(asked.template, problems) if asked.template else None
     path = config_path(asked)
-    problems += places.wrong_file(path, [asked.manifest, *_papers_of(asked)], writes=asked.writes)
+    problems += path_checks.file_problems(path, [asked.manifest, *_papers_of(asked)], writes=asked.writes)
     papers = None
     if _needs_papers(asked, template):
-        key, cert = places.tried(asked.key, problems), places.tried(asked.cert, problems)
-        ca = places.tried(asked.ca, problems) if asked.ca else None
-        problems += places.wrong_folder(asked.cert_dir, writes=asked.writes)
-        papers = checks.Papers(cert or b"", key or b"", ca if asked.ca else None)
+        key, cert = (
+            path_checks.read_checked(asked.key, problems),
+            path_checks.read_checked(asked.cert, problems),
+        )
+        ca = path_checks.read_checked(asked.ca, problems) if asked.ca else None
+        problems += path_checks.folder_problems(asked.cert_dir, writes=asked.writes)
+        papers = client_certificate.ClientCertificate(cert or b"", key or b"", ca if asked.ca else None)
     folders = [os.path.dirname(path), asked.cert_dir, asked.backup_dir]
-    problems += places.misplaced(folders, asked.pod_folders)
+    problems += path_checks.static_pod_folder_problems(folders, asked.pod_folders)
     if asked.backup_dir and asked.writes:
-        problems += places.wrong_backups(asked.backup_dir)
+        problems += path_checks.backup_folder_problems(asked.backup_dir)
     if problems or pod is None:
         raise BadInput("file check error: " + "\n".join([*dict.fromkeys(problems), *_hint(asked)]))
-    return Read(manifest.read(pod, asked.manifest, asked.container), template, papers)
+    return HostFiles(static_pod.read(pod, asked.manifest, asked.container), template, papers)
 
 
-def _hint(asked: Asked) -> list[str]:
+def _hint(asked: HostRequest) -> list[str]:
     """Where there is no static pod, there is another way."""
     if os.path.lexists(asked.manifest):
         return []
@@ -190,25 +206,25 @@ def _hint(asked: Asked) -> list[str]:
     return [text + "Clusters without one have --mode second-scheduler, or --mode with their distribution."]
 
 
-def _papers_of(asked: Asked) -> list[str]:
+def _papers_of(asked: HostRequest) -> list[str]:
     return [getattr(asked, field) for field in NAMES]
 
 
-def _needs_papers(asked: Asked, template: bytes | None) -> bool:
+def _needs_papers(asked: HostRequest, template: bytes | None) -> bool:
     if asked.template:
         return template is None or b"https://" in template
     return any("tlsConfig" in entry for entry in asked.builtin("", asked.ca)["extenders"])
 
 
-def needed(path: str) -> bytes:
+def read_required(path: str) -> bytes:
     problems: list[str] = []
-    found = places.tried(path, problems)
+    found = path_checks.read_checked(path, problems)
     if found is None:
         raise BadInput("file check error: " + "\n".join(problems))
     return found
 
 
-def _check_papers(asked: Asked, read: Read) -> list[str]:
+def _check_papers(asked: HostRequest, read: HostFiles) -> list[str]:
     if read.papers is None:
         return []
     folders = {
@@ -219,7 +235,7 @@ def _check_papers(asked: Asked, read: Read) -> list[str]:
     }
     others = {path: data for folder in sorted(folders) for path, data in _certificates(folder)}
     now = dt.datetime.now(dt.UTC)
-    found = checks.findings(read.papers, others, now, allow_ca_key=asked.allow_ca_key)
+    found = client_certificate.check(read.papers, others, now, allow_ca_key=asked.allow_ca_key)
     if found.problems:
         raise BadInput("certificates", found.problems)
     return list(found.warnings)
@@ -236,27 +252,27 @@ def _certificates(folder: str) -> Iterable[tuple[str, bytes]]:
                 return
             try:
                 small = stat.S_ISREG(os.stat(path).st_mode) and os.stat(path).st_size <= _LARGEST
-                data = (content(path, is_trusted=False) or b"") if small else b""
+                data = (read_file(path, is_trusted=False) or b"") if small else b""
             except (OSError, BadInput):
                 continue
             if b"CERTIFICATE-----" in data:
                 yield path, data
 
 
-def _rendered(asked: Asked, read: Read, terms: Terms) -> Rendered:
+def _rendered(asked: HostRequest, read: HostFiles, terms: RenderOptions) -> Rendered:
     if asked.template:
-        own = profile.of_template(read.template or b"", asked.template, terms)
+        own = configuration_file.render_template(read.template or b"", asked.template, terms)
     else:
-        own = profile.of_value(asked.builtin(terms.kubeconfig, terms.ca), terms)
+        own = configuration_file.render_value(asked.builtin(terms.kubeconfig, terms.ca), terms)
     users = _users(asked, read)
     if users is None:
         return own
     path, data = users
-    found = profile.merged(data, path, own.value["extenders"], terms)
+    found = configuration_file.merge_entries(data, path, own.value["extenders"], terms)
     return found._replace(warnings=[*own.warnings, *found.warnings])
 
 
-def _users(asked: Asked, read: Read) -> tuple[str, bytes] | None:
+def _users(asked: HostRequest, read: HostFiles) -> tuple[str, bytes] | None:
     """The configuration of the user's own that ours is merged into, as it was before. `BadInput` if nobody says how."""
     before = read.manifest.before
     users = read.manifest.users_config or (before.config if before else None)
@@ -270,21 +286,21 @@ def _users(asked: Asked, read: Read) -> tuple[str, bytes] | None:
         raise BadInput("manifest", [Problem("--config", f"the configuration {users} is in use", wanted)])
     path = read.manifest.on_host(users)
     if before and before.backup and path == config_path(asked):
-        return path, backups.kept(before.backup, path)
-    return path, needed(path)
+        return path, backups.original_content(before.backup, path)
+    return path, read_required(path)
 
 
-def _check_named(asked: Asked, read: Read, rendered: Rendered) -> None:
+def _check_named(asked: HostRequest, read: HostFiles, rendered: Rendered) -> None:
     """Files that are named have to be there: kube-scheduler does not start without."""
-    ours = {f"{manifest.CERTS_MOUNT}/{name}" for name in NAMES.values()} if read.papers else set()
+    ours = {f"{static_pod.CERTS_MOUNT}/{name}" for name in NAMES.values()} if read.papers else set()
     if not asked.ca:
-        ours.discard(f"{manifest.CERTS_MOUNT}/{NAMES['ca']}")
+        ours.discard(f"{static_pod.CERTS_MOUNT}/{NAMES['ca']}")
     problems = []
-    for field, path in profile.files(rendered.value):
+    for field, path in configuration_file.named_files(rendered.value):
         inside, name = os.path.split(path)
         host = (
             os.path.join(asked.cert_dir, name)
-            if inside == manifest.CERTS_MOUNT
+            if inside == static_pod.CERTS_MOUNT
             else read.manifest.on_host(path)
         )
         if field.startswith("extenders") and path not in ours and not os.path.isfile(host):
@@ -293,29 +309,29 @@ def _check_named(asked: Asked, read: Read, rendered: Rendered) -> None:
         raise BadInput(asked.template or "the built-in template", problems)
 
 
-def _paper_changes(asked: Asked, papers: checks.Papers | None) -> list[Change]:
+def _paper_changes(asked: HostRequest, papers: client_certificate.ClientCertificate | None) -> list[Change]:
     """Copies beside each other; modes are ours, whatever they were."""
     found = []
     for field, name in NAMES.items():
         data = getattr(papers, field, None)
         if data is not None:
-            path = places.real(os.path.join(asked.cert_dir, name))
-            there = changed(path, data, 0)
+            path = path_checks.resolve(os.path.join(asked.cert_dir, name))
+            there = file_change(path, data, 0)
             old_mode = there.mode if there.before is not None else None
             found.append(there._replace(mode=_MODES[field], old_mode=old_mode))
     return found
 
 
-def changed(path: str, after: bytes | None, mode: int) -> Change:
+def file_change(path: str, after: bytes | None, mode: int) -> Change:
     """A file with its mode and owner, or with this mode where there is none."""
-    before = content(path)
+    before = read_file(path)
     if before is None:
         return Change(path, None, after, mode)
     status = os.stat(path)
     return Change(path, before, after, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
 
 
-def _deployments(asked: Asked, version: Version) -> list[Change]:
+def _deployments(asked: HostRequest, version: Version) -> list[Change]:
     """Manifests of the older extenders, with the control plane's name before 1.24."""
     if version.minor >= _OLD_MASTER:
         return []
@@ -325,10 +341,10 @@ def _deployments(asked: Asked, version: Version) -> list[Change]:
         if not os.path.isfile(path):
             seen = f'couldn\'t read deployment file "{path}", err: open {path}: no such file or directory'
             raise BadInput(seen)
-        found.append(changed(places.real(path), needed(path).replace(*names), 0o644))
+        found.append(file_change(path_checks.resolve(path), read_required(path).replace(*names), 0o644))
     return found
 
 
-def _stale(found: Manifest, wanted: Wanted) -> list[str]:
+def _stale(found: Manifest, wanted: DesiredState) -> list[str]:
     pairs = ((found.own_config, wanted.config), (found.own_certs, wanted.certs))
     return [f"{old} is not used any more" for old, new in pairs if old and old.rstrip("/") != new]

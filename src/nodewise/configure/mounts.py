@@ -33,7 +33,7 @@ def _plain(field: str) -> str:
     return _OCTAL.sub(lambda found: chr(int(found[1], 8)), field)
 
 
-def lost(folders: Mapping[str, str], mounts: Iterable[Mount]) -> list[Problem]:
+def container_folders(folders: Mapping[str, str], mounts: Iterable[Mount]) -> list[Problem]:
     """Those folders, by the flags that name them, that are the container's own. They are without links."""
     there = list(mounts)
     wanted = "a folder that is mounted from the host, at the path that it has there"
@@ -44,7 +44,7 @@ def lost(folders: Mapping[str, str], mounts: Iterable[Mount]) -> list[Problem]:
     ]
 
 
-def elsewhere(folders: Iterable[str], mounts: Iterable[Mount]) -> list[Mount]:
+def uncertain_mounts(folders: Iterable[str], mounts: Iterable[Mount]) -> list[Mount]:
     """The mounts of these folders of which it cannot be seen that the host has them at the same path."""
     there = list(mounts)
     found = dict.fromkeys(_of(folder, there) for folder in folders)

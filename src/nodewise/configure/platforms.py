@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure import manifest, yamltext
+from nodewise.configure import static_pod, yaml_editor
 
 
 class Platform(NamedTuple):
@@ -42,14 +42,14 @@ def files(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
 def _volumes(platform: Platform) -> list[dict[str, Any]]:
     return [
         {
-            "name": manifest.CONFIG_VOLUME,
+            "name": static_pod.CONFIG_VOLUME,
             "hostPath": platform.config,
             "mountPath": platform.config,
             "readOnly": True,
             "pathType": "File",
         },
         {
-            "name": manifest.CERTS_VOLUME,
+            "name": static_pod.CERTS_VOLUME,
             "hostPath": f"{platform.folder}/certs",
             "mountPath": platform.certs,
             "readOnly": True,
@@ -73,20 +73,20 @@ def _cluster_configuration(platform: Platform, version: str) -> dict[str, Any]:
 
 
 def _kubeadm(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    found = {NAME: yamltext.dumped(dict(value)), PATCH: _patch()}
+    found = {NAME: yaml_editor.dump(dict(value)), PATCH: _patch()}
     for version in _KUBEADM:
         init = {
             "apiVersion": f"kubeadm.k8s.io/{version}",
             "kind": "InitConfiguration",
             "patches": {"directory": _PATCHES},
         }
-        texts = [yamltext.dumped(one) for one in (_cluster_configuration(platform, version), init)]
+        texts = [yaml_editor.dump(one) for one in (_cluster_configuration(platform, version), init)]
         found[f"kubeadm-{version}.yaml"] = "---\n".join(texts)
     return found
 
 
 def _patch() -> str:
-    return yamltext.dumped({"spec": {"dnsPolicy": manifest.DNS_POLICY}})
+    return yaml_editor.dump({"spec": {"dnsPolicy": static_pod.DNS_POLICY}})
 
 
 def _kind(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
@@ -103,16 +103,16 @@ def _kind(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     cluster = {
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
-        "kubeadmConfigPatches": [yamltext.dumped(patch) for patch in patches],
+        "kubeadmConfigPatches": [yaml_editor.dump(patch) for patch in patches],
         "nodes": [node, {"role": "worker"}],
     }
-    return {NAME: yamltext.dumped(dict(value)), PATCH: _patch(), "kind.yaml": yamltext.dumped(cluster)}
+    return {NAME: yaml_editor.dump(dict(value)), PATCH: _patch(), "kind.yaml": yaml_editor.dump(cluster)}
 
 
 def _capi(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     """The same by a KubeadmControlPlane, whose bootstrap provider puts the files on each machine."""
     texts = {
-        platform.config: yamltext.dumped(dict(value)),
+        platform.config: yaml_editor.dump(dict(value)),
         f"{_PATCHES}/{posixpath.basename(PATCH)}": _patch(),
     }
     written = [_machine_file(path, {"content": text}) for path, text in texts.items()]
@@ -127,7 +127,7 @@ def _capi(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
             "initConfiguration": {"patches": {"directory": _PATCHES}},
             "joinConfiguration": {"patches": {"directory": _PATCHES}},
         }
-        found[f"kubeadmcontrolplane-{version}.yaml"] = yamltext.dumped(
+        found[f"kubeadmcontrolplane-{version}.yaml"] = yaml_editor.dump(
             {
                 "apiVersion": f"controlplane.cluster.x-k8s.io/{version}",
                 "kind": "KubeadmControlPlane",
@@ -135,7 +135,7 @@ def _capi(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
                 "spec": {"kubeadmConfigSpec": spec},
             }
         )
-    return {**found, "clusterresourceset.yaml": yamltext.dumped(_RESOURCE_SET)}
+    return {**found, "clusterresourceset.yaml": yaml_editor.dump(_RESOURCE_SET)}
 
 
 def _machine_file(path: str, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ _RESOURCE_SET: Final = {
 
 def _k3s(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     snippet = {"kube-scheduler-arg+": [f"config={platform.config}"]}
-    return {NAME: yamltext.dumped(dict(value)), "config.yaml.d/nodewise.yaml": yamltext.dumped(snippet)}
+    return {NAME: yaml_editor.dump(dict(value)), "config.yaml.d/nodewise.yaml": yaml_editor.dump(snippet)}
 
 
 def _rke2(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
@@ -169,11 +169,11 @@ def _rke2(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
         "kube-scheduler-arg+": [f"config={platform.config}"],
         "kube-scheduler-extra-mount+": [f"{platform.folder}:{platform.folder}:ro"],
     }
-    return {NAME: yamltext.dumped(dict(value)), "config.yaml.d/nodewise.yaml": yamltext.dumped(snippet)}
+    return {NAME: yaml_editor.dump(dict(value)), "config.yaml.d/nodewise.yaml": yaml_editor.dump(snippet)}
 
 
 def _microk8s(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
-    return {NAME: yamltext.dumped(dict(value)), "args/kube-scheduler": f"--config={platform.config}\n"}
+    return {NAME: yaml_editor.dump(dict(value)), "args/kube-scheduler": f"--config={platform.config}\n"}
 
 
 def _talos(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
@@ -181,23 +181,23 @@ def _talos(platform: Platform, value: Mapping[str, Any]) -> dict[str, str]:
     config = {name: item for name, item in value.items() if name != "clientConnection"}
     volume = {"hostPath": platform.folder, "mountPath": platform.certs, "readonly": True}
     scheduler = {"config": config, "extraVolumes": [volume]}
-    return {"machine-config-patch.yaml": yamltext.dumped({"cluster": {"scheduler": scheduler}})}
+    return {"machine-config-patch.yaml": yaml_editor.dump({"cluster": {"scheduler": scheduler}})}
 
 
 PLATFORMS: Final = {
     "kubeadm": Platform(
         "/etc/kubernetes/nodewise",
-        manifest.CERTS_MOUNT,
+        static_pod.CERTS_MOUNT,
         "/etc/kubernetes/scheduler.conf",
         _kubeadm,
         has_dns=True,
     ),
     "kind": Platform(
-        "/nodewise", manifest.CERTS_MOUNT, "/etc/kubernetes/scheduler.conf", _kind, has_dns=True
+        "/nodewise", static_pod.CERTS_MOUNT, "/etc/kubernetes/scheduler.conf", _kind, has_dns=True
     ),
     "capi": Platform(
         "/etc/kubernetes/nodewise",
-        manifest.CERTS_MOUNT,
+        static_pod.CERTS_MOUNT,
         "/etc/kubernetes/scheduler.conf",
         _capi,
         has_dns=True,
@@ -220,5 +220,5 @@ PLATFORMS: Final = {
         "/var/snap/microk8s/current/credentials/scheduler.config",
         _microk8s,
     ),
-    "talos": Platform("/var/nodewise/certs", manifest.CERTS_MOUNT, "", _talos),
+    "talos": Platform("/var/nodewise/certs", static_pod.CERTS_MOUNT, "", _talos),
 }

@@ -30,7 +30,7 @@ class Role(NamedTuple):
     """Whether it stores what it learns."""
 
 
-class Papers(NamedTuple):
+class EntryFiles(NamedTuple):
     """Names of files as kube-scheduler will see them; empty for none."""
 
     ca: str = ""
@@ -38,11 +38,11 @@ class Papers(NamedTuple):
     key: str = ""
 
 
-class Wish(NamedTuple):
+class SchedulerOptions(NamedTuple):
     """How kube-scheduler is to ask."""
 
     url: str
-    papers: Papers = Papers()
+    papers: EntryFiles = EntryFiles()
     plain_http: bool = False
     """Whether unencrypted calls may leave the machine."""
     whole_nodes: bool = False
@@ -56,7 +56,7 @@ class Wish(NamedTuple):
     """File name as kube-scheduler will see it; empty: the rights of its pod."""
 
 
-def configuration(roles: Sequence[Role], wish: Wish) -> dict[str, Any]:
+def configuration(roles: Sequence[Role], wish: SchedulerOptions) -> dict[str, Any]:
     """A KubeSchedulerConfiguration. `BadSettings` for all that would not work, or that would say yes by silence."""
     problems = [*_wrong_url(wish), *_wrong_weights(roles, wish), *_wrong_roles(roles, wish)]
     if problems:
@@ -76,20 +76,20 @@ def configuration(roles: Sequence[Role], wish: Wish) -> dict[str, Any]:
     }
 
 
-def unasked(roles: Sequence[Role], wish: Wish) -> list[str]:
+def agents_without_filter(roles: Sequence[Role], wish: SchedulerOptions) -> list[str]:
     """Agents whose filter is not asked, because nothing marks their pods."""
     groups = (group for _, group in _groups(roles, wish) if not _filters(group, wish))
     return [role.agent for group in groups for role in group if role.filters]
 
 
-def _groups(roles: Sequence[Role], wish: Wish) -> list[tuple[str, list[Role]]]:
+def _groups(roles: Sequence[Role], wish: SchedulerOptions) -> list[tuple[str, list[Role]]]:
     """The entries: their path, and the agents behind it."""
     if wish.one_entry_per_agent:
         return [(f"agents/{role.agent}", [role]) for role in roles]
     return [("scheduler", list(roles))]
 
 
-def _bind_entry(roles: Sequence[Role], wish: Wish) -> list[dict[str, Any]]:
+def _bind_entry(roles: Sequence[Role], wish: SchedulerOptions) -> list[dict[str, Any]]:
     """The bind verb apart, where the entry of these agents gets all pods: nodewise binds only those that request
     something from the agent that binds.
     """
@@ -114,7 +114,7 @@ def _managed(resources: Mapping[str, bool]) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(path: str, roles: Sequence[Role], wish: Wish) -> dict[str, Any]:
+def _entry(path: str, roles: Sequence[Role], wish: SchedulerOptions) -> dict[str, Any]:
     resources = _resources(roles)
     filters, binds = _filters(roles, wish), bool(resources) and any(role.binds for role in roles)
     weight = wish.weights.get(
@@ -139,14 +139,14 @@ def _entry(path: str, roles: Sequence[Role], wish: Wish) -> dict[str, Any]:
     return entry | _tls(wish)
 
 
-def _tls(wish: Wish) -> dict[str, Any]:
+def _tls(wish: SchedulerOptions) -> dict[str, Any]:
     if _parts(wish.url).scheme != "https":
         return {}
     names = {"caFile": wish.papers.ca, "certFile": wish.papers.cert, "keyFile": wish.papers.key}
     return {"enableHTTPS": True, "tlsConfig": names}
 
 
-def _filters(roles: Iterable[Role], wish: Wish) -> bool:
+def _filters(roles: Iterable[Role], wish: SchedulerOptions) -> bool:
     """A filter is asked about pods that a resource marks, and about all pods only where somebody wants it."""
     roles = list(roles)
     return any(role.filters for role in roles) and (wish.filter_all_pods or bool(_resources(roles)))
@@ -159,7 +159,7 @@ def _resources(roles: Sequence[Role]) -> dict[str, bool]:
     return {name: is_mark for role in roles for name, is_mark in role.resources.items()}
 
 
-def _wrong_roles(roles: Sequence[Role], wish: Wish) -> Iterable[Problem]:
+def _wrong_roles(roles: Sequence[Role], wish: SchedulerOptions) -> Iterable[Problem]:
     """No answer must never mean yes: an agent that guards marked pods must be asked about them."""
     if not roles:
         yield Problem("--agents", "none", "at least one")
@@ -179,7 +179,7 @@ def _wrong_roles(roles: Sequence[Role], wish: Wish) -> Iterable[Problem]:
             yield Problem("--agents", seen, "--filter-all-pods")
 
 
-def _wrong_weights(roles: Sequence[Role], wish: Wish) -> Iterable[Problem]:
+def _wrong_weights(roles: Sequence[Role], wish: SchedulerOptions) -> Iterable[Problem]:
     known = {role.agent for role in roles} if wish.one_entry_per_agent else set()
     for agent, weight in wish.weights.items():
         if agent and agent not in known:
@@ -189,7 +189,7 @@ def _wrong_weights(roles: Sequence[Role], wish: Wish) -> Iterable[Problem]:
             yield Problem("--weights", str(weight), f"a whole number from 1 to {_MOST_WEIGHT}")
 
 
-def _wrong_url(wish: Wish) -> Iterable[Problem]:
+def _wrong_url(wish: SchedulerOptions) -> Iterable[Problem]:
     parts, papers = _parts(wish.url), wish.papers
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/") or parts.query:
         yield Problem("--url", repr(wish.url), "https://HOST:PORT, without a path")

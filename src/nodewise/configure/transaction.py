@@ -18,15 +18,14 @@ from typing import Final, Literal, NamedTuple
 from nodewise import trusted_files
 from nodewise.configure import backups, files
 from nodewise.configure.backups import Backup, Index
-from nodewise.configure.durable import settle
-from nodewise.configure.files import Change, content, digest
+from nodewise.configure.files import Change, digest, fsync_folder, read_file
 from nodewise.errors import BadInput, Conflict, NodewiseError
 
 _WAIT_S: Final = 10.0
 """For another run to end."""
 
 
-class Mended(NamedTuple):
+class RecoveredBackup(NamedTuple):
     """What was made of a backup whose run did not end."""
 
     folder: str
@@ -37,7 +36,7 @@ class Mended(NamedTuple):
 
 
 @contextlib.contextmanager
-def alone(folder: str) -> Iterator[None]:
+def lock_folder(folder: str) -> Iterator[None]:
     """Nobody else changes this folder's files by these means meanwhile. `Conflict` if somebody does for long."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -76,7 +75,7 @@ def commit(changes: Sequence[Change], backup: Backup | None = None) -> None:
         for change in changes:
             _make_folder(os.path.dirname(change.path), made)
             if change.after is not None:
-                staged[change.path] = files.staged(change.path, change.after, change.mode, change.owner)
+                staged[change.path] = files.write_staged(change.path, change.after, change.mode, change.owner)
         for change in changes:
             _check_unchanged(change)
             done.append(change)
@@ -88,47 +87,47 @@ def commit(changes: Sequence[Change], backup: Backup | None = None) -> None:
             raise NodewiseError(f"nothing was changed: {error.strerror}: {error.filename}") from error
         raise
     if backup is not None:
-        backups.finish(backup.path)
+        backups.mark_finished(backup.path)
 
 
-def recover(parent: str, managed: Collection[str]) -> list[Mended]:
+def recover(parent: str, managed: Collection[str]) -> list[RecoveredBackup]:
     """Put back what an unfinished run changed of the files that this one manages.
 
     `BadInput` where others could have planted a backup.
     """
     trusted_files.check_folder(parent)
-    for folder in backups.halves_in(parent):
+    for folder in backups.list_incomplete(parent):
         shutil.rmtree(folder, ignore_errors=True)
     found = []
-    for folder in backups.all_in(parent):
+    for folder in backups.list_backups(parent):
         try:
-            index = backups.index_of(folder)
+            index = backups.read_index(folder)
         except BadInput:
-            found.append(Mended(folder, "unreadable"))
+            found.append(RecoveredBackup(folder, "unreadable"))
             continue
         if index is None:
             continue
-        files.sweep([folder])
+        files.remove_staged([folder])
         if not index.finished and not {entry.path for entry in index.files} <= {*managed}:
-            found.append(Mended(folder, "foreign"))
+            found.append(RecoveredBackup(folder, "foreign"))
         elif not index.finished:
             found += _recovered(folder, index)
-            backups.finish(folder)
+            backups.mark_finished(folder)
     return found
 
 
-def _recovered(folder: str, index: Index) -> list[Mended]:
-    now = [digest(content(entry.path)) for entry in index.files]
+def _recovered(folder: str, index: Index) -> list[RecoveredBackup]:
+    now = [digest(read_file(entry.path)) for entry in index.files]
     if all(seen == entry.after for seen, entry in zip(now, index.files, strict=True)):
         return []
     if any(seen not in {one.before, one.after} for seen, one in zip(now, index.files, strict=True)):
-        return [Mended(folder, "left")]
-    commit([backups.saved(folder, entry) for entry in index.files])
-    return [Mended(folder, "undone")]
+        return [RecoveredBackup(folder, "left")]
+    commit([backups.restore_change(folder, entry) for entry in index.files])
+    return [RecoveredBackup(folder, "undone")]
 
 
 def _check_unchanged(change: Change) -> None:
-    if content(change.path) != change.before:
+    if read_file(change.path) != change.before:
         raise Conflict(f"{change.path} was changed by somebody else meanwhile", remedy="run it again")
 
 
@@ -142,7 +141,7 @@ def _make_folder(path: str, made: list[str]) -> None:
         made.append(folder)
         os.mkdir(folder, 0o700)
         os.chmod(folder, 0o755)  # noqa: S103 - as other folders of /etc, whatever the umask
-        settle(os.path.dirname(folder))
+        fsync_folder(os.path.dirname(folder))
 
 
 def _place(staged: dict[str, str], change: Change) -> None:
@@ -151,12 +150,12 @@ def _place(staged: dict[str, str], change: Change) -> None:
         del staged[change.path]
     else:
         os.unlink(change.path)
-    settle(os.path.dirname(change.path))
+    fsync_folder(os.path.dirname(change.path))
 
 
 def _verify(changes: Sequence[Change]) -> None:
     for change in changes:
-        if content(change.path) != change.after:
+        if read_file(change.path) != change.after:
             raise Conflict(
                 f"{change.path} is not what was written", remedy="something else writes there; run it again"
             )
@@ -167,7 +166,7 @@ def _undo(done: Sequence[Change], staged: Sequence[str], made: Sequence[str], ba
     whole = True
     for change in reversed(done):
         try:
-            if content(change.path) == change.after:
+            if read_file(change.path) == change.after:
                 _put_back(change)
         except (OSError, BadInput):
             whole = False
@@ -179,7 +178,7 @@ def _undo(done: Sequence[Change], staged: Sequence[str], made: Sequence[str], ba
             os.rmdir(folder)
     if whole and backup is not None:
         shutil.rmtree(backup.path, ignore_errors=True)
-        for folder in backups.halves_in(backup.parent):
+        for folder in backups.list_incomplete(backup.parent):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -187,4 +186,6 @@ def _put_back(change: Change) -> None:
     if change.before is None:
         Path(change.path).unlink(missing_ok=True)
     else:
-        os.rename(files.staged(change.path, change.before, change.mode_before, change.owner), change.path)
+        os.rename(
+            files.write_staged(change.path, change.before, change.mode_before, change.owner), change.path
+        )

@@ -44,7 +44,7 @@ class Version(NamedTuple):
         return f"1.{self.minor}"
 
 
-def of_image(image: str) -> Version:
+def parse_image(image: str) -> Version:
     """By the image's tag. `BadInput` for an image that does not say."""
     name = image.partition("@")[0]
     last = name.rpartition("/")[2]
@@ -56,7 +56,7 @@ def of_image(image: str) -> Version:
     return _supported(int(found[1]), int(found[2]), f"image {image}")
 
 
-def of_setting(text: str) -> Version:
+def parse_setting(text: str) -> Version:
     """By what somebody says it is."""
     found = re.fullmatch(r"v?(\d{1,9})\.(\d{1,9})(?:\.\d.*)?", text)
     if found is None:

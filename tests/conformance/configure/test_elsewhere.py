@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodewise.configure import secondary
+from nodewise.configure import second_scheduler
 from tests.conformance.configure.rows import row
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -135,11 +135,11 @@ def single(rules) -> list[str]:
 @pytest.mark.parametrize(
     ("own", "file", "kind", "name"),
     [
-        (secondary.CLUSTER_RULES, "rbac.yaml", "ClusterRole", "nodewise"),
-        (secondary.RULES, "rbac.yaml", "Role", "nodewise"),
-        (secondary.GPU_CLUSTER_RULES, "gpu.yaml", "ClusterRole", "nodewise-gpu"),
-        (secondary.GPU_RULES, "gpu.yaml", "Role", "nodewise-gpu"),
-        (secondary.MEMORY_RULES, "memory.yaml", "Role", "nodewise-memory"),
+        (second_scheduler.CLUSTER_RULES, "rbac.yaml", "ClusterRole", "nodewise"),
+        (second_scheduler.RULES, "rbac.yaml", "Role", "nodewise"),
+        (second_scheduler.GPU_CLUSTER_RULES, "gpu.yaml", "ClusterRole", "nodewise-gpu"),
+        (second_scheduler.GPU_RULES, "gpu.yaml", "Role", "nodewise-gpu"),
+        (second_scheduler.MEMORY_RULES, "memory.yaml", "Role", "nodewise-memory"),
     ],
 )
 def test_rights_are_those_that_ship(own, file, kind, name):

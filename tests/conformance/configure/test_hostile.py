@@ -182,7 +182,7 @@ def prepared(tmp_path: Path) -> list[Change]:
 
 def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monkeypatch):
     changes = prepared(tmp_path)
-    real = files.staged
+    real = files.write_staged
 
     def staged(path, *more):
         found = real(path, *more)
@@ -190,7 +190,7 @@ def test_what_somebody_writes_while_we_prepare_is_not_overwritten(tmp_path, monk
             Path(path).write_bytes(b"theirs")
         return found
 
-    monkeypatch.setattr(files, "staged", staged)
+    monkeypatch.setattr(files, "write_staged", staged)
     with pytest.raises(Conflict, match="changed by somebody else"):
         transaction.commit(changes, Backup(str(tmp_path), "backup_x"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"manifest": b"theirs"}
@@ -433,4 +433,4 @@ def test_content_has_a_limit(tmp_path):
     with path.open("wb") as file:
         file.truncate(2**34)
     with pytest.raises(BadInput, match="at most"):
-        files.content(str(path))
+        files.read_file(str(path))

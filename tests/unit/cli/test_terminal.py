@@ -13,7 +13,7 @@ from nodewise.cli.configure import report
 from nodewise.cli.explain import rendering
 from nodewise.cli.explain.pods import Seen
 from nodewise.cli.explain.replicas import Answer, Replica
-from nodewise.configure import difference
+from nodewise.configure import diff
 from nodewise.cpu.store import configmaps
 from nodewise.cpu.workload import isolate
 from nodewise.extender.ledger import Page
@@ -37,7 +37,7 @@ SAID: dict[str, Callable[[str], object]] = {
     "a replica that is left out": lambda text: explain._complain([HERE, gone(text)], Seen(None)),
     "why a pod's state is not known": lambda text: explain._complain([HERE], Seen(None, error=text)),
     "configure": report.say,
-    "what changes in a file": lambda text: click.echo(difference.unified("x", b"", text.encode()), nl=False),
+    "what changes in a file": lambda text: click.echo(diff.unified_diff("x", b"", text.encode()), nl=False),
     "who held a node's book": configmaps._warn,
     "isolate": lambda text: isolate.say("error", text),
     "another package's agent": lambda text: click.echo(agents._shown(text)),

@@ -26,12 +26,12 @@ MOUNTS = mounts.read(INFO)
     ["/etc/kubernetes", "/etc/kubernetes/schedulercerts", "/srv/a b/certs", "/host/etc/kubernetes/x"],
 )
 def test_a_folder_below_a_mount_is_the_hosts(folder: str) -> None:
-    assert mounts.lost({"--cert-dir": folder}, MOUNTS) == []
+    assert mounts.container_folders({"--cert-dir": folder}, MOUNTS) == []
 
 
 @pytest.mark.parametrize("folder", ["/etc/certs", "/etc/kubernetes-certs", "/etc", "/"])
 def test_any_other_is_gone_with_the_container(folder: str) -> None:
-    (problem,) = mounts.lost({"--cert-dir": folder, "-d": "/etc/kubernetes"}, MOUNTS)
+    (problem,) = mounts.container_folders({"--cert-dir": folder, "-d": "/etc/kubernetes"}, MOUNTS)
     assert (problem.field, problem.seen.split()[0]) == ("--cert-dir", folder)
 
 
@@ -43,7 +43,7 @@ def test_a_folder_of_another_path_on_the_host_is_told_once() -> None:
         "/host/etc/kubernetes/b",
         "/etc/certs",
     ]
-    assert mounts.elsewhere(folders, MOUNTS) == [mounts.Mount("/host/etc/kubernetes", "/kubernetes")]
+    assert mounts.uncertain_mounts(folders, MOUNTS) == [mounts.Mount("/host/etc/kubernetes", "/kubernetes")]
 
 
 def test_only_in_the_image_is_it_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nodewise.configure import scheduler
-from nodewise.configure.scheduler import Papers, Role, Wish
+from nodewise.configure.scheduler import EntryFiles, Role, SchedulerOptions
 from nodewise.errors import BadSettings
 
 CARDS = {"vendor/card": False}
@@ -16,11 +16,11 @@ RISK = Role("risk", filters=True, prioritizes=True, binds=False, resources={})
 RANK = Role("rank", filters=False, prioritizes=True, binds=False, resources={})
 GATE = Role("gate", filters=True, prioritizes=False, binds=False, resources={})
 LOCAL = "http://127.0.0.1:9001"
-HTTPS = Wish("https://nodewise:9001/", Papers("ca.crt", "tls.crt", "tls.key"))
+HTTPS = SchedulerOptions("https://nodewise:9001/", EntryFiles("ca.crt", "tls.crt", "tls.key"))
 
 
 def entries(*roles: Role, url: str = LOCAL, **more: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = scheduler.configuration(roles, Wish(url, **more))["extenders"]
+    found: list[dict[str, Any]] = scheduler.configuration(roles, SchedulerOptions(url, **more))["extenders"]
     return found
 
 
@@ -60,14 +60,16 @@ RANKS_ONLY = {
 @pytest.mark.parametrize("roles", [(RANK,), (RISK,), (RISK, RANK), (RANK, RISK)])
 def test_where_nothing_marks_the_pods_they_are_only_prioritized(roles: tuple[Role, ...]) -> None:
     assert entries(*roles) == [RANKS_ONLY]
-    assert scheduler.unasked(roles, Wish(LOCAL)) == [one.agent for one in roles if one is RISK]
+    assert scheduler.agents_without_filter(roles, SchedulerOptions(LOCAL)) == [
+        one.agent for one in roles if one is RISK
+    ]
 
 
 def test_all_pods_are_filtered_where_somebody_wants_it() -> None:
     [entry] = entries(RISK, RANK, filter_all_pods=True)
     assert (entry["filterVerb"], entry["preemptVerb"], entry["ignorable"]) == ("filter", "preempt", False)
     assert "managedResources" not in entry
-    assert scheduler.unasked([RISK, RANK], Wish(LOCAL, filter_all_pods=True)) == []
+    assert scheduler.agents_without_filter([RISK, RANK], SchedulerOptions(LOCAL, filter_all_pods=True)) == []
 
 
 def test_an_entry_for_each_agent_has_what_that_agent_needs() -> None:
@@ -117,7 +119,7 @@ def test_a_filter_without_a_score_is_not_prioritized() -> None:
 
 
 def test_a_second_scheduler_has_a_name_and_a_lease_of_its_own() -> None:
-    found = scheduler.configuration([RANK], Wish(LOCAL, scheduler_name="mine", kubeconfig="/k"))
+    found = scheduler.configuration([RANK], SchedulerOptions(LOCAL, scheduler_name="mine", kubeconfig="/k"))
     assert found["profiles"] == [{"schedulerName": "mine"}]
     assert found["leaderElection"] == {"leaderElect": True, "resourceName": "mine"}
     assert found["clientConnection"] == {"kubeconfig": "/k"}
@@ -140,12 +142,12 @@ REFUSED: dict[str, tuple[list[Role], dict[str, Any], str]] = {
     "plain http to another machine": ([RANK], {"url": "http://10.0.0.1:1"}, "--plain-http"),
     "a name that begins like loopback": ([RANK], {"url": "http://127.0.0.1.nip.io:1"}, "--plain-http"),
     "https without a CA": (
-        [RANK], {"url": "https://n:1", "papers": Papers("", "c", "k")}, "--ca: not given; wanted file names",
+        [RANK], {"url": "https://n:1", "papers": EntryFiles("", "c", "k")}, "--ca: not given; wanted file names",
     ),
     "https without a certificate of its own": (
-        [RANK], {"url": "https://n:1", "papers": Papers("ca")}, "--cert, --key: not given",
+        [RANK], {"url": "https://n:1", "papers": EntryFiles("ca")}, "--cert, --key: not given",
     ),
-    "certificates and plain http": ([RANK], {"papers": Papers("ca")}, "as certificates are given"),
+    "certificates and plain http": ([RANK], {"papers": EntryFiles("ca")}, "as certificates are given"),
     "a path": ([RANK], {"url": "http://127.0.0.1:1/scheduler"}, "without a path"),
     "no scheme": ([RANK], {"url": "127.0.0.1:9001"}, "--url: '127.0.0.1:9001'"),
     "no host": ([RANK], {"url": "http://"}, "--url"),
@@ -170,5 +172,5 @@ def test_what_would_not_work_or_say_yes_by_silence_is_refused(
     roles: list[Role], wish: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(BadSettings) as refused:
-        scheduler.configuration(roles, Wish(**{"url": LOCAL, **wish}))
+        scheduler.configuration(roles, SchedulerOptions(**{"url": LOCAL, **wish}))
     assert said in str(refused.value)

@@ -23,18 +23,18 @@ from nodewise.configure import (
     backups,
     files,
     host,
-    manifest,
     mounts,
-    places,
-    repeating,
+    other_hosts,
+    path_checks,
+    rollback,
     scheduler,
+    static_pod,
     transaction,
-    undoing,
 )
 from nodewise.configure.backups import Backup
-from nodewise.configure.host import Asked, Plan
-from nodewise.configure.repeating import Repeat
-from nodewise.configure.scheduler import Papers, Role, Wish
+from nodewise.configure.host import HostRequest, Plan
+from nodewise.configure.other_hosts import OtherHostRun
+from nodewise.configure.scheduler import EntryFiles, Role, SchedulerOptions
 from nodewise.errors import BadInput, NodewiseError, Problem
 
 _IN_IMAGE: Final = "NODEWISE_IMAGE"
@@ -69,12 +69,12 @@ def _run(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, in
     folder = os.path.dirname(asked.manifest)
     if not os.path.isdir(folder):
         return _change(options, asked)  # which tells all that is missing
-    with transaction.alone(folder):
+    with transaction.lock_folder(folder):
         _mend(asked)
         return _change(options, asked)
 
 
-def _look(options: ConfigureOptions, asked: Asked) -> int:
+def _look(options: ConfigureOptions, asked: HostRequest) -> int:
     plan = _plan(options, asked, _backup(asked))
     report.plan_of(asked, plan)
     report.changes(options, asked, plan)
@@ -83,7 +83,7 @@ def _look(options: ConfigureOptions, asked: Asked) -> int:
     return exit_codes.NO if options.check and plan.changed else exit_codes.DONE
 
 
-def _repeat(options: ConfigureOptions, asked: Asked) -> int:
+def _repeat(options: ConfigureOptions, asked: HostRequest) -> int:
     """Tell how the other hosts get the same."""
     plan = _plan(options, asked, _backup(asked))
     for text in plan.warnings:
@@ -93,7 +93,7 @@ def _repeat(options: ConfigureOptions, asked: Asked) -> int:
         for change in plan.changes
         if change.after is not None and change.path not in {asked.manifest, *asked.deployments}
     }
-    found = Repeat(
+    found = OtherHostRun(
         nodewise.__version__,
         ["configure", *repeated_flags(options, template=asked.template)],
         plan.needed,
@@ -103,12 +103,12 @@ def _repeat(options: ConfigureOptions, asked: Asked) -> int:
     )
     is_json = options.output == "json"
     click.echo(
-        msgspec.json.encode(repeating.value(found)) if is_json else repeating.script(found), nl=is_json
+        msgspec.json.encode(other_hosts.document(found)) if is_json else other_hosts.script(found), nl=is_json
     )
     return exit_codes.DONE
 
 
-def _change(options: ConfigureOptions, asked: Asked) -> int:
+def _change(options: ConfigureOptions, asked: HostRequest) -> int:
     backup = None if options.restore is not None else _backup(asked)
     plan = _plan(options, asked, backup)
     report.plan_of(asked, plan)
@@ -124,15 +124,15 @@ def _change(options: ConfigureOptions, asked: Asked) -> int:
     return exit_codes.DONE
 
 
-def _plan(options: ConfigureOptions, asked: Asked, backup: Backup | None) -> Plan:
+def _plan(options: ConfigureOptions, asked: HostRequest, backup: Backup | None) -> Plan:
     if options.uninstall:
-        return undoing.removal(asked)
+        return rollback.plan_uninstall(asked)
     if options.restore is not None:
-        return undoing.restored(asked, _named_backup(options, asked))
+        return rollback.plan_restore(asked, _named_backup(options, asked))
     return host.plan(asked, backup)
 
 
-def _named_backup(options: ConfigureOptions, asked: Asked) -> str:
+def _named_backup(options: ConfigureOptions, asked: HostRequest) -> str:
     if options.restore != NEWEST:
         return os.path.abspath(str(options.restore))
     parent = asked.backup_dir or os.path.abspath(options.backup_dir)
@@ -145,16 +145,16 @@ def _named_backup(options: ConfigureOptions, asked: Asked) -> str:
     return found
 
 
-def _backup(asked: Asked) -> Backup | None:
+def _backup(asked: HostRequest) -> Backup | None:
     if not asked.backup_dir:
         return None
-    return Backup(asked.backup_dir, backups.new_name(), asked.manifest, host.cluster(asked))
+    return Backup(asked.backup_dir, backups.new_name(), asked.manifest, host.cluster_digest(asked))
 
 
-def _mend(asked: Asked) -> None:
+def _mend(asked: HostRequest) -> None:
     """What a run left that was ended."""
     if asked.backup_dir and os.path.isdir(asked.backup_dir):
-        for mended in transaction.recover(asked.backup_dir, host.managed(asked)):
+        for mended in transaction.recover(asked.backup_dir, host.managed_files(asked)):
             report.say(_MENDED[mended.what].format(mended.folder))
     folders = [
         asked.config_dir,
@@ -162,7 +162,7 @@ def _mend(asked: Asked) -> None:
         os.path.dirname(asked.manifest),
         *map(os.path.dirname, asked.deployments),
     ]
-    files.sweep([os.path.realpath(folder) for folder in folders])
+    files.remove_staged([os.path.realpath(folder) for folder in folders])
 
 
 _MENDED: Final = {
@@ -176,7 +176,7 @@ _MENDED: Final = {
 }
 
 
-def _asked(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> Asked:
+def _asked(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, int]) -> HostRequest:
     pod = os.path.abspath(options.manifest)
     pki = os.path.join(os.path.dirname(os.path.dirname(pod)), "pki")
     ca = "" if options.insecure else options.ca or os.path.join(pki, "ca.crt")
@@ -186,8 +186,8 @@ def _asked(options: ConfigureOptions, roles: Sequence[Role], weights: dict[str, 
     def builtin(kubeconfig: str, ca: str) -> dict[str, Any]:
         return _builtin(options, roles, weights, kubeconfig, ca)
 
-    return Asked(
-        manifest=places.real(pod),
+    return HostRequest(
+        manifest=path_checks.resolve(pod),
         template=_template(options),
         config_dir=os.path.abspath(options.config_dir),
         cert_dir=os.path.abspath(options.cert_dir),
@@ -227,13 +227,13 @@ def _builtin(
     several = options.one_entry_per_agent
     own = {role.agent: _GPU_WEIGHT for role in roles if role.agent == "gpu" and role.prioritizes and several}
     url = options.extender_url or f"https://nodewise.{options.service_namespace}.svc:9001"
-    papers = Papers()
+    papers = EntryFiles()
     if not url.startswith("http:"):
-        folder = manifest.CERTS_MOUNT
-        papers = Papers(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
+        folder = static_pod.CERTS_MOUNT
+        papers = EntryFiles(ca or "none", f"{folder}/client.crt", f"{folder}/client.key")
     found = scheduler.configuration(
         roles,
-        Wish(
+        SchedulerOptions(
             url,
             papers,
             whole_nodes=options.whole_nodes,
@@ -256,9 +256,9 @@ def check_mounts(options: ConfigureOptions) -> None:
         return
     found = mounts.read(_MOUNTS.read_bytes().decode("utf-8", "surrogateescape"))
     folders = {flag: os.path.realpath(folder) for flag, folder in _folders(options).items()}
-    if problems := mounts.lost(folders, found):
+    if problems := mounts.container_folders(folders, found):
         raise BadInput("file check error", problems)
-    for mount in mounts.elsewhere(folders.values(), found):
+    for mount in mounts.uncertain_mounts(folders.values(), found):
         text = f"{mount.point} is {mount.root} of its file system; the host has to have it as {mount.point}"
         click.echo(f"warning: {text}", err=True)
 

@@ -11,9 +11,9 @@ import msgspec
 
 import nodewise
 from nodewise.cli.configure.options import SECOND, SECOND_SCHEDULER_NAME, ConfigureOptions
-from nodewise.configure import platforms, scheduler, secondary, versions, yamltext
+from nodewise.configure import platforms, scheduler, second_scheduler, versions, yaml_editor
 from nodewise.configure.platforms import PLATFORMS, Platform
-from nodewise.configure.scheduler import Papers, Role, Wish
+from nodewise.configure.scheduler import EntryFiles, Role, SchedulerOptions
 from nodewise.configure.versions import Version
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem
 from nodewise.kube.connect import connect
@@ -36,10 +36,10 @@ def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[s
         raise BadSettings(
             "settings", [Problem("--scheduler-name", repr(name), "another: that is the cluster's own")]
         )
-    wish = _wish(options, weights, secondary.URL)._replace(scheduler_name=name)
+    wish = _wish(options, weights, second_scheduler.URL)._replace(scheduler_name=name)
     found = scheduler.configuration(roles, wish) | {"apiVersion": version.api_version}
-    objects = secondary.objects(
-        secondary.Wish(
+    objects = second_scheduler.objects(
+        second_scheduler.SecondSchedulerOptions(
             name,
             options.service_namespace,
             roles,
@@ -51,7 +51,7 @@ def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[s
     if options.output == "json":
         click.echo(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": objects}))
     else:
-        click.echo("---\n".join(map(yamltext.dumped, objects)), nl=False)
+        click.echo("---\n".join(map(yaml_editor.dump, objects)), nl=False)
     click.echo(
         f"Pods choose it with schedulerName: {name}. Policies need deploy/crds applied first.", err=True
     )
@@ -60,7 +60,7 @@ def _second(options: ConfigureOptions, roles: Sequence[Role], weights: Mapping[s
 def _version(text: str) -> tuple[Version, str]:
     """By the flag, or as the cluster says; with the image's tag."""
     if text:
-        version = versions.of_setting(text)
+        version = versions.parse_setting(text)
         whole = text.removeprefix("v")
         return version, f"v{whole}" if whole.count(".") > 1 else f"v{whole}.0"
     try:
@@ -69,7 +69,7 @@ def _version(text: str) -> tuple[Version, str]:
         wanted = "the cluster's version, for no cluster said it: kube-scheduler has to be of the same"
         raise BadSettings("settings", [Problem("--kubernetes-version", str(error), wanted)]) from error
     tag = seen.partition("+")[0].partition("-")[0]
-    return versions.of_setting(tag), tag
+    return versions.parse_setting(tag), tag
 
 
 async def _asked() -> str:
@@ -93,11 +93,11 @@ def _platform(
         raise BadSettings("settings", [Problem("--extender-url", "not given", wanted)])
     url = options.extender_url or f"https://{service}:9001"
     folder = platform.certs
-    papers = Papers(f"{folder}/ca.crt", f"{folder}/client.crt", f"{folder}/client.key")
+    papers = EntryFiles(f"{folder}/ca.crt", f"{folder}/client.crt", f"{folder}/client.key")
     wish = _wish(options, weights, url)._replace(papers=papers, kubeconfig=platform.kubeconfig)
     found = scheduler.configuration(roles, wish)
     if options.kubernetes_version:
-        found["apiVersion"] = versions.of_setting(options.kubernetes_version).api_version
+        found["apiVersion"] = versions.parse_setting(options.kubernetes_version).api_version
     for entry in found["extenders"]:
         if urlsplit(url).hostname != service:
             entry["tlsConfig"]["serverName"] = service
@@ -105,8 +105,8 @@ def _platform(
     click.echo(_REMARKS[options.mode].format(platform), err=True)
 
 
-def _wish(options: ConfigureOptions, weights: Mapping[str, int], url: str) -> Wish:
-    return Wish(
+def _wish(options: ConfigureOptions, weights: Mapping[str, int], url: str) -> SchedulerOptions:
+    return SchedulerOptions(
         url,
         whole_nodes=options.whole_nodes,
         filter_all_pods=options.filter_all_pods,

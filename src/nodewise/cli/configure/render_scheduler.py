@@ -11,7 +11,7 @@ from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options import CommandLine
 from nodewise.cli.settings import CommandOptions
 from nodewise.configure import scheduler
-from nodewise.configure.scheduler import Papers, Wish
+from nodewise.configure.scheduler import EntryFiles, SchedulerOptions
 from nodewise.observe import logs
 from nodewise.option import Option
 
@@ -88,9 +88,9 @@ def run(command_line: CommandLine) -> None:
     roles = [
         agent_kinds.role(kind, command_line.agent_options(kind)) for kind in agent_kinds.named(own.agents)
     ]
-    wish = Wish(
+    wish = SchedulerOptions(
         own.extender_url,
-        Papers(own.ca_file, own.cert_file, own.key_file),
+        EntryFiles(own.ca_file, own.cert_file, own.key_file),
         own.plain_http,
         own.whole_nodes,
         own.filter_all_pods,
@@ -100,7 +100,7 @@ def run(command_line: CommandLine) -> None:
         own.scheduler_kubeconfig,
     )
     configuration = scheduler.configuration(roles, wish)
-    for agent in scheduler.unasked(roles, wish):
+    for agent in scheduler.agents_without_filter(roles, wish):
         why = "nothing marks the pods that it concerns; --filter-all-pods has it asked about all of them"
         terminal.tell(f"the filter of {agent} is not asked: {why}")
     if own.output == "json":

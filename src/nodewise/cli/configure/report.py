@@ -10,10 +10,10 @@ import msgspec
 
 from nodewise.cli import exit_codes
 from nodewise.cli.configure.options import ConfigureOptions
-from nodewise.configure import difference, host
+from nodewise.configure import diff, host
 from nodewise.configure.backups import Backup
 from nodewise.configure.files import Change
-from nodewise.configure.host import Asked, Plan
+from nodewise.configure.host import HostRequest, Plan
 from nodewise.errors import BadInput
 from nodewise.visible import visible
 
@@ -33,7 +33,7 @@ def problems(error: BadInput) -> int:
     return exit_codes.FAILED
 
 
-def plan_of(asked: Asked, plan: Plan) -> None:
+def plan_of(asked: HostRequest, plan: Plan) -> None:
     """Where files are, and what an operator should know before they change."""
     say(f'Manifest file is located at: "{asked.manifest}"')
     if plan.version is not None:
@@ -46,7 +46,7 @@ def plan_of(asked: Asked, plan: Plan) -> None:
         say(text)
 
 
-def changes(options: ConfigureOptions, asked: Asked, plan: Plan) -> None:
+def changes(options: ConfigureOptions, asked: HostRequest, plan: Plan) -> None:
     """What would change in each file; keys and certificates are not shown."""
     colour = sys.stdout.isatty() and not options.no_color and not os.environ.get("NO_COLOR")
     for change in plan.changes:
@@ -61,7 +61,7 @@ def changes(options: ConfigureOptions, asked: Asked, plan: Plan) -> None:
         elif options.output == "text":
             sys.stderr.flush()
             click.echo(
-                difference.unified(change.path, change.before, change.after, colour=colour),
+                diff.unified_diff(change.path, change.before, change.after, colour=colour),
                 nl=False,
                 color=True,
             )
@@ -76,7 +76,7 @@ _HEADS: Final = {
 }
 
 
-def _kind(asked: Asked, change: Change) -> str:
+def _kind(asked: HostRequest, change: Change) -> str:
     if change.path == asked.manifest:
         return "Manifest"
     if change.path in asked.deployments:
@@ -84,7 +84,7 @@ def _kind(asked: Asked, change: Change) -> str:
     return "Certs" if os.path.basename(change.path) in host.PAPERS else "Scheduler config"
 
 
-def done(asked: Asked, plan: Plan, backup: Backup | None) -> None:
+def done(asked: HostRequest, plan: Plan, backup: Backup | None) -> None:
     """What was written and removed, and where backups are."""
     if backup is not None and plan.changed:
         say(f'Backups written to folder "{backup.path}"')
@@ -105,7 +105,7 @@ def done(asked: Asked, plan: Plan, backup: Backup | None) -> None:
         say(f"  {line}")
 
 
-def _papers_done(asked: Asked, papers: Sequence[Change]) -> None:
+def _papers_done(asked: HostRequest, papers: Sequence[Change]) -> None:
     """Certificates and keys, which are told together."""
     if any(change.after is not None for change in papers):
         say(f'Certs written to folder "{asked.cert_dir}"')
@@ -144,5 +144,5 @@ def summary(options: ConfigureOptions, plan: Plan, backup: Backup | None, *, wri
 def _file(change: Change) -> dict[str, Any]:
     is_secret = os.path.basename(change.path) in host.PAPERS
     what = "none" if change.is_none else "remove" if change.after is None else "write"
-    text = "" if is_secret else difference.unified(change.path, change.before, change.after)
+    text = "" if is_secret else diff.unified_diff(change.path, change.before, change.after)
     return {"path": change.path, "change": what, "diff": text}

@@ -20,7 +20,7 @@ from nodewise.cli.options import CommandLine
 from nodewise.cli.settings import CommandOptions
 from nodewise.cli.simulate import plots
 from nodewise.configure import scheduler
-from nodewise.configure.scheduler import Wish
+from nodewise.configure.scheduler import SchedulerOptions
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender.weights import ChainOptions
 from nodewise.observe import logs
@@ -142,7 +142,7 @@ def _asked(names: str, own: BurstOptions, command_line: CommandLine) -> Asked:
         raise BadSettings("settings", [Problem("--agents", ", ".join(others), wanted)])
     agent_options = {kind.name: command_line.agent_options(kind) for kind in chosen}
     roles = [agent_kinds.role(kind, agent_options[kind.name]) for kind in chosen]
-    wish = Wish(URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight})
+    wish = SchedulerOptions(URL, filter_all_pods=own.filter_all_pods, weights={"": own.entry_weight})
     entries = scheduler.configuration(roles, wish)["extenders"]
     chain = command_line.settings(ChainOptions)
     return Asked(",".join(kind.name for kind in chosen), chosen, agent_options, chain, entries)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from nodewise import agents
-from nodewise.configure import secondary
+from nodewise.configure import second_scheduler
 from nodewise.doctor.collectors.cluster_reader import (
     ADMISSION_BINDINGS,
     ADMISSION_POLICIES,
@@ -83,19 +83,19 @@ def needed_rights(extender: Extender, metrics: Sequence[str] = ()) -> list[Right
     return list(dict.fromkeys([*rights, *_rights_of_metrics(extender, metrics)]))
 
 
-def _rules(extender: Extender) -> tuple[list[secondary.Rule], list[secondary.Rule]]:
+def _rules(extender: Extender) -> tuple[list[second_scheduler.Rule], list[second_scheduler.Rule]]:
     """The rules for the cluster, and for nodewise's own namespace."""
-    cluster_rules, own_rules = list(secondary.CLUSTER_RULES), list(secondary.RULES)
+    cluster_rules, own_rules = list(second_scheduler.CLUSTER_RULES), list(second_scheduler.RULES)
     if "gpu" in extender.agents:
-        cluster_rules += secondary.GPU_CLUSTER_RULES
-        own_rules += secondary.GPU_RULES
+        cluster_rules += second_scheduler.GPU_CLUSTER_RULES
+        own_rules += second_scheduler.GPU_RULES
     kinds = filter(None, map(agents.find, extender.agents))
     if any(kind.keeps_memory for kind in kinds) and not extender.settings.get("state"):
-        own_rules += secondary.MEMORY_RULES
+        own_rules += second_scheduler.MEMORY_RULES
     return cluster_rules, own_rules
 
 
-def _rights_of_rule(rule: secondary.Rule, namespace: str) -> Iterator[Right]:
+def _rights_of_rule(rule: second_scheduler.Rule, namespace: str) -> Iterator[Right]:
     for group in rule["apiGroups"]:
         for name in rule["resources"]:
             for verb in rule["verbs"]:

@@ -10,7 +10,7 @@ _COLOURS: Final = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
 _END: Final = "\x1b[0m"
 
 
-def unified(path: str, before: bytes | None, after: bytes | None, *, colour: bool = False) -> str:
+def unified_diff(path: str, before: bytes | None, after: bytes | None, *, colour: bool = False) -> str:
     """A unified diff; empty where nothing changes."""
     old, new = (_lines(data) for data in (before, after))
     names = (path if before is not None else "/dev/null", path if after is not None else "/dev/null")
@@ -34,7 +34,7 @@ def _coloured(lines: Iterator[str]) -> Iterator[str]:
         yield f"{colour}{line}{_END}" if colour else line
 
 
-def of_pod(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
+def pod_changes(old: Mapping[str, Any], new: Mapping[str, Any], at: int) -> list[str]:
     """What changes in the pod, one line each."""
 
     def parts(root: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _BACK: Final = """\
 """
 
 
-class Repeat(NamedTuple):
+class OtherHostRun(NamedTuple):
     """What a run elsewhere is made of."""
 
     version: str
@@ -35,7 +35,7 @@ class Repeat(NamedTuple):
     """Of what kube-scheduler reads, as the manifest's annotation has it."""
 
 
-def script(repeat: Repeat) -> str:
+def script(repeat: OtherHostRun) -> str:
     """For a shell."""
     is_ours = f"{{ echo 'another version of nodewise: wanted {repeat.version}' >&2; exit 1; }}"
     pattern = shlex.quote(f" {repeat.version}$")
@@ -55,7 +55,7 @@ def script(repeat: Repeat) -> str:
     return _HEAD + "\n".join(lines) + _BACK
 
 
-def value(repeat: Repeat) -> dict[str, Any]:
+def document(repeat: OtherHostRun) -> dict[str, Any]:
     """The same for programs."""
     return {
         "version": repeat.version,

@@ -9,9 +9,9 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure import command, versions, yamltext
+from nodewise.configure import scheduler_command, versions, yaml_editor
 from nodewise.configure.versions import Version
-from nodewise.configure.yamltext import Document
+from nodewise.configure.yaml_editor import Document
 from nodewise.errors import BadInput, Problem
 
 CONFIG_VOLUME: Final = "schedulerconfig"
@@ -25,7 +25,7 @@ DNS_POLICY: Final = "ClusterFirstWithHostNet"
 """A pod of the host's network finds no Service by name without."""
 
 
-class Before(NamedTuple):
+class PriorState(NamedTuple):
     """What the pod had before we came."""
 
     dns_policy: str | None = None
@@ -53,11 +53,11 @@ class Manifest(NamedTuple):
     @property
     def config(self) -> str | None:
         """The configuration that is read now, as the container names it."""
-        return command.value(self.container, "config")
+        return scheduler_command.flag_value(self.container, "config")
 
     @property
     def kubeconfig(self) -> str:
-        return command.value(self.container, "kubeconfig") or ""
+        return scheduler_command.flag_value(self.container, "kubeconfig") or ""
 
     @property
     def own_config(self) -> str | None:
@@ -78,14 +78,14 @@ class Manifest(NamedTuple):
         return self._annotations.get(HASH)
 
     @property
-    def before(self) -> Before | None:
+    def before(self) -> PriorState | None:
         """As a former run wrote it down; None: there was none of ours."""
         text = self._annotations.get(BEFORE)
         if text is None:
             return None
         try:
             found = json.loads(text)
-            return Before(found.get("dnsPolicy"), found.get("config"), found.get("backup"))
+            return PriorState(found.get("dnsPolicy"), found.get("config"), found.get("backup"))
         except (ValueError, AttributeError) as error:
             wanted = "as `nodewise configure` wrote it"
             raise BadInput(
@@ -108,21 +108,21 @@ class Manifest(NamedTuple):
         return path
 
 
-class Wanted(NamedTuple):
+class DesiredState(NamedTuple):
     """What the pod is to have."""
 
     config: str
     certs: str
     """The host's folder; empty where nothing needs certificates."""
     config_hash: str
-    before: Before
+    before: PriorState
 
 
 def read(data: bytes, name: str, container: str = "") -> Manifest:
     """`BadInput` for what is no pod of kube-scheduler."""
     if not data.strip():
         raise BadInput("not found error: spec not found", [Problem(name, "an empty file", "a Pod")])
-    document = yamltext.parse(data, name)
+    document = yaml_editor.parse(data, name)
     root = document.value
     if not isinstance(root, dict):
         raise BadInput(f'unmarshaling of "{name}" failed', [Problem("root", "no map", "a Pod")])
@@ -135,7 +135,7 @@ def read(data: bytes, name: str, container: str = "") -> Manifest:
     found = Manifest(document, _which(spec.get("containers"), container))
     for where, field in ((found.container, "volumeMounts"), (spec, "volumes")):
         _check_list(where, field)
-    command.field(found.container)
+    scheduler_command.flags_field(found.container)
     return found
 
 
@@ -143,14 +143,14 @@ def version(manifest: Manifest) -> Version:
     image = manifest.container.get("image")
     if not isinstance(image, str):
         raise BadInput("not found error: imageName not found")
-    return versions.of_image(image)
+    return versions.parse_image(image)
 
 
-def configured(manifest: Manifest, wanted: Wanted) -> dict[str, Any]:
+def add_configuration(manifest: Manifest, wanted: DesiredState) -> dict[str, Any]:
     """The pod with our configuration. `BadInput` where somebody else's mount is in its place."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
     container = root["spec"]["containers"][manifest.at]
-    container.update(command.configured(container, wanted.config))
+    container.update(scheduler_command.with_config(container, wanted.config))
     mounts = {CONFIG_VOLUME: {"mountPath": wanted.config, "name": CONFIG_VOLUME, "readOnly": True}}
     volumes = {CONFIG_VOLUME: {"hostPath": {"path": wanted.config, "type": "File"}, "name": CONFIG_VOLUME}}
     if wanted.certs:
@@ -177,39 +177,37 @@ def configured(manifest: Manifest, wanted: Wanted) -> dict[str, Any]:
     return root
 
 
-def unconfigured(manifest: Manifest) -> dict[str, Any]:
-    """The pod without all that we put in, and with what we replaced."""
+def remove_configuration(manifest: Manifest) -> dict[str, Any]:
+    """The pod without everything that `add_configuration` added, and with what it replaced."""
     root: dict[str, Any] = copy.deepcopy(manifest.document.value)
     if manifest.before is None and manifest.own_config is None:
         return root
     spec, container = root["spec"], root["spec"]["containers"][manifest.at]
-    before = manifest.before or Before()
-    container.update(command.configured(container, manifest.users_config or before.config))
+    before = manifest.before or PriorState()
+    container.update(scheduler_command.with_config(container, manifest.users_config or before.config))
     for where, field in ((container, "volumeMounts"), (spec, "volumes")):
         _put(where, field, [entry for entry in where.get(field) or [] if entry["name"] not in OURS])
     if spec.get("dnsPolicy") == DNS_POLICY:
-        spec.pop("dnsPolicy")
-        if before.dns_policy is not None:
-            spec["dnsPolicy"] = before.dns_policy
-    metadata = root.get("metadata") or {}
-    annotations = metadata.get("annotations") or {}
-    if BEFORE in annotations or HASH in annotations:
-        _put(
-            metadata,
-            "annotations",
-            {key: annotations[key] for key in annotations if key not in (BEFORE, HASH)},
-        )
+        _put(spec, "dnsPolicy", before.dns_policy)
+    _remove_annotations(root.get("metadata") or {})
     return root
 
 
-def former(manifest: Manifest) -> Before:
+def _remove_annotations(metadata: dict[str, Any]) -> None:
+    annotations = metadata.get("annotations") or {}
+    if not {BEFORE, HASH}.isdisjoint(annotations):
+        others = {key: value for key, value in annotations.items() if key not in (BEFORE, HASH)}
+        _put(metadata, "annotations", others)
+
+
+def prior_state(manifest: Manifest) -> PriorState:
     """What was there before us; of a pod that the older configurator edited, as far as it can be known."""
     found = manifest.before
     if found is not None:
         return found
     policy = manifest.spec.get("dnsPolicy")
     taken_over = manifest.own_config is not None and policy == DNS_POLICY
-    return Before(None if taken_over else policy, manifest.users_config)
+    return PriorState(None if taken_over else policy, manifest.users_config)
 
 
 def _put(where: dict[str, Any], field: str, value: Any) -> None:

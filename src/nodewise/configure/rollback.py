@@ -3,50 +3,50 @@
 import os
 from collections.abc import Iterator, Sequence
 
-from nodewise.configure import backups, difference, manifest, yamltext
+from nodewise.configure import backups, diff, static_pod, yaml_editor
 from nodewise.configure.backups import Index
-from nodewise.configure.files import Change, content, digest
+from nodewise.configure.files import Change, digest, read_file
 from nodewise.configure.host import (
     NAMES,
-    Asked,
+    HostRequest,
     Plan,
-    changed,
-    cluster,
+    cluster_digest,
     config_hash,
     config_path,
-    managed,
-    needed,
+    file_change,
+    managed_files,
+    read_required,
 )
-from nodewise.configure.manifest import Before, Manifest
+from nodewise.configure.static_pod import Manifest, PriorState
 from nodewise.errors import BadInput, Problem
 
 
-def removal(asked: Asked) -> Plan:
+def plan_uninstall(asked: HostRequest) -> Plan:
     """What has to change so that all is gone that a run put here."""
-    found = manifest.read(needed(asked.manifest), asked.manifest, asked.container)
-    value = manifest.unconfigured(found)
-    pod = changed(asked.manifest, yamltext.rewritten(found.document, value), 0o600)
+    found = static_pod.read(read_required(asked.manifest), asked.manifest, asked.container)
+    value = static_pod.remove_configuration(found)
+    pod = file_change(asked.manifest, yaml_editor.rewrite(found.document, value), 0o600)
     changes: list[Change] = []
     warnings: list[str] = []
     if found.own_config is not None:
         changes, warnings = _own_files(found)
         if found.users_config:
             warnings.append(f"the configuration {found.users_config} is not ours, and stays")
-    said = difference.of_pod(found.document.value, value, found.at)
+    said = diff.pod_changes(found.document.value, value, found.at)
     return Plan([pod, *changes], (), warnings, None, said, found.own_certs or "")
 
 
-def restored(asked: Asked, folder: str) -> Plan:
+def plan_restore(asked: HostRequest, folder: str) -> Plan:
     """What brings a backup back, the manifest last. `BadInput` for one that is of elsewhere, unless that is wanted."""
-    changes = backups.restoration(folder, [config_path(asked), asked.manifest])
-    index = backups.index_of(folder)
+    changes = backups.restore_changes(folder, [config_path(asked), asked.manifest])
+    index = backups.read_index(folder)
     problems = [] if index is None else list(_of_elsewhere(index, asked))
     pods = _pods(changes, asked)
     problems += _of_another_version(*pods) if pods else []
     if problems and asked.existing != "replace":
         remedy = "--uninstall takes out what was put in and leaves the rest as it is now; --replace restores anyway"
         raise BadInput(f"the backup {folder} does not belong here", problems, remedy=remedy)
-    own = managed(asked)
+    own = managed_files(asked)
     if strangers := [
         Problem("file", change.path, "one that this command manages")
         for change in changes
@@ -58,28 +58,30 @@ def restored(asked: Asked, folder: str) -> Plan:
     warnings += [] if index is None else _outdated(index)
     said: list[str] = []
     if pods and pods[0].at == pods[1].at:
-        said = difference.of_pod(pods[0].document.value, pods[1].document.value, pods[0].at)
+        said = diff.pod_changes(pods[0].document.value, pods[1].document.value, pods[0].at)
     changes = sorted(changes, key=lambda change: change.path == asked.manifest)
     return Plan(changes, warnings=warnings, summary=said)
 
 
-def _of_elsewhere(index: Index, asked: Asked) -> Iterator[Problem]:
+def _of_elsewhere(index: Index, asked: HostRequest) -> Iterator[Problem]:
     if index.manifest and index.manifest != asked.manifest:
         yield Problem(
             "--restore", f"a backup of another manifest, {index.manifest}", f"one of {asked.manifest}"
         )
-    here = cluster(asked)
+    here = cluster_digest(asked)
     if index.cluster and here and index.cluster != here:
-        yield Problem("--restore", "a backup of another cluster, by its pki/ca.crt", "one of this cluster")
+        yield Problem(
+            "--restore", "a backup of another cluster_digest, by its pki/ca.crt", "one of this cluster"
+        )
 
 
-def _pods(changes: Sequence[Change], asked: Asked) -> tuple[Manifest, Manifest] | None:
+def _pods(changes: Sequence[Change], asked: HostRequest) -> tuple[Manifest, Manifest] | None:
     """The manifest now and then; None where one of the two cannot be read, for then the backup may be the cure."""
     for change in changes:
         if change.path == asked.manifest and change.before is not None and change.after is not None:
             try:
                 now, then = (
-                    manifest.read(data, asked.manifest, asked.container)
+                    static_pod.read(data, asked.manifest, asked.container)
                     for data in (change.before, change.after)
                 )
             except BadInput:
@@ -102,28 +104,28 @@ def _outdated(index: Index) -> Iterator[str]:
     if index.host and index.host != host:
         yield f"this backup was made on the host {index.host}, and this is {host}"
     for one in index.files:
-        if digest(content(one.path)) not in {one.before, one.after}:
+        if digest(read_file(one.path)) not in {one.before, one.after}:
             yield f"{one.path} was changed since that run, which is lost"
 
 
 def _own_files(found: Manifest) -> tuple[list[Change], list[str]]:
     """Files to remove, or to bring back; those that somebody changed stay."""
     config, certs = found.own_config or "", found.own_certs
-    before = found.before or Before()
+    before = found.before or PriorState()
     paths = [os.path.join(certs, name) for name in NAMES.values()] if certs else []
     papers = [path for path in paths if os.path.isfile(path)]
-    contents = [content(path) or b"" for path in [config, *papers]]
+    contents = [read_file(path) or b"" for path in [config, *papers]]
     if config_hash(contents) != found.config_hash:
         return [], [
             f"{path} is not as it was written, and stays"
             for path in [config, *papers]
             if os.path.isfile(path)
         ]
-    removed = [changed(path, None, 0) for path in papers]
+    removed = [file_change(path, None, 0) for path in papers]
     if not before.config or found.on_host(before.config) != config:
-        return [*removed, changed(config, None, 0)], []
+        return [*removed, file_change(config, None, 0)], []
     if not before.backup:
         raise BadInput(
             config, [Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")]
         )
-    return [changed(config, backups.kept(before.backup, config), 0), *removed], []
+    return [file_change(config, backups.original_content(before.backup, config), 0), *removed], []

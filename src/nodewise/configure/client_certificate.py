@@ -9,7 +9,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from nodewise.configure.certificate_facts import is_ca, public_der
+from nodewise.configure.certificates import is_ca, public_der
 from nodewise.errors import Problem, shown
 from nodewise.serve.client_authorizer import client_of
 from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
@@ -17,7 +17,7 @@ from nodewise.serve.options import ISSUED_CLIENT, SCHEDULER
 _SOON: Final = dt.timedelta(days=30)
 
 
-class Papers(NamedTuple):
+class ClientCertificate(NamedTuple):
     """Contents in PEM."""
 
     cert: bytes
@@ -25,14 +25,14 @@ class Papers(NamedTuple):
     ca: bytes | None
 
 
-class Findings(NamedTuple):
+class CheckResult(NamedTuple):
     problems: Sequence[Problem]
     warnings: Sequence[str]
 
 
-def findings(
-    papers: Papers, others: Mapping[str, bytes], now: dt.datetime, *, allow_ca_key: bool
-) -> Findings:
+def check(
+    papers: ClientCertificate, others: Mapping[str, bytes], now: dt.datetime, *, allow_ca_key: bool
+) -> CheckResult:
     """All that is wrong with a client's papers. `others`: files near them, among which may be a CA's certificate."""
     chain, authority = _certificates(papers.cert), _certificates(papers.ca or b"")
     key = _public_key(papers.key)
@@ -61,7 +61,7 @@ def findings(
             problems.append(Problem("-key", said, wanted))
     if authority and not any(map(is_ca, authority)):
         warnings.append("--ca is no CA's certificate")
-    return Findings(problems, warnings)
+    return CheckResult(problems, warnings)
 
 
 def _wrong_leaf(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:

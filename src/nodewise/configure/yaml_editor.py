@@ -58,7 +58,7 @@ def parse(data: bytes, name: str) -> Document:
     return Document(name, data.decode(), nodes[0], _copied(values[0]))
 
 
-def rewritten(document: Document, wanted: Any) -> bytes:
+def rewrite(document: Document, wanted: Any) -> bytes:
     """The text that says what is wanted, changed in as few places as possible. `BadInput` where that cannot be."""
     edits = sorted(_edits(document, document.node, document.value, wanted))
     text, at, pieces = document.text, 0, []
@@ -69,7 +69,7 @@ def rewritten(document: Document, wanted: Any) -> bytes:
         at = edit.end
     found = "".join([*pieces, text[at:]]).encode()
     try:
-        same = key_of(parse(found, document.name).value) == key_of(wanted)
+        same = comparison_key(parse(found, document.name).value) == comparison_key(wanted)
     except BadInput:
         same = False
     return found if same else _refuse(document)
@@ -89,22 +89,22 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
 _Dumper.add_representer(str, _text)
 
 
-def dumped(value: Any) -> str:
+def dump(value: Any) -> str:
     """A value as a text of its own."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
-def key_of(value: Any) -> str:
+def comparison_key(value: Any) -> str:
     """A text that is the same for the same value only: 1 is not true, and the order of keys does not count."""
     if isinstance(value, dict):
-        return "{" + ",".join(sorted(f"{key!r}:{key_of(item)}" for key, item in value.items())) + "}"
+        return "{" + ",".join(sorted(f"{key!r}:{comparison_key(item)}" for key, item in value.items())) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(key_of, value)) + "]"
+        return "[" + ",".join(map(comparison_key, value)) + "]"
     return repr(value)
 
 
 def _edits(document: Document, node: yaml.Node, old: Any, new: Any) -> Iterator[Edit]:
-    if key_of(old) == key_of(new):
+    if comparison_key(old) == comparison_key(new):
         return
     if isinstance(node, yaml.MappingNode) and isinstance(old, dict) and isinstance(new, dict) and new:
         yield from _of_mapping(document, node, old, new)
@@ -122,7 +122,7 @@ def _of_mapping(
     spans = [(key.start_mark.index, _after(document.text, key, value)) for key, value in entries.values()]
     gone = [at for at, name in enumerate(entries) if name in old and name not in new]
     for name, item in new.items():
-        if name in old and key_of(old[name]) != key_of(item):
+        if name in old and comparison_key(old[name]) != comparison_key(item):
             if name not in entries:
                 _refuse(document)
             yield from _edits(document, entries[name][1], old[name], item)
@@ -150,7 +150,7 @@ def _of_sequence(
 ) -> Iterator[Edit]:
     spans = _items(document, node)
     matcher = difflib.SequenceMatcher(
-        None, [key_of(item) for item in old], [key_of(item) for item in new], False
+        None, [comparison_key(item) for item in old], [comparison_key(item) for item in new], False
     )
     for what, start, end, first, last in matcher.get_opcodes():
         kept = min(end - start, last - first) if what == "replace" else 0

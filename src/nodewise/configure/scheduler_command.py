@@ -16,7 +16,7 @@ _OBSOLETE: Final = {
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "busybox"})
 
 
-def field(container: Mapping[str, Any]) -> str:
+def flags_field(container: Mapping[str, Any]) -> str:
     """The list that has the flags: `args` where there is one, for it comes later and counts. `BadInput` for none."""
     _strings(container, "command")
     _strings(container, "args")
@@ -32,7 +32,7 @@ def field(container: Mapping[str, Any]) -> str:
     return "args" if container.get("args") else "command"
 
 
-def value(container: Mapping[str, Any], name: str) -> str | None:
+def flag_value(container: Mapping[str, Any], name: str) -> str | None:
     """What a flag says; the last one counts."""
     found = None
     for words in (container.get("command") or [], container.get("args") or []):
@@ -43,12 +43,12 @@ def value(container: Mapping[str, Any], name: str) -> str | None:
     return found
 
 
-def configured(container: Mapping[str, Any], config: str | None) -> dict[str, list[str]]:
+def with_config(container: Mapping[str, Any], config: str | None) -> dict[str, list[str]]:
     """`command` and `args` as they are to be: one `--config`, where the first one was, and no flag of the policy.
 
     None takes `--config` out.
     """
-    place = field(container)
+    place = flags_field(container)
     lists = {name: list(container[name]) for name in ("command", "args") if container.get(name) is not None}
     edited = {name: _edited(words, config) for name, words in lists.items()}
     placed = [name for name, words in edited.items() if f"--config={config}" in words]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from nodewise.configure import yamltext
+from nodewise.configure import yaml_editor
 from nodewise.configure.versions import Version
-from nodewise.configure.yamltext import Document
+from nodewise.configure.yaml_editor import Document
 from nodewise.errors import BadInput, Problem
 
 _GROUP: Final = "kubescheduler.config.k8s.io/"
@@ -42,7 +42,7 @@ _TLS: Final = frozenset(
 _DURATION: Final = re.compile(r"(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
 
 
-class Terms(NamedTuple):
+class RenderOptions(NamedTuple):
     """What a configuration has to say on this host."""
 
     version: Version
@@ -60,7 +60,7 @@ class Rendered(NamedTuple):
     warnings: Sequence[str]
 
 
-def of_template(data: bytes, name: str, terms: Terms) -> Rendered:
+def render_template(data: bytes, name: str, terms: RenderOptions) -> Rendered:
     """A template with the version that this kube-scheduler reads, and with what it leaves out. `BadInput`: unusable."""
     document = _read(data, name)
     found = copy.deepcopy(document.value)
@@ -78,7 +78,9 @@ def of_template(data: bytes, name: str, terms: Terms) -> Rendered:
     return _rendered(document, found, warnings)
 
 
-def merged(data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], terms: Terms) -> Rendered:
+def merge_entries(
+    data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], terms: RenderOptions
+) -> Rendered:
     """A configuration that is there, with our entries among its own; an entry of the same address is replaced."""
     document = _read(data, name, extenders_needed=False)
     found = copy.deepcopy(document.value)
@@ -91,16 +93,16 @@ def merged(data: bytes, name: str, extenders: Sequence[Mapping[str, Any]], terms
     return _rendered(document, found, [])
 
 
-def of_value(value: Mapping[str, Any], terms: Terms) -> Rendered:
+def render_value(value: Mapping[str, Any], terms: RenderOptions) -> Rendered:
     """A configuration of our own making."""
     found = {**value, "apiVersion": terms.version.api_version}
     for entry in found["extenders"]:
         _complete(entry, terms)
     _check(found, "the built-in template", extenders_needed=True)
-    return Rendered(yamltext.dumped(found).encode(), found, [])
+    return Rendered(yaml_editor.dump(found).encode(), found, [])
 
 
-def files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def named_files(value: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Where a configuration names files, and which."""
     kubeconfig = (value.get("clientConnection") or {}).get("kubeconfig")
     if kubeconfig:
@@ -116,7 +118,7 @@ def has_key_data(value: Mapping[str, Any]) -> bool:
     return any((entry.get("tlsConfig") or {}).get("keyData") for entry in value.get("extenders") or [])
 
 
-def _complete(entry: dict[str, Any], terms: Terms) -> None:
+def _complete(entry: dict[str, Any], terms: RenderOptions) -> None:
     """What is left out, and would let anybody answer, or hold up every pod for as long as somebody likes."""
     entry.setdefault("httpTimeout", _HTTP_TIMEOUT)
     if not entry.get("enableHTTPS"):
@@ -131,7 +133,7 @@ def _complete(entry: dict[str, Any], terms: Terms) -> None:
 
 def _rendered(document: Document, value: dict[str, Any], warnings: Sequence[str]) -> Rendered:
     _check(value, document.name, extenders_needed=True)
-    return Rendered(yamltext.rewritten(document, value), value, [*warnings, *_doubtful(value)])
+    return Rendered(yaml_editor.rewrite(document, value), value, [*warnings, *_doubtful(value)])
 
 
 def _doubtful(value: Mapping[str, Any]) -> Iterable[str]:
@@ -149,7 +151,7 @@ def _doubtful(value: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _read(data: bytes, name: str, *, extenders_needed: bool = True) -> Document:
-    document = yamltext.parse(data, name)
+    document = yaml_editor.parse(data, name)
     if not isinstance(document.value, dict):
         raise BadInput(name, [Problem("", "no map", "a KubeSchedulerConfiguration")])
     _check(document.value, name, extenders_needed=extenders_needed)

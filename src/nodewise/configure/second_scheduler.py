@@ -7,7 +7,7 @@ may change the control plane. Its rights are those of deploy/rbac.yaml, gpu.yaml
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from nodewise.configure import yamltext
+from nodewise.configure import yaml_editor
 from nodewise.configure.scheduler import Role
 
 URL: Final = "http://127.0.0.1:9001"
@@ -53,7 +53,7 @@ MEMORY_RULES: Final = (
 )
 
 
-class Wish(NamedTuple):
+class SecondSchedulerOptions(NamedTuple):
     name: str
     """Of the scheduler, by which pods choose it, and of all objects."""
     namespace: str
@@ -64,7 +64,7 @@ class Wish(NamedTuple):
     configuration: Mapping[str, Any]
 
 
-def objects(wish: Wish) -> list[dict[str, Any]]:
+def objects(wish: SecondSchedulerOptions) -> list[dict[str, Any]]:
     """All that has to be applied, in order."""
     binds = any(role.binds for role in wish.agents)
     cluster_rules = [*CLUSTER_RULES, *(GPU_CLUSTER_RULES if binds else ())]
@@ -88,13 +88,13 @@ def objects(wish: Wish) -> list[dict[str, Any]]:
         *_bound(wish, "Role", wish.name, "", wish.namespace),
         {
             **_object(wish, "v1", "ConfigMap"),
-            "data": {"scheduler.yaml": yamltext.dumped(dict(_configuration(wish)))},
+            "data": {"scheduler.yaml": yaml_editor.dump(dict(_configuration(wish)))},
         },
         _deployment(wish),
     ]
 
 
-def _configuration(wish: Wish) -> Mapping[str, Any]:
+def _configuration(wish: SecondSchedulerOptions) -> Mapping[str, Any]:
     election = {
         "leaderElect": True,
         "resourceName": wish.name,
@@ -103,7 +103,7 @@ def _configuration(wish: Wish) -> Mapping[str, Any]:
     return {**wish.configuration, "leaderElection": election}
 
 
-def _object(wish: Wish, version: str, kind: str) -> dict[str, Any]:
+def _object(wish: SecondSchedulerOptions, version: str, kind: str) -> dict[str, Any]:
     return {
         "apiVersion": version,
         "kind": kind,
@@ -112,7 +112,7 @@ def _object(wish: Wish, version: str, kind: str) -> dict[str, Any]:
 
 
 def _bound(
-    wish: Wish, kind: str, role: str, suffix: str = "", namespace: str = ""
+    wish: SecondSchedulerOptions, kind: str, role: str, suffix: str = "", namespace: str = ""
 ) -> Iterable[dict[str, Any]]:
     name = f"{wish.name}-{suffix}" if suffix else wish.name
     yield {
@@ -124,7 +124,7 @@ def _bound(
     }
 
 
-def _deployment(wish: Wish) -> dict[str, Any]:
+def _deployment(wish: SecondSchedulerOptions) -> dict[str, Any]:
     labels = {"app": wish.name}
     pod = {
         "serviceAccountName": wish.name,
@@ -148,7 +148,7 @@ def _deployment(wish: Wish) -> dict[str, Any]:
     }
 
 
-def _scheduler(wish: Wish) -> dict[str, Any]:
+def _scheduler(wish: SecondSchedulerOptions) -> dict[str, Any]:
     return {
         "name": "scheduler",
         "image": wish.scheduler_image,
@@ -164,7 +164,7 @@ def _scheduler(wish: Wish) -> dict[str, Any]:
     }
 
 
-def _nodewise(wish: Wish) -> dict[str, Any]:
+def _nodewise(wish: SecondSchedulerOptions) -> dict[str, Any]:
     agents = ",".join(role.agent for role in wish.agents)
     return {
         "name": "nodewise",

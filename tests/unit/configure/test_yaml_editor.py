@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.configure import manifest, yamltext
-from nodewise.configure.manifest import Before, Wanted
+from nodewise.configure import static_pod, yaml_editor
+from nodewise.configure.static_pod import DesiredState, PriorState
 from nodewise.errors import BadInput
 from tests.conformance.configure import pods
 
@@ -42,9 +42,9 @@ STYLES = st.sampled_from(
 @settings(deadline=None)
 @given(old=MAPS, new=MAPS, style=STYLES)
 def test_a_text_says_what_is_wanted_or_is_refused(old, new, style):
-    document = yamltext.parse(style(old).encode(), "t")
+    document = yaml_editor.parse(style(old).encode(), "t")
     try:
-        text = yamltext.rewritten(document, new)
+        text = yaml_editor.rewrite(document, new)
     except BadInput:
         return
     assert yaml.safe_load(text) == new
@@ -58,19 +58,19 @@ def test_a_text_says_what_is_wanted_or_is_refused(old, new, style):
 )
 def test_whatever_is_read_is_read_or_refused(data):
     try:
-        document = yamltext.parse(data, "t")
+        document = yaml_editor.parse(data, "t")
     except BadInput:
         return
-    assert yamltext.rewritten(document, document.value) == data
+    assert yaml_editor.rewrite(document, document.value) == data
 
 
 @pytest.mark.parametrize("style", [pods.text, json.dumps], ids=["yaml", "json"])
 @pytest.mark.parametrize("minor", range(19, 38))
 def test_all_that_is_put_in_can_be_taken_out_to_the_byte(minor, style):
     old = style(pods.pod(minor)).encode()
-    found = manifest.read(old, "m")
-    wanted = Wanted("/k/config.yaml", "/k/certs", "hash", Before())
-    new = yamltext.rewritten(found.document, manifest.configured(found, wanted))
-    again = manifest.read(new, "m")
-    assert yamltext.rewritten(again.document, manifest.configured(again, wanted)) == new
-    assert yamltext.rewritten(again.document, manifest.unconfigured(again)) == old
+    found = static_pod.read(old, "m")
+    wanted = DesiredState("/k/config.yaml", "/k/certs", "hash", PriorState())
+    new = yaml_editor.rewrite(found.document, static_pod.add_configuration(found, wanted))
+    again = static_pod.read(new, "m")
+    assert yaml_editor.rewrite(again.document, static_pod.add_configuration(again, wanted)) == new
+    assert yaml_editor.rewrite(again.document, static_pod.remove_configuration(again)) == old

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nodewise import trusted_files
-from nodewise.configure.files import content
+from nodewise.configure.files import read_file
 from nodewise.errors import BadInput
 
 CLUSTERS: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "peer.crt")
@@ -16,7 +16,7 @@ CLUSTERS: Final = ("ca.key", "sa.key", "apiserver.crt", "front-proxy-ca.crt", "p
 _KIND: Final = "KubeSchedulerConfiguration"
 
 
-def real(path: str) -> str:
+def resolve(path: str) -> str:
     """The file behind symbolic links. `BadInput` for a link that leads nowhere, or that others may change."""
     found = trusted_files.resolve(path)
     if os.path.islink(path) and not os.path.exists(found):
@@ -24,13 +24,13 @@ def real(path: str) -> str:
     return found
 
 
-def tried(path: str, problems: list[str], *, writes: bool = False) -> bytes | None:
+def read_checked(path: str, problems: list[str], *, writes: bool = False) -> bytes | None:
     """A file's content; else a problem."""
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(21, os.strerror(21))
-        found = content(path)
+        found = read_file(path)
         refusal = (_refusal(path) or _refusal(os.path.dirname(path))) if writes else ""
     except OSError as error:
         refusal = (error.strerror or str(error)).lower()
@@ -43,12 +43,12 @@ def tried(path: str, problems: list[str], *, writes: bool = False) -> bytes | No
     return found
 
 
-def clusters_own(folder: str | Path) -> str | None:
+def cluster_certificate(folder: str | Path) -> str | None:
     """A file by which a folder is known to hold a cluster's own certificates."""
     return next((name for name in CLUSTERS if os.path.lexists(os.path.join(folder, name))), None)
 
 
-def wrong_file(path: str, others: Iterable[str], *, writes: bool) -> Iterator[str]:
+def file_problems(path: str, others: Iterable[str], *, writes: bool) -> Iterator[str]:
     """Why a configuration cannot be written to a path. `others`: files that a run needs as they are."""
     folder = os.path.dirname(path)
     why = ""
@@ -66,7 +66,7 @@ def wrong_file(path: str, others: Iterable[str], *, writes: bool) -> Iterator[st
         yield f"{path}: holds {held}, which would be lost; wanted another -d, or another name of the template"
 
 
-def wrong_folder(path: str, *, writes: bool) -> Iterator[str]:
+def folder_problems(path: str, *, writes: bool) -> Iterator[str]:
     """Why certificates cannot be copied to a folder, which need not be there."""
     there = path
     while not os.path.lexists(there):
@@ -75,11 +75,11 @@ def wrong_folder(path: str, *, writes: bool) -> Iterator[str]:
         yield f"{path}: not a directory"
     elif writes and (why := _refusal(there) or _distrust(path)):
         yield f"{path}: {why}"
-    elif (name := clusters_own(path)) is not None:
+    elif (name := cluster_certificate(path)) is not None:
         yield f"{path}: the cluster's own certificates are there, such as {name}; wanted a folder of its own"
 
 
-def wrong_backups(path: str) -> Iterator[str]:
+def backup_folder_problems(path: str) -> Iterator[str]:
     """Why backups cannot be made in a folder."""
     if not os.path.isdir(path):
         why = "not a directory" if os.path.exists(path) else "no such file or directory"
@@ -88,7 +88,7 @@ def wrong_backups(path: str) -> Iterator[str]:
         yield f'user can\'t create folders to "{path}", err: {why}'
 
 
-def misplaced(folders: Iterable[str], pods: Sequence[str]) -> Iterator[str]:
+def static_pod_folder_problems(folders: Iterable[str], pods: Sequence[str]) -> Iterator[str]:
     """What the kubelet would take for a pod, or a folder that somebody may soon put into a pod's name."""
     own = [os.path.realpath(folder) for folder in pods]
     for path in sorted({*folders} - {""}):
@@ -117,7 +117,7 @@ def _distrust(folder: str) -> str:
 def _held(path: str) -> str:
     """What a file holds that is no configuration of kube-scheduler."""
     try:
-        data = content(path) or b""
+        data = read_file(path) or b""
     except OSError as error:
         return (error.strerror or str(error)).lower()
     except BadInput as error:
