@@ -2,11 +2,9 @@
 
 | file | what lives there |
 |---|---|
-| `factors.py` | from the annotation to a score |
-| `state.py` | annotations of nodes in, the slot of the snapshot out |
-| `details.py` | a node's factor, or why there is none, in words and numbers |
-| `agent.py` | answers a request by look-up |
 | `options.py` | settings |
+| `state.py` | reads the annotation of nodes into scores |
+| `agent.py` | answers requests by look-up, with the details for `explain` |
 
 Takes over from the agent of that name of kube-safe-scheduler.
 """
@@ -17,11 +15,11 @@ from typing import Any, Final
 from nodewise.agent import AgentKind, LoadScoring
 from nodewise.agents.congestion.agent import CongestionAgent, PodFields
 from nodewise.agents.congestion.options import CongestionOptions
-from nodewise.agents.congestion.state import CongestionNode, CongestionState, given
+from nodewise.agents.congestion.state import CongestionNode, CongestionState, annotation
 
 
 class CongestionKind(AgentKind):
-    """The row of the registry."""
+    """The agent `congestion`."""
 
     name = "congestion"
     summary = "prefer nodes that are not congested (annotation congestion-factor)"
@@ -31,8 +29,8 @@ class CongestionKind(AgentKind):
     load_scoring: LoadScoring = "aspect"
 
     def concerns(self, options: CongestionOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any node says how congested it is."""
-        return any(given(node) is not None for node in nodes)
+        """Whether any node has the annotation."""
+        return any(annotation(node) is not None for node in nodes)
 
     def state(self, options: CongestionOptions, sync_period_s: float) -> CongestionState:  # noqa: ARG002
         return CongestionState(options)

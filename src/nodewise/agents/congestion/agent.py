@@ -1,52 +1,96 @@
-"""Answers requests by look-up in the congestion slot. Pods make no difference."""
+"""Answers requests of the congestion agent by look-up. All pods get the same answers."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from nodewise.agent import FilterPlugin, Names, ScorePlugin, Scores, Snapshot, Verdict
-from nodewise.agents.congestion import details
 from nodewise.agents.congestion.options import CongestionOptions
-from nodewise.agents.congestion.state import Slot
+from nodewise.agents.congestion.state import Factors, Slot, why_missing
+from nodewise.statistics.annotations import CONGESTION_FACTOR
 from nodewise.statistics.missing import NoStatistics, NotReady
 
 PRIORITY: Final = "congestion"
 """Its name in kube-scheduler's configuration, as in the older system, which had no predicate."""
+_TEXT_BYTES: Final = 200
+"""Memory of a text that is kept, with its place in the mapping."""
 
 
 class PodFields(msgspec.Struct, frozen=True, gc=False):
-    """Nothing is read of a pod."""
+    """No field of a pod is read."""
 
 
 class CongestionAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot]):
-    """The agent `congestion`. It rejects nodes only with --when-missing reject."""
+    """The agent `congestion`. It rejects nodes only with `--when-missing reject`."""
 
     name = "congestion"
 
     def __init__(self, options: CongestionOptions) -> None:
-        self._options = options
+        self._max = options.congestion_factor_max
         self.filter_enabled = options.rejects_missing
         self.predicates = {PRIORITY: self.filter} if options.rejects_missing else {}
         self.priorities = {PRIORITY: self.score}
 
     def equivalence_key(self, pod: PodFields) -> tuple[()]:  # noqa: ARG002
-        """All pods get the same answers."""
         return ()
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
-        agent_state = self.state(snapshot)
-        if agent_state is None:
-            return Verdict(
-                np.ones(len(candidates), np.int16), (NotReady("nodewise", "nodes are not read yet"),)
-            )
-        told = details.of(agent_state, candidates, self._options.congestion_factor_max)
-        codes = np.isnan(told.factors).astype(np.int16)
-        return Verdict(codes, (NoStatistics(self.name),), details=told)
+        """Rejects nodes without a factor. Victims make no difference: their part in the congestion is unknown."""
+        state = self.state(snapshot)
+        if state is None:
+            reason = NotReady("nodewise", "nodes are not read yet")
+            return Verdict(np.ones(len(candidates), np.int16), (reason,))
+        details = self._details(state, candidates)
+        codes = np.isnan(details.factors).astype(np.int16)
+        return Verdict(codes, (NoStatistics(self.name),), details=details)
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:  # noqa: ARG002
-        agent_state = self.state(snapshot)
-        if agent_state is None:
+        state = self.state(snapshot)
+        if state is None:
             return None
-        told = details.of(agent_state, candidates, self._options.congestion_factor_max)
-        return Scores(agent_state.points[candidates.numbers], details=told)
+        return Scores(state.points[candidates.numbers], details=self._details(state, candidates))
+
+    def _details(self, state: Slot, candidates: Names) -> "CongestionDetails":
+        numbers = candidates.numbers
+        return CongestionDetails(numbers, state.factors[numbers], state.invalid_texts, self._max)
+
+
+class CongestionDetails(NamedTuple):
+    """The congestion factor of each candidate, as text and as a number (`agent.Details`)."""
+
+    candidates: NDArray[np.intp]
+    """By candidate: the node's number."""
+    factors: Factors
+    """By candidate."""
+    invalid_texts: Mapping[int, str]
+    """By node number, shared with the state."""
+    max_factor: int
+
+    @property
+    def nbytes(self) -> int:
+        """Includes the texts, which are not shared where each request brings its own nodes."""
+        return self.factors.nbytes + _TEXT_BYTES * len(self.invalid_texts)
+
+    def text(self, candidate: int) -> str:
+        """`congestion-factor 55 of 100`, or why there is none."""
+        factor = self.factors[candidate]
+        if np.isnan(factor):
+            return self._why_missing(candidate)
+        return f"{CONGESTION_FACTOR} {int(factor)} of {self.max_factor}"
+
+    def distances(self) -> NDArray[np.float64]:
+        """1 for a node without a factor."""
+        return np.isnan(self.factors).astype(np.float64)
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """`factor`, and `max`, at which the score is 0. Without a factor it is null, and `missing` says why."""
+        factor = self.factors[candidate]
+        if np.isnan(factor):
+            return {"factor": None, "max": self.max_factor, "missing": self._why_missing(candidate)}
+        return {"factor": int(factor), "max": self.max_factor}
+
+    def _why_missing(self, candidate: int) -> str:
+        return why_missing(self.invalid_texts.get(int(self.candidates[candidate])))

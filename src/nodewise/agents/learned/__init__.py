@@ -2,16 +2,13 @@
 
 | file | what lives there |
 |---|---|
-| `pods.py` | the fields of pods that are read, and of which type a pod is |
-| `outcomes.py` | what happened to a pod between two looks, as a reward |
-| `rewards.py` | the learning rule |
-| `memory.py` | what is known of each type on each node, bounded, and as it is kept |
-| `state.py` | pods in, the slot of the snapshot out |
-| `worth.py` | what nodes are worth to a type now |
-| `details.py` | the same of one node, in words and numbers |
-| `showing.py` | all that is known, as `/state/learned` shows it |
-| `agent.py` | answers a request by look-up |
 | `options.py` | settings |
+| `pods.py` | the fields of pods that are read, and the type of a pod |
+| `outcomes.py` | what happened to a pod between two versions, as a reward |
+| `rewards.py` | the learning rule |
+| `memory.py` | what is known of each type on each node, bounded, and its stored form |
+| `state.py` | learns from the changes of pods |
+| `agent.py` | answers requests by look-up, with expected rewards, details and `/state/learned` |
 
 Takes over from kubeRL, the reward-biased extender of kube-safe-scheduler.
 """
@@ -30,11 +27,11 @@ _PODS: Final = Resource("", "v1", "pods", "Pod")
 
 
 class NodeFields(msgspec.Struct, frozen=True, gc=False):
-    """Nothing is read of a node but its name."""
+    """No field of a node is read but its name."""
 
 
 class LearnedKind(AgentKind):
-    """The row of the registry."""
+    """The agent `learned`."""
 
     name = "learned"
     summary = "prefer nodes on which pods of the same type did not fail"
@@ -45,7 +42,7 @@ class LearnedKind(AgentKind):
     keeps_memory = True
 
     def watched(self, options: LearnedOptions) -> tuple[Watched, ...]:
-        """All pods that are on a node and may teach something."""
+        """All pods on nodes from which something can be learned."""
         return (Watched(PODS, _PODS, LivingPod, keep=keeper(options.learned_namespaces)),)
 
     def state(self, options: LearnedOptions, sync_period_s: float) -> LearnedState:  # noqa: ARG002

@@ -1,21 +1,14 @@
-"""Answers requests by look-up: how pods of the same type fared on each node."""
+"""Answers requests of the learned agent by look-up: the expected reward of a pod type on each node."""
 
-from collections.abc import Generator, Mapping
-from typing import Final
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import (
-    MAX_SCORE,
-    Names,
-    ScorePlugin,
-    Scores,
-    Snapshot,
-    StateExporter,
-)
-from nodewise.agents.learned import showing, worth
-from nodewise.agents.learned.details import LearnedDetails
+from nodewise.agent import MAX_SCORE, Names, ScorePlugin, Scores, Snapshot, StateExporter
+from nodewise.agents.learned.memory import Known
 from nodewise.agents.learned.options import LearnedOptions
 from nodewise.agents.learned.pods import AskingPod, asking_type, key
 from nodewise.agents.learned.rewards import Floats, Rule
@@ -23,12 +16,90 @@ from nodewise.agents.learned.state import Slot
 
 PRIORITY: Final = "rl-priority"
 """Its name in kube-scheduler's configuration, as in kubeRL."""
+NEVER_TRIED: Final = "never tried"
 _ROUNDING: Final = 1e-9
-"""Nine tenths of a reward of 1 are nine points, whatever doubles make of it."""
+"""A reward of 0.9 is 9 points although 10 * 0.9 may be a little less in floating point."""
+_NODES_PER_PART: Final = 256
+"""Nodes that are exported between two yields."""
+_encode = msgspec.json.encode
+
+
+class ExpectedRewards(NamedTuple):
+    """What a pod type can expect of nodes at a time: rewards faded until then, and the bonus of exploration."""
+
+    nodes: NDArray[np.intp]
+    """The numbers of the nodes on which the type was tried, in order. The other arrays are by place in this one."""
+    rewards: Floats
+    tried: NDArray[np.int64]
+    bonus: Floats
+    untried: float
+    """The reward of all other nodes."""
+    untried_bonus: float
+
+    @property
+    def nbytes(self) -> int:
+        return self.nodes.nbytes + self.rewards.nbytes + self.tried.nbytes + self.bonus.nbytes
+
+
+def expected_rewards(known: Known | None, now: float, rule: Rule) -> ExpectedRewards:
+    """As of a time in seconds since 1970; None for a type that was never tried."""
+    if known is None:
+        none = np.empty(0)
+        return ExpectedRewards(none.astype(np.intp), none, none.astype(np.int64), none, rule.prior, 0.0)
+    left = rule.left(now - known.at)
+    rewards = rule.prior + (known.rewards - rule.prior) * left
+    recent = known.recent * left
+    total = float(recent.sum())
+    untried_bonus = float(rule.bonus(np.zeros(1), total)[0])
+    return ExpectedRewards(
+        known.nodes, rewards, known.tried, rule.bonus(recent, total), rule.prior, untried_bonus
+    )
+
+
+class LearnedDetails(NamedTuple):
+    """What is known of a pod's type on each candidate (`agent.Details`)."""
+
+    type: str
+    candidates: NDArray[np.intp]
+    """By candidate: the node's number."""
+    expected: ExpectedRewards
+
+    @property
+    def nbytes(self) -> int:
+        return self.expected.nbytes
+
+    def text(self, candidate: int) -> str:
+        """`type web: reward 0.81 after 12 tries`."""
+        numbers = self.numbers(candidate)
+        tries = numbers["tried"]
+        known = f"reward {numbers['reward']:.2f} after {tries} {'try' if tries == 1 else 'tries'}"
+        bonus = f", bonus {numbers['bonus']:.2f}" if "bonus" in numbers else ""
+        return f"type {self.type}: {known if tries else NEVER_TRIED}{bonus}"
+
+    def distances(self) -> NDArray[np.float64]:
+        """0: no candidate is rejected."""
+        return np.zeros(len(self.candidates))
+
+    def numbers(self, candidate: int) -> Mapping[str, Any]:
+        """`reward`, the number of rewards `tried`, the pod's `type`, and the `bonus` of exploration if there is any.
+
+        `missing` where the type was never tried: the reward is the prior.
+        """
+        expected, node = self.expected, self.candidates[candidate]
+        place = int(np.searchsorted(expected.nodes, node))
+        if place == len(expected.nodes) or expected.nodes[place] != node:
+            reward, tried, bonus = expected.untried, 0, expected.untried_bonus
+        else:
+            reward, tried = float(expected.rewards[place]), int(expected.tried[place])
+            bonus = float(expected.bonus[place])
+        numbers: dict[str, Any] = {"reward": reward, "tried": tried, "type": self.type}
+        if not tried:
+            numbers["missing"] = NEVER_TRIED
+        return {**numbers, "bonus": bonus} if bonus else numbers
 
 
 class LearnedAgent(ScorePlugin[AskingPod, Slot], StateExporter[AskingPod, Slot]):
-    """The agent `learned`. It rejects no node: one on which a pod type was never tried has to be tried."""
+    """The agent `learned`. It rejects no node: a node on which a pod type was never tried has to be tried."""
 
     name = "learned"
 
@@ -38,23 +109,43 @@ class LearnedAgent(ScorePlugin[AskingPod, Slot], StateExporter[AskingPod, Slot])
         self.priorities = {PRIORITY: self.score}
 
     def score(self, pod: AskingPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        agent_state = self.state(snapshot)
-        if agent_state is None:
+        state = self.state(snapshot)
+        if state is None:
             return None
         type_ = asking_type(pod)
-        known = agent_state.types.get(key(pod.metadata.namespace, type_))
-        found = (
-            worth.nothing(self._rule) if known is None else worth.weigh(known, agent_state.now, self._rule)
-        )
-        untried = _points(np.array([found.untried + found.untried_bonus]))
+        known = state.types.get(key(pod.metadata.namespace, type_))
+        expected = expected_rewards(known, state.now, self._rule)
+        untried = _points(np.array([expected.untried + expected.untried_bonus]))
         by_node = np.full(len(snapshot.nodes) + 1, self._options.points_missing(int(untried[0])))
-        by_node[found.nodes] = _points(found.rewards + found.bonus)
-        details = LearnedDetails(type_, candidates.numbers, found)
+        by_node[expected.nodes] = _points(expected.rewards + expected.bonus)
+        details = LearnedDetails(type_, candidates.numbers, expected)
         return Scores(by_node[candidates.numbers], details=details)
 
     def export(self, state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:
-        """What is known, by pod type and node."""
-        return showing.state(state, self._rule, query)
+        """`{"types": {type: {node: {"reward", "tried"}}}}` in parts, types by name; `?type=NAMESPACE/TYPE` for one."""
+        selected = query.get("type")
+        names: Iterable[str] = sorted(state.types) if selected is None else {selected} & state.types.keys()
+        parts = []
+        for name in names:
+            nodes = yield from self._export_nodes(state, state.types[name])
+            parts.append(_encode(name) + b": {" + nodes + b"}")
+        return b'{"types": {' + b",\n".join(parts) + b"}}\n"
+
+    def _export_nodes(self, state: Slot, known: Known) -> Generator[None, None, bytes]:
+        expected = expected_rewards(known, state.now, self._rule)
+        names = state.nodes.names[expected.nodes].tolist()
+        entries: list[bytes] = []
+        for start in range(0, len(names), _NODES_PER_PART):
+            part = slice(start, start + _NODES_PER_PART)
+            rows = zip(
+                names[part], expected.rewards[part].tolist(), expected.tried[part].tolist(), strict=True
+            )
+            entries += [
+                _encode(name) + b": " + _encode({"reward": reward, "tried": tried})
+                for name, reward, tried in rows
+            ]
+            yield
+        return b", ".join(entries)
 
 
 def _points(rewards: Floats) -> NDArray[np.int64]:

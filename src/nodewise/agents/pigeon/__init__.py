@@ -11,10 +11,9 @@
 | `demand.py` | mean and covariance of what pods ask for |
 | `memory.py` | which pods have counted for that, and how it is kept |
 | `ranks.py` | from values to scores |
-| `details.py` | what the objective comes to on each node, in numbers and words |
-| `showing.py` | what the agent goes by, as `/state/pigeon` shows it |
+| `details.py` | the value of the objective on each node, as numbers and text |
 | `state.py` | nodes in, the slot of the snapshot out |
-| `agent.py` | answers a request |
+| `agent.py` | answers requests, and `/state/pigeon` |
 
 Takes over from the agent `pigeon` of kube-safe-scheduler 0.0.1.
 """
@@ -34,7 +33,7 @@ _PODS: Final = Resource("", "v1", "pods", "Pod")
 
 
 class PigeonKind(AgentKind):
-    """The row of the registry."""
+    """The agent `pigeon`."""
 
     name = "pigeon"
     summary = "spread or pack by what is requested of all nodes, as the pods that come need it"
@@ -45,16 +44,16 @@ class PigeonKind(AgentKind):
     keeps_memory = True
 
     def watched(self, options: PigeonOptions) -> tuple[Watched, ...]:
-        """The pods that are on a node, where these say how much is requested there."""
+        """Pods on nodes, if their requests are counted instead of read from annotations."""
         if options.pigeon_usage == "annotations":
             return ()
         keep = holding.keeper(options.pigeon_gpu_resource)
         return (Watched(PODS, _PODS, HeldPod, keep=keep, selectors=SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any node says how much is requested there."""
-        given = (node.metadata.annotations for node in nodes)
-        return any(one.requested_cpu is not None for one in given if one is not None)
+        """Whether any node has the annotations of requested resources."""
+        annotations = (node.metadata.annotations for node in nodes)
+        return any(entry.requested_cpu is not None for entry in annotations if entry is not None)
 
     def state(self, options: PigeonOptions, sync_period_s: float) -> PigeonState:  # noqa: ARG002
         from_pods = options.pigeon_usage == "pods"

@@ -1,8 +1,9 @@
-"""Answers requests: what the cluster would be like with the pod on each candidate, all other nodes counted in."""
+"""Answers requests of the pigeon agent: the objective for the cluster with the pod on each candidate."""
 
 from collections.abc import Generator, Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from nodewise.agent import (
@@ -15,16 +16,16 @@ from nodewise.agent import (
     Verdict,
 )
 from nodewise.agents.pigeon import demand as demands
-from nodewise.agents.pigeon import ranks, resources, showing
+from nodewise.agents.pigeon import ranks, resources
 from nodewise.agents.pigeon.config import Aim
 from nodewise.agents.pigeon.details import PigeonDetails, bits
 from nodewise.agents.pigeon.options import PigeonOptions
-from nodewise.agents.pigeon.resources import Row
+from nodewise.agents.pigeon.resources import NAMES, UNIT_NAMES, Row
 from nodewise.agents.pigeon.state import PigeonPod, Slot
 from nodewise.statistics.missing import NoStatistics, NotReady
 
 PRIORITY: Final = "pigeon-holing"
-"""What the older system calls the agent's scores."""
+"""The older system's name of the agent's scores."""
 
 
 class PigeonAgent(
@@ -43,49 +44,49 @@ class PigeonAgent(
         self.priorities = {PRIORITY: self.score}
 
     def equivalence_key(self, pod: PigeonPod) -> tuple[()]:  # noqa: ARG002
-        """Which nodes are rejected is the same for all pods."""
+        """The same nodes are rejected for all pods."""
         return ()
 
     def filter(self, pod: PigeonPod, candidates: Names, snapshot: Snapshot) -> Verdict | None:  # noqa: ARG002
-        """With --when-missing reject, nodes of which nobody says how much is requested there."""
-        agent_state = self.state(snapshot)
-        if agent_state is None:
+        """With `--when-missing reject`: rejects nodes whose requested resources are unknown."""
+        state = self.state(snapshot)
+        if state is None:
             return Verdict(
                 np.ones(len(candidates), np.int16), (NotReady(self.name, "the nodes are not read yet"),)
             )
-        missing = agent_state.missing[candidates.numbers] > 0
+        missing = state.missing[candidates.numbers] > 0
         return Verdict(missing.astype(np.int16), (NoStatistics(self.name),))
 
     def score(self, pod: PigeonPod, candidates: Names, snapshot: Snapshot) -> Scores | None:
         """Nodes that the pod does not fit get 0."""
-        agent_state = self.state(snapshot)
-        if agent_state is None:
+        state = self.state(snapshot)
+        if state is None:
             return None
-        wanted = resources.demand(pod, self._options.pigeon_gpu_resource)
+        demand = resources.demand(pod, self._options.pigeon_gpu_resource)
         details = self._details(
-            agent_state,
-            wanted[: self._aim.resources],
+            state,
+            demand[: self._aim.resources],
             candidates,
-            self._variability(agent_state, pod, wanted),
+            self._variability(state, pod, demand),
         )
         return Scores(self._points(details), details=details)
 
-    def _variability(self, agent_state: Slot, pod: PigeonPod, wanted: Row) -> float | None:
-        """Of what pods ask for, this one among them."""
-        if not agent_state.layout.follows_demand:
+    def _variability(self, state: Slot, pod: PigeonPod, demand: Row) -> float | None:
+        """The variability of what pods request, with this pod."""
+        if not state.layout.follows_demand:
             return None
-        return demands.variability(agent_state.memory.with_pod(pod.metadata.uid, wanted), agent_state.scale)
+        return demands.variability(state.memory.with_pod(pod.metadata.uid, demand), state.scale)
 
     def _details(
-        self, agent_state: Slot, wanted: Row, candidates: Names, variability: float | None
+        self, state: Slot, demand: Row, candidates: Names, variability: float | None
     ) -> PigeonDetails:
         numbers = candidates.numbers
-        lacking = agent_state.room[:, numbers] < wanted[:, None]
+        lacking = state.room[:, numbers] < demand[:, None]
         fits = ~lacking.any(axis=0)
         measured = np.full(len(numbers), np.nan)
         if fits.any():
-            measured[fits] = agent_state.layout.measured(numbers[fits], wanted)
-        missing = agent_state.missing[numbers]
+            measured[fits] = state.layout.measured(numbers[fits], demand)
+        missing = state.missing[numbers]
         return PigeonDetails(
             self._aim.objective, measured, variability, bits(lacking), missing if missing.any() else None
         )
@@ -99,5 +100,25 @@ class PigeonAgent(
         return np.where(unknown, given, self._rank(np.where(unknown, np.nan, values)))
 
     def export(self, state: Slot, query: Mapping[str, str]) -> Generator[None, None, bytes]:  # noqa: ARG002
-        """What pods ask for and what nodes have."""
-        return showing.state(state, self._aim)
+        """What pods request and what nodes have, for each resource that counts, in the units of the agent."""
+        statistics = state.memory.statistics
+        deviations = statistics.covariance.diagonal() ** 0.5
+        rows = zip(
+            NAMES,
+            UNIT_NAMES,
+            state.scale.tolist(),
+            statistics.mean.tolist(),
+            deviations.tolist(),
+            strict=False,
+        )
+        document = {
+            "objective": self._aim.objective,
+            "demand_variability": demands.variability(statistics, state.scale),
+            "pods": statistics.samples,
+            "resources": {
+                name: {"unit": unit, "node_mean": node, "pod_mean": mean, "pod_deviation": deviation}
+                for name, unit, node, mean, deviation in rows
+            },
+        }
+        yield
+        return msgspec.json.format(msgspec.json.encode(document)) + b"\n"

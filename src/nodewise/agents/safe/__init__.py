@@ -3,14 +3,11 @@
 | file | what lives there |
 |---|---|
 | `options.py` | settings |
-| `beta.py` | the beta distribution as a model of what a node uses |
+| `state.py` | the load of nodes, without and with a pod |
+| `beta.py` | the beta distribution as a model of a node's load |
 | `tail.py` | from mean and deviation to verdicts and scores, for all nodes at once |
-| `balance.py` | the score that spreads load |
-| `shares.py` | what of each node would be used with a pod there |
-| `details.py` | the numbers of each node, and words for them |
-| `reasons.py` | why a node is rejected, in words |
-| `state.py` | node statistics in, the slot of the snapshot out |
-| `agent.py` | answers a request |
+| `details.py` | the numbers of each node, and their texts |
+| `agent.py` | answers requests |
 
 Takes over from the agent `safe` of kube-safe-scheduler.
 """
@@ -29,7 +26,7 @@ from nodewise.statistics.load import UsageNode
 
 
 class SafeKind(AgentKind):
-    """The row of the registry."""
+    """The agent `safe`."""
 
     name = "safe"
     summary = "avoid nodes that are probably overloaded, by measured use"
@@ -39,7 +36,7 @@ class SafeKind(AgentKind):
     load_scoring: LoadScoring = "whole"
 
     def concerns(self, options: SafeOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
-        """Whether any node has statistics, or they are asked of metrics."""
+        """Whether any node has statistics, or they come from metrics."""
         return options.statistics == "metrics" or any(_has_statistics(node) for node in nodes)
 
     def state(self, options: SafeOptions, sync_period_s: float) -> SafeState:  # noqa: ARG002
@@ -55,8 +52,8 @@ _STATISTICS: Final = tuple(
 
 
 def _has_statistics(node: UsageNode) -> bool:
-    given = node.metadata.annotations
-    return given is not None and any(getattr(given, field) is not None for field in _STATISTICS)
+    annotations = node.metadata.annotations
+    return annotations is not None and any(getattr(annotations, field) is not None for field in _STATISTICS)
 
 
 KIND: Final = SafeKind()

@@ -1,12 +1,13 @@
-"""Answers requests: how probable it is that a node is overloaded with the pod on it, and how loaded it would be."""
+"""Answers requests of the safe agent: how probable it is that a node is overloaded with the pod, and its load then."""
 
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agent import (
+    MAX_SCORE,
     FilterPlugin,
     Names,
     Reason,
@@ -16,10 +17,10 @@ from nodewise.agent import (
     Verdict,
     Victims,
 )
-from nodewise.agents.safe import balance, reasons, shares
+from nodewise.agents.safe import state as shares
 from nodewise.agents.safe.details import RiskDetails
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.agents.safe.shares import Base, Shares
+from nodewise.agents.safe.state import Base, Shares
 from nodewise.agents.safe.tail import Tail
 from nodewise.statistics import requests
 from nodewise.statistics.load import RESOURCES
@@ -28,7 +29,8 @@ from nodewise.statistics.requests import Request, RequestingPod
 
 OWN_MISSING: Final = 0
 """The score of a node without statistics, as in the older system."""
-_NOTHING: Final = Request()
+_NO_REQUEST: Final = Request()
+_UNKNOWN_POINTS: Final = -1
 
 
 class PodMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -36,9 +38,27 @@ class PodMetadata(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodFields(RequestingPod, frozen=True, gc=False):
-    """What the agent reads of a pod."""
+    """The fields of a pod that are read."""
 
     metadata: PodMetadata = PodMetadata()
+
+
+class TooRisky(msgspec.Struct, frozen=True):
+    """With the pod, the risk that too much of the resource is used is too high."""
+
+    resource: str
+    percentile: int
+    utilization: int
+    is_failure: ClassVar[bool] = False
+
+    def text(self) -> str:
+        return f"safe: risk of {self.resource} above {self.percentile} %"
+
+    def remedy(self) -> str:
+        return (
+            f"the risk is that more than {self.utilization} % of the node's {self.resource} are used; it falls when "
+            "the node's load falls or varies less, or with a pod that requests less"
+        )
 
 
 class SafeAgent(FilterPlugin[PodFields, Base], ScorePlugin[PodFields, Base]):
@@ -47,83 +67,91 @@ class SafeAgent(FilterPlugin[PodFields, Base], ScorePlugin[PodFields, Base]):
     name = "safe"
 
     def __init__(self, options: SafeOptions) -> None:
-        """`BadSettings` if what it computes with is not installed."""
+        """`BadSettings` if a library that it needs is not installed."""
         self._options = options
         self._tail = Tail(options.safe_utilization / 100, options.safe_percentile / 100)
         self._points_missing = options.points_missing(OWN_MISSING)
-        risky = (
-            reasons.TooRisky(resource, options.safe_percentile, options.safe_utilization)
-            for resource in RESOURCES
+        risks = (
+            TooRisky(resource, options.safe_percentile, options.safe_utilization) for resource in RESOURCES
         )
-        self._reasons: tuple[Reason, ...] = (*risky, NoStatistics(self.name))
+        self._reasons: tuple[Reason, ...] = (*risks, NoStatistics(self.name))
         self.predicates = {"safe-overload": self.filter}
-        self.priorities = {
-            "safe-overload": self.score,
-            "safe-balance": self.balance,
-        }
+        self.priorities = {"safe-overload": self.score, "safe-balance": self.balance}
 
     def equivalence_key(self, pod: PodFields) -> Request:
-        """What the pod asks for; nothing else of it counts."""
+        """What the pod requests; no other field matters."""
         return requests.effective(pod)
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
-        """Rejects where the risk of overload is above the percentile."""
-        before = self.state(snapshot)
-        if before is None:
-            return _unready(candidates)
-        return self._judged(shares.with_pod(before, candidates.numbers, self.equivalence_key(pod)))
+        """Rejects nodes where the risk of overload is above the percentile."""
+        base = self.state(snapshot)
+        if base is None:
+            return _not_ready(candidates)
+        return self._verdict(shares.with_pod(base, candidates.numbers, self.equivalence_key(pod)))
 
     def preempt(
         self, pod: PodFields, candidates: Names, snapshot: Snapshot, victims: Victims
     ) -> Verdict | None:
-        """As `filter`: nobody knows what of the measured load goes with a victim.
+        """As `filter`: which part of the measured load is a victim's is unknown.
 
-        But where the pod itself is the victim its load is measured already, and is not added once more.
+        Where the pod itself is the victim, its load is measured already and is not added again.
         """
-        before = self.state(snapshot)
-        if before is None:
-            return _unready(candidates)
-        with_pod = shares.with_pod(before, candidates.numbers, self.equivalence_key(pod))
-        there = [pod.metadata.uid in victims.get(name, ()) for name in candidates.tolist()]
-        if any(there):
-            alone = shares.with_pod(before, candidates.numbers, _NOTHING)
-            with_pod = with_pod._replace(mean=np.where(there, alone.mean, with_pod.mean))
-        return self._judged(with_pod)
+        base = self.state(snapshot)
+        if base is None:
+            return _not_ready(candidates)
+        with_pod = shares.with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        is_running_there = [pod.metadata.uid in victims.get(name, ()) for name in candidates.tolist()]
+        if any(is_running_there):
+            measured = shares.with_pod(base, candidates.numbers, _NO_REQUEST)
+            with_pod = with_pod._replace(mean=np.where(is_running_there, measured.mean, with_pod.mean))
+        return self._verdict(with_pod)
 
     def score(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        """`safe-overload`: the less risk the better."""
-        before = self.state(snapshot)
-        if before is None:
+        """`safe-overload`: the lower the risk the higher the score."""
+        base = self.state(snapshot)
+        if base is None:
             return None
-        found = shares.with_pod(before, candidates.numbers, self.equivalence_key(pod))
-        return self._scores(self._tail.scores(found.mean, found.deviation), found)
+        with_pod = shares.with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        return self._scores(self._tail.scores(with_pod.mean, with_pod.deviation), with_pod)
 
     def balance(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Scores | None:
-        """`safe-balance`: the less load the better, the mean and how much it varies taken together."""
-        before = self.state(snapshot)
-        if before is None:
+        """`safe-balance`: the lower the load, mean and variation together, the higher the score."""
+        base = self.state(snapshot)
+        if base is None:
             return None
-        found = shares.with_pod(before, candidates.numbers, self.equivalence_key(pod))
-        return self._scores(balance.points(found), found)
+        with_pod = shares.with_pod(base, candidates.numbers, self.equivalence_key(pod))
+        return self._scores(_balance_points(with_pod), with_pod)
 
-    def _judged(self, found: Shares) -> Verdict:
-        cpu, memory = self._tail.rejects(found.mean, found.deviation)
+    def _verdict(self, with_pod: Shares) -> Verdict:
+        cpu, memory = self._tail.rejects(with_pod.mean, with_pod.deviation)
         codes = np.where(cpu, np.int16(1), np.where(memory, np.int16(2), np.int16(0)))
         if self._options.rejects_missing:
-            codes[np.isnan(found.mean).all(axis=0)] = 3
-        return Verdict(codes, self._reasons, details=self._details(found))
+            codes[np.isnan(with_pod.mean).all(axis=0)] = 3
+        return Verdict(codes, self._reasons, details=self._details(with_pod))
 
-    def _scores(self, points: NDArray[np.int64], found: Shares) -> Scores:
-        return Scores(balance.least(points, self._points_missing), details=self._details(found))
+    def _scores(self, points: NDArray[np.int64], with_pod: Shares) -> Scores:
+        """A node's score is the lowest of its resources' points."""
+        known = np.where(points == _UNKNOWN_POINTS, MAX_SCORE + 1, points).min(axis=0)
+        scores = np.where(known > MAX_SCORE, self._points_missing, known)
+        return Scores(scores, details=self._details(with_pod))
 
-    def _details(self, found: Shares) -> RiskDetails:
+    def _details(self, with_pod: Shares) -> RiskDetails:
         tail = self._tail
         return RiskDetails(
-            found, tail.threshold, tail.percentile, prints_table=self._options.safe_print_table
+            with_pod, tail.threshold, tail.percentile, prints_table=self._options.safe_print_table
         )
 
 
-def _unready(candidates: Names) -> Verdict:
-    return Verdict(
-        np.ones(len(candidates), np.int16), (NotReady("safe", "the load of nodes is not known yet"),)
-    )
+def _balance_points(with_pod: Shares) -> NDArray[np.int64]:
+    """By resource and candidate: 10 for an unused node, 0 for a full one; `_UNKNOWN_POINTS` for NaN.
+
+    The load is half of the mean and the root of the deviation together. Halves are rounded up.
+    """
+    load = (with_pod.mean + np.sqrt(with_pod.deviation)) / 2
+    scores = np.floor(MAX_SCORE * (1 - load) + 0.5)
+    return np.nan_to_num(scores, nan=_UNKNOWN_POINTS).astype(np.int64)
+
+
+def _not_ready(candidates: Names) -> Verdict:
+    reason = NotReady("safe", "the load of nodes is not known yet")
+    return Verdict(np.ones(len(candidates), np.int16), (reason,))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.agents.safe import beta
-from nodewise.agents.safe.shares import Shares
+from nodewise.agents.safe.state import Shares
 from nodewise.statistics.load import RESOURCES
 from nodewise.statistics.missing import Missing
 

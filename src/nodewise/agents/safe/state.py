@@ -1,17 +1,45 @@
-"""Node statistics in, the slot of the snapshot out; the same code online and offline."""
+"""The load of nodes as the safe agent uses it: the mean and the deviation, as shares of a node's capacity."""
 
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nodewise.agent import ClusterState, Inputs, ObjectKey, StateBuilder, Want
-from nodewise.agents.safe import shares
 from nodewise.agents.safe.options import SafeOptions
-from nodewise.agents.safe.shares import Base
-from nodewise.statistics.load import LoadReader
+from nodewise.statistics.load import Load, LoadReader, Table
+from nodewise.statistics.missing import Missing
+from nodewise.statistics.requests import Request
+
+
+class Base(NamedTuple):
+    """The load of all nodes without the pod, by resource and node number. NaN where there are no statistics."""
+
+    used: Table
+    """The mean, combined with the forecast; never below 0."""
+    capacity: Table
+    deviation: Table
+    """A share, from 0 to 1; 0 where there is none."""
+    missing: NDArray[np.uint8]
+    """`Missing`."""
+
+
+class Shares(NamedTuple):
+    """The load with the pod, by resource and candidate: from 0 to 1, NaN where there are no statistics."""
+
+    mean: Table
+    deviation: Table
+    missing: NDArray[np.uint8]
+    """`Missing`."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.mean.nbytes + self.deviation.nbytes + self.missing.nbytes
 
 
 class SafeState(StateBuilder[Base | None]):
-    """What does not depend on the pod is computed here, for all nodes."""
+    """Computes what does not depend on the pod, for all nodes."""
 
     def __init__(self, options: SafeOptions) -> None:
         self.inputs = Inputs(frozenset(), node_objects=True, metrics=options.statistics == "metrics")
@@ -19,13 +47,40 @@ class SafeState(StateBuilder[Base | None]):
         self._reader = LoadReader(options)
 
     def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
-        """The metrics of the nodes' load, whatever objects there are."""
+        """The metrics of the nodes' load, for any objects."""
         return self._reader.wants
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Base | None]:
-        """The load of all nodes; None before its metrics were asked for, as then nothing says that it is missing."""
+        """The load of all nodes; None before its metrics were requested, because they are not missing yet."""
         if not all(cluster_state.metrics.was_asked(want.key) for want in self._reader.wants):
             return None
         load = yield from self._reader.read(cluster_state)
         yield
-        return shares.base(load, self._forecast_weight)
+        return base(load, self._forecast_weight)
+
+
+def base(load: Load, forecast_weight: float) -> Base:
+    """The load combined with the forecast, whose weight is from 0 to 1.
+
+    A pod adds its request to the mean and nothing to the deviation, so only the deviation is divided here already.
+    """
+    is_absent = load.missing > 0
+    capacity = np.where(is_absent, np.nan, load.capacity)
+    with np.errstate(over="ignore"):
+        expected = (1 - forecast_weight) * load.used + forecast_weight * load.forecast
+        used = np.maximum(np.where(np.isnan(load.forecast), load.used, expected), 0.0)
+        has_no_deviation = np.isnan(load.deviation) & ~is_absent
+        deviation = np.clip(np.nan_to_num(load.deviation, nan=0.0) / capacity, 0.0, 1.0)
+    missing = np.where(has_no_deviation, np.uint8(Missing.NO_DEVIATION), load.missing)
+    return Base(used, capacity, deviation, missing)
+
+
+def with_pod(before: Base, numbers: NDArray[np.intp], request: Request) -> Shares:
+    """The shares of the nodes with these numbers, with the pod."""
+    demand = np.array(request, np.float64)[:, np.newaxis]
+    mean = (before.used.take(numbers, axis=1) + demand) / before.capacity.take(numbers, axis=1)
+    return Shares(
+        np.clip(mean, 0.0, 1.0),
+        before.deviation.take(numbers, axis=1),
+        before.missing.take(numbers, axis=1),
+    )

@@ -1,4 +1,4 @@
-"""Answers requests from the slot. Your own arithmetic goes where it says so, in `filter` and `score`."""
+"""Answers requests from the agent's state. Put your own arithmetic into `filter` and `score`."""
 
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ class PodMetadata(msgspec.Struct, frozen=True):
 
 
 class PodFields(msgspec.Struct, frozen=True):
-    """What is read of a Pod; names are those of its JSON."""
+    """The fields of a Pod that are read, with the names of its JSON."""
 
     metadata: PodMetadata = PodMetadata()
 
@@ -35,7 +35,7 @@ class TooMuch(msgspec.Struct, frozen=True):
 
 
 class TemplateAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot]):
-    """All arrays are by candidate, in the order of the request. Nothing is changed here: two may ask at once."""
+    """All arrays are by candidate, in the order of the request."""
 
     name = "template"
 
@@ -45,7 +45,7 @@ class TemplateAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot])
         self.priorities = {"template": self.score}
 
     def equivalence_key(self, pod: PodFields) -> str | None:
-        """What of the pod the answers depend on. None: this pod is none of our business, and no failure holds it up."""
+        """What the answers depend on. None: the pod does not concern the agent, whose failures do not affect it."""
         return (pod.metadata.labels or {}).get(self._label, "")
 
     def filter(self, pod: PodFields, candidates: Names, snapshot: Snapshot) -> Verdict | None:
@@ -63,7 +63,7 @@ class TemplateAgent(FilterPlugin[PodFields, Slot], ScorePlugin[PodFields, Slot])
         return Scores(np.nan_to_num(points).round().astype(np.int64))
 
     def _values(self, candidates: Names, snapshot: Snapshot) -> NDArray[np.float64]:
-        """The nodes' numbers, looked up. While there is no slot, nobody asks us."""
+        """The numbers of the candidates."""
         state = self.state(snapshot)
         assert state is not None
         values: NDArray[np.float64] = state.values[candidates.numbers]

@@ -1,4 +1,4 @@
-"""The nodes in, one array out. This runs when nodes change, not when kube-scheduler asks."""
+"""Reads the nodes into one array. This runs when nodes change, not when kube-scheduler sends a request."""
 
 from collections.abc import Generator
 from typing import NamedTuple
@@ -21,20 +21,20 @@ class NodeMetadata(msgspec.Struct, frozen=True):
 
 
 class NodeFields(msgspec.Struct, frozen=True):
-    """What is read of a Node; names are those of its JSON. Whatever is not declared here is not kept."""
+    """The fields of a Node that are read, with the names of its JSON. Other fields are not kept."""
 
     metadata: NodeMetadata = NodeMetadata()
 
 
 class Slot(NamedTuple):
-    """What requests are answered from. Never change one that was given away: requests may be reading it."""
+    """What requests are answered from. It must not change after `build` returned it."""
 
     values: NDArray[np.float64]
     """By node number, and one more for the node that is not known; NaN where there is no number."""
 
 
 class TemplateState(StateBuilder[Slot]):
-    """Makes the slot."""
+    """Computes the state from the nodes."""
 
     inputs = Inputs(objects=frozenset(), node_objects=True, metrics=False)
 
@@ -43,12 +43,12 @@ class TemplateState(StateBuilder[Slot]):
         for number, node in enumerate(cluster_state.node_objects.values()):
             annotations = node.metadata.annotations
             values[number] = read_number(annotations.template_value if annotations else None)
-            yield  # whoever waits for an answer goes first
+            yield  # requests go first
         return Slot(values)
 
 
 def read_number(text: str | None) -> float:
-    """A number as somebody wrote it; NaN where there is none."""
+    """The number in a text; NaN where there is none."""
     try:
         number = float(text or "nan")
     except ValueError:

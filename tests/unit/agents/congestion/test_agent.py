@@ -116,7 +116,7 @@ class TestWhatIsTold:
     def test_of_a_long_text_no_more_is_kept_than_is_shown_and_it_counts(self) -> None:
         given = snapshot({"n1": "x" * 100_000, "n2": "55"})
         agent_state = given.agent_states["congestion"]
-        assert [len(text) for text in agent_state.unread.values()] == [41]
+        assert [len(text) for text in agent_state.invalid_texts.values()] == [41]
         found = CongestionAgent(CongestionOptions()).score(POD, given.nodes.named(["n1", "n2"]), given)
         assert found is not None
         assert found.details is not None
