@@ -14,9 +14,8 @@ import pytest
 from nodewise.cpu import names
 from nodewise.cpu.cluster import objects
 from nodewise.cpu.cluster.advertise import OURS
-from tests import commands
+from tests import forks
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.cpu_node import SHORT_WAITS
 from tests.cluster.packages import Containers
 from tests.cluster.sandboxes import Sandbox, wait
 from tests.node import cpu_manager, image, workloads
@@ -68,7 +67,7 @@ def pods(sandbox: Sandbox) -> dict[str, Any]:
 def run(sandbox: Sandbox, *given: str, timeout_s: float = 60) -> "subprocess.CompletedProcess[str]":
     place = [f"--namespace={sandbox.namespace}", f"--kubeconfig={sandbox.plane.admin.kubeconfig}"]
     arguments = ["cpu", *given, *place, f"--timeout={timeout_s:g}", "-o", "json"]
-    return commands.run(arguments, constants=SHORT_WAITS, timeout_s=180)
+    return forks.run([forks.NODEWISE, *arguments], constants=forks.SHORT_WAITS, timeout=180)
 
 
 def prepared(sandbox: Sandbox, node: Kubelet, *given: str, timeout_s: float = 60) -> Any:
