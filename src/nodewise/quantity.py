@@ -45,18 +45,17 @@ _MILLI: Final = NANO // 1000
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> int:
     match = _FORM.fullmatch(text.strip()) if len(text) <= _LONGEST else None
-    if match is None or not (match["whole"] or match["fraction"]):
+    parts = match.groupdict(default="") if match else {}
+    if not parts.get("whole") and not parts.get("fraction"):
         raise ValueError(f"{text[:80]!r} is not {WANTED}")
-    fraction = match["fraction"] or ""
-    digits = int((match["whole"] or "0") + fraction)
-    suffix = match["suffix"] or ""
-    exponent = int(match["exponent"] or _DECIMAL.get(suffix, 0)) - len(fraction) + 9
+    digits, suffix = int(parts["whole"] + parts["fraction"]), parts["suffix"]
+    exponent = int(parts["exponent"] or _DECIMAL.get(suffix, 0)) - len(parts["fraction"]) + 9
     if digits and exponent > _LONGEST:
         raise ValueError(f"{text[:80]!r} is out of every range, not {WANTED}")
     magnitude = _scaled(digits << _BINARY.get(suffix, 0), exponent)
     if suffix in _BINARY:
         magnitude = min(magnitude, _CAP)
-    return -magnitude if match["sign"] == "-" else magnitude
+    return -magnitude if parts["sign"] == "-" else magnitude
 
 
 def _scaled(digits: int, exponent: int) -> int:

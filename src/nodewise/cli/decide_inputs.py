@@ -121,32 +121,31 @@ async def read(wish: Wish, api: Api | None) -> Read:
     watched = [
         one
         for one in data_sources.watched(kinds, wish.options)
-        if not (_is_of_pods(one) or one.own_namespace)
+        if one.resource != PODS and not one.own_namespace
     ]
     nodes, pods, *others = await _read(
-        sources,
-        [
-            _Sought(Watched("nodes", NODES, data_sources.node_type(kinds))),
-            _Sought(
-                Watched("pods", PODS, merge("Pod", PodPlace, *(kind.pod_fields for kind in kinds))),
-                wish.namespace,
-                _LASTING if wish.running else _WAITING,
-            ),
-            *(_Sought(one, wish.namespace) for one in watched),
-        ],
+        sources, [*_nodes_and_pods(kinds, wish), *(_Sought(one, wish.namespace) for one in watched)]
     )
-    objects = {one.name: found for one, found in zip(watched, others, strict=True)}
-    if not wish.agents:
-        kinds = [kind for kind in kinds if _takes_part(kind, wish, objects, nodes, pods)]
-    booked = [one for one in data_sources.watched(kinds, wish.options) if _is_of_pods(one)]
-    bound = await _read(sources, [_Sought(one, fields=_BOUND) for one in booked])
-    objects |= {one.name: found for one, found in zip(booked, bound, strict=True)}
+    objects = {one.name: keyed for one, keyed in zip(watched, others, strict=True)}
+    kinds = [kind for kind in kinds if wish.agents or _takes_part(kind, wish, objects, nodes, pods)]
+    objects |= await _bound_pods(sources, kinds, wish)
     known = cooperative.run_at_once(node_facts.read(nodes.values()))
     return Read(kinds, nodes, pods, objects, metric_files.snapshot(sources.given, tables, known))
 
 
-def _is_of_pods(one: Watched) -> bool:
-    return one.resource == PODS
+async def _bound_pods(sources: _Sources, kinds: Sequence[AgentKind], wish: Wish) -> dict[str, Keyed]:
+    """By the name in `Watched`, the pods that agents watch."""
+    watched = [one for one in data_sources.watched(kinds, wish.options) if one.resource == PODS]
+    pods = await _read(sources, [_Sought(one, fields=_BOUND) for one in watched])
+    return {one.name: keyed for one, keyed in zip(watched, pods, strict=True)}
+
+
+def _nodes_and_pods(kinds: Sequence[AgentKind], wish: Wish) -> tuple[_Sought, _Sought]:
+    pod_type = merge("Pod", PodPlace, *(kind.pod_fields for kind in kinds))
+    return (
+        _Sought(Watched("nodes", NODES, data_sources.node_type(kinds))),
+        _Sought(Watched("pods", PODS, pod_type), wish.namespace, _LASTING if wish.running else _WAITING),
+    )
 
 
 def _takes_part(kind: AgentKind, wish: Wish, objects: Mapping[str, Keyed], nodes: Keyed, pods: Keyed) -> bool:

@@ -4,7 +4,7 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -175,16 +175,20 @@ def _keeper(
     return keeper
 
 
+def _binder(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
+    binders = [agent for agent in agents if isinstance(agent, BindPlugin)]
+    if len(binders) > 1:
+        names = ", ".join(binder.name for binder in binders)
+        raise BadSettings("settings", [Problem("--agents", names, "one agent that binds")])
+    return binders[0] if binders else None
+
+
 def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> Binding | None:
     """The bind verb, where an agent binds and there is a cluster."""
-    binders = [agent for agent in heart.answering.agents if isinstance(agent, BindPlugin)]
-    if len(binders) > 1:
-        seen = ", ".join(binder.name for binder in binders)
-        raise BadSettings("settings", [Problem("--agents", seen, "one agent that binds")])
-    if api is None or not binders:
+    binder, feed = _binder(heart.answering.agents), heart.feed
+    if api is None or binder is None:
         return None
     kube: KubeOptions = given.settings[KubeOptions]
-    binder, feed = binders[0], heart.feed
     ground = claims.Ground(
         # a lane of its own: labels that queue up must not hold up pods
         api.lane(kube.kube_qps, kube.kube_burst),

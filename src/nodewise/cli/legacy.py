@@ -113,14 +113,18 @@ def _translated(left: list[str], table: Mapping[str, Flag]) -> Iterator[str]:
             continue
         if not equals and left and (not flag.boolean or left[0] in _TRUE | _FALSE):
             value = left.pop(0)
-        if not flag.name:
-            _later("option_ignored", option=argument)
-        elif flag.name == "--log-level":
-            yield from ("--log-level", "debug" if value.isdecimal() and int(value) >= _DEBUG else "info")
-        elif flag.boolean:
-            yield from _switched(flag, value or "true")
-        else:
-            yield from (flag.name, _bounded(flag, argument, value))
+        yield from _converted(flag, argument, value)
+
+
+def _converted(flag: Flag, argument: str, value: str) -> Iterator[str]:
+    if not flag.name:
+        _later("option_ignored", option=argument)
+    elif flag.name == "--log-level":
+        yield from ("--log-level", "debug" if value.isdecimal() and int(value) >= _DEBUG else "info")
+    elif flag.boolean:
+        yield from _switched(flag, value or "true")
+    else:
+        yield from (flag.name, _bounded(flag, argument, value))
 
 
 def _switched(flag: Flag, value: str) -> Iterator[str]:

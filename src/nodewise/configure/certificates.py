@@ -7,7 +7,7 @@ gone when the run is over, so what is not whole is made once more.
 """
 
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
@@ -113,22 +113,27 @@ def service_names(namespace: str, service: str = SERVICE) -> tuple[str, ...]:
 
 def check(wish: Wish) -> None:
     """BadSettings names whatever of a wish cannot be."""
-    problems = [
-        Problem("--name", repr(name), "a host name or an IP address")
-        for name in wish.names
-        if not (is_address(name) or is_host(name.removeprefix("*.")))
-    ]
-    if not 0 < len(wish.client_name) <= _LONGEST_NAME or not wish.client_name.isprintable():
-        problems.append(Problem("--client-name", repr(wish.client_name), f"1 to {_LONGEST_NAME} characters"))
-    if not _SHORTEST <= wish.valid <= _LONGEST:
-        problems.append(Problem("--lifetime", f"{wish.valid}", f"{_SHORTEST} to {_LONGEST}"))
-    elif not timedelta() < (wish.renew_before or wish.valid / 3) < wish.valid:
-        problems.append(Problem("--renew-before", f"{wish.renew_before}", f"less than {wish.valid}"))
-    for name, value in (("--switch-after", wish.switch_after), ("--settle", wish.settle)):
-        if value is not None and value < timedelta():
-            problems.append(Problem(name, f"{value}", "no time before now"))
+    problems = [*_wrong_names(wish), *_wrong_periods(wish)]
     if problems:
         raise BadSettings("settings", problems)
+
+
+def _wrong_names(wish: Wish) -> Iterator[Problem]:
+    for name in wish.names:
+        if not (is_address(name) or is_host(name.removeprefix("*."))):
+            yield Problem("--name", repr(name), "a host name or an IP address")
+    if not 0 < len(wish.client_name) <= _LONGEST_NAME or not wish.client_name.isprintable():
+        yield Problem("--client-name", repr(wish.client_name), f"1 to {_LONGEST_NAME} characters")
+
+
+def _wrong_periods(wish: Wish) -> Iterator[Problem]:
+    if not _SHORTEST <= wish.valid <= _LONGEST:
+        yield Problem("--lifetime", f"{wish.valid}", f"{_SHORTEST} to {_LONGEST}")
+    elif not timedelta() < (wish.renew_before or wish.valid / 3) < wish.valid:
+        yield Problem("--renew-before", f"{wish.renew_before}", f"less than {wish.valid}")
+    for name, value in (("--switch-after", wish.switch_after), ("--settle", wish.settle)):
+        if value is not None and value < timedelta():
+            yield Problem(name, f"{value}", "no time before now")
 
 
 def outlook(before: Both, wish: Wish, now: datetime) -> Outlook:
@@ -136,28 +141,40 @@ def outlook(before: Both, wish: Wish, now: datetime) -> Outlook:
     server = _judged(before.server, before.client, wish, now, is_server=True)
     client = _judged(before.client, before.server, wish, now, is_server=False)
     sides = (server, client) if not before.client.signer else (server,)
-    told = (_told(server, before.server), _told(client, before.client))
     if (begins := _begins(server, client)) > now and not wish.is_forced:
-        return Outlook("clock", [_behind(begins, now)], begins, None, *told)
-    if lacking := [one for one in sides if one.due <= now and one.ready is None]:
-        step: Step = "announce" if any(one.works for one in sides) else "make"
-        reasons = [reason for one in lacking for reason in one.reasons]
-        return Outlook(step, reasons, min(one.due for one in lacking), None, *told)
-    if ready := [one for one in sides if one.ready is not None]:
-        announced = max(one.ready.not_valid_before_utc + SKEW for one in ready if one.ready is not None)
-        at = min(one.switch for one in ready)
-        return Outlook(
-            "switch" if at <= now else "wait",
-            ["a new authority was announced; kube-scheduler has to be started anew before it is used"],
-            at,
-            announced,
-            *told,
-        )
-    if wish.is_forced:
-        return Outlook("announce", ["asked for"], now, None, *told)
-    if client.due <= now:
-        return Outlook("sign", client.reasons, client.due, None, *told)
-    return Outlook("nothing", [], min(server.due, client.due), None, *told)
+        next_step = Outlook("clock", [_behind(begins, now)], begins)
+    elif due := _issue(sides, now) or _switch_to_ready(sides, now):
+        next_step = due
+    elif wish.is_forced:
+        next_step = Outlook("announce", ["asked for"], now)
+    elif client.due <= now:
+        next_step = Outlook("sign", client.reasons, client.due)
+    else:
+        next_step = Outlook("nothing", [], min(server.due, client.due))
+    return next_step._replace(server=_told(server, before.server), client=_told(client, before.client))
+
+
+def _issue(sides: Sequence[_Judged], now: datetime) -> Outlook | None:
+    """New certificates, where one is due and nothing lies ready in its place."""
+    due = [side for side in sides if side.due <= now and side.ready is None]
+    if not due:
+        return None
+    step: Step = "announce" if any(side.works for side in sides) else "make"
+    return Outlook(step, [reason for side in due for reason in side.reasons], min(side.due for side in due))
+
+
+def _switch_to_ready(sides: Sequence[_Judged], now: datetime) -> Outlook | None:
+    """The use of certificates that lie ready, at once or later."""
+    ready = [(side.ready, side.switch) for side in sides if side.ready is not None]
+    if not ready:
+        return None
+    at = min(switch for _, switch in ready)
+    return Outlook(
+        "switch" if at <= now else "wait",
+        ["a new authority was announced; kube-scheduler has to be started anew before it is used"],
+        at,
+        max(leaf.not_valid_before_utc + SKEW for leaf, _ in ready),
+    )
 
 
 def _begins(*sides: _Judged) -> datetime:
@@ -244,22 +261,20 @@ def _judged(side: Side, other: Side, wish: Wish, now: datetime, *, is_server: bo
     leaf, trouble = _leaf(side.cert, side.key)
     if leaf is not None and not trouble:
         trouble = _trouble_now(leaf, other.trusted + side.trusted, now)
-    works = leaf is not None and not trouble
-    if leaf is None or trouble:
-        due, reasons = now, [f"{who} {trouble}"]
-    else:
-        due = leaf.not_valid_after_utc - _renew_before(leaf, wish)
-        reasons = [f"{who} ends at {stamp(leaf.not_valid_after_utc)}"] if due <= now else []
-        lacks = _trouble_now(leaf, other.trusted, now) or _lacks(leaf, wish, is_server=is_server)
-        if lacks:
-            due, reasons = now, [*reasons, f"{who} {lacks}"]
+
+    def lacks(candidate: x509.Certificate) -> str:
+        return _trouble_now(candidate, other.trusted, now) or _lacks(candidate, wish, is_server=is_server)
+
     ready, _ = _leaf(side.next_cert, side.next_key)
-    if ready is not None and (
-        _trouble_now(ready, other.trusted, now) or _lacks(ready, wish, is_server=is_server)
-    ):
+    if ready is not None and lacks(ready):
         ready = None
-    switch = _switch(leaf, ready, wish) if works and leaf is not None and ready is not None else now
-    return _Judged(leaf, works, reasons, due, ready, switch)
+    if leaf is None or trouble:
+        return _Judged(leaf, False, [f"{who} {trouble}"], now, ready, now)
+    due = leaf.not_valid_after_utc - _renew_before(leaf, wish)
+    reasons = [f"{who} ends at {stamp(leaf.not_valid_after_utc)}"] if due <= now else []
+    if lacking := lacks(leaf):
+        due, reasons = now, [*reasons, f"{who} {lacking}"]
+    return _Judged(leaf, True, reasons, due, ready, _switch(leaf, ready, wish) if ready is not None else now)
 
 
 def _switch(leaf: x509.Certificate, ready: x509.Certificate, wish: Wish) -> datetime:

@@ -36,32 +36,38 @@ def check(
     """All that is wrong with a client's papers. `others`: files near them, among which may be a CA's certificate."""
     chain, authority = _certificates(papers.cert), _certificates(papers.ca or b"")
     key = _public_key(papers.key)
-    problems: list[Problem] = []
-    warnings: list[str] = []
-    if not chain:
-        problems.append(Problem("-cert", "no certificate in PEM", "a client certificate"))
-    if key is None:
-        problems.append(
-            Problem("-key", "no private key in PEM without a password", "that of the certificate")
-        )
+    problems = list(_unreadable(chain, key))
     if papers.ca is not None and not authority:
         problems.append(Problem("--ca", "no certificate in PEM", "the CA of nodewise's certificate"))
+    warnings: list[str] = []
     if chain and key is not None:
         problems += _wrong_leaf(chain[0], key, now)
         warnings += _doubtful_leaf(chain[0], now)
-        owners = _owners(chain[0], key, {"--ca": papers.ca or b"", **others})
-        said = f"the key of a CA: {', '.join(owners)}"
-        if owners and allow_ca_key:
-            warnings.append(f"-key is {said}; whoever reads it can be anybody in the cluster")
-        elif owners:
-            wanted = (
-                "a client certificate of its own, as `nodewise certs --host /etc/nodewise/pki` makes one, by -cert "
-                "and -key; --allow-ca-key to copy this nevertheless"
-            )
-            problems.append(Problem("-key", said, wanted))
+        key_of_ca = _key_of_ca(_owners(chain[0], key, {"--ca": papers.ca or b"", **others}))
+        if key_of_ca is not None and allow_ca_key:
+            warnings.append(f"-key is {key_of_ca.seen}; whoever reads it can be anybody in the cluster")
+        elif key_of_ca is not None:
+            problems.append(key_of_ca)
     if authority and not any(map(is_ca, authority)):
         warnings.append("--ca is no CA's certificate")
     return CheckResult(problems, warnings)
+
+
+def _unreadable(chain: Sequence[x509.Certificate], key: bytes | None) -> Iterable[Problem]:
+    if not chain:
+        yield Problem("-cert", "no certificate in PEM", "a client certificate")
+    if key is None:
+        yield Problem("-key", "no private key in PEM without a password", "that of the certificate")
+
+
+def _key_of_ca(owners: Sequence[str]) -> Problem | None:
+    if not owners:
+        return None
+    wanted = (
+        "a client certificate of its own, as `nodewise certs --host /etc/nodewise/pki` makes one, by -cert and -key; "
+        "--allow-ca-key to copy this nevertheless"
+    )
+    return Problem("-key", f"the key of a CA: {', '.join(owners)}", wanted)
 
 
 def _wrong_leaf(leaf: x509.Certificate, key: bytes, now: dt.datetime) -> Iterable[Problem]:

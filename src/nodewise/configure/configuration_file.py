@@ -182,10 +182,13 @@ def _wrong_entries(entries: Any, *, needed: bool) -> Iterable[Problem]:
         return
     if not isinstance(entries, list) or (needed and not entries):
         yield Problem("extenders", "none" if not entries else "no list", "at least one")
-        return
-    if not all(isinstance(entry, dict) for entry in entries):
+    elif not all(isinstance(entry, dict) for entry in entries):
         yield Problem("extenders", "an entry that is no map", "maps")
-        return
+    else:
+        yield from _wrong_maps(entries)
+
+
+def _wrong_maps(entries: Sequence[Mapping[str, Any]]) -> Iterable[Problem]:
     for at, entry in enumerate(entries):
         for problem in _wrong_entry(entry):
             yield problem._replace(field=f"extenders[{at}].{problem.field}")
@@ -203,16 +206,17 @@ def _wrong_entry(entry: Mapping[str, Any]) -> Iterable[Problem]:
             yield Problem(field, repr(value), "a path")
     if not _is_address(entry.get("urlPrefix")):
         yield Problem("urlPrefix", repr(entry.get("urlPrefix")), "an address such as https://HOST:PORT/PATH")
-    weight = entry.get("weight")
-    if entry.get("prioritizeVerb") and (
-        not isinstance(weight, int) or isinstance(weight, bool) or weight < 1
-    ):
-        yield Problem("weight", repr(weight), "a whole number from 1 on, beside prioritizeVerb")
+    if entry.get("prioritizeVerb") and not _is_weight(entry.get("weight")):
+        yield Problem("weight", repr(entry.get("weight")), "a whole number from 1 on, beside prioritizeVerb")
     timeout = entry.get("httpTimeout", _HTTP_TIMEOUT)
     if not isinstance(timeout, str) or not _DURATION.fullmatch(timeout):
         yield Problem("httpTimeout", repr(timeout), "a duration such as 5s")
     yield from _wrong_resources(entry.get("managedResources"))
     yield from _wrong_tls(entry.get("tlsConfig"))
+
+
+def _is_weight(weight: Any) -> bool:
+    return isinstance(weight, int) and not isinstance(weight, bool) and weight >= 1
 
 
 def _wrong_resources(resources: Any) -> Iterable[Problem]:

@@ -110,18 +110,13 @@ def _outdated(index: Index) -> Iterator[str]:
 
 def _own_files(found: Manifest) -> tuple[list[Change], list[str]]:
     """Files to remove, or to bring back; those that somebody changed stay."""
-    config, certs = found.own_config or "", found.own_certs
+    config = found.own_config or ""
     before = found.before or PriorState()
-    paths = [os.path.join(certs, name) for name in NAMES.values()] if certs else []
-    papers = [path for path in paths if os.path.isfile(path)]
-    contents = [read_file(path) or b"" for path in [config, *papers]]
-    if config_hash(contents) != found.config_hash:
-        return [], [
-            f"{path} is not as it was written, and stays"
-            for path in [config, *papers]
-            if os.path.isfile(path)
-        ]
-    removed = [file_change(path, None, 0) for path in papers]
+    certificates = _own_certificates(found)
+    paths = [config, *certificates]
+    if config_hash([read_file(path) or b"" for path in paths]) != found.config_hash:
+        return [], [f"{path} is not as it was written, and stays" for path in paths if os.path.isfile(path)]
+    removed = [file_change(path, None, 0) for path in certificates]
     if not before.config or found.on_host(before.config) != config:
         return [*removed, file_change(config, None, 0)], []
     if not before.backup:
@@ -129,3 +124,9 @@ def _own_files(found: Manifest) -> tuple[list[Change], list[str]]:
             config, [Problem("--uninstall", "what was there before was not kept", "--restore FOLDER")]
         )
     return [file_change(config, backups.original_content(before.backup, config), 0), *removed], []
+
+
+def _own_certificates(found: Manifest) -> list[str]:
+    """The certificate files that are there."""
+    paths = [os.path.join(found.own_certs, name) for name in NAMES.values()] if found.own_certs else []
+    return [path for path in paths if os.path.isfile(path)]

@@ -167,16 +167,20 @@ def _wrong_roles(roles: Sequence[Role], wish: SchedulerOptions) -> Iterable[Prob
     if len(binders) > 1:
         yield Problem("--agents", ", ".join(binders), "one agent that binds")
     for _, group in _groups(roles, wish):
-        if _filters(group, wish):
-            continue
-        guards = [role.agent for role in group if role.filters and role.resources]
-        others = [role.agent for role in group if not role.resources]
-        if guards:
-            seen = f"{', '.join(guards)} for pods that ask for a resource, {', '.join(others)} for all pods"
-            yield Problem("--agents", seen, "--one-entry-per-agent, or --filter-all-pods")
-        elif not any(role.prioritizes for role in group):
-            seen = f"{group[0].agent} filters, and nothing marks its pods" if group else "none"
-            yield Problem("--agents", seen, "--filter-all-pods")
+        if not _filters(group, wish):
+            yield from _wrong_without_filter(group)
+
+
+def _wrong_without_filter(group: Sequence[Role]) -> Iterable[Problem]:
+    """Problems of an entry without the filter verb."""
+    guards = [role.agent for role in group if role.filters and role.resources]
+    others = [role.agent for role in group if not role.resources]
+    if guards:
+        seen = f"{', '.join(guards)} for pods that ask for a resource, {', '.join(others)} for all pods"
+        yield Problem("--agents", seen, "--one-entry-per-agent, or --filter-all-pods")
+    elif not any(role.prioritizes for role in group):
+        seen = f"{group[0].agent} filters, and nothing marks its pods" if group else "none"
+        yield Problem("--agents", seen, "--filter-all-pods")
 
 
 def _wrong_weights(roles: Sequence[Role], wish: SchedulerOptions) -> Iterable[Problem]:

@@ -275,12 +275,7 @@ def _check_list(where: Mapping[str, Any], field: str) -> None:
 
 def _which(containers: Any, name: str) -> int:
     """The container that somebody names, else the one named kube-scheduler, else the only one, else by its program."""
-    if not isinstance(containers, list) or not containers:
-        raise BadInput(
-            "not found error: imageName not found", [Problem("spec.containers", "none", "kube-scheduler")]
-        )
-    if not all(isinstance(container, dict) for container in containers):
-        raise BadInput("type assertion error", [Problem("spec.containers", "no map", "containers")])
+    _check_containers(containers)
     names = [container.get("name") for container in containers]
     if (name or "kube-scheduler") in names:
         return names.index(name or "kube-scheduler")
@@ -294,6 +289,15 @@ def _which(containers: Any, name: str) -> int:
             "not found error", [Problem("spec.containers", f"{names}", "kube-scheduler, or --container")]
         )
     return programs[0]
+
+
+def _check_containers(containers: Any) -> None:
+    if not isinstance(containers, list) or not containers:
+        raise BadInput(
+            "not found error: imageName not found", [Problem("spec.containers", "none", "kube-scheduler")]
+        )
+    if not all(isinstance(container, dict) for container in containers):
+        raise BadInput("type assertion error", [Problem("spec.containers", "no map", "containers")])
 
 
 def _program(container: Mapping[str, Any]) -> str:

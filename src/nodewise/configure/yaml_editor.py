@@ -7,7 +7,7 @@ that differ, and reads the result again to see that it says just that. What cann
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -121,23 +121,37 @@ def _of_mapping(
     entries = {key.value: (key, value) for key, value in node.value}
     spans = [(key.start_mark.index, _after(document.text, key, value)) for key, value in entries.values()]
     gone = [at for at, name in enumerate(entries) if name in old and name not in new]
-    for name, item in new.items():
-        if name in old and comparison_key(old[name]) != comparison_key(item):
-            if name not in entries:
-                _refuse(document)
-            yield from _edits(document, entries[name][1], old[name], item)
+    yield from _changed_values(document, entries, old, new)
     added = {name: item for name, item in new.items() if name not in old}
     if not entries:
         yield Edit(node.start_mark.index, node.end_mark.index, _flow(new))
     elif node.flow_style:
         yield from _flow_deletions(spans, gone)
-        text = "".join(f", {json.dumps(name)}: {_flow(item)}" for name, item in added.items())
-        yield from [Edit(spans[-1][1], spans[-1][1], text)] if text else []
+        yield from _flow_entries(spans, added)
     else:
         yield from (_line_deletion(document, *spans[at]) for at in gone)
         column = node.value[0][0].start_mark.column
         for name, item in sorted(added.items()):
             yield _insertion(document, spans, _place(list(entries), name), _entry(name, item, column))
+
+
+def _changed_values(
+    document: Document,
+    entries: Mapping[Any, tuple[yaml.Node, yaml.Node]],
+    old: Mapping[Any, Any],
+    new: Mapping[Any, Any],
+) -> Iterator[Edit]:
+    for name, item in new.items():
+        if name in old and comparison_key(old[name]) != comparison_key(item):
+            if name not in entries:
+                _refuse(document)
+            yield from _edits(document, entries[name][1], old[name], item)
+
+
+def _flow_entries(spans: Sequence[tuple[int, int]], added: Mapping[Any, Any]) -> Iterator[Edit]:
+    if added:
+        text = "".join(f", {json.dumps(name)}: {_flow(item)}" for name, item in added.items())
+        yield Edit(spans[-1][1], spans[-1][1], text)
 
 
 def _place(names: Sequence[str], name: str) -> int:
@@ -164,8 +178,19 @@ def _of_sequence(
             yield from _flow_items(node, spans, end, added)
         else:
             yield from (_line_deletion(document, *spans[at]) for at in gone)
-            lines = [line for item in added for line in _item(item, node.start_mark.column)]
-            yield from [_insertion(document, spans, end, lines)] if lines else []
+            yield from _block_items(document, node, spans, end, added)
+
+
+def _block_items(
+    document: Document,
+    node: yaml.SequenceNode,
+    spans: Sequence[tuple[int, int]],
+    at: int,
+    added: Sequence[Any],
+) -> Iterator[Edit]:
+    lines = [line for item in added for line in _item(item, node.start_mark.column)]
+    if lines:
+        yield _insertion(document, spans, at, lines)
 
 
 def _flow_items(

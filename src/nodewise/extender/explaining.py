@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from nodewise.agent import Evidence, Reason, ValueState
+from nodewise.agent import Evidence, Reason, Scores, ValueState, Verdict
 from nodewise.extender import numbers, redeciding, report
 from nodewise.extender.decision import Decision, Verb
 from nodewise.extender.redeciding import Change
@@ -41,13 +41,9 @@ def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None
 
     With a `uid`, only those about the pod that has it count; else those about the newest pod of the name.
     """
-    ordered = sorted(decisions, key=lambda one: one.at)
-    wanted = uid or (ordered[-1].pod.uid if ordered else "")
-    same = [one for one in ordered if one.pod.uid == wanted]
-    if not same:
+    near = _newest_of_pod(sorted(decisions, key=lambda decision: decision.at), uid)
+    if not near:
         return None
-    newest = same[-1]
-    near = [one for one in same if newest.at - one.at <= NEAR_S]
     filtered = _last(near, "filter")
     if filtered is None:
         return Attempt(None, _last(near, "prioritize"), _last(near, "preempt"), _last(near, "bind"))
@@ -55,6 +51,13 @@ def last_attempt(decisions: Iterable[Decision], uid: str = "") -> Attempt | None
     passed = set(filtered.names[filtered.kept()].tolist())
     scored = [one for one in after if one.verb == "prioritize" and passed.issuperset(one.names.tolist())]
     return Attempt(filtered, scored[-1] if scored else None, _last(after, "preempt"), _last(after, "bind"))
+
+
+def _newest_of_pod(ordered: Sequence[Decision], uid: str) -> list[Decision]:
+    """The decisions about the pod that are near its newest one."""
+    uid = uid or (ordered[-1].pod.uid if ordered else "")
+    of_pod = [decision for decision in ordered if decision.pod.uid == uid]
+    return [decision for decision in of_pod if of_pod[-1].at - decision.at <= NEAR_S]
 
 
 def _last(decisions: Sequence[Decision], verb: Verb) -> Decision | None:
@@ -133,30 +136,38 @@ def explain(attempt: Attempt) -> Explanation:
 
 
 def _findings(attempt: Attempt) -> Iterator[Finding]:
-    judged, points = attempt.judged, _points(attempt.scored)
-    filtering = [_rule(one) for _, verdict in judged.verdicts for one in verdict.evidence]
-    ranking = [_rule(one) for _, given in (attempt.scored or judged).scores for one in given.evidence]
-    scored = {name: number for number, name in enumerate(attempt.scored.names)} if attempt.scored else {}
+    judged, scored, points = attempt.judged, attempt.scored, _points(attempt.scored)
+    filtering = list(_rules(judged.verdicts))
+    ranking = list(_rules((scored or judged).scores))
+    positions = {name: number for number, name in enumerate(scored.names)} if scored else {}
     for position in _order(judged, points):
         name = judged.names[position]
         measured = [_measured(rule, position) for rule in filtering]
-        if name in scored:
-            measured += [_measured(rule, scored[name]) for rule in ranking]
-        asked = [(judged, position)]
-        if attempt.scored is not None and name in scored:
-            asked.append((attempt.scored, scored[name]))
-        said = {agent: text for one in asked for agent, text in report.said(*one)}
-        parts = tuple(part for one in asked[1:] for part in _parts(*one))
-        reasons = tuple(_reasons(judged, position))
+        places = [(judged, position)]
+        parts: tuple[Part, ...] = ()
+        if scored is not None and name in positions:
+            measured += [_measured(rule, positions[name]) for rule in ranking]
+            places.append((scored, positions[name]))
+            parts = tuple(_parts(scored, positions[name]))
         yield Finding(
             name,
-            reasons,
+            tuple(_reasons(judged, position)),
             tuple(measured),
             points.get(name),
-            tuple(said.items()),
+            _details(places),
             parts,
-            numbers.together(*asked),
+            numbers.together(*places),
         )
+
+
+def _rules(answers: Iterable[tuple[str, Verdict | Scores]]) -> Iterator[tuple[Evidence, redeciding.Mask]]:
+    for _, answer in answers:
+        yield from map(_rule, answer.evidence)
+
+
+def _details(places: Sequence[tuple[Decision, int]]) -> tuple[tuple[str, str], ...]:
+    """By agent; of two decisions the later one's."""
+    return tuple({agent: text for place in places for agent, text in report.said(*place)}.items())
 
 
 def _order(judged: Decision, points: Mapping[str, int]) -> list[int]:

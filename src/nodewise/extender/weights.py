@@ -38,33 +38,44 @@ def weighed(options: ChainOptions, priorities: Iterable[Priority]) -> Weights:
 
     Names of priorities that are not among these are errors: a misspelt one would count 1 in silence.
     """
-    found = dict.fromkeys(priorities, 1.0)
-    problems: list[Problem] = []
+    weights = dict.fromkeys(priorities, 1.0)
     parts = [part.strip() for part in options.weights.split(",") if part.strip()]
     times = Counter(map(_name, parts))
-    for part in sorted(parts, key=lambda part: _is_own(part, found)):
+    problems: list[Problem] = []
+    # a priority's own name comes after its agent's, so that it wins in any order of the parts
+    for part in sorted(parts, key=lambda part: _is_label(_name(part), weights)):
         name, weight = _name(part), _number(part.partition("=")[2])
-        meant = [one for one in found if name in {one.label, one.agent}]
         if not name or weight is None:
             problems.append(Problem("--weights", repr(part), f"name=number, from 0 to {_MOST}"))
         elif times[name] > 1:
             problems.append(Problem("--weights", repr(part), "it once"))
-        elif not meant:
-            known = sorted({one.label or one.agent for one in found} | {one.agent for one in found})
-            problems.append(Problem("--weights", repr(part), "one of " + ", ".join(known)))
+        elif named := _named(name, weights):
+            weights.update(dict.fromkeys(named, weight))
         else:
-            own = [one for one in meant if one.label == name]
-            found.update(dict.fromkeys(own or meant, weight))
-    if parts and not problems and not any(found.values()):
+            problems.append(Problem("--weights", repr(part), "one of " + ", ".join(_names(weights))))
+    if parts and not problems and not any(weights.values()):
         problems.append(Problem("--weights", repr(options.weights), "at least one weight above 0"))
     if problems:
         raise BadSettings("settings", problems)
-    return found
+    return weights
 
 
-def _is_own(part: str, found: Weights) -> bool:
-    """A priority's own name comes after its agent's, so that it wins, in whichever order they were given."""
-    return any(one.label == _name(part) for one in found)
+def _is_label(name: str, priorities: Iterable[Priority]) -> bool:
+    return any(priority.label == name for priority in priorities)
+
+
+def _named(name: str, priorities: Iterable[Priority]) -> list[Priority]:
+    """The priority with this name of its own, else all of the agent with this name."""
+    priorities = list(priorities)
+    own = [priority for priority in priorities if priority.label == name]
+    return own or [priority for priority in priorities if priority.agent == name]
+
+
+def _names(priorities: Iterable[Priority]) -> list[str]:
+    """All valid names."""
+    return sorted(
+        {name for priority in priorities for name in (priority.label or priority.agent, priority.agent)}
+    )
 
 
 def _name(part: str) -> str:

@@ -37,8 +37,7 @@ def _aggregated(entries: Sequence[Entry], aggregation: str) -> Sample:
     if not samples or (unreadable and aggregation in ("sum", "avg")):
         raise ValueError(unreadable)
     values = [sample.value for sample in samples]
-    times = [sample.at for sample in samples if sample.at is not None]
-    oldest = min(times) if times else None
+    oldest = min((sample.at for sample in samples if sample.at is not None), default=None)
     return Sample(_REDUCE[aggregation](values), oldest, max(sample.window_s for sample in samples))
 
 

@@ -21,18 +21,26 @@ def applied(before: Object, given: Object, manager: str) -> tuple[Object, dict[s
     labels = dict(before["metadata"].get("labels") or {})
     wanted: Mapping[str, str] = given["metadata"]["labels"]
     owners = _owners(before)
-    clashes: dict[str, str] = {}
-    for key, value in wanted.items():
-        others = owners.get(key, set()) - {manager}
-        if key in labels and labels[key] != value and (others or key not in owners):
-            clashes[f".metadata.labels.{key}"] = ", ".join(sorted(others)) or "somebody"
-        labels[key] = value
+    clashes = _clashes(labels, wanted, owners, manager)
+    labels.update(wanted)
     for key, managers in owners.items():
-        if manager in managers and key not in wanted and managers == {manager}:
+        if key not in wanted and managers == {manager}:
             labels.pop(key, None)
     metadata = {**_identified(before, given), "labels": labels}
     metadata["managedFields"] = _entries(before, manager, wanted)
     return {**before, "metadata": metadata}, clashes
+
+
+def _clashes(
+    labels: Mapping[str, str], wanted: Mapping[str, str], owners: Mapping[str, set[str]], manager: str
+) -> dict[str, str]:
+    """By field, the other managers of labels whose value would change."""
+    clashes: dict[str, str] = {}
+    for key in [key for key, value in wanted.items() if labels.get(key, value) != value]:
+        others = owners.get(key, set()) - {manager}
+        if others or key not in owners:
+            clashes[f".metadata.labels.{key}"] = ", ".join(sorted(others)) or "somebody"
+    return clashes
 
 
 def _identified(before: Object, given: Object) -> Object:

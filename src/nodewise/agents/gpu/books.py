@@ -118,17 +118,13 @@ def of_node(node: str, ledger: Ledger, bound: Iterable[BookedPod], pods: Pods, p
     """
     problems: list[str] = _unreadable(ledger)
     fates = {uid: fate(uid, entry, node, pods) for uid, entry in ledger.entries.items()}
+    stale = frozenset(uid for uid, pod_fate in fates.items() if pod_fate == "stale")
     held = {
-        uid: _by_entry(uid, ledger.entries[uid], pods, profile, problems)
-        for uid, found in fates.items()
-        if found != "stale"
+        uid: _by_entry(uid, entry, pods, profile, problems)
+        for uid, entry in ledger.entries.items()
+        if uid not in stale
     }
-    for pod in bound:
-        if pod.metadata.uid not in held and not has_ended(pod):
-            one = _by_annotations(pod, profile, problems)
-            if one is not None:
-                held[one.uid] = one
-    stale = frozenset(uid for uid, found in fates.items() if found == "stale")
+    held |= _held_without_entry((pod for pod in bound if pod.metadata.uid not in held), profile, problems)
     ordered = {uid: held[uid] for uid in sorted(held)}
     return NodeBooks(
         _sum(one.amounts for one in ordered.values()),
@@ -138,6 +134,12 @@ def of_node(node: str, ledger: Ledger, bound: Iterable[BookedPod], pods: Pods, p
         undecided="undecided" in fates.values(),
         problems=tuple(sorted(problems)),
     )
+
+
+def _held_without_entry(pods: Iterable[BookedPod], profile: Profile, problems: list[str]) -> dict[str, Held]:
+    """By uid, what bound pods hold by their annotations."""
+    by_annotations = (_by_annotations(pod, profile, problems) for pod in pods if not has_ended(pod))
+    return {held.uid: held for held in by_annotations if held is not None}
 
 
 def without(books: NodeBooks, uids: Collection[str]) -> NodeBooks:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from nodewise.agent import ObjectKey
 from nodewise.agents.gpu import ledger as ledgers
+from nodewise.agents.gpu.books import Held
 from nodewise.agents.gpu.state import LEDGER_PREFIX, NodeSlot, Slot
 from nodewise.errors import shown
 
@@ -73,13 +74,18 @@ def _different(name: str, ours: Slot, fresh: Slot) -> str:
         return f"its cards are {shown(one.cards.cards)}, or what each has is another; listed {shown(other.cards.cards)}"
     if one.holdings != other.holdings:
         return "its ledger is another"
-    held, listed = one.books.held, other.books.held
-    if held != listed:
-        uids = sorted(uid for uid in held.keys() | listed.keys() if held.get(uid) != listed.get(uid))
-        return f"what pods hold of it differs: {', '.join((held.get(uid) or listed[uid]).pod for uid in uids[:5])}"
+    if one.books.held != other.books.held:
+        pods = _different_pods(one.books.held, other.books.held)
+        return f"what pods hold of it differs: {', '.join(pods[:5])}"
     if _column(name, ours) != _column(name, fresh):
         return "what is free of its cards, or of its CPU, was not brought up to date"
     return ""
+
+
+def _different_pods(held: Mapping[str, Held], listed: Mapping[str, Held]) -> list[str]:
+    """The pods that hold something else, in the order of their uids."""
+    uids = sorted(uid for uid in held.keys() | listed.keys() if held.get(uid) != listed.get(uid))
+    return [(held.get(uid) or listed[uid]).pod for uid in uids]
 
 
 def _column(name: str, agent_state: Slot) -> Mapping[str, Any]:

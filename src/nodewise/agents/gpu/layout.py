@@ -195,15 +195,8 @@ def column(cards: NodeCards, usage: Usage, tiles: str) -> Column:
     """One node's cards, less what is held of them."""
     at = {name: position for position, name in enumerate(cards.cards[:MAX_CARDS])}
     named = [_named(cards, usage, name) for name in at]
-    capacity = {
-        name: [min(amount, MAX_TILES if name == tiles else MAX_AMOUNT) for amount in amounts[: len(at)]]
-        for name, amounts in cards.capacity.items()
-    }
-    held = [usage.amounts.get(name, _NOTHING) for name in at]
-    free = {
-        name: [_free(amount, of.get(name, 0)) for amount, of in zip(amounts, held, strict=True)]
-        for name, amounts in capacity.items()
-    }
+    capacity = _capacity(cards, len(at), tiles)
+    free = _free_amounts(capacity, [usage.amounts.get(name, _NOTHING) for name in at])
     if tiles in capacity:
         held_tiles = [_held_tiles(usage, name, tiles, taken) for name, taken in zip(at, named, strict=True)]
         free[tiles] = [*map(_free, capacity[tiles], held_tiles)]
@@ -221,6 +214,27 @@ def column(cards: NodeCards, usage: Usage, tiles: str) -> Column:
         free_tiles=[_tile_bits(count, taken) for count, taken in zip(counts, named, strict=True)],
         ledger_bytes=usage.ledger_bytes,
     )
+
+
+def _capacity(cards: NodeCards, count: int, tiles: str) -> dict[str, list[int]]:
+    """By resource, the amount of each of the first cards, as far as an array can hold it."""
+    return {
+        name: [min(amount, MAX_TILES if name == tiles else MAX_AMOUNT) for amount in amounts[:count]]
+        for name, amounts in cards.capacity.items()
+    }
+
+
+def _free_amounts(
+    capacity: Mapping[str, Sequence[int]], held: Sequence[Mapping[str, int]]
+) -> dict[str, list[int]]:
+    """By resource, what is free of each card."""
+    return {
+        name: [
+            _free(amount, amounts_held.get(name, 0))
+            for amount, amounts_held in zip(amounts, held, strict=True)
+        ]
+        for name, amounts in capacity.items()
+    }
 
 
 def _named(cards: NodeCards, usage: Usage, card: str) -> frozenset[int]:

@@ -5,7 +5,7 @@ a phase counts when it begins. Of several containers the worst decides. A contai
 it had ended, says nothing: its end was counted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -50,18 +50,24 @@ def between(before: LivingPod | None, after: LivingPod, mttf_s: float) -> Outcom
     """
     phase = after.status.phase
     if phase in _FAILURES:
-        known = before is not None and before.status.phase in _FAILURES
-        return None if known else Outcome(FAILED, 1, _ended_at(after))
+        is_known = before is not None and before.status.phase in _FAILURES
+        return None if is_known else Outcome(FAILED, 1, _ended_at(after))
     if phase != _RUNNING:
         return None
-    earlier = {one.name: one for one in _containers(before)} if before else {}
-    ends = [_end(earlier.get(one.name), one, mttf_s) for one in _containers(after)]
-    ended = _worst(one for one in ends if one is not None)
+    ended = _worst(_ends_between(before, after, mttf_s))
     if ended is not None:
         return ended
     if not _is_up(after) or (before is not None and _is_up(before)):
         return None
     return Outcome(RUNS, 1, _up_at(after))
+
+
+def _ends_between(before: LivingPod | None, after: LivingPod, mttf_s: float) -> Iterator[_End]:
+    """The ends of containers from one look at a pod to the next."""
+    earlier = {container.name: container for container in _containers(before)} if before else {}
+    for container in _containers(after):
+        if (end := _end(earlier.get(container.name), container, mttf_s)) is not None:
+            yield end
 
 
 def since(pod: LivingPod, until_s: float, mttf_s: float) -> Outcome | None:

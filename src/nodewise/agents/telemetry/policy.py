@@ -208,34 +208,25 @@ class _Reader:
         before = len(self.problems)
         rule = self._mapping(path, given)
         broken = len(self.problems) > before
-        metric = self._text(f"{path}.metricname", rule.get("metricname"))
-        if metric and not _METRIC_NAME.fullmatch(metric):
-            self.problem(f"{path}.metricname", shown(metric), "letters, digits, _ and -")
-            broken = True
-        broken = broken or not metric
+        metric, is_metric = self._metric(f"{path}.metricname", rule.get("metricname"))
+        broken = broken or not is_metric
         operator = self._operator(f"{path}.operator", rule.get("operator"), strategy)
         broken = broken or (operator not in OPERATORS and strategy != "scheduleonmetric")
-        target = self._optional(f"{path}.target", rule.get("target"), _target, 0)
-        max_age_s = self._optional(f"{path}.max_age", rule.get("max_age"), _duration, None)
-        when_missing = self._optional(f"{path}.when_missing", rule.get("when_missing"), _when_missing, "")
-        query = self._optional(f"{path}.query", rule.get("query"), _query, "")
-        aggregate = self._optional(f"{path}.aggregate", rule.get("aggregate"), _aggregate, "")
-        empty_means = self._optional(f"{path}.empty_means", rule.get("empty_means"), _empty_means, "")
-        broken = bool(self._unknown(path, rule, _RULE_FIELDS)) or broken
-        optional = (target, max_age_s, when_missing, query, aggregate, empty_means)
-        broken = broken or any(value is _BAD for value in optional)
-        if empty_means == "healthy" and not query:
-            self.problem(f"{path}.empty_means", shown(empty_means), "only together with query; it is ignored")
+        values, bad = self._optional_fields(path, rule)
+        broken = bool(self._unknown(path, rule, _RULE_FIELDS)) or broken or bool(bad)
+        is_healthy = values["empty_means"] == "healthy"
+        if is_healthy and not values["query"] and "query" not in bad:
+            self.problem(f"{path}.empty_means", shown("healthy"), "only together with query; it is ignored")
         return Rule(
             metric=metric,
             operator=operator,
-            target=0 if target is _BAD else target,
+            target=values["target"],
             labels=self._labels(f"{path}.labels", rule.get("labels")),
-            when_missing="" if when_missing is _BAD else when_missing,
-            max_age_s=None if max_age_s is _BAD else max_age_s,
-            query="" if query is _BAD else query,
-            aggregate="" if aggregate is _BAD else aggregate,
-            empty_means="healthy" if empty_means == "healthy" and query else "",
+            when_missing=values["when_missing"],
+            max_age_s=values["max_age"],
+            query=values["query"],
+            aggregate=values["aggregate"],
+            empty_means="healthy" if is_healthy and values["query"] else "",
             unusable=str(self.problems[before]) if broken else "",
         )
 
@@ -290,6 +281,23 @@ class _Reader:
             return given
         self.problem(path, shown(given), f"a name of at most {_LONGEST_METRIC} characters")
         return ""
+
+    def _optional_fields(self, path: str, rule: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The values, with defaults where they are absent or wrong, and the names of the wrong ones."""
+        values = {
+            field: self._optional(f"{path}.{field}", rule.get(field), parse, default)
+            for field, (parse, default) in _OPTIONAL_FIELDS.items()
+        }
+        bad = [field for field, value in values.items() if value is _BAD]
+        return values | {field: _OPTIONAL_FIELDS[field][1] for field in bad}, bad
+
+    def _metric(self, path: str, given: Any) -> tuple[str, bool]:
+        """The name of the metric, and whether it is valid."""
+        metric = self._text(path, given)
+        is_valid = _METRIC_NAME.fullmatch(metric) is not None
+        if metric and not is_valid:
+            self.problem(path, shown(metric), "letters, digits, _ and -")
+        return metric, is_valid
 
     def _optional(self, path: str, given: Any, parse: Callable[[Any], Any], default: Any) -> Any:
         """The parsed field, the default if it is absent, or `_BAD`."""
@@ -356,3 +364,14 @@ def _query(given: Any) -> str:
     if not isinstance(given, str) or len(given) > _LONGEST_QUERY:
         raise ValueError(f"an expression of at most {_LONGEST_QUERY} characters")
     return given
+
+
+_OPTIONAL_FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], Any]]] = {
+    "target": (_target, 0),
+    "max_age": (_duration, None),
+    "when_missing": (_when_missing, ""),
+    "query": (_query, ""),
+    "aggregate": (_aggregate, ""),
+    "empty_means": (_empty_means, ""),
+}
+"""The parser of each optional field of a rule, and its default."""

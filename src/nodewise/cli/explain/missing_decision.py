@@ -73,12 +73,17 @@ def _of_rings(state: State | None, answers: Sequence[Answer]) -> Iterator[str]:
             "configuration?"
         )
     created = clock.parse_rfc3339(state.created) if state and state.created else None
-    for one in answers:
-        since = one.page.kept_since if one.page else None
-        if one.page is None:
-            yield f"{one.replica.url} did not answer: what it decided is not known"
-        elif since and (created is None or clock.parse_rfc3339(since) > created):
-            yield (
-                f"{one.replica.url} remembers {one.page.kept:,} decisions, the oldest of {since}: older ones made "
-                "room (--decisions-bytes) or were lost when it started again"
-            )
+    for answer in answers:
+        yield from _of_ring(answer, created)
+
+
+def _of_ring(answer: Answer, created: float | None) -> Iterator[str]:
+    """Whether the decision about a pod of this age may have been in the replica's ring."""
+    url, page = answer.replica.url, answer.page
+    if page is None:
+        yield f"{url} did not answer: what it decided is not known"
+    elif page.kept_since and (created is None or clock.parse_rfc3339(page.kept_since) > created):
+        yield (
+            f"{url} remembers {page.kept:,} decisions, the oldest of {page.kept_since}: older ones made room "
+            "(--decisions-bytes) or were lost when it started again"
+        )
