@@ -1,4 +1,4 @@
-"""Numbers that agents' answers rest on, and what scores were made of, in as few words as tell them."""
+"""Rendering of the values that agents' answers rest on, and of the parts of a score."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

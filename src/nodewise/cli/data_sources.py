@@ -1,4 +1,4 @@
-"""Where the extender's objects and metrics come from: a cluster, or files. Both fill the same stores."""
+"""Sources of the extender's objects and metrics: a cluster or files. Both fill the same stores."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""`nodewise decide`: the same decisions as the extender's, from files or from a cluster, in one go."""
+"""`nodewise decide`: decides once, as the extender does, from files or from a cluster."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

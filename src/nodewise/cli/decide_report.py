@@ -1,4 +1,4 @@
-"""Pods decided from end to end, as kube-scheduler would ask about them, and the forms in which they are told."""
+"""Decisions of `nodewise decide` for each pod, and their output formats."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

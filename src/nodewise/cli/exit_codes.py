@@ -1,4 +1,4 @@
-"""Exit codes of every command."""
+"""Exit codes of all commands."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""`nodewise extender`: wires the rooms together and serves until a signal comes."""
+"""`nodewise extender`: serves kube-scheduler until SIGTERM or SIGINT."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from nodewise.cli import agent_kinds, extender_wiring, legacy, options
-from nodewise.cli.extender_components import Given, Tools
+from nodewise.cli.extender_components import ExtenderConfig, Tools
 from nodewise.cli.extender_options import GROUPS, ExtenderOptions
 from nodewise.cli.options import CommandLine, Sectioned
 from nodewise.clock import SystemClock
@@ -56,7 +56,7 @@ def run(command_line: CommandLine) -> None:
     agent_options = {kind.name: command_line.agent_options(kind) for kind in agents}
     runner = asyncio.Runner(loop_factory=_event_loop)
     with runner:
-        runner.run(_serve(Given(settings, agents, agent_options)))
+        runner.run(_serve(ExtenderConfig(settings, agents, agent_options)))
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -77,8 +77,8 @@ command = options.make_command(
 )
 
 
-async def _serve(given: Given) -> None:
-    running = extender_wiring.wired(given, Tools(SystemClock(), MetricsRegistry()))
+async def _serve(config: ExtenderConfig) -> None:
+    running = extender_wiring.wired(config, Tools(SystemClock(), MetricsRegistry()))
     signals = _signals()
     tasks = [asyncio.create_task(supervision.keep_running(task)) for task in running.tasks]
     try:
@@ -92,7 +92,7 @@ async def _serve(given: Given) -> None:
         if first == signal.SIGTERM:
             running.leave()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(given.settings[ExtenderOptions].shutdown_delay_s):
+                async with asyncio.timeout(config.settings[ExtenderOptions].shutdown_delay_s):
                     await signals.get()
     finally:
         for server in running.servers:

@@ -1,8 +1,8 @@
-"""`nodewise extender --no-cluster`: the rooms put together where each request brings its nodes."""
+"""`nodewise extender --no-cluster`: the components of an extender whose requests contain the nodes."""
 
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.cli import extender_components
-from nodewise.cli.extender_components import Given, Readiness, Running, Tools
+from nodewise.cli.extender_components import ExtenderConfig, Readiness, Running, Tools
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import lone
@@ -14,10 +14,10 @@ from nodewise.extender.weights import ChainOptions
 from nodewise.observe import lag
 
 
-def wired(given: Given, tools: Tools) -> Running:
+def wired(config: ExtenderConfig, tools: Tools) -> Running:
     """Ready at once, as there is nothing to wait for. `BadSettings` names agents that need a cluster."""
-    own: ExtenderOptions = given.settings[ExtenderOptions]
-    annotates = given.settings[AnnotatorOptions].annotate != "off"
+    own: ExtenderOptions = config.settings[ExtenderOptions]
+    annotates = config.settings[AnnotatorOptions].annotate != "off"
     others = {"--objects-from": own.objects_from, "--record": own.record, "--annotate": annotates}
     problems = [
         Problem("--no-cluster", f"{flag} beside it", "one of the two")
@@ -26,12 +26,12 @@ def wired(given: Given, tools: Tools) -> Running:
     ]
     if problems:
         raise BadSettings("settings", problems)
-    lone.check(given.agents, given.agent_options)
-    states = extender_components.states(given)
+    lone.check(config.agents, config.agent_options)
+    states = extender_components.states(config)
     lone.check_metrics(states)
-    answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
+    answering = Answering(config.agents, config.agent_options, states, config.settings[ChainOptions])
     ring = DecisionRing(own.decisions_bytes)
-    snapshots = LoneSnapshots(given.agents, states)
+    snapshots = LoneSnapshots(config.agents, states)
     extender = Extender(answering, snapshots.snapshot, ring, *tools)
 
     async def watch_loop() -> None:
@@ -41,5 +41,5 @@ def wired(given: Given, tools: Tools) -> Running:
     tasks = [watch_loop, *(one.run for one in memory)]
     readiness = Readiness(tuple, tools.meters)
     tools.meters.set("ready", 1.0)
-    servers = extender_components.servers(given, extender, extender.refusing_routes(), readiness, tools)
+    servers = extender_components.servers(config, extender, extender.refusing_routes(), readiness, tools)
     return Running(servers, tasks, [one.close for one in memory], readiness)

@@ -1,4 +1,4 @@
-"""What a running extender is made of, whatever it answers from: settings, ports, readiness, memories."""
+"""Components of every extender: settings, ports, readiness, and what agents remember."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from nodewise.agent import AgentKind, StateBuilder
+from nodewise.cli.options import SettingsByGroup
 from nodewise.clock import Clock
 from nodewise.extender.app import Extender
 from nodewise.extender.remembering import InConfigMap, InFile, Memory
@@ -21,29 +22,30 @@ from nodewise.serve.server import Server
 Task = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Given(NamedTuple):
-    """What the command line said: the settings by group, the agents that are on, and their options by name."""
+class ExtenderConfig(NamedTuple):
+    """The configuration of an extender."""
 
-    settings: Mapping[type, Any]
+    settings: SettingsByGroup
     agents: Sequence[AgentKind]
     agent_options: Mapping[str, Any]
+    """By agent."""
 
 
-def placed(given: Given, namespace: str) -> Given:
+def placed(config: ExtenderConfig, namespace: str) -> ExtenderConfig:
     """With the namespace that nodewise is in, in the options of agents that have a field for it.
 
     `default` counts only where --namespace names it: it is also what a connection falls back to, and its policies
     would be trusted for no reason.
     """
-    named: str = given.settings[KubeOptions].namespace
+    named: str = config.settings[KubeOptions].namespace
     namespace = named or ("" if namespace == "default" else namespace)
     options = {
         name: msgspec.structs.replace(one, own_namespace=one.own_namespace or namespace)
         if "own_namespace" in one.__struct_fields__
         else one
-        for name, one in given.agent_options.items()
+        for name, one in config.agent_options.items()
     }
-    return given._replace(agent_options=options)
+    return config._replace(agent_options=options)
 
 
 class Running(NamedTuple):
@@ -89,9 +91,9 @@ class Tools(NamedTuple):
     meters: MetricsRegistry
 
 
-def states(given: Given) -> dict[str, StateBuilder[Any]]:
-    period_s = given.settings[RefreshOptions].sync_period_s
-    return {kind.name: kind.state(given.agent_options[kind.name], period_s) for kind in given.agents}
+def states(config: ExtenderConfig) -> dict[str, StateBuilder[Any]]:
+    period_s = config.settings[RefreshOptions].sync_period_s
+    return {kind.name: kind.state(config.agent_options[kind.name], period_s) for kind in config.agents}
 
 
 def memory(
@@ -110,11 +112,11 @@ def memory(
 
 
 def servers(
-    given: Given, extender: Extender, binds: Sequence[Route], readiness: Readiness, tools: Tools
+    config: ExtenderConfig, extender: Extender, binds: Sequence[Route], readiness: Readiness, tools: Tools
 ) -> tuple[Server, Server]:
     """The port for kube-scheduler and the admin port. Decisions show every tenant's pods: mutual TLS or loopback."""
-    serve: ServeOptions = given.settings[ServeOptions]
-    admin: AdminOptions = given.settings[AdminOptions]
+    serve: ServeOptions = config.settings[ServeOptions]
+    admin: AdminOptions = config.settings[AdminOptions]
     private = extender.private_routes()
     main_routes: list[Route] = [*extender.routes(), *binds, *([] if serve.unsafe else private)]
     admin_shows = [*admin_routes(readiness.waiting_for, tools.meters), *map(called_locally, private)]

@@ -1,4 +1,4 @@
-"""Settings of `nodewise extender`: its own, and the groups that its settings file holds besides those of agents."""
+"""Settings of `nodewise extender`: its own, and all groups that its settings file may hold."""
 
 from typing import Annotated, Final, Literal
 

@@ -1,4 +1,4 @@
-"""The rooms of `nodewise extender`, put together. Nothing is opened here; `cli.extender` starts what this makes."""
+"""Wires the components of `nodewise extender`. Nothing is started here; `cli.extender` does that."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from nodewise.annotator.options import AnnotatorOptions
 from nodewise.binder import AllocationStateBuilder, BindPlugin
 from nodewise.cli import data_sources, extender_clusterless, extender_components
 from nodewise.cli.data_sources import Feed, Ground
-from nodewise.cli.extender_components import Given, Readiness, Running, Task, Tools
+from nodewise.cli.extender_components import ExtenderConfig, Readiness, Running, Task, Tools
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.errors import BadSettings, Problem
@@ -84,33 +84,33 @@ class Binding(NamedTuple):
     binder: BindPlugin[Any, Any]
 
 
-def wired(given: Given, tools: Tools) -> Running:
+def wired(config: ExtenderConfig, tools: Tools) -> Running:
     """Everything that serves: from a cluster or from files, with one snapshot in the middle; or from requests alone."""
-    own: ExtenderOptions = given.settings[ExtenderOptions]
+    own: ExtenderOptions = config.settings[ExtenderOptions]
     if own.agent_deadline_s is not None:
         logs.emit("option_deprecated", option="--agent-deadline", instead="nothing, it has no effect")
-    third_party.connect(given.agents, *tools)
-    return extender_clusterless.wired(given, tools) if own.no_cluster else _amid(given, tools)
+    third_party.connect(config.agents, *tools)
+    return extender_clusterless.wired(config, tools) if own.no_cluster else _amid(config, tools)
 
 
-def _amid(given: Given, tools: Tools) -> Running:
-    own: ExtenderOptions = given.settings[ExtenderOptions]
-    refresh: RefreshOptions = given.settings[RefreshOptions]
-    if own.objects_from and given.settings[AnnotatorOptions].annotate != "off":
+def _amid(config: ExtenderConfig, tools: Tools) -> Running:
+    own: ExtenderOptions = config.settings[ExtenderOptions]
+    refresh: RefreshOptions = config.settings[RefreshOptions]
+    if own.objects_from and config.settings[AnnotatorOptions].annotate != "off":
         raise BadSettings(
             "settings", [Problem("--annotate", "--objects-from beside it", "a cluster to write to")]
         )
-    api = None if own.objects_from else connect(given.settings[KubeOptions], tools.meters)
-    given = extender_components.placed(given, api.namespace if api else "")
-    feed = _feed(given, api, tools)
-    sources = data_sources.sources(own.metrics, own.objects_from, _ground(given, api, feed, tools))
+    api = None if own.objects_from else connect(config.settings[KubeOptions], tools.meters)
+    config = extender_components.placed(config, api.namespace if api else "")
+    feed = _feed(config, api, tools)
+    sources = data_sources.sources(own.metrics, own.objects_from, _ground(config, api, feed, tools))
     refresher = Refresher(sources, refresh, *tools)
-    states = extender_components.states(given)
-    keeper = _keeper(given, feed, states, refresher, tools)
-    recorder = _recorder(given, keeper, tools)
-    answering = Answering(given.agents, given.agent_options, states, given.settings[ChainOptions])
-    heart = Heart(feed, states, keeper, answering, _extender(given, answering, keeper, recorder, tools))
-    binding = _binding(given, api, heart, tools)
+    states = extender_components.states(config)
+    keeper = _keeper(config, feed, states, refresher, tools)
+    recorder = _recorder(config, keeper, tools)
+    answering = Answering(config.agents, config.agent_options, states, config.settings[ChainOptions])
+    heart = Heart(feed, states, keeper, answering, _extender(config, answering, keeper, recorder, tools))
+    binding = _binding(config, api, heart, tools)
 
     async def publish() -> None:
         await keeper.run()
@@ -124,7 +124,7 @@ def _amid(given: Given, tools: Tools) -> Running:
         closing.append(binding.bindings.close)
     elector = None
     if api is not None:
-        elector, lead_tasks, lead_closing = _leader(given, api, heart, binding, sources, tools)
+        elector, lead_tasks, lead_closing = _leader(config, api, heart, binding, sources, tools)
         tasks += lead_tasks
     memory = extender_components.memory(
         own.state, api, states, lambda: elector is None or elector.leading, tools
@@ -142,33 +142,40 @@ def _amid(given: Given, tools: Tools) -> Running:
     readiness = Readiness(keeper.waiting_for, tools.meters)
     binds = BindRoutes(*binding, heart.extender).routes() if binding else heart.extender.refusing_routes()
     return Running(
-        extender_components.servers(given, heart.extender, binds, readiness, tools), tasks, closing, readiness
+        extender_components.servers(config, heart.extender, binds, readiness, tools),
+        tasks,
+        closing,
+        readiness,
     )
 
 
-def _feed(given: Given, api: HttpApi | None, tools: Tools) -> Feed:
-    needs = data_sources.needs(given.agents, given.agent_options)
-    writes: AnnotatorOptions = given.settings[AnnotatorOptions]
+def _feed(config: ExtenderConfig, api: HttpApi | None, tools: Tools) -> Feed:
+    needs = data_sources.needs(config.agents, config.agent_options)
+    writes: AnnotatorOptions = config.settings[AnnotatorOptions]
     if writes.annotate != "off":
         needs = needs.with_(annotator.NODE_FIELDS, annotator.watched(writes))
     if api is None:
-        return data_sources.from_files(given.settings[ExtenderOptions].objects_from, needs, 0.2)
+        return data_sources.from_files(config.settings[ExtenderOptions].objects_from, needs, 0.2)
     return data_sources.from_cluster(api, needs, *tools, api.namespace)
 
 
-def _ground(given: Given, api: HttpApi | None, feed: Feed, tools: Tools) -> Ground:
+def _ground(config: ExtenderConfig, api: HttpApi | None, feed: Feed, tools: Tools) -> Ground:
     """What sources of metrics stand on."""
-    refresh: RefreshOptions = given.settings[RefreshOptions]
+    refresh: RefreshOptions = config.settings[RefreshOptions]
     nodes = NodeBook(feed.nodes)
-    prometheus: PrometheusOptions = given.settings[PrometheusOptions]
+    prometheus: PrometheusOptions = config.settings[PrometheusOptions]
     back_s = max(5 * refresh.sync_period_s, 60.0)
     return Ground(api, nodes.read, prometheus, back_s, refresh.metrics_timeout_s, tools.meters)
 
 
 def _keeper(
-    given: Given, feed: Feed, states: Mapping[str, StateBuilder[Any]], refresher: Refresher, tools: Tools
+    config: ExtenderConfig,
+    feed: Feed,
+    states: Mapping[str, StateBuilder[Any]],
+    refresher: Refresher,
+    tools: Tools,
 ) -> SnapshotCache:
-    period_s = given.settings[RefreshOptions].sync_period_s
+    period_s = config.settings[RefreshOptions].sync_period_s
     keeper = SnapshotCache(states, feed.stores, refresher, *tools, period_s)
     refresher.subscribe(keeper.touch)
     keeper.touch()
@@ -183,12 +190,12 @@ def _binder(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
     return binders[0] if binders else None
 
 
-def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> Binding | None:
+def _binding(config: ExtenderConfig, api: HttpApi | None, heart: Heart, tools: Tools) -> Binding | None:
     """The bind verb, where an agent binds and there is a cluster."""
     binder, feed = _binder(heart.answering.agents), heart.feed
     if api is None or binder is None:
         return None
-    kube: KubeOptions = given.settings[KubeOptions]
+    kube: KubeOptions = config.settings[KubeOptions]
     ground = claims.Ground(
         # a lane of its own: labels that queue up must not hold up pods
         api.lane(kube.kube_qps, kube.kube_burst),
@@ -199,18 +206,18 @@ def _binding(given: Given, api: HttpApi | None, heart: Heart, tools: Tools) -> B
         cast("AllocationStateBuilder[Any]", heart.states[binder.name]),
         *tools,
     )
-    watched = data_sources.watched(given.agents, given.agent_options)
+    watched = data_sources.watched(config.agents, config.agent_options)
     pod_type = next(one.type for one in watched if one.name == binder.pods)
-    own: ExtenderOptions = given.settings[ExtenderOptions]
+    own: ExtenderOptions = config.settings[ExtenderOptions]
     eligibility = Eligibility(
-        resource for kind in given.agents for resource in kind.resources(given.agent_options[kind.name])
+        resource for kind in config.agents for resource in kind.resources(config.agent_options[kind.name])
     )
     pods = feed.objects[binder.pods]
     return Binding(Bindings(ground, pods, pod_type, own.bind_timeout_s, eligibility), binder)
 
 
 def _leader(
-    given: Given,
+    config: ExtenderConfig,
     api: HttpApi,
     heart: Heart,
     binding: Binding | None,
@@ -220,7 +227,7 @@ def _leader(
     """The election, the events, and the agents' controllers."""
     clock, meters = tools
     feed, _, keeper, answering, extender = heart
-    given_identity = given.settings[KubeOptions].identity
+    given_identity = config.settings[KubeOptions].identity
     identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
     extender.subscribe(PodEvents(recorder))
@@ -231,16 +238,16 @@ def _leader(
     elector = Elector(lane, seat, clock, meters, random.random, lambda _: leading.notify())
     own = (api.namespace, lambda: keeper.snapshot, Relister(heart), binding.bindings if binding else None)
     handle = Handle(api, feed.objects, feed.nodes, recorder, clock, meters, WriteCounter(), *own)
-    period_s = given.settings[RefreshOptions].sync_period_s
-    pods = data_sources.waiting_pods(api, given.agents, clock, meters)
+    period_s = config.settings[RefreshOptions].sync_period_s
+    pods = data_sources.waiting_pods(api, config.agents, clock, meters)
     controllers: list[Controller] = [
-        kind.controller(given.agent_options[kind.name], handle)
-        for kind in given.agents
+        kind.controller(config.agent_options[kind.name], handle)
+        for kind in config.agents
         if isinstance(kind, ControllerKind)
     ]
     following = [task for controller in controllers for task in controller.tasks()]
-    if given.settings[AnnotatorOptions].annotate != "off":
-        controllers.append(_annotator(given, sources, handle))
+    if config.settings[AnnotatorOptions].annotate != "off":
+        controllers.append(_annotator(config, sources, handle))
     controllers.append(Waker(answering.chain, pods.store, handle, period_s))
     leading = Leading(controllers, lambda: keeper.snapshot, lambda: elector.leading, clock)
     keeper.on_publish(leading.notify)
@@ -252,31 +259,31 @@ def _leader(
     return elector, tasks, [elector.stop, recorder.flush, api.close]
 
 
-def _annotator(given: Given, sources: Sequence[Source], handle: Handle) -> AnnotatorController:
+def _annotator(config: ExtenderConfig, sources: Sequence[Source], handle: Handle) -> AnnotatorController:
     """What writes statistics of nodes. A lane of its own: thousands of patches must not hold up labels."""
-    window: WindowOptions = given.settings[WindowOptions]
+    window: WindowOptions = config.settings[WindowOptions]
     lane = cast("HttpApi", handle.api).lane(writing.QPS, writing.BURST)
-    return AnnotatorController(given.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))
+    return AnnotatorController(config.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))
 
 
-def _recorder(given: Given, keeper: SnapshotCache, tools: Tools) -> recording.Recorder:
-    own: ExtenderOptions = given.settings[ExtenderOptions]
+def _recorder(config: ExtenderConfig, keeper: SnapshotCache, tools: Tools) -> recording.Recorder:
+    own: ExtenderOptions = config.settings[ExtenderOptions]
     if not own.record:
         return recording.Silent()
-    period_s = given.settings[RefreshOptions].sync_period_s
-    general = recording.Settings(period_s, given.settings[ChainOptions])
-    header = recording.header(given.agents, given.agent_options, general, tools.clock.now())
+    period_s = config.settings[RefreshOptions].sync_period_s
+    general = recording.Settings(period_s, config.settings[ChainOptions])
+    header = recording.header(config.agents, config.agent_options, general, tools.clock.now())
     recorder = Recording(recording.create(Path(own.record)), header, own.record_max_bytes, *tools)
     keeper.subscribe(recorder.cluster_state)
     return recorder
 
 
 def _extender(
-    given: Given,
+    config: ExtenderConfig,
     answering: Answering,
     keeper: SnapshotCache,
     recorder: recording.Recorder,
     tools: Tools,
 ) -> Extender:
-    ring = DecisionRing(given.settings[ExtenderOptions].decisions_bytes)
+    ring = DecisionRing(config.settings[ExtenderOptions].decisions_bytes)
     return Extender(answering, lambda *_: keeper.snapshot, ring, tools.clock, tools.meters, recorder)

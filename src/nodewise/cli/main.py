@@ -1,4 +1,4 @@
-"""The table of commands. A command's module is imported only when it is called, so that `--help` is quick."""
+"""The table of commands. A command's module is imported only when it is called, so that `--help` is fast."""
 
 import gc
 import sys

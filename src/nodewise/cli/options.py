@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar
 
 import click
 import msgspec
@@ -23,6 +23,12 @@ from nodewise.kube.options import KubeOptions
 from nodewise.option import Argument, Option
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class SettingsByGroup(Protocol):
+    """The settings of several groups, by the struct that declares the group."""
+
+    def __getitem__(self, group: type[T], /) -> T: ...
 
 
 class CommandLine(NamedTuple):

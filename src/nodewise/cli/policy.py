@@ -1,4 +1,4 @@
-"""`nodewise policy`: check policies before a cluster does."""
+"""`nodewise policy`: checks policies without a cluster."""
 
 import io
 import re

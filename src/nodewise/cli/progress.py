@@ -1,4 +1,4 @@
-"""What a command is doing, on stderr, once it takes longer than two seconds; only on a terminal."""
+"""The current step of a command, on stderr, after two seconds; only on a terminal."""
 
 import sys
 import threading

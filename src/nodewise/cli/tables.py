@@ -1,4 +1,4 @@
-"""Tables on standard output, for people. In a pipe each row is one line; a terminal's width folds the last column."""
+"""Tables on standard output. In a pipe each row is one line; on a terminal the last column is folded."""
 
 import sys
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Lines for people. Words of tenants, servers and files may be among them: a terminal shows and does not obey them."""
+"""Lines on standard output and standard error. Control characters in text of others are made visible."""
 
 import click
 

@@ -5,7 +5,7 @@ import pytest
 from nodewise import agents
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.cli import extender_components
-from nodewise.cli.extender_components import Given
+from nodewise.cli.extender_components import ExtenderConfig
 from nodewise.kube.options import KubeOptions
 
 KINDS = [agents.load("telemetry"), agents.load("gpu")]
@@ -24,6 +24,6 @@ KINDS = [agents.load("telemetry"), agents.load("gpu")]
 def test_the_fallback_namespace_is_not_trusted(flag: str, connected: str, own: str) -> None:
     options = {kind.name: kind.options() for kind in KINDS}
     placed = extender_components.placed(
-        Given({KubeOptions: KubeOptions(namespace=flag)}, KINDS, options), connected
+        ExtenderConfig({KubeOptions: KubeOptions(namespace=flag)}, KINDS, options), connected
     )
     assert placed.agent_options == options | {"telemetry": TelemetryOptions(own_namespace=own)}

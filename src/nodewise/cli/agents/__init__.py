@@ -1,4 +1,4 @@
-"""`nodewise agents`: what agents there are and what they can be told."""
+"""`nodewise agents`: lists agents, shows their options, and writes a package for a new one."""
 
 from pathlib import Path
 

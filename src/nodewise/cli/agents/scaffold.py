@@ -1,4 +1,4 @@
-"""A package for an agent of one's own: the folder `agents/template`, with another name in its place."""
+"""A package for a new agent: a copy of the folder `agents/template` with another name."""
 
 import keyword
 import re

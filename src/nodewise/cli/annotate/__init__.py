@@ -1,4 +1,4 @@
-"""`nodewise annotate`: what nodes use and what pods ask of them, written where agents read it."""
+"""`nodewise annotate`: writes the usage of nodes and the requests of pods as annotations of nodes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What `nodewise annotate` says: what is known of nodes, and what was written, or would be."""
+"""The output of `nodewise annotate`: the statistics of each node, and the annotations to write."""
 
 from collections.abc import Iterator, Mapping
 from math import isnan

@@ -1,9 +1,9 @@
-"""A run of the annotator: once, or until a signal comes."""
+"""A run of the annotator: once, or until SIGTERM or SIGINT."""
 
 import asyncio
 import random
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from nodewise.annotator.options import LEAST_PERIOD_S, ForecastOptions, Period, 
 from nodewise.annotator.writing import Written
 from nodewise.cli import data_sources
 from nodewise.cli.data_sources import Ground
+from nodewise.cli.options import SettingsByGroup
 from nodewise.cli.progress import Progress
 from nodewise.clock import SystemClock
 from nodewise.errors import BadSettings, Problem
@@ -67,10 +68,6 @@ class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
     """Form of log lines: text for people, json for collectors."""
 
 
-Settings = Mapping[type, Any]
-"""By group."""
-
-
 class Outcome(NamedTuple):
     """What came of doing it once."""
 
@@ -110,16 +107,16 @@ class _Wired(NamedTuple):
         return self.pods.values() if self.pods is not None else []
 
 
-async def once(built: Settings, kube: KubeOptions, *, dry: bool) -> Outcome:
+async def once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bool) -> Outcome:
     """Look at all nodes, and write what moved unless it is a `dry` run."""
     async with AsyncExitStack() as stack:
         tools = _tools(kube, stack)
         progress = stack.enter_context(Progress())
         stores = []
-        for target in _targets(_task(built)):
+        for target in _targets(_task(settings)):
             progress.say(f"reading {target.resource.plural}")
             stores.append(await listing.read(tools.api, target, tools.meters, lambda _: None))
-        wired = _wired(built, stores, tools)
+        wired = _wired(settings, stores, tools)
         for close in wired.closing:
             stack.push_async_callback(close)
         progress.say("measuring")
@@ -130,21 +127,21 @@ async def once(built: Settings, kube: KubeOptions, *, dry: bool) -> Outcome:
         return Outcome(looked, written, wired.annotator.is_sampled)
 
 
-async def serve(built: Settings, kube: KubeOptions) -> None:
+async def serve(settings: SettingsByGroup, kube: KubeOptions) -> None:
     """Write what moved, once a period, until a signal comes."""
     async with AsyncExitStack() as stack:
         tools = _tools(kube, stack)
         reflectors = [
             Reflector(tools.api, target, tools.clock, tools.meters, random.random)
-            for target in _targets(_task(built))
+            for target in _targets(_task(settings))
         ]
-        wired = _wired(built, [one.store for one in reflectors], tools)
+        wired = _wired(settings, [one.store for one in reflectors], tools)
         for close in wired.closing:
             stack.push_async_callback(close)
         app = Application(
             admin_routes(lambda: _missing(reflectors), tools.meters), tools.meters, max_body_bytes=2**16
         )
-        admin = admin_server(app, built[AdminOptions], tools.meters)
+        admin = admin_server(app, settings[AdminOptions], tools.meters)
         ended = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -169,8 +166,8 @@ def _lane(api: HttpApi) -> HttpApi:
     return api.lane(writing.QPS, writing.BURST)
 
 
-def _task(built: Settings) -> Task:
-    own: AnnotateOptions = built[AnnotateOptions]
+def _task(settings: SettingsByGroup) -> Task:
+    own: AnnotateOptions = settings[AnnotateOptions]
     return annotator_options.made(own, own.what, own.period_s)
 
 
@@ -179,12 +176,12 @@ def _targets(task: Task) -> list[Target[Any]]:
     return [Target(NODES, _NODE), *pods]
 
 
-def _wired(built: Settings, stores: Sequence[Store[Any]], tools: _Tools) -> _Wired:
+def _wired(settings: SettingsByGroup, stores: Sequence[Store[Any]], tools: _Tools) -> _Wired:
     api, clock, meters = tools
-    own: AnnotateOptions = built[AnnotateOptions]
-    window: WindowOptions = built[WindowOptions]
-    prometheus: PrometheusOptions = built[PrometheusOptions]
-    task = _task(built)
+    own: AnnotateOptions = settings[AnnotateOptions]
+    window: WindowOptions = settings[WindowOptions]
+    prometheus: PrometheusOptions = settings[PrometheusOptions]
+    task = _task(settings)
     nodes, *rest = stores
     ground = Ground(api, NodeBook(nodes).read, prometheus, window.max_age_s, measuring.PATIENCE_S, meters)
     sources = data_sources.sources([_source(own, prometheus)], (), ground) if task.usage else []

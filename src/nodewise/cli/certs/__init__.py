@@ -1,4 +1,4 @@
-"""`nodewise certs`: certificates for nodewise and for kube-scheduler as its client, made and renewed."""
+"""`nodewise certs`: makes and renews the certificates of nodewise and of kube-scheduler as its client."""
 
 import asyncio
 import secrets

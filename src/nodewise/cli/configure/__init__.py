@@ -1,4 +1,4 @@
-"""`nodewise configure`: what makes kube-scheduler call nodewise."""
+"""`nodewise configure`: configures kube-scheduler to call nodewise."""
 
 import itertools
 import re

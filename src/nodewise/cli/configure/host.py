@@ -1,4 +1,4 @@
-"""`nodewise configure` on a host of the control plane: what is asked, and done."""
+"""`nodewise configure` on a host of the control plane: plans the change of its files, and carries it out."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Options of `nodewise configure`: those of the older configurator by their names, and newer ones."""
+"""Options of `nodewise configure`: the flags of the older configurator by their names, and newer ones."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`nodewise configure render-scheduler`: a configuration of kube-scheduler, printed."""
+"""`nodewise configure render-scheduler`: prints a configuration of kube-scheduler."""
 
 from typing import Annotated, Literal
 

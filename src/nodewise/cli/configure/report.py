@@ -1,4 +1,4 @@
-"""What `nodewise configure` on a host says: what it would change, what it did, and what is to be done next."""
+"""The output of `nodewise configure` on a host: planned changes, changes made, and the next step."""
 
 import os
 import sys

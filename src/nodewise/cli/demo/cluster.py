@@ -1,4 +1,4 @@
-"""The stage of the demo: the cluster of `examples/health-metric` in an API server in memory."""
+"""The cluster of the demo: `examples/health-metric` in an API server in memory."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`nodewise explain`: why a pod went where it went, or goes nowhere, from the decisions of every replica."""
+"""`nodewise explain`: explains the placement of a pod by the decisions of all replicas."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""All that `explain` knows of a pod when the answers are in, and the same as a document for programs."""
+"""The explanation of one pod: its state, the replicas' answers and the attempt; also as a JSON document."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Why no decision about a pod is known: what can be seen of the pod and of the replicas, the likeliest first."""
+"""Diagnosis of a missing decision: possible reasons, the most likely one first."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""A pod's own state in the cluster, as far as it says why the pod is where it is."""
+"""The state of a pod in the cluster, as far as it explains the pod's placement."""
 
 from typing import NamedTuple
 

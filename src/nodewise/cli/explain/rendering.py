@@ -1,4 +1,4 @@
-"""An explanation in words and tables, for people. What is said here is computed elsewhere."""
+"""Rendering of an explanation as text and tables. Nothing is computed here."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final

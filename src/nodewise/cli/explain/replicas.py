@@ -1,4 +1,4 @@
-"""The replicas of a running extender: where they are, and what they decided about a pod."""
+"""The replicas of a running extender: their addresses, and their decisions about a pod."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""`nodewise simulate`: what would have been: recordings answered once more, traces and bursty pods placed."""
+"""`nodewise simulate`: answers recordings again, and places traces and bursty pods."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`nodewise simulate bursts`: a cluster of bursty pods, placed with the help of scoring agents."""
+"""`nodewise simulate bursts`: places bursty pods with scoring agents."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What came of a replay, for people and for programs."""
+"""The output of `nodewise simulate replay`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
