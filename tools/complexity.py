@@ -17,7 +17,6 @@ MAX_COMPLEXITY: Final = 12
 EXCEPTIONS: Final = frozenset(
     {
         "_Bind.run",
-        "_amid",
         "_by_class",
         "_capacity",
         "_cores",

@@ -51,12 +51,17 @@ LEASE: Final = "nodewise-extender"
 """The Lease by which the replicas agree who leads."""
 
 
-class Heart(NamedTuple):
-    """What answers, and what it answers from."""
+class Components(NamedTuple):
+    """The sources of snapshots, and the extender that answers from them."""
 
     feed: Feed
+    sources: Sequence[Source]
+    """Of metrics."""
+    refresher: Refresher
     states: Mapping[str, StateBuilder[Any]]
+    """By agent."""
     keeper: SnapshotCache
+    recorder: recording.Recorder
     answering: Answering
     extender: Extender
 
@@ -64,10 +69,10 @@ class Heart(NamedTuple):
 class Relister:
     """Fills the stores from new lists and resets the state builders (`controllers.Relister`)."""
 
-    def __init__(self, heart: Heart) -> None:
-        if heart.feed.relister is None:
+    def __init__(self, components: Components) -> None:
+        if components.feed.relister is None:
             raise TypeError("objects of files are read anew by themselves")
-        self._lists, self._cache = heart.feed.relister, heart.keeper
+        self._lists, self._cache = components.feed.relister, components.keeper
 
     async def read(self, name: str) -> Store[Any]:
         return await self._lists.read(name)
@@ -77,8 +82,16 @@ class Relister:
         self._cache.rebuild()
 
 
+class Leader(NamedTuple):
+    """The tasks of a leader. Without a cluster there is no election: every extender leads."""
+
+    elector: Elector | None
+    tasks: Sequence[Task]
+    closing: Sequence[Callable[[], Awaitable[None]]]
+
+
 class Binding(NamedTuple):
-    """Who binds, where an agent does."""
+    """The bind verb, and the agent that implements it."""
 
     bindings: Bindings
     binder: BindPlugin[Any, Any]
@@ -95,7 +108,6 @@ def wired(config: ExtenderConfig, tools: Tools) -> Running:
 
 def _amid(config: ExtenderConfig, tools: Tools) -> Running:
     own: ExtenderOptions = config.settings[ExtenderOptions]
-    refresh: RefreshOptions = config.settings[RefreshOptions]
     if own.objects_from and config.settings[AnnotatorOptions].annotate != "off":
         raise BadSettings(
             "settings", [Problem("--annotate", "--objects-from beside it", "a cluster to write to")]
@@ -104,13 +116,24 @@ def _amid(config: ExtenderConfig, tools: Tools) -> Running:
     config = extender_components.placed(config, api.namespace if api else "")
     feed = _feed(config, api, tools)
     sources = data_sources.sources(own.metrics, own.objects_from, _ground(config, api, feed, tools))
-    refresher = Refresher(sources, refresh, *tools)
+    refresher = Refresher(sources, config.settings[RefreshOptions], *tools)
     states = extender_components.states(config)
     keeper = _keeper(config, feed, states, refresher, tools)
     recorder = _recorder(config, keeper, tools)
     answering = Answering(config.agents, config.agent_options, states, config.settings[ChainOptions])
-    heart = Heart(feed, states, keeper, answering, _extender(config, answering, keeper, recorder, tools))
-    binding = _binding(config, api, heart, tools)
+    extender = _extender(config, answering, keeper, recorder, tools)
+    components = Components(feed, sources, refresher, states, keeper, recorder, answering, extender)
+    return _running(config, api, components, tools)
+
+
+def _running(config: ExtenderConfig, api: HttpApi | None, components: Components, tools: Tools) -> Running:
+    """The tasks and servers of these components, and what is closed at the end, in this order."""
+    feed, sources, refresher, states, keeper, recorder, _, extender = components
+    binding = _binding(config, api, components, tools)
+    leader = _leader(config, api, components, binding, tools) if api is not None else Leader(None, [], [])
+
+    def leads() -> bool:
+        return leader.elector is None or leader.elector.leading
 
     async def publish() -> None:
         await keeper.run()
@@ -118,35 +141,21 @@ def _amid(config: ExtenderConfig, tools: Tools) -> Running:
     async def watch_loop() -> None:
         await lag.watch(*tools)
 
-    tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop]
-    closing: list[Callable[[], Awaitable[None]]] = []
-    if binding is not None:
-        closing.append(binding.bindings.close)
-    elector = None
-    if api is not None:
-        elector, lead_tasks, lead_closing = _leader(config, api, heart, binding, sources, tools)
-        tasks += lead_tasks
-    memory = extender_components.memory(
-        own.state, api, states, lambda: elector is None or elector.leading, tools
-    )
+    memory = extender_components.memory(config.settings[ExtenderOptions].state, api, states, leads, tools)
     for one in memory:
         one.subscribe(recorder.recalled)
+    tasks: list[Task] = [*feed.tasks, refresher.run, publish, watch_loop, *leader.tasks]
     tasks += [one.run for one in memory]
-    closing += [one.close for one in memory]
-    if api is not None:
-        closing += lead_closing
+    closing: list[Callable[[], Awaitable[None]]] = [binding.bindings.close] if binding else []
+    closing += [*(one.close for one in memory), *leader.closing]
     closing += [source.close for source in sources if isinstance(source, PrometheusMetrics)]
     if isinstance(recorder, Recording):
         tasks.append(recorder.run)
         closing.append(recorder.close)
     readiness = Readiness(keeper.waiting_for, tools.meters)
-    binds = BindRoutes(*binding, heart.extender).routes() if binding else heart.extender.refusing_routes()
-    return Running(
-        extender_components.servers(config, heart.extender, binds, readiness, tools),
-        tasks,
-        closing,
-        readiness,
-    )
+    binds = BindRoutes(*binding, extender).routes() if binding else extender.refusing_routes()
+    servers = extender_components.servers(config, extender, binds, readiness, tools)
+    return Running(servers, tasks, closing, readiness)
 
 
 def _feed(config: ExtenderConfig, api: HttpApi | None, tools: Tools) -> Feed:
@@ -190,9 +199,11 @@ def _binder(agents: Iterable[Any]) -> BindPlugin[Any, Any] | None:
     return binders[0] if binders else None
 
 
-def _binding(config: ExtenderConfig, api: HttpApi | None, heart: Heart, tools: Tools) -> Binding | None:
+def _binding(
+    config: ExtenderConfig, api: HttpApi | None, components: Components, tools: Tools
+) -> Binding | None:
     """The bind verb, where an agent binds and there is a cluster."""
-    binder, feed = _binder(heart.answering.agents), heart.feed
+    binder, feed = _binder(components.answering.agents), components.feed
     if api is None or binder is None:
         return None
     kube: KubeOptions = config.settings[KubeOptions]
@@ -201,9 +212,9 @@ def _binding(config: ExtenderConfig, api: HttpApi | None, heart: Heart, tools: T
         api.lane(kube.kube_qps, kube.kube_burst),
         api.namespace,
         feed.objects[binder.ledgers],
-        heart.keeper,
+        components.keeper,
         binder,
-        cast("AllocationStateBuilder[Any]", heart.states[binder.name]),
+        cast("AllocationStateBuilder[Any]", components.states[binder.name]),
         *tools,
     )
     watched = data_sources.watched(config.agents, config.agent_options)
@@ -219,24 +230,28 @@ def _binding(config: ExtenderConfig, api: HttpApi | None, heart: Heart, tools: T
 def _leader(
     config: ExtenderConfig,
     api: HttpApi,
-    heart: Heart,
+    components: Components,
     binding: Binding | None,
-    sources: Sequence[Source],
     tools: Tools,
-) -> tuple[Elector, list[Task], list[Callable[[], Awaitable[None]]]]:
+) -> Leader:
     """The election, the events, and the agents' controllers."""
     clock, meters = tools
-    feed, _, keeper, answering, extender = heart
+    feed, keeper = components.feed, components.keeper
     given_identity = config.settings[KubeOptions].identity
     identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
-    extender.subscribe(PodEvents(recorder))
+    components.extender.subscribe(PodEvents(recorder))
     # a lane of its own for the Lease: labels that queue up must not cost us the lead
     contact = Contact(clock, meters)
     lane = api.lane(5.0, 10, contact.heard)
     seat = Seat(api.namespace, LEASE, identity)
     elector = Elector(lane, seat, clock, meters, random.random, lambda _: leading.notify())
-    own = (api.namespace, lambda: keeper.snapshot, Relister(heart), binding.bindings if binding else None)
+    own = (
+        api.namespace,
+        lambda: keeper.snapshot,
+        Relister(components),
+        binding.bindings if binding else None,
+    )
     handle = Handle(api, feed.objects, feed.nodes, recorder, clock, meters, WriteCounter(), *own)
     period_s = config.settings[RefreshOptions].sync_period_s
     pods = data_sources.waiting_pods(api, config.agents, clock, meters)
@@ -247,8 +262,8 @@ def _leader(
     ]
     following = [task for controller in controllers for task in controller.tasks()]
     if config.settings[AnnotatorOptions].annotate != "off":
-        controllers.append(_annotator(config, sources, handle))
-    controllers.append(Waker(answering.chain, pods.store, handle, period_s))
+        controllers.append(_annotator(config, components.sources, handle))
+    controllers.append(Waker(components.answering.chain, pods.store, handle, period_s))
     leading = Leading(controllers, lambda: keeper.snapshot, lambda: elector.leading, clock)
     keeper.on_publish(leading.notify)
 
@@ -256,7 +271,7 @@ def _leader(
         await leading.run(period_s)
 
     tasks = [elector.run, contact.run, recorder.run, pods.run, lead, *following]
-    return elector, tasks, [elector.stop, recorder.flush, api.close]
+    return Leader(elector, tasks, [elector.stop, recorder.flush, api.close])
 
 
 def _annotator(config: ExtenderConfig, sources: Sequence[Source], handle: Handle) -> AnnotatorController:
