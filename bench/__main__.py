@@ -92,7 +92,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         WHOLE_NODES: partial(whole.measure, times=times, requests=max(requests // 100, 5)),
         GPU: partial(gpu.measure, times=times, requests=requests),
         SCORING: partial(scoring.measure, times=times, requests=requests),
-        START: partial(start.measure, times=times, seconds=seconds),
+        START: partial(start.measure, times=times),
         GROWTH: partial(growth.measure, requests=max(requests // 10, 30), periods=2),
         ISOLATE: partial(isolating.measure, times=times, requests=requests, seconds=seconds),
         BURSTS: partial(bursts.measure, runs=times, hours=given.hours),

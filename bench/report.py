@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import bursts, growth, plots, steps
+from bench import bursts, growth, plots
 from bench.results import BURSTS_ASKED, FIGURES, PARTS, Figure, Results
 
 README: Final = Path(__file__).parent / "README.md"
@@ -50,14 +50,13 @@ def table(found: Results) -> str:
 
 
 def block(found: Results) -> str:
-    """For README.md: where it was measured, the figures, the plots, growth, the longest steps, and every round."""
+    """For README.md: where it was measured, the figures, the plots, growth, and every round."""
     sections = [
         _places(found),
         ["| key | what | figure | target |", "|---|---|---|---|", *map(_row, rows(found))],
         [f"![{plots.TITLES[name]}](plots/{name}.svg)" for name in plots.names(found)],
         _growth(found.get("growth", [])),
         _bursts(found.get("bursts", [])),
-        _steps(found.get("steps", [])),
         [
             "### All rounds",
             "",
@@ -110,24 +109,6 @@ def _growth(sizes: Sequence[growth.Row]) -> list[str]:
         f"Faster is what needs more than {growth.FASTER:g} times as much per node at {most:,} as at {less:,}."
     )
     return [*lines, "", f"{verdict} {margin}"]
-
-
-def _steps(longest: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What ran in the longest steps of the event loop."""
-    if not longest:
-        return []
-    more = ["pages"] if any("pages" in row for row in longest) else []
-    long = f"steps of {steps.LEAST_MS:g} ms and more"
-    head = ["what ran", long, "over 2 ms", "longest, processor", "clock", "collector"]
-    head += ["new pages"] if more else []
-    heading = "### The longest steps of the event loop"
-    lines = [heading, "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in longest:
-        times = [f"{row[key]:.2f} ms" for key in ("cpu_ms", "wall_ms", "gc_ms")]
-        counts = [str(row[key]) for key in ("long", "too_long")]
-        cells = [_code(row["name"]), *counts, *times, *(str(row.get(key, "")) for key in more)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
 
 
 def _bursts(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -61,7 +61,7 @@ PARTS: Final[Mapping[str, str]] = {
     WHOLE_NODES: "filter and prioritize, whole nodes",
     GPU: "the gpu agent: filter, names, 20,000 pods in the books; binds on a real API server",
     SCORING: "the scoring agents: prioritize, names, statistics on all nodes, memories full",
-    START: "start, memory and the event loop, on a real API server with 50,000 pods",
+    START: "start and memory, on a real API server with 50,000 pods",
     GROWTH: "growth",
     BURSTS: "bursty pods on 200 nodes, simulated (`nodewise simulate bursts`); no figures of speed",
     ISOLATE: "the CPU manager: the installed program in a busybox image, its node agent, one exclusive core",
@@ -129,10 +129,6 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "ready_s": Figure(START, "start to ready, 5,000 nodes and 50,000 pods", "s", 20.0),
     "rss_50000_pods_mib": Figure(START, "resident then, and three periods later", "MiB", 400.0),
     "rss_50000_pods_peak_mib": Figure(START, "the most that was resident until then", "MiB"),
-    "loop_step_max_ms": Figure(
-        START, "longest step of the event loop, median of three rounds: processor time", "ms", 2.0
-    ),
-    "loop_step_wall_max_ms": Figure(START, "the same by the clock, with what others took of it", "ms"),
     **{
         bursts_key(agents): Figure(BURSTS, f"node-minutes above 90 % of CPU or memory, {told}")
         for agents, told in BURSTS_ASKED.items()

@@ -126,11 +126,6 @@ def extender(folder: Path, given: Papers, kubeconfig: Path, period: str) -> Iter
 PROGRAM: Final = (Path(sys.executable).with_name("nodewise"),)
 
 
-def stepping(steps: Path) -> tuple[str | Path, ...]:
-    """The same program, which writes into a file how long the steps of its event loop took."""
-    return (*_module("stepping"), steps)
-
-
 @contextlib.contextmanager
 def serving(program: Sequence[str | Path], arguments: Sequence[str], log: Path) -> Iterator[Extender]:
     """An extender with its command and log, from its start until the block is left; yielded when it is ready."""

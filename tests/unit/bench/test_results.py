@@ -19,7 +19,6 @@ KEYS = {
     "cluster_bind_ratio_5000",
     "ready_s",
     "rss_50000_pods_mib",
-    "loop_step_max_ms",
     "score_safe_names_5000_p50_ms",
     "score_congestion_names_5000_p50_ms",
     "score_pigeon_names_5000_p50_ms",
@@ -36,7 +35,7 @@ PLACE = {"date": "2026-11-22", "machine": {"cores": 2}, "versions": {"python": "
 def test_results_have_every_key():
     found = results.read()
     assert found.keys() >= KEYS | results.FIGURES.keys()
-    assert found.keys() >= {"date", "client", "machine", "versions", "rounds", "growth", "steps", "bursts"}
+    assert found.keys() >= {"date", "client", "machine", "versions", "rounds", "growth", "starts", "bursts"}
 
 
 @pytest.mark.parametrize("part", results.PARTS)
@@ -65,15 +64,6 @@ def test_node_minutes_are_those_of_the_runs():
         assert len(row["node_minutes"]) >= 3
         mean = sum(row["node_minutes"]) / len(row["node_minutes"])
         assert found[results.bursts_key(row["agents"])] == pytest.approx(mean, abs=0.05)
-
-
-def test_steps_show_new_pages_only_where_they_were_counted():
-    row = {"name": "a step", "long": 1, "too_long": 0, "cpu_ms": 1.0, "wall_ms": 1.0, "gc_ms": 0.0}
-    found = results.read()
-    before, after = (report.block(found | {"steps": [one]}) for one in (row, row | {"pages": 7}))
-    assert "new pages" not in before
-    assert "| collector | new pages |" in after
-    assert "| `a step` | 1 | 0 | 1.00 ms | 1.00 ms | 0.00 ms | 7 |" in after
 
 
 @pytest.mark.parametrize("page", report.PAGES, ids=lambda page: page.name)
@@ -123,11 +113,11 @@ def test_a_target_is_met_up_to_its_limit(key, value, told):
 
 def test_a_part_measured_anew_leaves_the_others_as_they_are():
     known = results.read()
-    found = results.merged(known, results.START, Measured({"ready_s": 3.5}, {}, "", {"steps": []}), PLACE)
+    found = results.merged(known, results.START, Measured({"ready_s": 3.5}, {}, "", {"starts": []}), PLACE)
     assert found["ready_s"] == 3.5
-    assert found["steps"] == []
+    assert found["starts"] == []
     assert found["parts"][results.START] == PLACE
-    changed = {"ready_s", "steps", "parts"}
+    changed = {"ready_s", "starts", "parts"}
     assert {key: found[key] for key in known.keys() - changed} == {
         key: known[key] for key in known.keys() - changed
     }
