@@ -12,7 +12,7 @@ from nodewise.agent import Snapshot
 from nodewise.agents.telemetry.agent import TelemetryAgent
 from nodewise.agents.telemetry.options import TelemetryOptions
 from nodewise.agents.telemetry.state import TelemetryState
-from nodewise.extender import arrays, explaining, ledger, redeciding, thresholds
+from nodewise.extender import decision_codec, explaining, ledger, redeciding, thresholds
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import Decision, DecisionRing
 from nodewise.extender.explaining import Attempt
@@ -111,8 +111,8 @@ def test_another_process_reads_what_was_decided(of: ClusterState) -> None:
     ring = DecisionRing()
     ring.add(of.filter())
     _, (found,) = ledger.read(cooperative.run_at_once(ledger.page(ring, {"form": "arrays"})))
-    assert cooperative.run_at_once(arrays.encoded(found)) == cooperative.run_at_once(
-        arrays.encoded(of.filter())
+    assert cooperative.run_at_once(decision_codec.encoded(found)) == cooperative.run_at_once(
+        decision_codec.encoded(of.filter())
     )
 
 

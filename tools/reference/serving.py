@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from nodewise import agents
-from nodewise.extender.answering import Answering, is_named
+from nodewise.extender.request_handler import Answering, is_named
 from nodewise.serve.options import AdminOptions, ServeOptions
 from tools.reference.text import MADE, code, table
 

@@ -6,10 +6,10 @@ from nodewise.cli.extender_components import ExtenderConfig, Readiness, Running,
 from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import lone
-from nodewise.extender.answering import Answering
-from nodewise.extender.app import Extender
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.lone import LoneSnapshots
+from nodewise.extender.request_handler import Answering
+from nodewise.extender.routes import Extender
 from nodewise.extender.weights import ChainOptions
 from nodewise.observe import lag
 

@@ -8,8 +8,8 @@ import msgspec
 from nodewise.agent import AgentKind, StateBuilder
 from nodewise.cli.options import SettingsByGroup
 from nodewise.clock import Clock
-from nodewise.extender.app import Extender
 from nodewise.extender.remembering import InConfigMap, InFile, Memory
+from nodewise.extender.routes import Extender
 from nodewise.kube.client import HttpApi
 from nodewise.kube.options import KubeOptions
 from nodewise.metrics.refresher import RefreshOptions

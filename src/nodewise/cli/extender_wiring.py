@@ -21,13 +21,13 @@ from nodewise.cli.extender_options import ExtenderOptions
 from nodewise.controllers import Controller, ControllerKind, Handle, WriteCounter
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender import claims, recording, third_party
-from nodewise.extender.answering import Answering
-from nodewise.extender.app import BindRoutes, Extender
 from nodewise.extender.binding import Bindings, Eligibility
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.events import PodEvents
 from nodewise.extender.leading import Leading
 from nodewise.extender.recording import Recording
+from nodewise.extender.request_handler import Answering
+from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.extender.waking import Waker
 from nodewise.extender.weights import ChainOptions

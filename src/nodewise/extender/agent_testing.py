@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from nodewise.extender import validation
-from nodewise.extender.answering import Answering
 from nodewise.extender.lone import LoneSnapshots
+from nodewise.extender.request_handler import Answering
 from nodewise.extender.third_party import Origin, ThirdPartyKind
 
 

@@ -15,14 +15,14 @@ import msgspec
 
 from nodewise import clock
 from nodewise.errors import UNREADABLE, BadInput, Problem
-from nodewise.extender import arrays, report
+from nodewise.extender import decision_codec, report
 from nodewise.extender.decision import Decision, DecisionRing
 
 Parts = Generator[None, None, bytes]
 _MOST: Final = 1000
 _ENOUGH_BYTES: Final = 2**21
 """To copy so much takes half a millisecond, in one step of the event loop. The last decision may exceed it."""
-_FORMS: Final = {"words": report.encoded, "arrays": arrays.encoded}
+_FORMS: Final = {"words": report.encoded, "arrays": decision_codec.encoded}
 _encode: Final = msgspec.json.encode
 
 
@@ -94,6 +94,6 @@ def read(body: bytes) -> tuple[Page, list[Decision]]:
     """An answer in the form `arrays`, read. `BadInput` if it is none, as of another version of nodewise."""
     try:
         found = msgspec.json.decode(body, type=Page)
-        return found, [arrays.read(one) for one in found.decisions]
+        return found, [decision_codec.read(one) for one in found.decisions]
     except UNREADABLE as error:
         raise BadInput("decisions", [Problem("", str(error), "the form of this version")]) from error

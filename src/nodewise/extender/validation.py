@@ -32,7 +32,7 @@ from nodewise.agent import (
 )
 from nodewise.errors import UNREADABLE
 from nodewise.extender import samples
-from nodewise.extender.arrays import Told
+from nodewise.extender.decision_codec import Told
 from nodewise.extender.numbers import plain
 from nodewise.kube.fields import merge
 from nodewise.metrics.aggregation import AGGREGATIONS

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise.errors import UNREADABLE, BadInput, Problem
-from nodewise.extender import bounds, leniency, rows
+from nodewise.extender import lenient_decoder, node_name_json, request_limits
 from nodewise.extender.decision import Decision
 from nodewise.metrics.index import Names, NodeIndex
 
@@ -100,7 +100,7 @@ class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
 
 _encode: Final = msgspec.json.Encoder().encode
 _read_binding: Final = msgspec.json.Decoder(BindingArgs)
-_read_node: Final = msgspec.json.Decoder(bounds.Node).decode
+_read_node: Final = msgspec.json.Decoder(request_limits.Node).decode
 _ARGS: Final = "an ExtenderArgs object"
 _NULL: Final = msgspec.Raw(b"null")
 _GO_NODE: Final = re.compile(rb'\{"metadata":\{"name":"([ !#-\[\]-~]*+)"').match
@@ -116,18 +116,18 @@ class Reader(Generic[PodT]):
 
     def candidacy(self, body: bytes, index: NodeIndex) -> Candidacy[PodT]:
         """A filter or prioritize request, its names found in the index. `BadInput` names the field that is wrong."""
-        bounds.check_candidates(body)
+        request_limits.check_candidates(body)
         args: ExtenderArgs[PodT] = _decode(self._args, body, _lacks_candidates)
         pod = _required(args.pod, "Pod", "a Pod")
         if args.nodes is not None:
             raw = args.nodes.items or []
-            bounds.check_nodes(len(raw))
+            request_limits.check_nodes(len(raw))
             names = _node_names(raw)
             return Candidacy(pod, index.named(names), raw)
         if args.node_names == _NULL:
             raise BadInput("request", [Problem("Nodes", "null or absent", "Nodes or NodeNames")])
         listed = bytes(args.node_names)
-        bounds.check_names(listed)
+        request_limits.check_names(listed)
         try:
             return Candidacy(pod, index.read(listed), None)
         except UNREADABLE as error:
@@ -135,7 +135,7 @@ class Reader(Generic[PodT]):
 
     def preemption(self, body: bytes) -> Preemption[PodT]:
         """A preempt request. `BadInput` names the field that is wrong."""
-        bounds.check_victims(body)
+        request_limits.check_victims(body)
         args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
         pod = _required(args.pod, "Pod", "a Pod")
         if args.node_name_to_meta_victims is not None:
@@ -161,19 +161,21 @@ class NodeReader(Generic[PodT]):
 
     def nodes(self, body: bytes) -> list[PodT] | None:
         """In the order of the request; None where it has names alone. `BadInput` names the one that is wrong."""
-        bounds.check_candidates(body)
+        request_limits.check_candidates(body)
         args: _NodesOnly = _decode(_read_nodes, body, lambda args: args.nodes is None)
         if args.nodes is None:
             return None if args.node_names != _NULL else []
         raw = args.nodes.items or []
-        bounds.check_nodes(len(raw))
-        complete = [leniency.is_complete(node) for node in raw]
+        request_limits.check_nodes(len(raw))
+        complete = [lenient_decoder.is_complete(node) for node in raw]
         _check_odd_nodes(len(complete) - sum(complete))
         return [self._node(number, node, complete[number]) for number, node in enumerate(raw)]
 
     def _node(self, number: int, raw: msgspec.Raw, is_complete: bool) -> PodT:
         try:
-            return self._decode(raw if is_complete else leniency.recased(bytes(raw), leniency.NODE))
+            return self._decode(
+                raw if is_complete else lenient_decoder.recased(bytes(raw), lenient_decoder.NODE)
+            )
         except UNREADABLE as error:
             raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
 
@@ -181,7 +183,7 @@ class NodeReader(Generic[PodT]):
 def binding(body: bytes) -> BindingArgs:
     """A bind request. `BadInput` names each field that is wrong."""
     args: BindingArgs = _decode(_read_binding, body, _lacks_fields, "an ExtenderBindingArgs object")
-    given = dict(zip(leniency.BINDING, msgspec.structs.astuple(args), strict=True))
+    given = dict(zip(lenient_decoder.BINDING, msgspec.structs.astuple(args), strict=True))
     problems = [Problem(field, "empty or absent", "a name") for field, value in given.items() if not value]
     if problems:
         raise BadInput("request", problems)
@@ -229,15 +231,15 @@ def _node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
 
 def _odd_name(number: int, node: msgspec.Raw) -> str:
     try:
-        return _read_node(leniency.recased(bytes(node), leniency.NODE_NAME)).metadata.name
+        return _read_node(lenient_decoder.recased(bytes(node), lenient_decoder.NODE_NAME)).metadata.name
     except UNREADABLE as error:
         raise BadInput("request", [_problem(error, f"Nodes.items[{number}]", "a Node")]) from error
 
 
 def _check_odd_nodes(count: int) -> None:
-    if count > leniency.MOST_NODES:
+    if count > lenient_decoder.MOST_NODES:
         found = f"{count} nodes without the keys of a Node in their right case"
-        raise BadInput("request", [Problem("Nodes.items", found, f"at most {leniency.MOST_NODES}")])
+        raise BadInput("request", [Problem("Nodes.items", found, f"at most {lenient_decoder.MOST_NODES}")])
 
 
 def _problem(error: Exception, at: str, wanted: str) -> Problem:
@@ -252,16 +254,16 @@ def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted
     try:
         args = decoder.decode(body)
     except UNREADABLE as error:
-        end = bounds.end_of_value(error, body)
+        end = request_limits.end_of_value(error, body)
         if end is not None:
             return _decode(decoder, body[:end], incomplete, wanted)
-        again = leniency.second_reading(body)
+        again = lenient_decoder.second_reading(body)
         if again is None:
             raise BadInput("request", [_problem(error, "", wanted)]) from error
     else:
         if not incomplete(args):
             return args
-        again = leniency.second_reading(body)
+        again = lenient_decoder.second_reading(body)
         if again is None:
             return args
     try:
@@ -279,7 +281,7 @@ def filter_answer(request: Candidacy[Any], decision: Decision) -> list[bytes]:
     failed = _failed(decision, kept) if decision.verdicts else b"null"
     tail = b',"FailedNodes":' + failed + b',"FailedAndUnresolvableNodes":null,"Error":""}\n'
     if request.nodes is None:
-        names = rows.listed(decision.names, np.flatnonzero(kept))
+        names = node_name_json.listed(decision.names, np.flatnonzero(kept))
         return [b'{"Nodes":null,"NodeNames":', names, tail]
     parts: list[bytes] = [b","] * (2 * int(np.count_nonzero(kept)))
     parts[1::2] = [request.nodes[position] for position in np.flatnonzero(kept).tolist()]
@@ -296,13 +298,13 @@ def _failed(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
         for code, reason in enumerate(verdict.reasons, 1):
             chosen = np.flatnonzero(codes == code)
             if len(chosen):
-                parts.append(rows.mapped(decision.names, chosen, _encode(reason.text())))
+                parts.append(node_name_json.mapped(decision.names, chosen, _encode(reason.text())))
     return b"{" + b",".join(parts) + b"}"
 
 
 def prioritize_answer(decision: Decision) -> bytes:
     """HostPriorityList: every candidate, with 0 where nobody has an opinion."""
-    return rows.scored(decision.names, decision.points())
+    return node_name_json.scored(decision.names, decision.points())
 
 
 def preempt_answer(request: Preemption[Any], decision: Decision) -> bytes:

@@ -14,7 +14,7 @@ from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapsh
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender.agent_states import AgentStates
-from nodewise.extender.answering import Answering
+from nodewise.extender.request_handler import Answering
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge
 from nodewise.kube.resources import PODS

@@ -16,8 +16,8 @@ from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapsh
 from nodewise.errors import BadInput
 from nodewise.extender import tape
 from nodewise.extender.agent_states import AgentStates
-from nodewise.extender.answering import Answering
 from nodewise.extender.deltas import Rebuilding
+from nodewise.extender.request_handler import Answering
 from nodewise.extender.tape import Exchange, Record
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge

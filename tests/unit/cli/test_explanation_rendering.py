@@ -12,8 +12,8 @@ from nodewise.cli.explain.explanation import Story
 from nodewise.cli.explain.pods import Seen, State
 from nodewise.cli.explain.replicas import Answer, Replica
 from nodewise.extender import explaining
-from nodewise.extender.arrays import Told, ToldDetails
 from nodewise.extender.decision import Decision
+from nodewise.extender.decision_codec import Told, ToldDetails
 from nodewise.extender.explaining import Attempt
 from nodewise.extender.ledger import Page
 from tests.unit.extender.decisions import AT, Counted, decision, evidence, of, ranked, verdict

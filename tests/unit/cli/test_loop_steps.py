@@ -21,11 +21,11 @@ from nodewise import agents, cooperative
 from nodewise import clock as clocks
 from nodewise.cli import data_sources
 from nodewise.clock import SystemClock
-from nodewise.extender.answering import Answering
-from nodewise.extender.app import Extender
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.leading import Leading
+from nodewise.extender.request_handler import Answering
+from nodewise.extender.routes import Extender
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.extender.waking import Waker
 from nodewise.kube.resources import NAMESPACES, NODES, PODS, Resource

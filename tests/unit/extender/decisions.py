@@ -8,8 +8,8 @@ import numpy as np
 
 from nodewise import clock, quantity
 from nodewise.agent import COMPARISONS, Evidence, Joined, Names, Scores, ValueState, Verdict
-from nodewise.extender.arrays import Told
 from nodewise.extender.decision import Decision, PodRef
+from nodewise.extender.decision_codec import Told
 
 AT = clock.parse_rfc3339("2026-11-21T10:00:00Z")
 COUNT = 3000

@@ -13,10 +13,10 @@ from nodewise.clock import ManualClock
 from nodewise.errors import BadInput
 from nodewise.extender import recording, tape
 from nodewise.extender.agent_states import AgentStates
-from nodewise.extender.answering import Answering
-from nodewise.extender.app import Extender
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.recording import Recording
+from nodewise.extender.request_handler import Answering
+from nodewise.extender.routes import Extender
 from nodewise.extender.tape import Record
 from nodewise.extender.weights import ChainOptions
 from nodewise.observe.metrics_registry import MetricsRegistry

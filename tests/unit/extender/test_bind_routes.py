@@ -9,10 +9,10 @@ import pytest
 from nodewise.agent import NodeIndex, Snapshot
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput
-from nodewise.extender.answering import Answering
-from nodewise.extender.app import BindRoutes, Extender
 from nodewise.extender.binding import Outcome
 from nodewise.extender.decision import Decision, DecisionRing
+from nodewise.extender.request_handler import Answering
+from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.wire import BindingArgs
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Request

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from nodewise.agent import Evidence, Names, Scores, Verdict
 from nodewise.extender import explaining
-from nodewise.extender.arrays import Told
 from nodewise.extender.decision import Decision, PodRef
+from nodewise.extender.decision_codec import Told
 from nodewise.extender.explaining import Attempt
 from tests.unit.extender.decisions import AT, decision, evidence, of, verdict
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from nodewise import cooperative
 from nodewise.agent import Names, Scores
 from nodewise.errors import BadInput
-from nodewise.extender import arrays, ledger, report
+from nodewise.extender import decision_codec, ledger, report
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from tests.unit.extender import decisions
 
@@ -29,9 +29,10 @@ def filled(*given: Decision) -> DecisionRing:
 
 def same(one: Decision, other: Decision) -> bool:
     """Equal in every word that can be said of them."""
-    return cooperative.run_at_once(report.encoded(one)) == cooperative.run_at_once(
-        report.encoded(other)
-    ) and (cooperative.run_at_once(arrays.encoded(one)) == cooperative.run_at_once(arrays.encoded(other)))
+    return all(
+        cooperative.run_at_once(encode(one)) == cooperative.run_at_once(encode(other))
+        for encode in (report.encoded, decision_codec.encoded)
+    )
 
 
 SCORED = Decision(
@@ -48,7 +49,12 @@ DETAILED = decisions.decision(heat="81 70")
 DETAILED = msgspec.structs.replace(
     DETAILED,
     verdicts=tuple(
-        (agent, replace(verdict, details=arrays.ToldDetails(["card0 is full", ""], np.array([0.25, 1.0]))))
+        (
+            agent,
+            replace(
+                verdict, details=decision_codec.ToldDetails(["card0 is full", ""], np.array([0.25, 1.0]))
+            ),
+        )
         for agent, verdict in DETAILED.verdicts
     ),
 )

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from nodewise import quantity
 from nodewise.agent import Verdict
 from nodewise.extender import redeciding, thresholds
-from nodewise.extender.arrays import Told, ToldDetails
+from nodewise.extender.decision_codec import Told, ToldDetails
 from nodewise.extender.redeciding import Change
 from tests.unit.extender.decisions import decision, evidence, of, verdict
 

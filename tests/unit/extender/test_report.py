@@ -6,9 +6,9 @@ import numpy as np
 
 from nodewise import cooperative
 from nodewise.agent import Evidence, Names, Scores, Verdict
-from nodewise.extender import arrays, report
-from nodewise.extender.arrays import Told, ToldDetails
+from nodewise.extender import decision_codec, report
 from nodewise.extender.decision import Decision, PodRef
+from nodewise.extender.decision_codec import Told, ToldDetails
 from tests.unit.extender import decisions
 from tests.unit.extender.decisions import COUNT, Counted, decision, large, of, ranked
 
@@ -133,10 +133,10 @@ def test_a_score_that_is_all_there_is_has_no_parts_and_no_numbers() -> None:
 
 def test_numbers_come_back_from_arrays_as_they_were_told() -> None:
     given = ranked(("a", Scores(np.array([3, 4]), details=Counted((0.5, -1.0)), label="l", weight=2.5)))
-    again = arrays.read(cooperative.run_at_once(arrays.encoded(given)))
+    again = decision_codec.read(cooperative.run_at_once(decision_codec.encoded(given)))
     assert report.numbered(again) == report.numbered(given)
     assert report.parts(again) == report.parts(given)
     plain = ranked(("a", Scores(np.array([3, 4]), details=ToldDetails(["x", ""], np.zeros(2)))))
-    once = cooperative.run_at_once(arrays.encoded(plain))
-    assert cooperative.run_at_once(arrays.encoded(arrays.read(once))) == once
-    assert report.numbered(arrays.read(once)) == {}
+    once = cooperative.run_at_once(decision_codec.encoded(plain))
+    assert cooperative.run_at_once(decision_codec.encoded(decision_codec.read(once))) == once
+    assert report.numbered(decision_codec.read(once)) == {}

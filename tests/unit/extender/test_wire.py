@@ -12,7 +12,7 @@ import pytest
 
 from nodewise.agent import Names, NodeIndex, Scores, Verdict
 from nodewise.errors import BadInput
-from nodewise.extender import bounds, leniency, wire
+from nodewise.extender import lenient_decoder, request_limits, wire
 from nodewise.extender.decision import Decision, PodRef
 from nodewise.extender.wire import Candidacy, MetaVictims, Preemption
 from nodewise.kube.fields import merge
@@ -284,18 +284,18 @@ class TestSecondReading:
     @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
     def test_the_longest_body(self, monkeypatch: pytest.MonkeyPatch, more: int, is_read: bool) -> None:
         given = json.dumps({"pod": POD, "nodeNames": ["n" * PADDING]}).encode()
-        monkeypatch.setattr(leniency, "MOST_BYTES", len(given) - more)
+        monkeypatch.setattr(lenient_decoder, "MOST_BYTES", len(given) - more)
         _is_read_or_refused(given, "body", is_read)
 
     @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
     def test_the_most_values(self, monkeypatch: pytest.MonkeyPatch, more: int, is_read: bool) -> None:
         given = json.dumps({"pod": POD, "nodeNames": ["a"] * 2**18}).encode()
-        monkeypatch.setattr(bounds, "MOST_VALUES", given.count(b",") - more)
+        monkeypatch.setattr(request_limits, "MOST_VALUES", given.count(b",") - more)
         _is_read_or_refused(given, "body", is_read)
 
     @pytest.mark.parametrize(("more", "is_read"), [(0, True), (1, False)], ids=["at the limit", "beyond it"])
     def test_the_most_whole_nodes_in_other_case(self, more: int, is_read: bool) -> None:
-        nodes = [{"Metadata": {"Name": "a"}}] * (leniency.MOST_NODES + more)
+        nodes = [{"Metadata": {"Name": "a"}}] * (lenient_decoder.MOST_NODES + more)
         given = json.dumps({"Pod": POD, "Nodes": {"items": nodes}}).encode()
         _is_read_or_refused(given, "Nodes.items", is_read)
         if not is_read:
@@ -303,7 +303,7 @@ class TestSecondReading:
                 NODES.nodes(given)
 
     def test_an_object_of_many_keys_stays_as_it_is(self) -> None:
-        given = {f"key-{number}": 0 for number in range(leniency.MOST_KEYS)} | {
+        given = {f"key-{number}": 0 for number in range(lenient_decoder.MOST_KEYS)} | {
             "pod": POD,
             "nodeNames": ["a"],
         }
@@ -316,7 +316,7 @@ class TestSecondReading:
         given = b'{"pod":{"metadata":{"name":"p"},"spec":{"containers":' + nested + b"}}}"
         tracemalloc.start()
         try:
-            leniency.second_reading(given)
+            lenient_decoder.rewrite(given)
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -1,7 +1,7 @@
-"""Names with something to say about each, as JSON text: answers have thousands of such rows.
+"""Lists and maps of node names as JSON: responses have thousands of entries.
 
-Where the index has a table of its names, all rows are made at once by numpy, each as wide as the others and filled up
-with spaces; else one by one.
+If the index has a table of its names, numpy writes all entries at once, padded with spaces to one width; else they are
+written one by one.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ _COLON: Final = ord(":")
 
 
 def _table(names: Names) -> NameTable | None:
-    """What has all of the names, if there is such a table."""
+    """The table of the index; None if it lacks one, or one of the names."""
     return None if names.strange or not len(names) else names.index.table
 
 
@@ -31,7 +31,7 @@ def _quoted(names: Names, positions: Numbers) -> list[bytes]:
 
 
 def listed(names: Names, positions: Numbers) -> bytes:
-    """`["a","b"]`, of the names at some positions."""
+    """`["a","b"]` for the names at these positions."""
     table = _table(names)
     if table is None:
         return b"[" + b",".join(_quoted(names, positions)) + b"]"
@@ -39,21 +39,21 @@ def listed(names: Names, positions: Numbers) -> bytes:
     return b"".join((b"[", text.view(np.uint8).data[:-1], b"]"))
 
 
-def mapped(names: Names, positions: Numbers, said: bytes) -> bytes:
-    """`"a":said,"b":said` without braces, `said` being JSON. At least one position."""
+def mapped(names: Names, positions: Numbers, value: bytes) -> bytes:
+    """`"a":value,"b":value` without braces; `value` is JSON. At least one position."""
     table = _table(names)
     if table is None:
-        return (b":" + said + b",").join(_quoted(names, positions)) + b":" + said
+        return (b":" + value + b",").join(_quoted(names, positions)) + b":" + value
     text = table.text(names.numbers[positions])
     text.view(np.uint8).reshape(len(text), -1)[:, -1] = _COLON
-    rows = np.empty(len(text), [("name", text.dtype), ("said", f"V{len(said) + 1}")])
+    rows = np.empty(len(text), [("name", text.dtype), ("value", f"V{len(value) + 1}")])
     rows["name"] = text
-    rows["said"] = np.void(said + b",")
+    rows["value"] = np.void(value + b",")
     return bytes(rows.view(np.uint8).data[:-1])
 
 
 def scored(names: Names, points: NDArray[np.int64]) -> bytes:
-    """A HostPriorityList: `[{"Host":"a","Score":10},{"Host":"b","Score":0}]` and the end of the line."""
+    """A HostPriorityList: `[{"Host":"a","Score":10},{"Host":"b","Score":0}]` with a newline."""
     table = _table(names)
     if table is None:
         quoted = _quoted(names, np.arange(len(names)))

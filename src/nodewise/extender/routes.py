@@ -18,10 +18,10 @@ from nodewise.binder import BindPlugin
 from nodewise.clock import Clock
 from nodewise.errors import Unavailable
 from nodewise.extender import ledger, wire
-from nodewise.extender.answering import ALL_AGENTS, Answering, is_named
 from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.recording import Recorder, Silent
+from nodewise.extender.request_handler import ALL_AGENTS, Answering, is_named
 from nodewise.extender.tape import Exchange
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Handler, Lane, Request, Response, Route

@@ -1,8 +1,8 @@
-"""The second reading of a request: what Go's JSON decoder accepts and a strict one does not.
+"""Lenient decoding of requests: what Go's JSON decoder accepts and a strict one does not.
 
 Go matches keys in any case and ignores bytes after the first JSON value. kube-scheduler's own requests need neither, so
-the first reading is strict and fast, and this one follows only where it fails or finds something missing. Everything is
-done by msgspec, no value is built that nobody reads, and the work is bounded: `MOST_BYTES`, `bounds.MOST_VALUES`,
+decoding is strict and fast first, and lenient only if that fails or leaves a required field empty. msgspec does all the
+work, values that are not used are not built, and the work is limited: `MOST_BYTES`, `request_limits.MOST_VALUES`,
 `MOST_KEYS` of an object and `MOST_NODES`.
 """
 
@@ -12,19 +12,19 @@ from typing import Any, Final
 import msgspec
 
 from nodewise.errors import UNREADABLE
-from nodewise.extender import bounds
+from nodewise.extender import request_limits
 
 MOST_BYTES: Final = 2**26
-"""Longest body whose keys are read in any case, bytes: 5,000 whole nodes have 52 MB. Each level of keys is one more
-copy.
+"""Longest body whose keys are matched in any case, bytes: 5,000 whole nodes have 52 MB. Each level of keys is copied
+once more.
 """
 MOST_KEYS: Final = 1024
-"""Keys of an object on the way to what is read; an object with more stays as it is."""
+"""Keys of an object whose keys are renamed; an object with more is left unchanged."""
 MOST_NODES: Final = 2**14
-"""Whole nodes of one request whose own keys are in other case: three times as many as Kubernetes is made for."""
+"""Whole nodes of one request with keys in other case: three times as many as Kubernetes supports."""
 
 Shape = Mapping[str, Any]
-"""The keys on the way to what is read, by their right spelling; an empty one stands for a value that stays as it is."""
+"""Keys in their right case that lead to the fields in use; an empty shape stands for a value that is not changed."""
 
 NODE_NAME: Final[Shape] = {"metadata": {"name": {}}}
 NODE: Final[Shape] = {
@@ -69,18 +69,18 @@ class _NodeKeys(msgspec.Struct, frozen=True, gc=False):
 _node_keys: Final = msgspec.json.Decoder(_NodeKeys).decode
 
 
-def second_reading(body: bytes) -> bytes | None:
-    """The body with the keys that lead to what is read as they should be; None where that changes nothing.
+def rewrite(body: bytes) -> bytes | None:
+    """The body with the keys of `REQUEST` in their right case and without trailing bytes; None if that changes nothing.
 
-    `BadInput` for a body of more bytes or values than are read in this way.
+    `BadInput` for a body with too many bytes or values.
     """
-    bounds.check_second_reading(body, MOST_BYTES)
-    again = recased(body.strip(), REQUEST)
-    return None if again == body else again
+    request_limits.check_lenient(body, MOST_BYTES)
+    rewritten = recased(body.strip(), REQUEST)
+    return None if rewritten == body else rewritten
 
 
 def is_complete(node: msgspec.Raw) -> bool:
-    """Whether a whole node has all the keys that agents read, each in its right case."""
+    """Whether a whole node has all keys that agents read, in their right case."""
     try:
         keys = _node_keys(node)
     except UNREADABLE:
@@ -90,9 +90,9 @@ def is_complete(node: msgspec.Raw) -> bool:
 
 
 def recased(raw: bytes, shape: Shape) -> bytes:
-    """An object, or each of a list, with its keys as `shape` spells them, and so on inside; anything else as it is.
+    """An object, or each object of a list, with its keys as in `shape`, recursively; anything else unchanged.
 
-    A list in a list too: nothing is read there, and each level would be a copy.
+    A list inside a list is not changed either: it holds no field in use, and each level would be a copy.
     """
     if not shape:
         return raw
@@ -108,9 +108,9 @@ def recased(raw: bytes, shape: Shape) -> bytes:
     if len(fields) > MOST_KEYS:
         return raw
     known = {key.lower(): key for key in shape}
-    respelt: dict[str, msgspec.Raw] = {}
+    renamed: dict[str, msgspec.Raw] = {}
     for key, value in fields.items():
         name = known.get(key.lower(), key)
         inner = shape.get(name)
-        respelt[name] = msgspec.Raw(recased(bytes(value), inner)) if inner else value
-    return _encode(respelt)
+        renamed[name] = msgspec.Raw(recased(bytes(value), inner)) if inner else value
+    return _encode(renamed)

@@ -1,7 +1,8 @@
-"""What a large request may hold, looked at before anything of it is built.
+"""Limits of what a request holds, checked before it is decoded.
 
-A byte of JSON can cost a hundred bytes of objects: 256 MiB of `0,` would take 10 GB, and the event loop for half a
-minute. What kube-scheduler sends stays far below; whatever does not is refused after one quick walk over its bytes.
+A byte of JSON can cost a hundred bytes of objects: 256 MiB of `0,` would take 10 GB and block the event loop for half a
+minute. Requests of kube-scheduler stay far below the limits; a request over a limit is refused after one pass over its
+bytes.
 """
 
 import random
@@ -14,20 +15,20 @@ import numpy as np
 from nodewise.errors import UNREADABLE, BadInput, Problem
 
 MOST_CANDIDATES: Final = 2**18
-"""Nodes of one request. Kubernetes is made for 5,000."""
+"""Nodes of one request. Kubernetes supports 5,000."""
 _SMALL_BYTES: Final = 2**20
 _MOST_POD_BYTES: Final = 2**22
-"""Of the pod; etcd takes 1.5 MiB."""
+"""Of the pod; etcd accepts 1.5 MiB."""
 MOST_VALUES: Final = 3 * 2**19
-"""Commas in a body, and so values, more or less, that may be built without a look at what they are: 5,000 whole nodes
+"""Commas in a body, about as many as values, up to which the body is decoded without further checks. 5,000 whole nodes
 of 10 kB have little more than half of it.
 """
 _MOST_VICTIMS: Final = 2**22
 _TRAILING: Final = re.compile(r"trailing characters \(byte (\d+)\)").search
 _COMMA, _QUOTE = b',"'
 _PIECE_BYTES: Final = 2**18
-_LOOKED_AT: Final = 8
-"""One of so many parts of each piece, where an estimate is enough."""
+_SAMPLED: Final = 8
+"""An estimate counts one of so many parts of each piece."""
 
 
 class _Metadata(msgspec.Struct, gc=False):
@@ -35,7 +36,7 @@ class _Metadata(msgspec.Struct, gc=False):
 
 
 class Node(msgspec.Struct, gc=False):
-    """What is read of a whole node."""
+    """The field of a whole node that is used."""
 
     metadata: _Metadata
 
@@ -58,18 +59,18 @@ def check_candidates(body: bytes) -> None:
     if len(body) <= _SMALL_BYTES or _estimated(body, _COMMA) <= MOST_VALUES:
         return
     try:
-        found = _outlined(body)
+        outline = _outlined(body)
     except UNREADABLE as error:
         text, _, path = str(error).partition(" - at `$.")
         raise _bad(path.rstrip("`") or "body", text, "an ExtenderArgs object") from error
-    check_nodes(len(found.nodes.items or ()) if found.nodes else 0)
-    check_names(bytes(found.node_names))
-    if len(found.pod) > _MOST_POD_BYTES:
-        raise _bad("Pod", f"{len(found.pod)} bytes", f"at most {_MOST_POD_BYTES}")
+    check_nodes(len(outline.nodes.items or ()) if outline.nodes else 0)
+    check_names(bytes(outline.node_names))
+    if len(outline.pod) > _MOST_POD_BYTES:
+        raise _bad("Pod", f"{len(outline.pod)} bytes", f"at most {_MOST_POD_BYTES}")
 
 
 def _outlined(body: bytes) -> _Outline:
-    """Of the first JSON value; Go ignores what follows it."""
+    """The outline of the first JSON value; Go ignores what follows it."""
     try:
         return _outline(body)
     except UNREADABLE as error:
@@ -80,15 +81,15 @@ def _outlined(body: bytes) -> _Outline:
 
 
 def end_of_value(error: Exception, body: bytes) -> int | None:
-    """Where the first JSON value of the body ends, if bytes after it are all that is wrong."""
-    found = _TRAILING(str(error))
+    """The end of the first JSON value of the body, if the error is about bytes after it; else None."""
+    match = _TRAILING(str(error))
     # msgspec counts the byte that it did not expect
-    return int(found[1]) - 1 if found and 0 < int(found[1]) <= len(body) else None
+    return int(match[1]) - 1 if match and 0 < int(match[1]) <= len(body) else None
 
 
-def check_second_reading(body: bytes, most_bytes: int) -> None:
-    """`BadInput` for a body in which keys in other case are not looked for: that costs a walk over it for each level of
-    keys, a copy, and an object a key.
+def check_lenient(body: bytes, most_bytes: int) -> None:
+    """`BadInput` for a body that is too large for lenient decoding, which costs a pass over it and a copy for each
+    level of keys, and an object for each key.
     """
     hint = "a smaller body, or all keys spelt as kube-scheduler spells them"
     if len(body) > most_bytes:
@@ -98,13 +99,13 @@ def check_second_reading(body: bytes, most_bytes: int) -> None:
 
 
 def check_nodes(count: int) -> None:
-    """`BadInput` for more whole nodes than are answered about."""
+    """`BadInput` for too many whole nodes."""
     if count > MOST_CANDIDATES:
         raise _bad("Nodes.items", f"{count} nodes", f"at most {MOST_CANDIDATES}")
 
 
 def check_names(listed: bytes) -> None:
-    """`BadInput` for a JSON list of more names than are answered about, or of as many other things."""
+    """`BadInput` for a JSON list of too many names, or of as many other values."""
     if len(listed) <= 2 * MOST_CANDIDATES:
         return
     count = max(_count(listed, _QUOTE) // 2, _count(listed, _COMMA) + 1)
@@ -113,7 +114,7 @@ def check_names(listed: bytes) -> None:
 
 
 def check_victims(body: bytes) -> None:
-    """`BadInput` for a preempt request of more values than any has."""
+    """`BadInput` for a preempt request of too many values."""
     if len(body) > _SMALL_BYTES and (values := _count(body, _COMMA)) > _MOST_VICTIMS:
         raise _bad("body", f"{values} values", f"at most {_MOST_VICTIMS}")
 
@@ -123,16 +124,16 @@ def _bad(field: str, seen: str, wanted: str) -> BadInput:
 
 
 def _count(data: bytes, byte: int) -> int:
-    """How often a byte is there; in pieces, for one that fits into the processor's cache takes a third of the time."""
+    """Number of occurrences of a byte. Counted in pieces: one that fits into the CPU's cache takes a third of the time."""
     values: Any = np.frombuffer(data, np.uint8)
     pieces = range(0, len(values), _PIECE_BYTES)
     return sum(int(np.count_nonzero(values[start : start + _PIECE_BYTES] == byte)) for start in pieces)
 
 
 def _estimated(data: bytes, byte: int) -> int:
-    """How often a byte is there, as a random eighth of the data has it: who writes the data cannot know which."""
+    """Number of occurrences of a byte, estimated from a random eighth of the data, which a client cannot predict."""
     values: Any = np.frombuffer(data, np.uint8)
-    size = _PIECE_BYTES // _LOOKED_AT
+    size = _PIECE_BYTES // _SAMPLED
     starts = range(0, len(values), _PIECE_BYTES)
-    looked_at = (start + size * random.randrange(_LOOKED_AT) for start in starts)  # noqa: S311 - no secret
-    return _LOOKED_AT * sum(int(np.count_nonzero(values[at : at + size] == byte)) for at in looked_at)
+    sampled = (start + size * random.randrange(_SAMPLED) for start in starts)  # noqa: S311 - no secret
+    return _SAMPLED * sum(int(np.count_nonzero(values[at : at + size] == byte)) for at in sampled)
