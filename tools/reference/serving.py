@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from nodewise import agents
-from nodewise.extender.request_handler import Answering, is_named
+from nodewise.extender.request_handler import RequestHandler, is_named_path
 from nodewise.serve.options import AdminOptions, ServeOptions
 from tools.reference.text import MADE, code, table
 
@@ -17,7 +17,7 @@ _DOES = {
 def serving_page() -> str:
     """Where each server listens, and every path of it."""
     kinds = agents.built_in()
-    answering = Answering(kinds, {kind.name: kind.options() for kind in kinds})
+    request_handler = RequestHandler(kinds, {kind.name: kind.options() for kind in kinds})
     port, health = ServeOptions().port, AdminOptions().health_port
     ports = (
         (
@@ -73,11 +73,11 @@ def serving_page() -> str:
             "## What kube-scheduler calls\n\n",
             "`POST` with JSON, as kube-scheduler's extender protocol has it: with names, `nodeCacheCapable: true`,\n",
             "or whole nodes. The paths of an agent are there where `--agents` names it.\n\n",
-            table(("path", "answers"), _asked(answering)),
+            table(("path", "answers"), _asked(request_handler)),
             "\n`POST /scheduler/bind` and `/agents/<agent>/bind` bind pods where an agent does, as `gpu`; without\n",
             "one, beside the paths of kube-safe-scheduler, a bind is refused in words.\n\n",
             "## What people and programs call\n\n",
-            table(("path", "on", "answers"), _shown(answering)),
+            table(("path", "on", "answers"), _shown(request_handler)),
             "\n## Status\n\n",
             table(("status", "means"), _STATUSES),
             "\nA rejected node is no error: the answer is 200, with the reason in `FailedNodes`. Every error is JSON\n",
@@ -86,18 +86,18 @@ def serving_page() -> str:
     )
 
 
-def _asked(answering: Answering) -> Iterator[tuple[str, str]]:
-    for path, verb in answering.verbs.items():
-        if path.startswith("/scheduler/") and not is_named(path):
+def _asked(request_handler: RequestHandler) -> Iterator[tuple[str, str]]:
+    for path, verb in request_handler.verbs.items():
+        if path.startswith("/scheduler/") and not is_named_path(path):
             yield code(path), f"every agent: {_DOES[verb]}"
     for verb, does in _DOES.items():
         yield code(f"/agents/<agent>/{verb}"), f"that agent alone: {does}"
-    for path, verb in answering.verbs.items():
-        if is_named(path):
+    for path, verb in request_handler.verbs.items():
+        if is_named_path(path):
             yield code(path), f"as kube-safe-scheduler's path: {_DOES[verb]}"
 
 
-def _shown(answering: Answering) -> Iterator[tuple[str, str, str]]:
+def _shown(request_handler: RequestHandler) -> Iterator[tuple[str, str, str]]:
     yield "`GET /healthz`", "health port", "200 while the process lives"
     yield "`GET /readyz`", "health port", "200 when it can decide; else 503 with what it waits for"
     yield "`GET /metrics`", "health port", "[metrics](observability.md#metrics) in Prometheus' form"
@@ -108,7 +108,7 @@ def _shown(answering: Answering) -> Iterator[tuple[str, str, str]]:
         "the last decisions; of one pod with `?namespace=` and `?pod=`; `?limit=`, or 20; `?form=words` or `arrays`",
     )
     parameters = {"gpu": "; `?node=` for one node", "learned": "; `?type=` for one type of pods"}
-    for agent in answering.exporters:
+    for agent in request_handler.exporters:
         yield (
             code(f"GET /state/{agent.name}"),
             private,

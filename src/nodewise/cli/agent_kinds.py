@@ -62,8 +62,8 @@ def role(kind: AgentKind, options: Any) -> Role:
     agent = kind.agent(options)
     return Role(
         kind.name,
-        filters=bool(chain.judging(agent)),
-        prioritizes=bool(chain.rankings(agent)),
+        filters=bool(chain.filters(agent)),
+        prioritizes=bool(chain.scorers(agent)),
         binds=isinstance(agent, BindPlugin),
         resources=kind.resources(options),
         keeps_memory=kind.keeps_memory,

@@ -8,7 +8,7 @@ from nodewise.errors import BadSettings, Problem
 from nodewise.extender import lone
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.lone import LoneSnapshots
-from nodewise.extender.request_handler import Answering
+from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
 from nodewise.extender.weights import ChainOptions
 from nodewise.observe import lag
@@ -29,10 +29,12 @@ def wired(config: ExtenderConfig, tools: Tools) -> Running:
     lone.check(config.agents, config.agent_options)
     states = extender_components.states(config)
     lone.check_metrics(states)
-    answering = Answering(config.agents, config.agent_options, states, config.settings[ChainOptions])
+    request_handler = RequestHandler(
+        config.agents, config.agent_options, states, config.settings[ChainOptions]
+    )
     ring = DecisionRing(own.decisions_bytes)
     snapshots = LoneSnapshots(config.agents, states)
-    extender = Extender(answering, snapshots.snapshot, ring, *tools)
+    extender = Extender(request_handler, snapshots.snapshot, ring, *tools)
 
     async def watch_loop() -> None:
         await lag.watch(*tools)

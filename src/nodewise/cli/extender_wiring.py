@@ -26,7 +26,7 @@ from nodewise.extender.decision import DecisionRing
 from nodewise.extender.events import PodEvents
 from nodewise.extender.leading import Leading
 from nodewise.extender.recording import Recording
-from nodewise.extender.request_handler import Answering
+from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.extender.waking import Waker
@@ -62,7 +62,7 @@ class Components(NamedTuple):
     """By agent."""
     keeper: SnapshotCache
     recorder: recording.Recorder
-    answering: Answering
+    request_handler: RequestHandler
     extender: Extender
 
 
@@ -120,9 +120,11 @@ def _amid(config: ExtenderConfig, tools: Tools) -> Running:
     states = extender_components.states(config)
     keeper = _keeper(config, feed, states, refresher, tools)
     recorder = _recorder(config, keeper, tools)
-    answering = Answering(config.agents, config.agent_options, states, config.settings[ChainOptions])
-    extender = _extender(config, answering, keeper, recorder, tools)
-    components = Components(feed, sources, refresher, states, keeper, recorder, answering, extender)
+    request_handler = RequestHandler(
+        config.agents, config.agent_options, states, config.settings[ChainOptions]
+    )
+    extender = _extender(config, request_handler, keeper, recorder, tools)
+    components = Components(feed, sources, refresher, states, keeper, recorder, request_handler, extender)
     return _running(config, api, components, tools)
 
 
@@ -203,7 +205,7 @@ def _binding(
     config: ExtenderConfig, api: HttpApi | None, components: Components, tools: Tools
 ) -> Binding | None:
     """The bind verb, where an agent binds and there is a cluster."""
-    binder, feed = _binder(components.answering.agents), components.feed
+    binder, feed = _binder(components.request_handler.agents), components.feed
     if api is None or binder is None:
         return None
     kube: KubeOptions = config.settings[KubeOptions]
@@ -263,7 +265,7 @@ def _leader(
     following = [task for controller in controllers for task in controller.tasks()]
     if config.settings[AnnotatorOptions].annotate != "off":
         controllers.append(_annotator(config, components.sources, handle))
-    controllers.append(Waker(components.answering.chain, pods.store, handle, period_s))
+    controllers.append(Waker(components.request_handler.chain, pods.store, handle, period_s))
     leading = Leading(controllers, lambda: keeper.snapshot, lambda: elector.leading, clock)
     keeper.on_publish(leading.notify)
 
@@ -295,10 +297,10 @@ def _recorder(config: ExtenderConfig, keeper: SnapshotCache, tools: Tools) -> re
 
 def _extender(
     config: ExtenderConfig,
-    answering: Answering,
+    request_handler: RequestHandler,
     keeper: SnapshotCache,
     recorder: recording.Recorder,
     tools: Tools,
 ) -> Extender:
     ring = DecisionRing(config.settings[ExtenderOptions].decisions_bytes)
-    return Extender(answering, lambda *_: keeper.snapshot, ring, tools.clock, tools.meters, recorder)
+    return Extender(request_handler, lambda *_: keeper.snapshot, ring, tools.clock, tools.meters, recorder)

@@ -1,8 +1,9 @@
-"""The scheduler's protocol: what kube-scheduler sends, who is asked about it, and what it is told.
+"""The protocol of scheduler extenders: requests of kube-scheduler, the agents that answer them, the decisions.
 
-`app` serves the routes; a request goes through `answering`: `wire` (bytes to values) -> `chain` (each agent in turn,
-one frozen snapshot) -> `decision` (reasons) -> `wire` (values to bytes). `snapshot_cache` keeps it. `report` tells a
-decision as a document, `ledger` (as `arrays`) gives away those that are kept, `explaining` tells how an attempt ended,
-`redeciding` what would have changed it (`thresholds`: at which targets). `recording` keeps what came in and went out
-(`deltas`: worlds as entries, `tape`: the file). Nothing here knows what any agent decides by.
+A request goes through `routes`, `request_handler`, `wire` (bytes to values: `request_limits`, `lenient_decoder`),
+`chain` (each agent in order, with one frozen snapshot), `decision` (verdicts with reasons) and back through `wire`
+(values to bytes: `node_name_json`). `snapshot_cache` makes the snapshots. `report` prints a decision as a document,
+`ledger` serves the decisions that are kept (`decision_codec`), `explaining` says how an attempt ended, `redeciding`
+what would have changed it (`thresholds`). `recording` writes what came in and went out (`deltas`, `tape`). Nothing here
+knows how an agent decides.
 """

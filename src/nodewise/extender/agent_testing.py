@@ -8,7 +8,7 @@ import msgspec
 
 from nodewise.extender import validation
 from nodewise.extender.lone import LoneSnapshots
-from nodewise.extender.request_handler import Answering
+from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.third_party import Origin, ThirdPartyKind
 
 
@@ -23,7 +23,7 @@ class AgentTester:
         agent_options = {tested.name: tested.options() if options is None else options}
         states = {tested.name: tested.state(agent_options[tested.name], 5.0)}
         self._snapshots = LoneSnapshots([tested], states)
-        self._answering = Answering([tested], agent_options, states)
+        self._request_handler = RequestHandler([tested], agent_options, states)
 
     def call(
         self, path: str, pod: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], now: float = 0
@@ -32,5 +32,5 @@ class AgentTester:
         body = msgspec.json.encode(
             {"Pod": {"apiVersion": "v1", "kind": "Pod", **pod}, "Nodes": {"items": list(nodes)}}
         )
-        response = self._answering.answer(path, body, self._snapshots.snapshot(body, now), now)
+        response = self._request_handler.answer(path, body, self._snapshots.snapshot(body, now), now)
         return json.loads(response.body)

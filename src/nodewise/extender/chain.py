@@ -1,4 +1,4 @@
-"""The chain: asks each agent in turn about one pod, with one frozen snapshot of the world."""
+"""The chain of agents: each filters and scores the candidates for one pod, with one frozen snapshot."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -52,14 +52,14 @@ class AgentFailed(msgspec.Struct, frozen=True):
 AnyPlugin = Plugin[Any, Any]
 
 
-class Judging(NamedTuple):
+class Filter(NamedTuple):
     """A filter function of an agent."""
 
     agent: FilterPlugin[Any, Any]
     ask: FilterFunction
 
 
-class Ranking(NamedTuple):
+class Scorer(NamedTuple):
     """A score function of an agent."""
 
     agent: ScorePlugin[Any, Any]
@@ -68,22 +68,22 @@ class Ranking(NamedTuple):
     ask: ScoreFunction
 
 
-def judging(agent: AnyPlugin) -> list[Judging]:
-    """What an agent filters by."""
-    return [Judging(agent, agent.filter)] if isinstance(agent, FilterPlugin) and agent.filter_enabled else []
+def filters(agent: AnyPlugin) -> list[Filter]:
+    """The filter function of an agent, if it has one."""
+    return [Filter(agent, agent.filter)] if isinstance(agent, FilterPlugin) and agent.filter_enabled else []
 
 
-def rankings(agent: AnyPlugin) -> list[Ranking]:
-    """What an agent scores by: its named priorities, or else its `score`."""
+def scorers(agent: AnyPlugin) -> list[Scorer]:
+    """The score functions of an agent: its named priorities, or else its `score`."""
     if not isinstance(agent, ScorePlugin) or not agent.score_enabled:
         return []
     if agent.priorities:
-        return [Ranking(agent, label, ask) for label, ask in agent.priorities.items()]
-    return [Ranking(agent, "", agent.score)]
+        return [Scorer(agent, label, ask) for label, ask in agent.priorities.items()]
+    return [Scorer(agent, "", agent.score)]
 
 
 class Chain:
-    """Some agents in the order in which they are asked."""
+    """Agents in the order in which they are called."""
 
     def __init__(
         self,
@@ -92,42 +92,44 @@ class Chain:
         counting: Mapping[str, StateBuilder[Any]] | None = None,
     ) -> None:
         self.agents = tuple(agents)
-        self._judging = [one for agent in agents for one in judging(agent)]
-        self._rankings = [one for agent in agents for one in rankings(agent)]
+        self._filters = [function for agent in agents for function in filters(agent)]
+        self._scorers = [function for agent in agents for function in scorers(agent)]
         self._weights = counted or {}
         self._counting = [counting[agent.name] for agent in agents if counting and agent.name in counting]
 
-    def only(self, asked: Judging | Ranking) -> "Chain":
-        """The chain that asks for nothing but this."""
-        alone = Chain([asked.agent])
-        alone._judging = [asked] if isinstance(asked, Judging) else []
-        alone._rankings = [asked] if isinstance(asked, Ranking) else []
-        alone._counting = self._counting if isinstance(asked, Ranking) else []
-        return alone
+    def only(self, function: Filter | Scorer) -> "Chain":
+        """The chain of a single function."""
+        chain = Chain([function.agent])
+        chain._filters = [function] if isinstance(function, Filter) else []
+        chain._scorers = [function] if isinstance(function, Scorer) else []
+        chain._counting = self._counting if isinstance(function, Scorer) else []
+        return chain
 
     def filter(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
-        """Which of the named nodes the pod may go to."""
+        """Decide which of the named nodes the pod may go to."""
         candidates = snapshot.nodes.named(names)
-        verdicts = self._verdicts(candidates, lambda one: one.ask(pod, candidates, snapshot))
+        verdicts = self._verdicts(candidates, lambda function: function.ask(pod, candidates, snapshot))
         return _decision("filter", pod, candidates, snapshot, now, verdicts)
 
     def preempt(self, pod: Any, victims: Victims, snapshot: Snapshot, now: float) -> Decision:
-        """On which of the nodes that have victims the pod could run once these are gone."""
+        """Decide on which of the nodes the pod could run without the victims."""
         candidates = snapshot.nodes.named(list(victims))
         verdicts = self._verdicts(
-            candidates, lambda one: one.agent.preempt(pod, candidates, snapshot, victims)
+            candidates, lambda function: function.agent.preempt(pod, candidates, snapshot, victims)
         )
         return _decision("preempt", pod, candidates, snapshot, now, verdicts)
 
     def kept(self, pod: Any, candidates: Names, snapshot: Snapshot) -> NDArray[np.bool_]:
-        """Which candidates no agent rejects; nothing is kept of the decision."""
+        """The candidates that no agent rejects, as a mask; no decision is stored."""
         kept = np.ones(len(candidates), bool)
-        for _, verdict in self._verdicts(candidates, lambda one: one.ask(pod, candidates, snapshot)):
+        for _, verdict in self._verdicts(
+            candidates, lambda function: function.ask(pod, candidates, snapshot)
+        ):
             kept &= verdict.codes == 0
         return kept
 
     def equivalence_key(self, pod: Any) -> Hashable:
-        """What `kept` depends on besides the snapshot; equal for pods that get equal answers."""
+        """What `kept` depends on besides the snapshot: equal for pods with equal results."""
         try:
             return tuple(agent.equivalence_key(pod) for agent in self.agents)
         except Exception as error:  # noqa: BLE001 - then it is like no other
@@ -135,21 +137,21 @@ class Chain:
             return object()
 
     def prioritize(self, pod: Any, names: Sequence[str] | Names, snapshot: Snapshot, now: float) -> Decision:
-        """How much the named nodes are liked. A node that is named twice counts once."""
+        """Score the named nodes. A node that is named twice counts once."""
         candidates = _distinct(snapshot.nodes.named(names))
-        scores, lacking = self._scores(lambda one: one.ask(pod, candidates, snapshot))
+        scores, failures = self._scores(lambda function: function.ask(pod, candidates, snapshot))
         self._count(pod)
-        made = _decision("prioritize", pod, candidates, snapshot, now, scores=scores)
-        return msgspec.structs.replace(made, told="; ".join(lacking)) if lacking else made
+        decision = _decision("prioritize", pod, candidates, snapshot, now, scores=scores)
+        return replace(decision, told="; ".join(failures)) if failures else decision
 
     def _verdicts(
-        self, candidates: Names, ask: Callable[[Judging], Verdict | None]
+        self, candidates: Names, ask: Callable[[Filter], Verdict | None]
     ) -> tuple[tuple[str, Verdict], ...]:
         verdicts: list[tuple[str, Verdict]] = []
-        for one in self._judging:
-            name = one.agent.name
+        for function in self._filters:
+            name = function.agent.name
             try:
-                verdict = ask(one)
+                verdict = ask(function)
             except AgentError as error:
                 reason = AgentFailed(name, error.why, error.origin.package)
                 verdict = Verdict(np.ones(len(candidates), np.int16), (reason,))
@@ -161,43 +163,43 @@ class Chain:
         return tuple(verdicts)
 
     def _scores(
-        self, ask: Callable[[Ranking], Scores | None]
+        self, ask: Callable[[Scorer], Scores | None]
     ) -> tuple[tuple[tuple[str, Scores], ...], list[str]]:
-        """What was given, and why something was not."""
+        """The scores, and the failures as text."""
         scores: list[tuple[str, Scores]] = []
-        lacking: list[str] = []
-        for one in self._rankings:
-            name = one.agent.name
+        failures: list[str] = []
+        for function in self._scorers:
+            name = function.agent.name
             try:
-                given = ask(one)
+                result = ask(function)
             except AgentError as error:
-                lacking.append(f"no scores of {one.label or name}: {error.why}")
+                failures.append(f"no scores of {function.label or name}: {error.why}")
                 continue
             except Exception as error:  # noqa: BLE001 - without its score the pod is placed all the same
                 logs.emit("agent_failed", agent=name, exc_info=error)
-                lacking.append(f"no scores of {one.label or name}: see the log of nodewise")
+                failures.append(f"no scores of {function.label or name}: see the log of nodewise")
                 continue
-            if given is not None:
-                weight = self._weights.get(Priority(name, one.label), 1.0)
-                scores.append((name, replace(given, label=one.label, weight=weight)))
-        return tuple(scores), lacking
+            if result is not None:
+                weight = self._weights.get(Priority(name, function.label), 1.0)
+                scores.append((name, replace(result, label=function.label, weight=weight)))
+        return tuple(scores), failures
 
     def _count(self, pod: Any) -> None:
-        for one in self._counting:
+        for builder in self._counting:
             try:
-                one.asked(pod)
+                builder.asked(pod)
             except Exception as error:  # noqa: BLE001 - what an agent counts is no matter of this answer
-                logs.emit("agent_failed", agent=type(one).__name__, exc_info=error)
+                logs.emit("agent_failed", agent=type(builder).__name__, exc_info=error)
 
 
 def weighed(agents: Sequence[AnyPlugin], options: weights.ChainOptions) -> Weights:
-    """The weights of all that these agents score by. `BadSettings` as `weights.weighed`."""
-    ranked = (one for agent in agents for one in rankings(agent))
-    return weights.weighed(options, (Priority(one.agent.name, one.label) for one in ranked))
+    """The weights of the score functions of these agents. `BadSettings` as `weights.weighed`."""
+    functions = (function for agent in agents for function in scorers(agent))
+    return weights.weighed(options, (Priority(function.agent.name, function.label) for function in functions))
 
 
 def _distinct(names: Names) -> Names:
-    """The names, each once. kube-scheduler never repeats one, so the look is cheap and the work rare."""
+    """The names without duplicates. kube-scheduler sends none, so only the check must be fast."""
     if len(names) and np.bincount(names.numbers).max() > 1:
         return names.index.named(list(dict.fromkeys(names)))
     return names

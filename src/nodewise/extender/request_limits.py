@@ -124,7 +124,7 @@ def _bad(field: str, seen: str, wanted: str) -> BadInput:
 
 
 def _count(data: bytes, byte: int) -> int:
-    """Number of occurrences of a byte. Counted in pieces: one that fits into the CPU's cache takes a third of the time."""
+    """Number of occurrences of a byte, counted in pieces that fit into the CPU's cache: a third of the time."""
     values: Any = np.frombuffer(data, np.uint8)
     pieces = range(0, len(values), _PIECE_BYTES)
     return sum(int(np.count_nonzero(values[start : start + _PIECE_BYTES] == byte)) for start in pieces)

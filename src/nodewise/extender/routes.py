@@ -1,7 +1,7 @@
-"""The extender's routes: bytes in, the chain asked, bytes out. `serve` calls the handlers below.
+"""The extender's HTTP routes, with their handlers.
 
-Bad input is an error (400) and never a decision. A pod that needs an agent which cannot answer is rejected with a
-reason, in a regular answer: to kube-scheduler an error means "place it without us" wherever `ignorable` is true.
+Bad input is an error (400) and never a decision. A pod whose agent cannot answer is rejected with a reason, in a
+regular response: with `ignorable: true`, kube-scheduler places a pod without the extender after an error.
 """
 
 import contextlib
@@ -21,79 +21,78 @@ from nodewise.extender import ledger, wire
 from nodewise.extender.binding import Bindings, Outcome
 from nodewise.extender.decision import Decision, DecisionRing, PodRef
 from nodewise.extender.recording import Recorder, Silent
-from nodewise.extender.request_handler import ALL_AGENTS, Answering, is_named
+from nodewise.extender.request_handler import ALL_AGENTS, RequestHandler, is_named_path
 from nodewise.extender.tape import Exchange
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.serve.application import Handler, Lane, Request, Response, Route
 
 WHOLE_NODES_AT_ONCE: Final = 2
-"""Requests with whole nodes are large (52 MB at 5,000 nodes); more than this many at once are answered 503."""
+"""Limit of concurrent requests with whole nodes (52 MB at 5,000 nodes); a further one gets status 503."""
 LARGE_BYTES: Final = 2**20
 
-Sight = Callable[[bytes | None, float], Snapshot]
-"""The snapshot by which a request with this body is answered at that time, in seconds since 1970; of None, the newest.
-"""
+SnapshotSource = Callable[[bytes | None, float], Snapshot]
+"""The snapshot that answers a request with this body at that time (seconds since 1970); for None, the newest."""
 
 
 class Extender:
-    """Answers kube-scheduler from the newest snapshot and keeps each decision."""
+    """Serves kube-scheduler from the newest snapshot and stores each decision."""
 
     def __init__(
         self,
-        answering: Answering,
-        snapshot: Sight,
+        request_handler: RequestHandler,
+        snapshot_source: SnapshotSource,
         ring: DecisionRing,
         clock: Clock,
         meters: MetricsRegistry,
         recorder: Recorder = Silent(),  # noqa: B008 - it has no state
     ) -> None:
-        self._answering = answering
-        self._view = snapshot
+        self._request_handler = request_handler
+        self._snapshot_source = snapshot_source
         self._ring = ring
         self._clock = clock
         self._meters = meters
         self._recorder = recorder
         self._subscribers: list[Callable[[Decision], None]] = []
 
-    def subscribe(self, tell: Callable[[Decision], None]) -> None:
-        """Have each decision told, after it is kept; `tell` must not block."""
-        self._subscribers.append(tell)
+    def subscribe(self, subscriber: Callable[[Decision], None]) -> None:
+        """Call the subscriber with each decision after it is stored; it must not block."""
+        self._subscribers.append(subscriber)
 
     def routes(self) -> list[Route]:
-        """`/scheduler/<verb>` asks all agents, `/agents/<name>/<verb>` that one, and the older systems' paths."""
+        """`/scheduler/<verb>` for all agents, `/agents/<name>/<verb>` for one, and the paths of older systems."""
         lane = Lane(WHOLE_NODES_AT_ONCE, LARGE_BYTES)
-        asked = [
-            Route("POST", path, self._answer, lane, is_forgiving=is_named(path))
-            for path in self._answering.verbs
+        verbs = [
+            Route("POST", path, self._answer, lane, is_forgiving=is_named_path(path))
+            for path in self._request_handler.verbs
         ]
-        return [*asked, Route("GET", "/version", _version, is_forgiving=True)]
+        return [*verbs, Route("GET", "/version", _version, is_forgiving=True)]
 
     def refusing_routes(self) -> list[Route]:
-        """The bind verb where no agent binds: refused in words beside kube-safe-scheduler's paths, as it did, and no
-        path otherwise.
+        """The bind verb if no agent binds: an error in the result beside kube-safe-scheduler's paths, as
+        kube-safe-scheduler had it, and no route otherwise.
         """
-        is_served = any(map(is_named, self._answering.verbs))
+        is_served = any(map(is_named_path, self._request_handler.verbs))
         return [Route("POST", f"{ALL_AGENTS}/bind", _refused_bind, pinned_only=True)] if is_served else []
 
     def private_routes(self) -> list[Route]:
-        """For loopback or mutual TLS only: decisions and agents' states name every tenant's pods."""
-        exporters = self._answering.exporters
-        shows = [
+        """For loopback or mutual TLS only: decisions and agent states name the pods of all tenants."""
+        exporters = self._request_handler.exporters
+        states = [
             Route("GET", f"/state/{agent.name}", self._state(agent), pinned_only=True) for agent in exporters
         ]
-        return [Route("GET", "/decisions", self._decisions, pinned_only=True), *shows]
+        return [Route("GET", "/decisions", self._decisions, pinned_only=True), *states]
 
     def moment(self, body: bytes | None = None) -> tuple[Snapshot, float]:
-        """The snapshot by which this body is answered, or the newest, and what time it is."""
+        """The snapshot that answers this body, or the newest one, and the time."""
         now = self._clock.now()
-        return self._view(body, now), now
+        return self._snapshot_source(body, now), now
 
     def _answer(self, request: Request) -> Response:
         path, body = request.path, request.body
         snapshot, now = self.moment(body)
         exchange = Exchange(path=path, at=now, generation=snapshot.generation)
         with self._failure_recorded(exchange, body):
-            answer = self._answering.answer(path, body, snapshot, now)
+            answer = self._request_handler.answer(path, body, snapshot, now)
             self.keep(answer.decision)
             parts = answer.encode()
         self._recorder.exchange(exchange, body, parts)
@@ -121,15 +120,15 @@ class Extender:
         return answer
 
     def keep(self, decision: Decision) -> None:
-        """Keep a decision, and tell it."""
+        """Store a decision, and call the subscribers."""
         self._ring.add(decision)
         self._meters.set("decisions_bytes", self._ring.size_bytes)
         for agent, verdict in decision.verdicts if decision.verb == "filter" else ():
             rejected = int((verdict.codes != 0).sum())
             self._meters.count("verdicts_total", rejected, agent=agent, verdict="rejected")
             self._meters.count("verdicts_total", len(verdict.codes) - rejected, agent=agent, verdict="passed")
-        for tell in self._subscribers:
-            tell(decision)
+        for subscriber in self._subscribers:
+            subscriber(decision)
 
 
 def _version(_: Request) -> Response:
@@ -137,15 +136,14 @@ def _version(_: Request) -> Response:
 
 
 def _refused_bind(request: Request) -> Response:
-    asked = wire.binding(request.body)
-    told = (
-        f"nodewise does not bind {asked.pod_namespace}/{asked.pod_name}: leave bindVerb of this entry empty"
-    )
-    return Response(200, wire.bind_answer(told))
+    binding = wire.binding(request.body)
+    pod = f"{binding.pod_namespace}/{binding.pod_name}"
+    error = f"nodewise does not bind {pod}: leave bindVerb of this entry empty"
+    return Response(200, wire.bind_response(error))
 
 
 class NotBound(msgspec.Struct, frozen=True):
-    """A bind that ended without success, though no agent refused it."""
+    """A failed bind that no agent refused."""
 
     error: str
     is_failure: ClassVar[bool] = True
@@ -158,7 +156,7 @@ class NotBound(msgspec.Struct, frozen=True):
 
 
 class BindRoutes:
-    """The bind verb of the agent that binds. A refusal is told as kube-scheduler can take it: status 404, or words."""
+    """The bind verb of the agent that binds. A refusal is a response with status 404, or an error in the result."""
 
     def __init__(self, bindings: Bindings, binder: BindPlugin[Any, Any], extender: Extender) -> None:
         self._bindings = bindings
@@ -166,23 +164,23 @@ class BindRoutes:
         self._extender = extender
 
     def routes(self) -> list[Route]:
-        """`/scheduler/bind` is the same as that of the agent."""
+        """`/scheduler/bind` and the path of the agent, with one handler."""
         paths = (ALL_AGENTS, f"/agents/{self._binder.name}")
         return [Route("POST", f"{path}/bind", self._bind, pinned_only=True) for path in paths]
 
     async def _bind(self, request: Request) -> Response:
-        asked = wire.binding(request.body)
-        outcome = await self._bindings.bind(asked)
-        self._extender.keep(self._decision(asked, outcome))
+        binding = wire.binding(request.body)
+        outcome = await self._bindings.bind(binding)
+        self._extender.keep(self._decision(binding, outcome))
         is_refused = bool(outcome.error) and self._binder.bind_errors == "status"
-        return Response(404 if is_refused else 200, wire.bind_answer(outcome.error))
+        return Response(404 if is_refused else 200, wire.bind_response(outcome.error))
 
-    def _decision(self, asked: wire.BindingArgs, outcome: Outcome) -> Decision:
+    def _decision(self, binding: wire.BindingArgs, outcome: Outcome) -> Decision:
         snapshot, at = self._extender.moment()
-        pod = PodRef(asked.pod_namespace, asked.pod_name, asked.pod_uid)
-        names = snapshot.nodes.named([asked.node])
-        made = Decision("bind", pod, at, snapshot.generation, names, told=outcome.told or outcome.error)
+        pod = PodRef(binding.pod_namespace, binding.pod_name, binding.pod_uid)
+        names = snapshot.nodes.named([binding.node])
+        decision = Decision("bind", pod, at, snapshot.generation, names, told=outcome.told or outcome.error)
         if not outcome.error:
-            return made
+            return decision
         verdict = Verdict(np.ones(1, np.int16), (outcome.reason or NotBound(outcome.error),))
-        return msgspec.structs.replace(made, verdicts=((self._binder.name, verdict),))
+        return msgspec.structs.replace(decision, verdicts=((self._binder.name, verdict),))

@@ -1,7 +1,7 @@
-"""Bytes to values and back: the scheduler extender protocol, v1.
+"""The wire format of the scheduler extender protocol, v1: requests from bytes, responses to bytes.
 
 Source: k8s.io/kube-scheduler v0.36 `extender/v1/types.go`. The structs there carry no JSON tags, so keys are Go
-names. Node objects are kept as the bytes that they came as and passed back as they are.
+names. Node objects are kept and passed back as bytes.
 """
 
 import re
@@ -21,7 +21,7 @@ PodT = TypeVar("PodT", bound=msgspec.Struct)
 
 
 class NodeList(msgspec.Struct):
-    """Whole nodes, each as its bytes."""
+    """Whole nodes, each as bytes."""
 
     items: list[msgspec.Raw] | None = None
 
@@ -54,14 +54,14 @@ class _VictimPod(msgspec.Struct, gc=False):
 
 
 class Victims(msgspec.Struct, rename="pascal", gc=False):
-    """The same with whole pods, from a scheduler whose extender entry is not nodeCacheCapable."""
+    """The pods that would be evicted, whole: from a scheduler whose extender entry is not nodeCacheCapable."""
 
     pods: list[_VictimPod] | None = None
     num_PDB_violations: int = msgspec.field(default=0, name="NumPDBViolations")  # noqa: N815
 
 
 class PreemptionArgs(msgspec.Struct, Generic[PodT], rename="pascal"):
-    """The request of preempt: for each node that could be freed, who would have to go."""
+    """The request of preempt: the victims by node."""
 
     pod: PodT | None = None
     node_name_to_victims: dict[str, Victims | None] | None = None
@@ -69,7 +69,7 @@ class PreemptionArgs(msgspec.Struct, Generic[PodT], rename="pascal"):
 
 
 class BindingArgs(msgspec.Struct, frozen=True, rename="pascal"):
-    """The request of bind: which pod goes to which node."""
+    """The request of bind: a pod and its node."""
 
     pod_name: str = ""
     pod_namespace: str = ""
@@ -78,7 +78,7 @@ class BindingArgs(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Candidacy(msgspec.Struct, Generic[PodT], frozen=True):
-    """A filter or prioritize request, read."""
+    """A decoded filter or prioritize request."""
 
     pod: PodT
     names: Names
@@ -87,15 +87,17 @@ class Candidacy(msgspec.Struct, Generic[PodT], frozen=True):
 
 
 class Preemption(msgspec.Struct, Generic[PodT], frozen=True):
-    """A preempt request, read."""
+    """A decoded preempt request."""
 
     pod: PodT
     victims: Mapping[str, MetaVictims]
     """By node name."""
 
     def uids(self) -> dict[str, frozenset[str]]:
-        """Whom it would hit, by node name."""
-        return {node: frozenset(pod.UID for pod in found.pods or ()) for node, found in self.victims.items()}
+        """The uids of the victims, by node name."""
+        return {
+            node: frozenset(pod.UID for pod in victims.pods or ()) for node, victims in self.victims.items()
+        }
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -104,11 +106,11 @@ _read_node: Final = msgspec.json.Decoder(request_limits.Node).decode
 _ARGS: Final = "an ExtenderArgs object"
 _NULL: Final = msgspec.Raw(b"null")
 _GO_NODE: Final = re.compile(rb'\{"metadata":\{"name":"([ !#-\[\]-~]*+)"').match
-"""How Go begins a Node that comes from kube-scheduler's cache: the name is there without a second walk over it all."""
+"""The beginning of a Node from kube-scheduler's cache as Go encodes it: the name without decoding the rest."""
 
 
 class Reader(Generic[PodT]):
-    """Reads requests whose pod is decoded as `pod_type`, the merged fields of all agents."""
+    """Decodes requests. `pod_type` has the merged fields of all agents."""
 
     def __init__(self, pod_type: type[PodT]) -> None:
         self._args = msgspec.json.Decoder(ExtenderArgs[pod_type])  # type: ignore[valid-type]
@@ -139,10 +141,12 @@ class Reader(Generic[PodT]):
         args: PreemptionArgs[PodT] = _decode(self._preemption, body, _lacks_victims)
         pod = _required(args.pod, "Pod", "a Pod")
         if args.node_name_to_meta_victims is not None:
-            named = {node: found or MetaVictims() for node, found in args.node_name_to_meta_victims.items()}
-            return Preemption(pod, named)
+            victims_by_node = {
+                node: victims or MetaVictims() for node, victims in args.node_name_to_meta_victims.items()
+            }
+            return Preemption(pod, victims_by_node)
         whole = _required(args.node_name_to_victims, "NodeNameToVictims", "victims by node name")
-        return Preemption(pod, {node: _meta(found or Victims()) for node, found in whole.items()})
+        return Preemption(pod, {node: _meta(victims or Victims()) for node, victims in whole.items()})
 
 
 class _NodesOnly(msgspec.Struct, rename="pascal"):
@@ -154,13 +158,13 @@ _read_nodes: Final = msgspec.json.Decoder(_NodesOnly)
 
 
 class NodeReader(Generic[PodT]):
-    """Reads the whole nodes of a request as `node_type`, the merged fields of all agents."""
+    """Decodes the whole nodes of a request. `node_type` has the merged fields of all agents."""
 
     def __init__(self, node_type: type[PodT]) -> None:
         self._decode = msgspec.json.Decoder(node_type).decode
 
     def nodes(self, body: bytes) -> list[PodT] | None:
-        """In the order of the request; None where it has names alone. `BadInput` names the one that is wrong."""
+        """The nodes in the order of the request; None if it has only names. `BadInput` names the wrong one."""
         request_limits.check_candidates(body)
         args: _NodesOnly = _decode(_read_nodes, body, lambda args: args.nodes is None)
         if args.nodes is None:
@@ -183,8 +187,8 @@ class NodeReader(Generic[PodT]):
 def binding(body: bytes) -> BindingArgs:
     """A bind request. `BadInput` names each field that is wrong."""
     args: BindingArgs = _decode(_read_binding, body, _lacks_fields, "an ExtenderBindingArgs object")
-    given = dict(zip(lenient_decoder.BINDING, msgspec.structs.astuple(args), strict=True))
-    problems = [Problem(field, "empty or absent", "a name") for field, value in given.items() if not value]
+    values = dict(zip(lenient_decoder.BINDING, msgspec.structs.astuple(args), strict=True))
+    problems = [Problem(field, "empty or absent", "a name") for field, value in values.items() if not value]
     if problems:
         raise BadInput("request", problems)
     return args
@@ -217,8 +221,8 @@ def _node_names(nodes: Sequence[msgspec.Raw]) -> list[str]:
     names: list[str] = []
     odd = 0
     for number, node in enumerate(nodes):
-        if found := _GO_NODE(node):
-            names.append(found[1].decode())
+        if match := _GO_NODE(node):
+            names.append(match[1].decode())
             continue
         try:
             names.append(_read_node(node).metadata.name)
@@ -238,44 +242,44 @@ def _odd_name(number: int, node: msgspec.Raw) -> str:
 
 def _check_odd_nodes(count: int) -> None:
     if count > lenient_decoder.MOST_NODES:
-        found = f"{count} nodes without the keys of a Node in their right case"
-        raise BadInput("request", [Problem("Nodes.items", found, f"at most {lenient_decoder.MOST_NODES}")])
+        text = f"{count} nodes without the keys of a Node in their right case"
+        raise BadInput("request", [Problem("Nodes.items", text, f"at most {lenient_decoder.MOST_NODES}")])
 
 
 def _problem(error: Exception, at: str, wanted: str) -> Problem:
-    """msgspec's words end in `- at `$.path``; the path becomes part of the field."""
+    """A problem from an error of msgspec, whose text ends in `- at `$.path``: the path becomes part of the field."""
     text, _, path = str(error).partition(" - at `$")
     steps = path.rstrip("`").replace("[...]", "[*]")
     return Problem((at + steps).lstrip(".") or "body", text, wanted)
 
 
 def _decode(decoder: Any, body: bytes, incomplete: Callable[[Any], bool], wanted: str = _ARGS) -> Any:
-    """Decode fast; what only Go's laxer reading accepts (keys in other case, trailing bytes) is read again."""
+    """Decode strictly first, and leniently what only Go accepts: keys in other case, trailing bytes."""
     try:
         args = decoder.decode(body)
     except UNREADABLE as error:
         end = request_limits.end_of_value(error, body)
         if end is not None:
             return _decode(decoder, body[:end], incomplete, wanted)
-        again = lenient_decoder.second_reading(body)
-        if again is None:
+        rewritten = lenient_decoder.rewrite(body)
+        if rewritten is None:
             raise BadInput("request", [_problem(error, "", wanted)]) from error
     else:
         if not incomplete(args):
             return args
-        again = lenient_decoder.second_reading(body)
-        if again is None:
+        rewritten = lenient_decoder.rewrite(body)
+        if rewritten is None:
             return args
     try:
-        return decoder.decode(again)
+        return decoder.decode(rewritten)
     except UNREADABLE as error:
         raise BadInput("request", [_problem(error, "", wanted)]) from error
 
 
-def filter_answer(request: Candidacy[Any], decision: Decision) -> list[bytes]:
-    """ExtenderFilterResult in parts: names for names, whole nodes (their own bytes, not copied) for whole nodes.
+def filter_response(request: Candidacy[Any], decision: Decision) -> list[bytes]:
+    """ExtenderFilterResult in parts: names for names, whole nodes (the bytes of the request) for whole nodes.
 
-    `FailedNodes` is null where no agent had anything to say.
+    `FailedNodes` is null if no agent has a verdict.
     """
     kept = decision.kept()
     failed = _failed(decision, kept) if decision.verdicts else b"null"
@@ -289,7 +293,7 @@ def filter_answer(request: Candidacy[Any], decision: Decision) -> list[bytes]:
 
 
 def _failed(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
-    """Each rejected node with the reason of the first agent that rejects it; the nodes of one reason together."""
+    """Each rejected node with the reason of the first agent that rejects it, grouped by reason."""
     parts: list[bytes] = []
     left = ~kept
     for _, verdict in decision.verdicts:
@@ -302,17 +306,17 @@ def _failed(decision: Decision, kept: NDArray[np.bool_]) -> bytes:
     return b"{" + b",".join(parts) + b"}"
 
 
-def prioritize_answer(decision: Decision) -> bytes:
-    """HostPriorityList: every candidate, with 0 where nobody has an opinion."""
+def prioritize_response(decision: Decision) -> bytes:
+    """HostPriorityList: every candidate, with 0 if no agent scores it."""
     return node_name_json.scored(decision.names, decision.points())
 
 
-def preempt_answer(request: Preemption[Any], decision: Decision) -> bytes:
-    """ExtenderPreemptionResult: the nodes on which evicting somebody would help, with their victims."""
-    left = {name: request.victims[name] for name in decision.names[decision.kept()].tolist()}
-    return _encode({"NodeNameToMetaVictims": left}) + b"\n"
+def preempt_response(request: Preemption[Any], decision: Decision) -> bytes:
+    """ExtenderPreemptionResult: the nodes on which an eviction helps, with their victims."""
+    victims = {name: request.victims[name] for name in decision.names[decision.kept()].tolist()}
+    return _encode({"NodeNameToMetaVictims": victims}) + b"\n"
 
 
-def bind_answer(error: str) -> bytes:
+def bind_response(error: str) -> bytes:
     """ExtenderBindingResult; an empty error is success."""
     return _encode({"Error": error}) + b"\n"

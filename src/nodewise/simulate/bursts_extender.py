@@ -1,4 +1,4 @@
-"""The extender's own chain, answering the stand-in scheduler within the process: real bytes, no socket.
+"""The extender's own chain, called by the simulated scheduler within the process: real bytes, no socket.
 
 Snapshots are made in the steps of `SnapshotCache`, as those of a replay are.
 """
@@ -14,7 +14,7 @@ from nodewise.agent import AgentKind, ClusterState, NodeIndex, ObjectKey, Snapsh
 from nodewise.clock import Clock
 from nodewise.errors import BadSettings, Problem
 from nodewise.extender.agent_states import AgentStates
-from nodewise.extender.request_handler import Answering
+from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge
 from nodewise.kube.resources import PODS
@@ -49,7 +49,7 @@ class InProcess(httpx2.BaseTransport):
         self._states = {kind.name: kind.state(asked.options[kind.name], period_s) for kind in asked.kinds}
         _check(self._states)
         self._slots = AgentStates(self._states, period_s)
-        self._answering = Answering(asked.kinds, asked.options, self._states, asked.chain)
+        self._request_handler = RequestHandler(asked.kinds, asked.options, self._states, asked.chain)
         self._index = NodeIndex(nodes)
         self._node_type = merge("Node", *(kind.node_fields for kind in asked.kinds))
         self._watched = [one for kind in asked.kinds for one in _watched(kind, asked.options[kind.name])]
@@ -61,7 +61,9 @@ class InProcess(httpx2.BaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """The transport's contract."""
-        asked = self._answering.answer(request.url.path, request.read(), self.snapshot, self._clock.now())
+        asked = self._request_handler.answer(
+            request.url.path, request.read(), self.snapshot, self._clock.now()
+        )
         return httpx2.Response(200, content=asked.body)
 
     def publish(self, nodes: Mapping[str, Object], pods: Mapping[ObjectKey, Object | None]) -> None:

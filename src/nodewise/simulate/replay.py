@@ -17,7 +17,7 @@ from nodewise.errors import BadInput
 from nodewise.extender import tape
 from nodewise.extender.agent_states import AgentStates
 from nodewise.extender.deltas import Rebuilding
-from nodewise.extender.request_handler import Answering
+from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.tape import Exchange, Record
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.fields import merge
@@ -112,7 +112,7 @@ class Player:
         }
         self._slots = AgentStates(self._states, cast.sync_period_s)
         self._altering = _Altering(cast.objects)
-        self._answering = Answering(cast.kinds, cast.options, self._states, cast.chain)
+        self._request_handler = RequestHandler(cast.kinds, cast.options, self._states, cast.chain)
         node_type = merge("Node", *(kind.node_fields for kind in cast.kinds))
         self._worlds = Rebuilding({**watched, NODES: node_type})
         self._snapshots = {0: Snapshot(NodeIndex(), {}, 0.0)}
@@ -184,7 +184,7 @@ class Player:
 
     def _exchange(self, exchange: Exchange, body: bytes, answer: bytes) -> Difference | None:
         snapshot = self._snapshots.get(exchange.generation)
-        verb = self._answering.verbs.get(exchange.path)
+        verb = self._request_handler.verbs.get(exchange.path)
         if snapshot is None or verb is None:
             self.tally.unanswered += 1
             return None
@@ -203,7 +203,7 @@ class Player:
     def _answered(self, exchange: Exchange, body: bytes, snapshot: Snapshot) -> tuple[str, Outcome]:
         """The pod, and its answer; a defect is an answer as well, and recorded as one."""
         try:
-            answer = self._answering.answer(exchange.path, body, snapshot, exchange.at)
+            answer = self._request_handler.answer(exchange.path, body, snapshot, exchange.at)
         except Exception as error:  # noqa: BLE001
             return "", Outcome(str(error).encode(), type(error).__name__)
         pod = answer.decision.pod

@@ -24,7 +24,7 @@ from nodewise.clock import SystemClock
 from nodewise.extender.chain import Chain
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.leading import Leading
-from nodewise.extender.request_handler import Answering
+from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
 from nodewise.extender.snapshot_cache import SnapshotCache
 from nodewise.extender.waking import Waker
@@ -150,7 +150,7 @@ class Ground:
         self.keeper.on_publish(self.leading.notify)
         ring = DecisionRing()
         self.extender = Extender(
-            Answering([KIND], OPTIONS), lambda *_: self.keeper.snapshot, ring, clock, self.meters
+            RequestHandler([KIND], OPTIONS), lambda *_: self.keeper.snapshot, ring, clock, self.meters
         )
 
     def tasks(self) -> list[asyncio.Task[None]]:

@@ -15,7 +15,7 @@ from nodewise.extender import recording, tape
 from nodewise.extender.agent_states import AgentStates
 from nodewise.extender.decision import DecisionRing
 from nodewise.extender.recording import Recording
-from nodewise.extender.request_handler import Answering
+from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import Extender
 from nodewise.extender.tape import Record
 from nodewise.extender.weights import ChainOptions
@@ -59,9 +59,9 @@ class Recorded:
         self._state = KIND.state(self.options["telemetry"], PERIOD_S)
         self._last: ClusterState | None = None
         self._slots = AgentStates({"telemetry": self._state}, PERIOD_S)
-        answering = Answering([KIND], self.options)
+        request_handler = RequestHandler([KIND], self.options)
         extender = Extender(
-            answering, lambda *_: self.snapshot, DecisionRing(), self.clock, self.meters, self.recording
+            request_handler, lambda *_: self.snapshot, DecisionRing(), self.clock, self.meters, self.recording
         )
         self._handlers = {route.path: route.handler for route in extender.routes()}
 

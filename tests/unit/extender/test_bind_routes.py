@@ -11,7 +11,7 @@ from nodewise.clock import ManualClock
 from nodewise.errors import BadInput
 from nodewise.extender.binding import Outcome
 from nodewise.extender.decision import Decision, DecisionRing
-from nodewise.extender.request_handler import Answering
+from nodewise.extender.request_handler import RequestHandler
 from nodewise.extender.routes import BindRoutes, Extender
 from nodewise.extender.wire import BindingArgs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -46,7 +46,9 @@ def play(outcome: Outcome, bind_errors: str = "status", body: Any = ASKED) -> tu
     ring = DecisionRing()
     told: list[Decision] = []
     snapshot = Snapshot(NodeIndex(["n1"]), {}, 5.0, 7)
-    extender = Extender(Answering([], {}), lambda *_: snapshot, ring, ManualClock(9.0), MetricsRegistry())
+    extender = Extender(
+        RequestHandler([], {}), lambda *_: snapshot, ring, ManualClock(9.0), MetricsRegistry()
+    )
     extender.subscribe(told.append)
     bindings: Any = Bindings(outcome)
     binder: Any = Binder(bind_errors)

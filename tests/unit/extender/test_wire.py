@@ -170,7 +170,7 @@ NAMES: Any = Candidacy(None, Names.of([]), None)
 
 
 def filtered(request: Any, given: Decision) -> bytes:
-    return b"".join(wire.filter_answer(request, given))
+    return b"".join(wire.filter_response(request, given))
 
 
 class TestAnswers:
@@ -204,25 +204,25 @@ class TestAnswers:
         assert json.loads(found)["FailedNodes"] == {"a": "hot", "b": "full"}
 
     def test_scores(self) -> None:
-        found = wire.prioritize_answer(decision("a b", scores=[("t", [10, 0])]))
+        found = wire.prioritize_response(decision("a b", scores=[("t", [10, 0])]))
         assert found.replace(b" ", b"") == b'[{"Host":"a","Score":10},{"Host":"b","Score":0}]\n'
 
     def test_scores_of_several_agents_are_averaged(self) -> None:
-        found = wire.prioritize_answer(decision("a b", scores=[("t", [10, 0]), ("g", [5, 1])]))
+        found = wire.prioritize_response(decision("a b", scores=[("t", [10, 0]), ("g", [5, 1])]))
         assert [one["Score"] for one in json.loads(found)] == [8, 0]
 
     def test_no_candidates(self) -> None:
-        assert wire.prioritize_answer(decision("")) == b"[]\n"
+        assert wire.prioritize_response(decision("")) == b"[]\n"
         assert json.loads(filtered(NAMES, decision("", [("t", [], ["x"])])))["FailedNodes"] == {}
 
     def test_strange_names_survive(self) -> None:
         strange = ['a","b', "\\", '"', "ü\u2028", ""]
         given = Decision("prioritize", PodRef("", ""), 0.0, 1, Names.of(strange))
-        assert [one["Host"] for one in json.loads(wire.prioritize_answer(given))] == strange
+        assert [one["Host"] for one in json.loads(wire.prioritize_response(given))] == strange
 
     def test_preempt_leaves_the_nodes_that_are_kept(self) -> None:
         request: Any = Preemption(None, {"a": MetaVictims([], 1), "b": MetaVictims()})
-        found = wire.preempt_answer(request, decision("a b", [("t", [0, 1], ["x"])]))
+        found = wire.preempt_response(request, decision("a b", [("t", [0, 1], ["x"])]))
         assert json.loads(found) == {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 1}}}
 
 
@@ -386,6 +386,6 @@ class TestBinding:
 
     @pytest.mark.parametrize("error", ["", "will not fit", 'pod "p" not found'])
     def test_the_answer_as_go_reads_it(self, error: str) -> None:
-        answer = wire.bind_answer(error)
+        answer = wire.bind_response(error)
         assert json.loads(answer) == {"Error": error}
         assert answer.endswith(b"\n")

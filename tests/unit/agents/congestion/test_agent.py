@@ -131,7 +131,7 @@ class TestRejecting:
     def test_nobody_is_rejected_otherwise(self) -> None:
         agent = CongestionAgent(CongestionOptions())
         assert agent.predicates == {}
-        assert chain.judging(agent) == []
+        assert chain.filters(agent) == []
 
     def test_nodes_without_a_factor(self) -> None:
         agent = CongestionAgent(self.OPTIONS)

@@ -101,7 +101,7 @@ def rejected(agent: PigeonAgent, snapshot: Snapshot, names: str) -> list[str]:
 
 def test_nobody_is_rejected_unless_asked_for() -> None:
     cluster = Cluster({"none": node(CAPACITY, None)})
-    assert chain.judging(cluster.agent) == []
+    assert chain.filters(cluster.agent) == []
 
 
 def test_nodes_without_statistics_are_rejected_where_asked_for() -> None:
