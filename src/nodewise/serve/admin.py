@@ -1,4 +1,4 @@
-"""The admin port: is the process alive, is it ready, what does it count. Plain HTTP, loopback unless told."""
+"""The admin port: health, readiness and metrics, in plain HTTP. On loopback by default."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -12,9 +12,7 @@ from nodewise.serve.server import Server
 
 
 def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: MetricsRegistry) -> list[Route]:
-    """/healthz, /readyz and /metrics. `waiting_for` names what is missing for readiness; empty means
-    ready.
-    """
+    """/healthz, /readyz and /metrics. `waiting_for` returns what is missing for readiness."""
 
     def healthz(_request: Request) -> Response:
         return Response(200, b'{"alive": true}\n')
@@ -35,8 +33,8 @@ def admin_routes(waiting_for: Callable[[], Sequence[str]], meters: MetricsRegist
 
 
 def called_locally(route: Route) -> Route:
-    """The same route for who calls a loopback address, whatever addresses the port listens on: a process of this
-    machine or pod, or `kubectl port-forward`. `Refused` for all others.
+    """The route for clients that connect to a loopback address, whatever addresses the port listens on: processes of
+    this machine or pod, and `kubectl port-forward`. `Refused` for all others.
     """
 
     def handler(request: Request) -> Response | Awaitable[Response]:
@@ -50,11 +48,11 @@ def called_locally(route: Route) -> Route:
 
 
 def admin_server(application: Application, options: AdminOptions, meters: MetricsRegistry) -> Server:
-    """A server of its own for these routes. Whoever names an address beyond loopback has chosen it: a
-    kubelet's probes come from outside the pod, and they are shown no more than counts.
+    """A separate server for these routes. An address beyond loopback is the operator's choice: a kubelet's probes come
+    from outside the pod, and the routes show only counts.
     """
     address = options.health_address
-    served = ServeOptions(
+    serve_options = ServeOptions(
         address=address, port=options.health_port, unsafe=True, unsafe_address=address, max_body_bytes=65536
     )
-    return Server(application, served, meters)
+    return Server(application, serve_options, meters)

@@ -1,7 +1,7 @@
-"""Our own listening socket: accepts, looks at the first byte, and starts TLS or answers plain HTTP.
+"""The listening socket: accepts connections, looks at the first byte, and starts TLS or answers plain HTTP.
 
-uvicorn would leave all of this to the event loop, which has no deadline for a client that sends nothing,
-tells nobody why a handshake failed, and uses one TLS context for ever.
+The servers of asyncio and uvloop have no deadline for a client that sends nothing, do not report why a handshake
+failed, and use one TLS context for all connections.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from nodewise.serve.tls import Tls
 
 _LAST_PORT: Final = 65535
 _BACKLOG: Final = 1024
-_AT_ONCE: Final = 64  # accepted in one step of the event loop
-_TLS_HANDSHAKE: Final = b"\x16"  # first byte of a TLS connection; no HTTP method begins with it
-_OUT_OF: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_REST_S: Final = 0.1  # pause of accepting while the machine has no file descriptor to give
+_AT_ONCE: Final = 64  # connections accepted in one step of the event loop
+_TLS_HANDSHAKE: Final = b"\x16"  # the first byte of a TLS connection; no HTTP method begins with it
+_OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_PAUSE_S: Final = 0.1  # of accepting while the machine has no free file descriptor
 _PLAIN: Final = (
     b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
     b"Client sent an HTTP request to an HTTPS server.\n"
@@ -38,20 +38,20 @@ async def bound(options: ServeOptions) -> socket.socket:
         raise BadSettings("the port cannot be opened", [problem])
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(
+        addresses = await loop.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
         problem = Problem("address", f"{options.host}: {error}", "an address of this machine")
         raise BadSettings("the port cannot be opened", [problem]) from error
-    family, kind, protocol, _, where = found[0]
+    family, kind, protocol, _, address = addresses[0]
     listening = socket.socket(family, kind, protocol)
     try:
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listening.bind(where)
+        listening.bind(address)
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
@@ -74,8 +74,8 @@ def _unusable(options: ServeOptions, error: OSError) -> Problem:
 class Listener:
     """Accepts on a socket and makes a protocol of each connection that gets through its handshake.
 
-    `tls` None serves plain HTTP. `established` says how many connections are past the handshake. The socket
-    is the listener's: `stop` closes it.
+    Without `tls` it serves plain HTTP. `established` returns the number of connections after their handshake. The
+    listener owns the socket: `stop` closes it.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class Listener:
         self._established = established
         self._loop = asyncio.get_running_loop()
         self._handshakes: dict[asyncio.Task[None], str] = {}
-        """The oldest first, each with its peer."""
-        self._resting: asyncio.TimerHandle | None = None
+        """Handshakes with their peers, the oldest first."""
+        self._paused: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Accept from now on."""
-        self._resting = None
+        """Begin to accept."""
+        self._paused = None
         self._loop.add_reader(self._socket, self._accept)
 
     async def stop(self) -> None:
-        """Accept no more, give up handshakes under way."""
-        if self._resting is not None:
-            self._resting.cancel()
+        """Stop accepting, and cancel handshakes."""
+        if self._paused is not None:
+            self._paused.cancel()
         self._loop.remove_reader(self._socket)
         self._socket.close()
         handshakes = list(self._handshakes)
@@ -117,24 +117,24 @@ class Listener:
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             try:
-                accepted, where = self._socket.accept()
+                accepted, address = self._socket.accept()
             except OSError as error:
-                if error.errno in _OUT_OF:
-                    self._rest(error)
-                return  # nobody else waits, or the client left already
-            peer = f"{where[0]}:{where[1]}"
+                if error.errno in _OUT_OF_RESOURCES:
+                    self._pause(error)
+                return  # no more connections, or the client has left
+            peer = f"{address[0]}:{address[1]}"
             if self._established() >= self._options.max_connections:
                 accepted.close()
                 self._close_reasons.record("too_many", peer)
                 continue
             if len(self._handshakes) >= self._options.max_handshakes:
-                self._give_up_oldest()
-            task = self._loop.create_task(self._welcome(accepted, peer))
+                self._cancel_oldest()
+            task = self._loop.create_task(self._serve(accepted, peer))
             self._handshakes[task] = peer
             task.add_done_callback(self._forget)
 
-    def _give_up_oldest(self) -> None:
-        """Make room: who means it is through in milliseconds, so who waits the longest is the one who does not."""
+    def _cancel_oldest(self) -> None:
+        """Make room. An honest handshake takes milliseconds, so the oldest one is the least likely to be honest."""
         task, peer = next(iter(self._handshakes.items()))
         self._forget(task)
         task.cancel()
@@ -143,14 +143,14 @@ class Listener:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._handshakes.pop(task, None)
 
-    def _rest(self, error: OSError) -> None:
-        """Without a pause the loop would spin: the socket stays readable."""
+    def _pause(self, error: OSError) -> None:
+        """Pause accepting: the socket stays readable, so the event loop would spin."""
         logs.emit("accept_failed", error=str(error))
         self._loop.remove_reader(self._socket)
-        self._resting = self._loop.call_later(_REST_S, self.start)
+        self._paused = self._loop.call_later(_PAUSE_S, self.start)
 
-    async def _welcome(self, accepted: socket.socket, peer: str) -> None:
-        """One connection, up to where its protocol takes over. Never raises but when cancelled."""
+    async def _serve(self, accepted: socket.socket, peer: str) -> None:
+        """Handle a connection until its protocol takes over. Raises only if cancelled."""
         accepted.setblocking(False)
         try:
             if self._tls is None:
@@ -164,8 +164,7 @@ class Listener:
         deadline = self._loop.time() + self._options.handshake_timeout_s
         if not await self._speaks_tls(accepted, peer):
             return
-        # The transport closes its socket when the handshake fails, before we hear of it; the copy still can
-        # speak.
+        # The transport closes its socket when the handshake fails, before the exception; the copy can still send.
         with accepted.dup() as copy:
             try:
                 await self._loop.connect_accepted_socket(
@@ -177,10 +176,10 @@ class Listener:
                 )
             except tls_handshake.Failed as failed:
                 self._close_reasons.record(close_reasons.reason_of(failed.cause), peer, str(failed.cause))
-                _tell(copy, failed.alert)
+                _send_last(copy, failed.alert)
 
     async def _speaks_tls(self, accepted: socket.socket, peer: str) -> bool:
-        """Whether the first byte begins a handshake; if not, the connection is answered and closed."""
+        """Whether the first byte begins a handshake; if not, answer and close the connection."""
         speaks = False
         try:
             first = await self._first_byte(accepted)
@@ -189,14 +188,14 @@ class Listener:
                 self._close_reasons.record("closed_early", peer)
             elif not speaks:
                 self._close_reasons.record("plain_http", peer)
-                _tell(accepted, _PLAIN)
+                _send_last(accepted, _PLAIN)
         finally:
             if not speaks:
                 accepted.close()
         return speaks
 
     async def _first_byte(self, accepted: socket.socket) -> bytes:
-        """Look at the first byte without taking it: TimeoutError when there is none within the deadline."""
+        """Peek at the first byte. TimeoutError if there is none within the deadline."""
         with contextlib.suppress(BlockingIOError):
             return accepted.recv(1, socket.MSG_PEEK)
         readable = self._loop.create_future()
@@ -209,14 +208,14 @@ class Listener:
         return accepted.recv(1, socket.MSG_PEEK)
 
 
-def _tell(connection: socket.socket, last_words: bytes) -> None:
-    """Send a few bytes and end our side; what the client sent is taken first, or the close would cut them
-    off.
+def _send_last(connection: socket.socket, data: bytes) -> None:
+    """Send a few bytes and close our side. What the client sent is read first: a close with unread data is a reset,
+    which overtakes the bytes.
     """
     with contextlib.suppress(OSError):
         connection.recv(65536)
     with contextlib.suppress(OSError):
-        connection.send(last_words)
+        connection.send(data)
         connection.shutdown(socket.SHUT_WR)
 
 

@@ -56,7 +56,7 @@ class Server:
         self._application = application
         self._tls: Tls | None = None
         self._listener: Listener | None = None
-        self._ticking: asyncio.Task[None] | None = None
+        self._ticker: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -66,7 +66,7 @@ class Server:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     async def start(self) -> None:
-        """Open the port. BadSettings names all that is wrong with files, address and port together."""
+        """Open the port. BadSettings names all problems of files, address and port."""
         options = self._options
         problems = _check_unsafe(options)
         if not options.unsafe:
@@ -92,38 +92,36 @@ class Server:
             opened, make, options, self._tls, self._close_reasons, lambda: len(self._connections.open)
         )
         self._tick()
-        self._ticking = asyncio.create_task(self._tick_for_ever())
+        self._ticker = asyncio.create_task(self._tick_for_ever())
         self._listener.start()
         logs.emit("listening", url=self.url)
 
     def drain(self) -> None:
-        """Serve on, but let each connection end with its next answer, so that its client goes elsewhere.
+        """Go on serving, but end each connection with its next response, so that clients connect to another replica.
 
-        A Go client neither repeats a POST that it has begun to write nor looks twice at a connection that is
-        closed under it: the end has to be said in an answer.
+        A Go client does not repeat a POST that it has begun to write on a connection that is closed meanwhile, so a
+        response must announce the end.
         """
         self._connections.is_draining = True
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """Accept no more, answer what is under way within `grace_s`, close. Does nothing where nothing
-        runs.
-        """
-        if self._listener is None or self._ticking is None:
+        """Stop accepting, complete responses within `grace_s`, close. Does nothing if the server does not run."""
+        if self._listener is None or self._ticker is None:
             return
         await self._listener.stop()
-        self._ticking.cancel()
+        self._ticker.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._ticking
+            await self._ticker
         for connection in list(self._connections.open):
             connection.retire()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._emptied()
+                await self._until_empty()
         await self._cut_off()
-        self._listener = self._ticking = None
+        self._listener = self._ticker = None
         self._meters.set("connections", 0, port=str(self.port))
 
-    async def _emptied(self) -> None:
+    async def _until_empty(self) -> None:
         while self._connections.open or self._connections.tasks:  # noqa: ASYNC110 - at the end, for a moment
             await asyncio.sleep(_LOOK_S)
 
@@ -141,38 +139,38 @@ class Server:
             await self._clock.sleep(self._options.reload_period_s)
             try:
                 self._tick()
-            except Exception:  # noqa: BLE001 - a certificate that cannot be looked at must not end the looking
+            except Exception:  # noqa: BLE001 - one failed check must not end the checks
                 logs.emit("task_failed", task="serve", exc_info=True)
 
     def _tick(self) -> None:
         """Update what changes with time: the date of responses, the count of connections, the certificate files."""
         self._connections.date = formatdate(self._clock.now(), usegmt=True).encode()
         self._meters.set("connections", len(self._connections.open), port=str(self.port))
-        self._have_old_ones_finish(self._options.connection_age_s)
+        self._finish_older_than(self._options.connection_age_s)
         if self._tls is not None:
-            self._look(self._tls)
+            self._poll_certificates(self._tls)
 
-    def _look(self, tls: Tls) -> None:
-        """The certificate files; and whose certificate among the clients' ends first, for who runs them."""
+    def _poll_certificates(self, tls: Tls) -> None:
+        """Read changed certificate files; and set the metric of the client certificate that ends first."""
         before = tls.context
         if tls.poll():
-            self._drop_strangers(tls)
+            self._retire_untrusted(tls)
         if tls.context is not before:
-            self._have_old_ones_finish(0.0)
+            self._finish_older_than(0.0)
         ends = [end_s(connection.chain[0]) for connection in self._connections.open if connection.chain]
         if ends:
             self._meters.set("tls_certificate_expires_seconds", min(ends), certificate="clients")
         else:
             self._meters.forget("tls_certificate_expires_seconds", certificate="clients")
 
-    def _have_old_ones_finish(self, age_s: float) -> None:
+    def _finish_older_than(self, age_s: float) -> None:
         opened_before_s = asyncio.get_running_loop().time() - age_s
         for connection in list(self._connections.open):
             if connection.opened_s <= opened_before_s:
                 connection.finish()
 
-    def _drop_strangers(self, tls: Tls) -> None:
-        """After a swap of the client CA: who would not get in now does not stay."""
+    def _retire_untrusted(self, tls: Tls) -> None:
+        """After a change of the client CA: close connections whose certificate no longer verifies."""
         for connection in list(self._connections.open):
             if not tls.admits(connection.chain):
                 self._close_reasons.record("client_ca_changed", connection.peer)

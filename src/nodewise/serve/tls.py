@@ -1,12 +1,11 @@
-"""The TLS of our own ports: one context of the certificate and the client CA in use, and who may stay.
+"""The TLS context of our ports, and verification of open connections after a change of the client CA.
 
-Each change of the files makes a new context; one in use is never changed. `load_cert_chain` on a live
-context would take the new certificate and then stumble over the old key, in the middle of a rotation. The
-listener asks for `context` at each connection, so a client that sends no server name gets the new one like
-any other, and sessions of an old context cannot be resumed in a new one.
+Each change of the files makes a new context; one in use is never changed: `load_cert_chain` on a live context would
+take the new certificate and then fail with the old key in the middle of a rotation. The listener takes `context` for
+each connection, so a client that sends no server name gets the new one as well, and sessions of an old context cannot
+be resumed in a new one.
 
-The pair and the client CA are kept apart: a CA that was taken away is not trusted any longer, whatever is
-wrong with the pair.
+The pair and the client CA are read separately: a removed CA is no longer trusted even if the pair cannot be read.
 """
 
 import ssl
@@ -59,10 +58,10 @@ def _context(pair: Pair, bundle: Bundle | None) -> ServerContext:
 
 
 def admits(authorities: Sequence[x509.Certificate], chain: Sequence[bytes], now_s: float) -> bool:
-    """Does a client's certificate come from these authorities, and is it valid now?
+    """Whether a client's certificate comes from these authorities and is valid now.
 
-    `chain` is what the client sent, DER, its own certificate first. OpenSSL found it genuine and fit for a
-    client in the handshake; only whom we trust has changed since. So what is asked here is who signed, and when.
+    `chain` is what the client sent, DER, its own certificate first. OpenSSL verified signatures and purpose in the
+    handshake; only the trusted authorities have changed since, so issuers and dates are checked again.
     """
     try:
         leaf, *others = map(x509.load_der_x509_certificate, chain)
@@ -77,15 +76,17 @@ def admits(authorities: Sequence[x509.Certificate], chain: Sequence[bytes], now_
         issuer = _issuer(reached, between, now_s)
         if issuer is None:
             return False
-        reached, between = issuer, [one for one in between if one != issuer]
+        reached, between = issuer, [certificate for certificate in between if certificate != issuer]
     return False
 
 
 def _issuer(
     certificate: x509.Certificate, candidates: Iterable[x509.Certificate], now_s: float
 ) -> x509.Certificate | None:
-    """Which of these authorities signed it."""
-    return next((one for one in candidates if _signed(certificate, one) and _is_valid(one, now_s)), None)
+    """The authority that signed the certificate, if any of these did."""
+    return next(
+        (issuer for issuer in candidates if _signed(certificate, issuer) and _is_valid(issuer, now_s)), None
+    )
 
 
 def _signed(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
@@ -103,7 +104,7 @@ def _is_valid(certificate: x509.Certificate, now_s: float) -> bool:
 
 @lru_cache(maxsize=64)
 def end_s(der: bytes) -> float:
-    """When a certificate ends, in seconds since 1970; never, where that cannot be read."""
+    """The end of a certificate in seconds since 1970; infinite if it cannot be read."""
     try:
         return x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp()
     except ValueError:
@@ -111,7 +112,7 @@ def end_s(der: bytes) -> float:
 
 
 class Tls:
-    """The certificates in use. `poll` is called every second or so; between two calls nothing changes."""
+    """The certificates in use. They change only in `poll`, which is called every second."""
 
     def __init__(
         self,
@@ -121,8 +122,8 @@ class Tls:
         *,
         verify_clients: bool = True,
     ) -> None:
-        """BadSettings that names every problem of the three files; no client certificate is requested without
-        `verify_clients`.
+        """BadSettings names every problem of the three files. Without `verify_clients`, no client certificate is
+        requested.
         """
         self._clock = clock
         now_s = clock.now()
@@ -139,9 +140,9 @@ class Tls:
             problems.extend(error.problems)
         if problems:
             raise BadSettings("TLS cannot be served", problems)
-        self._context = self._made()
+        self._context = self._new_context()
 
-    def _made(self) -> ServerContext:
+    def _new_context(self) -> ServerContext:
         return _context(self._pair.value, self._bundle.value if self._bundle is not None else None)
 
     @property
@@ -150,9 +151,9 @@ class Tls:
         return self._context
 
     def admits(self, chain: Sequence[bytes], context: ssl.SSLContext | None = None) -> bool:
-        """Does a client's certificate, DER, its chain after it, come from the client CA as it is now?
+        """Whether a client's certificate, DER, followed by its chain, comes from the present client CA.
 
-        `context` is that of a handshake which is just over: where it had the present CA, nothing is left to ask.
+        `context` is that of a handshake that has just ended: if it has the present CA, OpenSSL has verified it.
         """
         if self._bundle is None or (
             isinstance(context, ServerContext) and context.bundle is self._bundle.value
@@ -161,10 +162,10 @@ class Tls:
         return admits(self._bundle.value.authorities, chain, self._clock.now())
 
     def poll(self) -> bool:
-        """Read the files again where they changed; True when the client CA is another one now."""
+        """Read changed files again; True if the client CA has changed."""
         now_s = self._clock.now()
         renewed = self._pair.look(now_s)
         swapped = self._bundle is not None and self._bundle.look(now_s)
         if renewed or swapped:
-            self._context = self._made()
+            self._context = self._new_context()
         return swapped

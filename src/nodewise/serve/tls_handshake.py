@@ -1,8 +1,8 @@
-"""The two parts of a server's handshake that Python leaves out.
+"""ALPN and alerts of a server's TLS handshake, which Python leaves out.
 
-Python goes on without a protocol where client and server have none in common; RFC 7301 wants the handshake
-refused. And asyncio and uvloop drop the TLS alert of a failed handshake, so that the client would see a
-closed connection and no reason: here the alert is kept for the listener to send.
+If client and server have no application protocol in common, Python continues without one; RFC 7301 demands that the
+handshake fails. And asyncio and uvloop drop the alert of a failed handshake, so that the client sees a closed
+connection without a reason: here the alert is kept, and the listener sends it.
 """
 
 import ssl
@@ -18,12 +18,12 @@ _MESSAGE: Final = 4  # bytes of a handshake message's header
 _HANDSHAKE: Final = 22
 _CLIENT_HELLO: Final = 1
 _ALPN: Final = 16
-_LONGEST: Final = 2**16  # no client needs more; what is longer is left to OpenSSL
+_LONGEST: Final = 2**16  # of a ClientHello that is parsed here; OpenSSL handles a longer one
 _NO_APPLICATION_PROTOCOL: Final = bytes((21, 3, 3, 0, 2, 2, 120))  # a fatal alert, RFC 7301 section 3.2
 
 
 class Failed(ssl.SSLError):
-    """A handshake failed: why, and the alert that the client should get (empty where there is none)."""
+    """A failed handshake with its cause and the alert for the client, empty if there is none."""
 
     def __init__(self, cause: ssl.SSLError, alert: bytes) -> None:
         super().__init__(*cause.args)
@@ -32,7 +32,7 @@ class Failed(ssl.SSLError):
 
 
 def _message(data: bytes) -> bytes | None:
-    """The first handshake message, put together from its records; None while it is incomplete, or is none."""
+    """The first handshake message, joined from its records; None if it is incomplete or another message."""
     message = b""
     while len(data) >= _RECORD and data[0] == _HANDSHAKE:
         end = _RECORD + int.from_bytes(data[3:5], "big")
@@ -45,7 +45,7 @@ def _message(data: bytes) -> bytes | None:
 
 
 def _cut(data: bytes, width: int) -> tuple[bytes, bytes]:
-    """What a length of `width` bytes counts, and the rest."""
+    """The bytes counted by a length of `width` bytes, and the rest."""
     end = width + int.from_bytes(data[:width], "big")
     return data[width:end], data[end:]
 
@@ -64,7 +64,7 @@ def _extensions(message: bytes) -> Iterator[tuple[int, bytes]]:
 def offered(data: bytes) -> tuple[bytes, ...] | None:
     """The application protocols that a ClientHello offers: () for none, None while it is incomplete.
 
-    Never fails: what cannot be read is OpenSSL's to refuse.
+    Never raises: OpenSSL refuses what cannot be parsed.
     """
     message = _message(data)
     if message is None:
@@ -86,11 +86,12 @@ class _ServerSide(ssl.SSLObject):
 
     incoming: ssl.MemoryBIO
     outgoing: ssl.MemoryBIO
-    seen: bytes | None = b""  # what of the ClientHello came in so far; None when it was read
+    received: bytes | None = b""
+    """The part of the ClientHello that has come in; None after it has been parsed."""
 
     def do_handshake(self) -> None:
         try:
-            if self.seen is not None:
+            if self.received is not None:
                 self._check_protocol()
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -101,11 +102,11 @@ class _ServerSide(ssl.SSLObject):
     def _check_protocol(self) -> None:
         data = self.incoming.read()
         self.incoming.write(data)
-        self.seen = (self.seen or b"") + data
-        names = offered(self.seen)
+        self.received = (self.received or b"") + data
+        names = offered(self.received)
         if names is None:
             return
-        self.seen = None
+        self.received = None
         if names and PROTOCOL.encode() not in names:
             self.outgoing.write(_NO_APPLICATION_PROTOCOL)
             raise NotOffered(
@@ -114,28 +115,28 @@ class _ServerSide(ssl.SSLObject):
 
 
 def chain_of(secured: ssl.SSLObject) -> tuple[bytes, ...]:
-    """What the other side sent, DER, its own certificate first; empty without one."""
+    """The certificates that the peer sent, DER, its own first; empty if it sent none."""
     own = secured.getpeercert(binary_form=True)
     if own is None:
         return ()
     # public since Python 3.13, and before it only one level below
-    ask = getattr(secured, "get_unverified_chain", None) or secured._sslobj.get_unverified_chain  # type: ignore[attr-defined]  # noqa: SLF001
-    return (own, *(one for one in map(_der, ask() or ()) if one != own))
+    chain = getattr(secured, "get_unverified_chain", None) or secured._sslobj.get_unverified_chain  # type: ignore[attr-defined]  # noqa: SLF001
+    return (own, *(der for der in map(_der, chain() or ()) if der != own))
 
 
 def _der(certificate: Any) -> bytes:
-    """Bytes since Python 3.13, an object that gives PEM before it."""
+    """The certificate as DER: bytes since Python 3.13, an object with PEM before."""
     if isinstance(certificate, bytes):
         return certificate
     return ssl.PEM_cert_to_DER_cert(certificate.public_bytes())
 
 
 class ServerContext(ssl.SSLContext):
-    """A context whose connections keep the alert of a failed handshake and insist on `PROTOCOL`."""
+    """A context whose connections keep the alert of a failed handshake and demand `PROTOCOL`."""
 
     sslobject_class = _ServerSide
     bundle: object = None
-    """What it trusts, as whoever made it keeps it."""
+    """The client CA of the context, to compare it with the present one."""
 
     def wrap_bio(
         self,
@@ -145,7 +146,7 @@ class ServerContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-        if isinstance(made, _ServerSide):
-            made.incoming, made.outgoing = incoming, outgoing
-        return made
+        connection = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        if isinstance(connection, _ServerSide):
+            connection.incoming, connection.outgoing = incoming, outgoing
+        return connection
