@@ -26,7 +26,7 @@ from nodewise.clock import SystemClock
 from nodewise.kube import fields
 from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
-from nodewise.kube.intake import Intake
+from nodewise.kube.decoder import ObjectDecoder
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import NODES
@@ -67,18 +67,18 @@ class Steps:
         self.pages_bytes: list[int] = []
         self.decoded = self.most_in_a_step = self.turns = 0
         self._get, api.get = api.get, self._noted
-        add, run = Intake.add, Handle._run
+        add, run = ObjectDecoder.add, Handle._run
 
-        def counted(intake: Intake[Any], data: msgspec.Raw) -> None:
+        def counted(decoder: ObjectDecoder[Any], data: msgspec.Raw) -> None:
             self.decoded += 1
-            add(intake, data)
+            add(decoder, data)
 
         def step(handle: Handle) -> None:
             before = self.decoded
             run(handle)
             self.most_in_a_step = max(self.most_in_a_step, self.decoded - before)
 
-        Intake.add, Handle._run = counted, step
+        ObjectDecoder.add, Handle._run = counted, step
 
     async def _noted(self, path: str, params: Mapping[str, str], **given: Any) -> bytes:
         body = await self._get(path, params, **given)

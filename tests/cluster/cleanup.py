@@ -5,7 +5,6 @@ custom resource definitions, admission policies, webhooks, aggregated APIs, RBAC
 """
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -33,8 +32,6 @@ STARTED: Final = (
 )
 """The API server makes these after it has become ready."""
 
-MANY: Final = 10
-
 IDENTITY: Final = "apiserver.kubernetes.io/identity"
 """The label of the Lease that the API server renews for itself."""
 
@@ -61,11 +58,8 @@ class Kind(NamedTuple):
         """The path of one object."""
         if not self.namespaced:
             return f"{self.folder}/{metadata['name']}"
-        return f"{self.in_namespace(metadata['namespace'])}/{metadata['name']}"
-
-    def in_namespace(self, namespace: str) -> str:
-        """The path of the list of one namespace."""
-        return f"{self.folder.removesuffix(self.plural)}namespaces/{namespace}/{self.plural}"
+        root = self.folder.removesuffix(self.plural)
+        return f"{root}namespaces/{metadata['namespace']}/{self.plural}/{metadata['name']}"
 
 
 class Baseline:
@@ -81,7 +75,6 @@ class Baseline:
         """Deletes all other objects, and returns when they are gone and admission no longer applies them."""
         kinds = self._kinds()
         self._delete_admission([kind for kind in kinds if kind.group in FIRST])
-        self._delete_collections()
         left: list[str] = []
         for _ in range(ROUNDS):
             left = [self._delete(kind, path, metadata) for kind, path, metadata in self._added(self._kinds())]
@@ -95,14 +88,6 @@ class Baseline:
             self._api.delete(path)
             deleted.add(kind.plural)
         admission.wait_settled(self._api, deleted)
-
-    def _delete_collections(self) -> None:
-        """Deletes objects of one kind in one namespace by one request where there are many, such as events."""
-        added = self._added([kind for kind in self._kinds() if kind.namespaced])
-        namespaces = Counter((kind, metadata["namespace"]) for kind, _, metadata in added)
-        for (kind, namespace), count in namespaces.items():
-            if count >= MANY and f"/api/v1/namespaces/{namespace}" not in self._paths:
-                self._api.delete(kind.in_namespace(namespace))
 
     def _added(self, kinds: list[Kind]) -> list[tuple[Kind, str, Mapping[str, Any]]]:
         return [found for found in self._objects(kinds) if found[1] not in self._paths]
@@ -142,7 +127,7 @@ def _kinds_of(group: Object) -> list[Kind]:
     return [
         Kind(name, version["version"], kind["resource"], kind["scope"] == "Namespaced")
         for kind in version.get("resources", ())
-        if {"list", "delete", "deletecollection"} <= set(kind["verbs"]) or kind["resource"] == "namespaces"
+        if {"list", "delete"} <= set(kind["verbs"])
     ]
 
 

@@ -136,8 +136,7 @@ class Sandbox:
         The namespace is closed before anything else, or a controller would put new pods into it.
         """
         inside = f"/api/v1/namespaces/{self.namespace}"
-        rest = [path for path in reversed(self._made) if not path.startswith(f"{inside}/pods/")]
-        for path in (inside, f"{inside}/pods", *rest):
+        for path in (inside, f"{inside}/pods", *reversed(self._made)):
             self.api.delete(path)
         self.api.request("DELETE", LEDGERS, params={"labelSelector": "nodewise.io/ledger"})
 

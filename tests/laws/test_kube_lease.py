@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nodewise.errors import Unavailable
 from nodewise.kube.api import DEADLINE_S, NONE, Params
 from nodewise.kube.elector import Elector
-from nodewise.kube.lease import Seat
+from nodewise.kube.lease import LeaseLock
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 from tests.unit.kube import virtual
@@ -92,9 +92,9 @@ class Replica:
 
     def born(self) -> None:
         self.lives += 1
-        seat = Seat("default", "nodewise", f"replica-{self.number}-{self.lives}")
+        lock = LeaseLock("default", "nodewise", f"replica-{self.number}-{self.lives}")
         self.elector = Elector(
-            self.network, seat, self.clock, METERS, self.chance.random, lambda _: one_at_most(self.replicas)
+            self.network, lock, self.clock, METERS, self.chance.random, lambda _: one_at_most(self.replicas)
         )
         self.task = asyncio.ensure_future(self.elector.run())
 

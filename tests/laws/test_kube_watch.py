@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nodewise.clock import ManualClock
 from nodewise.errors import Refused, Unavailable
 from nodewise.kube import fields, watching
-from nodewise.kube.intake import Intake
+from nodewise.kube.decoder import ObjectDecoder
 from nodewise.kube.lines import Cutter
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.store import Changes, Key
@@ -80,15 +80,15 @@ def test_the_watch_ends_in_the_same_store_however_its_frames_are_cut(
     events: list[tuple[str, str, str]], cuts: list[int]
 ) -> None:
     data, expected = watch_of(events)
-    intake = Intake("ConfigMap", CONFIGMAP, METERS)
+    decoder = ObjectDecoder("ConfigMap", CONFIGMAP, METERS)
     cutter = Cutter()
     state: watching.State = Watching("0")
     for piece in pieces(data, cuts):
         for line in cutter.feed(piece):
             assert isinstance(state, Watching)
             state, frame = watching.line(state, line)
-            intake.take(frame)
-    assert {name: o.data["k"] for (_, name), o in intake.store.snapshot().items()} == expected
+            decoder.apply(frame)
+    assert {name: o.data["k"] for (_, name), o in decoder.store.snapshot().items()} == expected
     assert state == Watching(str(max(len(events) - 1, 0)))
 
 

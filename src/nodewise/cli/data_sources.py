@@ -92,7 +92,7 @@ class Relister:
     def begin(self) -> None:
         """Fill all stores from new lists."""
         for reflector in self._reflectors:
-            reflector.renew()
+            reflector.relist()
 
 
 def from_cluster(api: Api, needs: Needs, clock: Clock, meters: MetricsRegistry, namespace: str) -> Feed:

@@ -33,10 +33,10 @@ from nodewise.extender.waking import Waker
 from nodewise.extender.weights import ChainOptions
 from nodewise.kube.client import HttpApi
 from nodewise.kube.connect import connect
-from nodewise.kube.contact import Contact
 from nodewise.kube.elector import Elector
 from nodewise.kube.events import Recorder, Reporter
-from nodewise.kube.lease import Seat
+from nodewise.kube.lease import LeaseLock
+from nodewise.kube.liveness import ApiServerLiveness
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.store import Store
 from nodewise.metrics.nodes import NodeBook
@@ -210,8 +210,8 @@ def _binding(
         return None
     kube: KubeOptions = config.settings[KubeOptions]
     ground = claims.Ground(
-        # a lane of its own: labels that queue up must not hold up pods
-        api.lane(kube.kube_qps, kube.kube_burst),
+        # a rate limit of its own: labels that queue up must not hold up pods
+        api.with_rate_limit(kube.kube_qps, kube.kube_burst),
         api.namespace,
         feed.objects[binder.ledgers],
         components.keeper,
@@ -243,11 +243,11 @@ def _leader(
     identity = given_identity or f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(4)}"
     recorder = Recorder(api, Reporter("nodewise.io/extender", identity), clock, meters)
     components.extender.subscribe(PodEvents(recorder))
-    # a lane of its own for the Lease: labels that queue up must not cost us the lead
-    contact = Contact(clock, meters)
-    lane = api.lane(5.0, 10, contact.heard)
-    seat = Seat(api.namespace, LEASE, identity)
-    elector = Elector(lane, seat, clock, meters, random.random, lambda _: leading.notify())
+    # a rate limit of its own for the Lease: labels that queue up must not cost us the lead
+    liveness = ApiServerLiveness(clock, meters)
+    limited = api.with_rate_limit(5.0, 10, liveness.record_response)
+    lock = LeaseLock(api.namespace, LEASE, identity)
+    elector = Elector(limited, lock, clock, meters, random.random, lambda _: leading.notify())
     own = (
         api.namespace,
         lambda: keeper.snapshot,
@@ -272,14 +272,14 @@ def _leader(
     async def lead() -> None:
         await leading.run(period_s)
 
-    tasks = [elector.run, contact.run, recorder.run, pods.run, lead, *following]
+    tasks = [elector.run, liveness.run, recorder.run, pods.run, lead, *following]
     return Leader(elector, tasks, [elector.stop, recorder.flush, api.close])
 
 
 def _annotator(config: ExtenderConfig, sources: Sequence[Source], handle: Handle) -> AnnotatorController:
-    """What writes statistics of nodes. A lane of its own: thousands of patches must not hold up labels."""
+    """What writes statistics of nodes. A rate limit of its own: thousands of patches must not hold up labels."""
     window: WindowOptions = config.settings[WindowOptions]
-    lane = cast("HttpApi", handle.api).lane(writing.QPS, writing.BURST)
+    lane = cast("HttpApi", handle.api).with_rate_limit(writing.QPS, writing.BURST)
     return AnnotatorController(config.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))
 
 

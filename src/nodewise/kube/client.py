@@ -12,11 +12,11 @@ import msgspec
 from nodewise.clock import Clock
 from nodewise.cooperative import Pacer
 from nodewise.errors import BadInput, BadSettings, NodewiseError, Problem, Unavailable, shown
-from nodewise.kube import answers, renewing
-from nodewise.kube.answers import Call
+from nodewise.kube import renewing, responses
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.lines import Cutter
-from nodewise.kube.pace import Bucket
+from nodewise.kube.rate_limit import TokenBucket
+from nodewise.kube.responses import Call
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 TRANSLATED: Final[Mapping[type[Exception], type[NodewiseError]]] = {
@@ -62,7 +62,7 @@ class HttpApi:
         self,
         http: httpx2.AsyncClient,
         account: Account,
-        bucket: Bucket,
+        bucket: TokenBucket,
         clock: Clock,
         meters: MetricsRegistry,
         heard: Callable[[], None] = lambda: None,
@@ -124,12 +124,12 @@ class HttpApi:
             finally:
                 await response.aclose()
 
-    def lane(self, qps: float, burst: int, heard: Callable[[], None] = lambda: None) -> "HttpApi":
+    def with_rate_limit(self, qps: float, burst: int, heard: Callable[[], None] = lambda: None) -> "HttpApi":
         """The same server and connections with a limit on writes of its own, for what must not queue up.
 
         `heard` is told of each answer, be it a refusal, but not of one that says that the server cannot answer.
         """
-        return HttpApi(self._http, self._account, Bucket(qps, burst), self._clock, self._meters, heard)
+        return HttpApi(self._http, self._account, TokenBucket(qps, burst), self._clock, self._meters, heard)
 
     async def close(self) -> None:
         """End all connections; watches under way end with them."""
@@ -199,11 +199,11 @@ class HttpApi:
             self._heard()
         if response.is_success:
             return
-        status = answers.status_of(await _whole(response))
+        status = responses.status_of(await _whole(response))
         retry_after = response.headers.get("retry-after", "")
         call = _call(verb, request)
         hint = self._account.hint() if response.status_code == httpx2.codes.UNAUTHORIZED else ""
-        raise answers.error(call, response.status_code, status, retry_after, hint)
+        raise responses.error(call, response.status_code, status, retry_after, hint)
 
     @contextmanager
     def _translated(self, verb: str, request: httpx2.Request) -> Iterator[None]:

@@ -17,7 +17,7 @@ from nodewise.kube import credentials, kubeconfig, proxy, trust
 from nodewise.kube.client import Account, HttpApi
 from nodewise.kube.kubeconfig import Chosen
 from nodewise.kube.options import KubeOptions
-from nodewise.kube.pace import Bucket
+from nodewise.kube.rate_limit import TokenBucket
 from nodewise.kube.renewing import Renewing
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -62,7 +62,7 @@ def connect(options: KubeOptions, meters: MetricsRegistry, clock: Clock | None =
         extensions=_extensions(chosen),
         hint=lambda: trust.expiry(chosen, clock.now()),
     )
-    return HttpApi(http, account, Bucket(options.kube_qps, options.kube_burst), clock, meters)
+    return HttpApi(http, account, TokenBucket(options.kube_qps, options.kube_burst), clock, meters)
 
 
 def _transport(chosen: Chosen, papers: trust.Papers) -> Renewing:

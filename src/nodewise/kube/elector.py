@@ -1,4 +1,4 @@
-"""Plays by `lease`'s rules: looks at the Lease, writes it when it is ours to write, and says when we lead."""
+"""Takes part in the leader election by the rules of `lease`: reads the Lease, and writes it when it may be taken."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,7 +9,7 @@ from nodewise.clock import Clock
 from nodewise.errors import Conflict, NodewiseError, Problem, Unavailable
 from nodewise.kube import lease
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.lease import Seat, Seen, Spec
+from nodewise.kube.lease import LeaseLock, Seen, Spec
 from nodewise.kube.resources import LEASES
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -31,19 +31,19 @@ class Elector:
     def __init__(
         self,
         api: Api,
-        seat: Seat,
+        lock: LeaseLock,
         clock: Clock,
         meters: MetricsRegistry,
         random: Callable[[], float],
         on_change: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._api = api
-        self._seat = seat
+        self._lock = lock
         self._clock = clock
         self._meters = meters
         self._random = random
         self._on_change = on_change
-        self._path = LEASES.path(seat.namespace, seat.name)
+        self._path = LEASES.path(lock.namespace, lock.name)
         self._object: dict[str, Any] | None = None
         self._seen: Seen | None = None
         self._until_s = NEVER
@@ -56,11 +56,11 @@ class Elector:
 
     @property
     def holder(self) -> str:
-        """Who led when we last looked; empty if nobody or not known."""
+        """The leader at the last read of the Lease; empty if there was none."""
         return (self._seen.spec.holder_identity or "") if self._seen else ""
 
     async def run(self) -> None:
-        """Try to lead, and go on leading, until cancelled. Call `stop` then, to let another in at once."""
+        """Try to lead, and keep leading, until cancelled. Then call `stop`, so that another can lead at once."""
         while True:
             await self._try()
             self._tell()
@@ -68,13 +68,13 @@ class Elector:
             self._tell()
 
     async def stop(self) -> None:
-        """Stop leading, and say so in the Lease. An error is logged: the Lease then ends by itself."""
+        """Stop leading, and release the Lease. An error is logged: the Lease expires then."""
         led = self.leading
         self._until_s = NEVER
         self._tell()
         if led and self._seen:
             try:
-                await self._write(lease.release(self._seen, self._clock.now()), self._seat.timings.retry_s)
+                await self._write(lease.release(self._seen, self._clock.now()), self._lock.timings.retry_s)
             except NodewiseError as error:
                 self._note(str(error))
 
@@ -88,44 +88,44 @@ class Elector:
             self._trouble = ""
 
     async def _round(self) -> None:
-        """Look unless we know what we would see, and write if the Lease is ours to write."""
+        """Read the Lease unless its content is known, and write it if it may be taken."""
         if self.leading and self._object is not None:
             try:
                 await self._lead()
             except (Conflict, NotFound):
-                # somebody wrote; whether we still lead is told by what he wrote, now and not in two seconds
+                # another writer was faster; its content decides whether we still lead, now and not in two seconds
                 self._object = None
             else:
                 return
         await self._look()
-        if lease.wait_s(self._seen, self._seat, self._clock.monotonic()) == 0.0:
+        if lease.wait_s(self._seen, self._lock, self._clock.monotonic()) == 0.0:
             await self._lead()
 
     async def _look(self) -> None:
         try:
             body = await self._api.get(self._path, timeout_s=self._deadline_s())
         except NotFound:
-            # somebody deleted it: who led by it may not know yet, so what was seen still counts
+            # it was deleted: its holder may not know yet, so what was seen still counts
             self._object = None
             self._until_s = NEVER
             return
         self._observe(body)
-        if self.holder != self._seat.identity:
+        if self.holder != self._lock.identity:
             self._until_s = NEVER
 
     async def _lead(self) -> None:
-        """Claim the Lease. What we hold counts from before the write was sent, as it may have arrived at once."""
+        """Claim the Lease. The lead counts from before the write was sent, as it may have arrived at once."""
         sent_s = self._clock.monotonic()
-        await self._write(lease.claim(self._seen, self._seat, self._clock.now()), self._deadline_s())
-        self._until_s = sent_s + self._seat.timings.renew_s
+        await self._write(lease.claim(self._seen, self._lock, self._clock.now()), self._deadline_s())
+        self._until_s = sent_s + self._lock.timings.renew_s
 
     async def _write(self, spec: Spec, timeout_s: float) -> None:
         if self._object is None:
-            meta = {"name": self._seat.name, "namespace": self._seat.namespace}
+            meta = {"name": self._lock.name, "namespace": self._lock.namespace}
             body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
-            answer = await self._api.create(LEASES.path(self._seat.namespace), body, timeout_s=timeout_s)
+            answer = await self._api.create(LEASES.path(self._lock.namespace), body, timeout_s=timeout_s)
         else:
-            # labels and whatever else others keep on the Lease stay as they are
+            # labels and other fields of the Lease stay as they are
             spec_before = self._object.get("spec") or {}
             body = {**self._object, "spec": {**spec_before, **msgspec.to_builtins(spec)}}
             answer = await self._api.replace(self._path, body, timeout_s=timeout_s)
@@ -140,25 +140,25 @@ class Elector:
         self._seen = lease.observe(self._seen, spec, self._clock.monotonic())
 
     def _note(self, error: str) -> None:
-        """Told once, not at every try."""
+        """Log an error once, not at every retry."""
         if error != self._trouble:
             self._trouble = error
             logs.emit("lease_failed", lease=self._path, error=error, leading=self.leading)
 
     def _deadline_s(self) -> float:
-        """Of one call: two must fit before a leader has to stop."""
-        half_s = self._seat.timings.renew_s / 2
+        """Deadline of one call: two must fit before a leader has to stop."""
+        half_s = self._lock.timings.renew_s / 2
         left_s = self._until_s - self._clock.monotonic()
         return min(half_s, left_s) if left_s > 0 else half_s
 
     def _pause_s(self) -> float:
-        """Till the next look. Who does not lead looks at a time of his own, so that not all look at once."""
-        timings = self._seat.timings
+        """Until the next read. Followers read at random times, so that they do not read in step."""
+        timings = self._lock.timings
         now_s = self._clock.monotonic()
         if self.leading:
             return min(timings.retry_s, self._until_s - now_s)
         pause_s = timings.retry_s * (1.0 + 1.2 * self._random())
-        free_in_s = lease.wait_s(self._seen, self._seat, now_s)
+        free_in_s = lease.wait_s(self._seen, self._lock, now_s)
         return min(pause_s, free_in_s) if free_in_s else pause_s
 
     def _tell(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
-from nodewise.kube.pace import Bucket
+from nodewise.kube.rate_limit import TokenBucket
 from nodewise.kube.resources import EVENTS, Resource
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
@@ -85,7 +85,7 @@ class Recorder:
         self._clock = clock
         self._meters = meters
         self._known: OrderedDict[Event, _Series] = OrderedDict()
-        self._buckets: OrderedDict[tuple[About, str], Bucket] = OrderedDict()
+        self._buckets: OrderedDict[tuple[About, str], TokenBucket] = OrderedDict()
         self._queue: list[tuple[float, int, Event]] = []
         self._turn = 0
         self._number = 0
@@ -151,10 +151,10 @@ class Recorder:
         self._push(now_s + wait_s, event)
         series.waiting = True
 
-    def _bucket(self, event: Event) -> Bucket:
+    def _bucket(self, event: Event) -> TokenBucket:
         key = (event.about, event.reason)
         if key not in self._buckets:
-            self._buckets[key] = Bucket(1.0 / REFILL_S, BURST)
+            self._buckets[key] = TokenBucket(1.0 / REFILL_S, BURST)
         self._buckets.move_to_end(key)
         if len(self._buckets) > MOST_KNOWN:
             self._buckets.popitem(last=False)

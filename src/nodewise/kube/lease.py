@@ -1,9 +1,9 @@
-"""One leader among the replicas, by a Lease of coordination.k8s.io/v1: the rules. `elector` plays by them.
+"""Leader election by a Lease of coordination.k8s.io/v1: the rules. `elector` applies them.
 
-Why no two lead at once: a leader leads until `renew_s` after it *sent* its last successful write; another takes
-the Lease no sooner than `duration_s` after it *saw* that write, and nobody sees what was not sent. Each counts
-on its own clock that never jumps, so wall clocks may say what they like; `duration_s` over `renew_s` is how much
-faster one clock may run than the other. A write carries the resourceVersion that it was decided on.
+At most one replica leads: a leader leads until `renew_s` after it *sent* its last successful write; another replica
+takes the Lease no sooner than `duration_s` after it *saw* that write, which is after it was sent. Each counts on
+its own monotonic clock, so wall clocks do not matter; `duration_s` over `renew_s` is how much faster one clock may run
+than the other. A write carries the resourceVersion that it was decided on.
 Source: client-go v0.36 tools/leaderelection/leaderelection.go, which counts from after the write.
 """
 
@@ -18,18 +18,18 @@ class Timings(NamedTuple):
     """client-go's defaults, which kube-scheduler has too."""
 
     duration_s: float = 15.0
-    """Who does not lead leaves a Lease that does not change alone for so long."""
+    """Other replicas do not take a Lease that did not change for less than this."""
     renew_s: float = 10.0
-    """Who leads stops so long after the last renewal that succeeded; less than `duration_s`."""
+    """A leader stops leading this long after the last successful renewal; less than `duration_s`."""
     retry_s: float = 2.0
-    """Between two looks at the Lease."""
+    """Between two reads of the Lease."""
 
 
-class Seat(NamedTuple):
-    """Which Lease it is about, and who we are: `identity` is another for every process that lives.
+class LeaseLock(NamedTuple):
+    """The Lease, and the identity of this process, which no other running process has.
 
-    A process may have that of one that is surely dead, as a container that starts again in its pod; then the Lease is
-    its own at once.
+    A process may have the identity of one that certainly ended, such as a container that restarts in its pod. The Lease
+    is its own at once then.
     """
 
     namespace: str
@@ -39,7 +39,7 @@ class Seat(NamedTuple):
 
 
 class Spec(msgspec.Struct, frozen=True, rename="camel"):
-    """`LeaseSpec`, as far as the election reads it; the server may leave out or null each field."""
+    """The fields of `LeaseSpec` that the election reads; the server may omit or null each of them."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -49,7 +49,7 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Seen(NamedTuple):
-    """A Lease's content, and when on our own clock we first saw it."""
+    """The content of a Lease, and the time on this process's clock at which it was first seen."""
 
     spec: Spec
     at_s: float
@@ -60,23 +60,23 @@ def observe(before: Seen | None, spec: Spec, now_s: float) -> Seen:
     return before if before is not None and before.spec == spec else Seen(spec, now_s)
 
 
-def wait_s(seen: Seen | None, seat: Seat, now_s: float) -> float:
-    """How long the Lease is another's; 0: it is ours, or may be taken. None seen means that there is none."""
-    if seen is None or not seen.spec.holder_identity or seen.spec.holder_identity == seat.identity:
+def wait_s(seen: Seen | None, lock: LeaseLock, now_s: float) -> float:
+    """Seconds until the Lease may be taken; 0 if it may be taken, or is ours. None for `seen`: there is no Lease."""
+    if seen is None or not seen.spec.holder_identity or seen.spec.holder_identity == lock.identity:
         return 0.0
-    duration_s = seen.spec.lease_duration_seconds or seat.timings.duration_s
+    duration_s = seen.spec.lease_duration_seconds or lock.timings.duration_s
     return max(0.0, seen.at_s + duration_s - now_s)
 
 
-def claim(seen: Seen | None, seat: Seat, wall_s: float) -> Spec:
-    """The Lease as our own: renewed if it is, else taken, which is one more transition."""
+def claim(seen: Seen | None, lock: LeaseLock, wall_s: float) -> Spec:
+    """The Lease with our identity: renewed if it is ours, else taken, which adds a transition."""
     now = _micro(wall_s)
     spec = seen.spec if seen else Spec()
-    ours = spec.holder_identity == seat.identity
+    ours = spec.holder_identity == lock.identity
     transitions = spec.lease_transitions or 0
     return Spec(
-        holder_identity=seat.identity,
-        lease_duration_seconds=math.ceil(seat.timings.duration_s),
+        holder_identity=lock.identity,
+        lease_duration_seconds=math.ceil(lock.timings.duration_s),
         acquire_time=(spec.acquire_time or now) if ours else now,
         renew_time=now,
         lease_transitions=transitions if ours or seen is None else transitions + 1,
@@ -84,7 +84,7 @@ def claim(seen: Seen | None, seat: Seat, wall_s: float) -> Spec:
 
 
 def release(seen: Seen, wall_s: float) -> Spec:
-    """The Lease as nobody's, so that another need not wait."""
+    """The Lease without a holder, so that another replica need not wait."""
     now = _micro(wall_s)
     transitions = seen.spec.lease_transitions
     return Spec("", 1, acquire_time=now, renew_time=now, lease_transitions=transitions)

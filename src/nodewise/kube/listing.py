@@ -6,7 +6,7 @@ from typing import TypeVar
 from nodewise import cooperative
 from nodewise.kube import watching
 from nodewise.kube.api import Api, Expired
-from nodewise.kube.intake import Intake
+from nodewise.kube.decoder import ObjectDecoder
 from nodewise.kube.reflector import PAGE_S, Target
 from nodewise.kube.store import Named, Store
 from nodewise.kube.watching import Listing, State
@@ -23,7 +23,7 @@ async def read(api: Api, target: Target[T], meters: MetricsRegistry, told: Calla
 
     `told` gets the count so far after each page. Errors are those of `Api.get`.
     """
-    intake = Intake(target.resource.kind, target.type, meters, target.keep)
+    decoder = ObjectDecoder(target.resource.kind, target.type, meters, target.keep)
     path = target.resource.path(target.namespace)
     state: State = Listing()
     limit, count, expired = watching.FIRST_LIMIT, 0, 0
@@ -40,11 +40,11 @@ async def read(api: Api, target: Target[T], meters: MetricsRegistry, told: Calla
         state, page = watching.page(state, body)
         limit = watching.next_limit(limit, len(page.items), len(body))
         if page.is_first:
-            intake.restart()
+            decoder.restart()
             count = 0
         async for item in cooperative.iterate(page.items):
-            intake.add(item)
+            decoder.add(item)
         count += len(page.items)
         told(count)
-    intake.finish(state.version)
-    return intake.store
+    decoder.finish(state.version)
+    return decoder.store

@@ -1,4 +1,4 @@
-"""Keeps a store equal to what the API server holds of one kind: the runner around `watching`'s pure step."""
+"""Keeps a store in sync with the objects of one kind in the API server, by the pure steps of `watching`."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -10,8 +10,8 @@ from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.kube import watching
 from nodewise.kube.api import Api, Expired
-from nodewise.kube.intake import Intake
-from nodewise.kube.pace import Backoff
+from nodewise.kube.decoder import ObjectDecoder
+from nodewise.kube.rate_limit import Backoff
 from nodewise.kube.resources import Resource
 from nodewise.kube.store import Named, Store
 from nodewise.kube.watching import Checking, Listing, State, Watching
@@ -21,21 +21,21 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 T = TypeVar("T", bound=Named)
 
 PAGE_S: Final = 60.0
-"""A page's deadline. A cold API server under load takes its time, and asking again would make it worse."""
+"""Deadline of a page. A cold API server under load is slow, and a retry would make it slower."""
 
 BACKOFF: Final = Backoff(most_s=5.0, reset_s=10.0)
-"""After an API server came back everything is to be right within two periods, so nobody waits longer than one. It is
-one small call a kind and replica, which a server that has just started bears; client-go waits up to 30 s."""
+"""Everything is in sync two periods after an API server came back, so no wait is longer than one. A retry is one small
+call per kind and replica, which a server that has just started can bear; client-go waits up to 30 s."""
 
-MOST_ASKED_S: Final = 60.0
-"""A server that asks for more patience than this is asked again nevertheless."""
+MOST_RETRY_AFTER_S: Final = 60.0
+"""A longer Retry-After is cut to this."""
 
 _AT_ONCE_S: Final = 1.0
-"""A watch that ends so soon and without a word was as good as refused (client-go: VeryShortWatchError)."""
+"""A watch that ends this soon without an event counts as refused (client-go: VeryShortWatchError)."""
 
 
 class Target(NamedTuple, Generic[T]):
-    """What to reflect: a kind, as which slim type, of which namespace (empty: all), by which selectors."""
+    """What to reflect: a kind, the slim type, the namespace (empty: all) and the selectors."""
 
     resource: Resource
     type: type[T]
@@ -43,11 +43,11 @@ class Target(NamedTuple, Generic[T]):
     selectors: Mapping[str, str] = {}
     """`fieldSelector` and `labelSelector`, as the API takes them."""
     keep: Callable[[T], T | None] | None = None
-    """What is held of each, None for nothing; without it all."""
+    """What is stored of an object, None for nothing; without this function all of it."""
 
 
 class Reflector(Generic[T]):
-    """Run one a kind, as a task that is cancelled at the end. It ends by itself only by a defect."""
+    """Run one per kind, as a task that is cancelled at the end. It ends by itself only by a defect."""
 
     def __init__(
         self,
@@ -66,21 +66,21 @@ class Reflector(Generic[T]):
         self._backoff = backoff
         self._kind = target.resource.kind
         self._path = target.resource.path(target.namespace)
-        self._intake = Intake(self._kind, target.type, meters, target.keep)
+        self._decoder = ObjectDecoder(self._kind, target.type, meters, target.keep)
         self._state: State = Listing()
         self._limit = watching.FIRST_LIMIT
         self._failures = 0
         self._failed_by: type[NodewiseError] | None = None
         self._failed_at_s = float("-inf")
-        self._contact_at_s = float("-inf")
+        self._last_response_s = float("-inf")
         self._trouble = ""
         self._synced = asyncio.Event()
-        self._is_doubted = False
+        self._wants_relist = False
         self._pace = cooperative.Pacer()
 
     @property
     def store(self) -> Store[T]:
-        return self._intake.store
+        return self._decoder.store
 
     @property
     def synced(self) -> bool:
@@ -88,27 +88,27 @@ class Reflector(Generic[T]):
 
     @property
     def trouble(self) -> str:
-        """Why the store ages; empty while all is well."""
+        """Why the store is not in sync; empty while it is."""
         return self._trouble
 
     def apply_response(self, response: bytes) -> T | None:
         """Apply the server's response to a write of ours; the object that the store has then, or None."""
-        return self._intake.apply_response(response)
+        return self._decoder.apply_response(response)
 
-    def renew(self) -> None:
-        """List anew when the server says something next; a quiet watch says something every minute."""
-        self._is_doubted = True
+    def relist(self) -> None:
+        """List again at the next response of the server, for a resync. A quiet watch has a bookmark every minute."""
+        self._wants_relist = True
 
     def age_s(self) -> float:
-        """Since the server last said anything; infinite before. A quiet watch says something every minute."""
-        return self._clock.monotonic() - self._contact_at_s
+        """Seconds since the last response; infinite before the first. A quiet watch has a bookmark every minute."""
+        return self._clock.monotonic() - self._last_response_s
 
     async def until_synced(self) -> None:
-        """Wait for the first whole list."""
+        """Wait for the first complete list."""
         await self._synced.wait()
 
     async def run(self) -> None:
-        """List, then watch, for ever; after a failure, from where it was."""
+        """List, then watch, until cancelled; after a failure continue from there."""
         while True:
             try:
                 await self._advance(self._state)
@@ -117,9 +117,9 @@ class Reflector(Generic[T]):
                 await self._wait(error)
 
     async def _advance(self, state: State) -> None:
-        """One request: a page, a look at the version, or a watch till it ends."""
-        if self._is_doubted:
-            self._is_doubted = False
+        """One request: a page, a check of the version, or a watch until it ends."""
+        if self._wants_relist:
+            self._wants_relist = False
             state = self._state = Listing(reason="doubt")
         asked = watching.request(state, self._limit, self._random)
         if isinstance(state, Listing):
@@ -131,67 +131,67 @@ class Reflector(Generic[T]):
 
     async def _check(self, state: Checking, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params)
-        self._heard()
+        self._record_response()
         self._state = watching.checked(state, body)
 
     async def _list(self, state: Listing, params: Mapping[str, str]) -> None:
         body = await self._api.get(self._path, params, timeout_s=PAGE_S)
-        self._heard()
+        self._record_response()
         # to find a page's objects and to decode them are half a millisecond each; together it would be too long
         await asyncio.sleep(0)
         after, page = watching.page(state, body)
         self._limit = watching.next_limit(self._limit, len(page.items), len(body))
         if page.is_first:
             self._meters.count("kube_lists_total", kind=self._kind, reason=state.reason)
-            self._intake.restart()
+            self._decoder.restart()
         await asyncio.sleep(0)
         async for item in cooperative.iterate(page.items):
-            self._intake.add(item)
+            self._decoder.add(item)
         self._state = after
         if isinstance(after, Watching):
-            self._intake.finish(after.version)
+            self._decoder.finish(after.version)
             self._synced.set()
 
     async def _watch(self, params: Mapping[str, str]) -> None:
         began_s = self._clock.monotonic()
-        said_nothing = True
+        is_empty = True
         async with aclosing(self._api.watch(self._path, params)) as lines:
             async for line in lines:
-                said_nothing = False
+                is_empty = False
                 await self._pace.pause()
-                self._heard()
+                self._record_response()
                 self._step(line)
-                if self._is_doubted:
+                if self._wants_relist:
                     break
-        if said_nothing and self._clock.monotonic() - began_s < _AT_ONCE_S:
+        if is_empty and self._clock.monotonic() - began_s < _AT_ONCE_S:
             raise Unavailable(f"watch {self._path}", [Problem("", "it ended at once", "")])
-        self._heard()
+        self._record_response()
 
     def _step(self, line: bytes) -> None:
         if isinstance(self._state, Watching):
             self._state, frame = watching.line(self._state, line)
-            self._intake.take(frame)
+            self._decoder.apply(frame)
 
-    def _heard(self) -> None:
-        """The server said something."""
-        self._contact_at_s = self._clock.monotonic()
+    def _record_response(self) -> None:
+        """Record a response of the server."""
+        self._last_response_s = self._clock.monotonic()
         self._meters.set("kube_contact_timestamp_seconds", self._clock.now(), kind=self._kind)
         if self._trouble:
             self._trouble = ""
             logs.emit("kube_back", kind=self._kind)
 
     async def _wait(self, error: NodewiseError) -> None:
-        """Before another try: longer with each failure of one kind, as long as the server asks; told once.
+        """Wait before a retry: longer with each failure of one kind, at least Retry-After. A failure is logged once.
 
-        A server that starts refuses connections, then rights, then versions: each is a step forward.
+        A server that starts refuses connections, then rights, then versions: each is progress.
         """
         now_s = self._clock.monotonic()
         recent = now_s - self._failed_at_s < self._backoff.reset_s
         self._failures = self._failures + 1 if recent and type(error) is self._failed_by else 1
         self._failed_by = type(error)
-        asked_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
-        delay_s = self._backoff.delay_s(self._failures, self._random, asked_s)
-        delay_s = max(delay_s, min(asked_s, MOST_ASKED_S))
+        retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
+        delay_s = self._backoff.delay_s(self._failures, self._random, retry_after_s)
+        delay_s = max(delay_s, min(retry_after_s, MOST_RETRY_AFTER_S))
         if str(error) != self._trouble and not isinstance(error, Expired):
             self._trouble = str(error)
             logs.emit("kube_lost", kind=self._kind, error=self._trouble, again_in_s=round(delay_s, 1))

@@ -16,9 +16,9 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from nodewise.errors import UNREADABLE, Problem, Unavailable
-from nodewise.kube import answers
-from nodewise.kube.answers import Call
+from nodewise.kube import responses
 from nodewise.kube.api import Expired
+from nodewise.kube.responses import Call
 from nodewise.kube.store import Key
 
 FIRST_LIMIT: Final = 100
@@ -103,7 +103,7 @@ class _Line(msgspec.Struct, frozen=True):
 _LIST: Final = msgspec.json.Decoder(_List)
 _HEAD: Final = msgspec.json.Decoder(_Head)
 _LINE: Final = msgspec.json.Decoder(_Line)
-_STATUS: Final = msgspec.json.Decoder(answers.Status)
+_STATUS: Final = msgspec.json.Decoder(responses.Status)
 _KINDS: Final[Mapping[str, Literal["put", "gone", "bookmark"]]] = {
     "ADDED": "put",
     "MODIFIED": "put",
@@ -159,7 +159,7 @@ def line(state: Watching, data: bytes) -> tuple[State, Frame]:
         kind = _KINDS.get(event.type)
         if kind is None:
             status = _STATUS.decode(event.object)
-            raise answers.error(Call("watch", f"event {event.type}"), status.code, status)
+            raise responses.error(Call("watch", f"event {event.type}"), status.code, status)
         meta = _HEAD.decode(event.object).metadata
     except UNREADABLE as error:
         raise Unavailable("watch", [Problem("", str(error), "a watch event")]) from error

@@ -18,10 +18,10 @@ import msgspec
 
 from nodewise import clock
 from nodewise.errors import NodewiseError
-from nodewise.kube import answers
-from nodewise.kube.answers import Call, Cause, Details, Status
+from nodewise.kube import responses
 from nodewise.kube.api import DEADLINE_S, IDLE_S, NONE, Params, Patch
 from nodewise.kube.resources import EVENTS, LEASES, NAMESPACES, NODES, PODS, Resource
+from nodewise.kube.responses import Call, Cause, Details, Status
 from nodewise.simulate import applying
 
 Object = dict[str, Any]
@@ -158,7 +158,7 @@ class FakeApi:
                 causes = tuple(Cause(field, f"owned by {owner}") for field, owner in clashes.items())
                 text = f"Apply failed with {len(clashes)} conflicts"
                 status = Status(kind="Status", message=text, code=409, details=Details(causes))
-                raise answers.error(Call("patch", path), 409, status)
+                raise responses.error(Call("patch", path), 409, status)
         elif kind == "merge":
             item = _merged(before, given)
         else:
@@ -281,7 +281,7 @@ class FakeApi:
         ]
         if "uid" in other and verb == "patch":
             cause = Cause("metadata.uid", "field is immutable")
-            raise answers.error(Call(verb, path), 422, Status(kind="Status", details=Details((cause,))))
+            raise responses.error(Call(verb, path), 422, Status(kind="Status", details=Details((cause,))))
         if other:
             raise _error(verb, path, 409, "the object has been modified; please apply your changes")
         return msgspec.json.encode(self._store((place.resource, meta.get("namespace", ""), place.name), item))
@@ -386,4 +386,4 @@ def _decoded(verb: str, path: str, body: object) -> Object:
 
 
 def _error(verb: str, path: str, code: int, message: str) -> NodewiseError:
-    return answers.error(Call(verb, path), code, Status(kind="Status", message=message, code=code))
+    return responses.error(Call(verb, path), code, Status(kind="Status", message=message, code=code))

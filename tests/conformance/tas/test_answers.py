@@ -16,7 +16,7 @@ from nodewise.agents.telemetry.policy import PolicyMetadata, PolicyObject
 from nodewise.agents.telemetry.state import POLICIES, TelemetryState
 from nodewise.errors import NodewiseError
 from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
-from nodewise.kube.intake import Intake
+from nodewise.kube.decoder import ObjectDecoder
 from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.series import Series
 from nodewise.metrics.source import Want
@@ -125,12 +125,12 @@ def test_answers(row: AnswerRow) -> None:
     "row", rows.read("controller", ObjectTable).objects, ids=lambda row: f"{row.number} {row.name}"
 )
 def test_objects(row: ObjectRow, capsys: pytest.CaptureFixture[str]) -> None:
-    intake: Intake[PolicyObject] = Intake("TASPolicy", PolicyObject, MetricsRegistry())
-    intake.restart()
+    decoder: ObjectDecoder[PolicyObject] = ObjectDecoder("TASPolicy", PolicyObject, MetricsRegistry())
+    decoder.restart()
     for item in row.items:
-        intake.add(msgspec.Raw(item.encode()))
-    intake.finish()
-    found = {"/".join(key): given for key, given in intake.store.snapshot().items()}
+        decoder.add(msgspec.Raw(item.encode()))
+    decoder.finish()
+    found = {"/".join(key): given for key, given in decoder.store.snapshot().items()}
     assert found.keys() == row.read.keys()
     for name, problem in row.read.items():
         told = "; ".join(map(str, policies.read(found[name]).problems))

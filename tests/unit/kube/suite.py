@@ -18,7 +18,7 @@ from nodewise.kube import fields
 from nodewise.kube.api import Api, Expired, NotFound
 from nodewise.kube.elector import Elector
 from nodewise.kube.events import About, Recorder, Reporter
-from nodewise.kube.lease import Seat, Timings
+from nodewise.kube.lease import LeaseLock, Timings
 from nodewise.kube.reflector import Reflector, Target
 from nodewise.kube.resources import EVENTS, LEASES, PODS
 from nodewise.kube.store import Changes, Key
@@ -331,8 +331,8 @@ class ElectionSuite:
     """One leads, and another when that one stops."""
 
     def elector(self, api: Api, space: str, identity: str, timings: Timings = LONG) -> Elector:
-        seat = Seat(space, "nodewise", identity, timings)
-        return Elector(api, seat, SystemClock(), MetricsRegistry(), random.random)
+        lock = LeaseLock(space, "nodewise", identity, timings)
+        return Elector(api, lock, SystemClock(), MetricsRegistry(), random.random)
 
     async def test_one_leads_and_the_lease_says_who(self, api: Api, space: str) -> None:
         a, b = self.elector(api, space, "a"), self.elector(api, space, "b")

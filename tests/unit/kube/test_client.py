@@ -13,10 +13,10 @@ import pytest
 from nodewise.clock import ManualClock
 from nodewise.errors import BadInput, BadSettings, Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube import client
-from nodewise.kube.answers import Call
 from nodewise.kube.api import Patch
 from nodewise.kube.client import Account, HttpApi
-from nodewise.kube.pace import Bucket
+from nodewise.kube.rate_limit import TokenBucket
+from nodewise.kube.responses import Call
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
@@ -33,7 +33,7 @@ class Served:
         self._answer = answer
         http = httpx2.AsyncClient(base_url=SERVER, transport=httpx2.MockTransport(self._noted), timeout=None)
         account = Account(SERVER, extensions={"sni_hostname": "api"}, hint=lambda: "renew the certificate")
-        self.api = HttpApi(http, account, Bucket(qps, burst), self.clock, self.meters)
+        self.api = HttpApi(http, account, TokenBucket(qps, burst), self.clock, self.meters)
 
     def _noted(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)
@@ -150,7 +150,7 @@ async def test_a_call_has_a_deadline() -> None:
             return httpx2.Response(200)
 
     http = httpx2.AsyncClient(base_url=SERVER, transport=Hanging())
-    api = HttpApi(http, Account(SERVER), Bucket(1.0, 1), ManualClock(), MetricsRegistry())
+    api = HttpApi(http, Account(SERVER), TokenBucket(1.0, 1), ManualClock(), MetricsRegistry())
     with pytest.raises(Unavailable, match=r"no answer within 0\.01 s"):
         await api.get("/a", timeout_s=0.01)
 
@@ -173,7 +173,7 @@ async def test_a_write_that_would_wait_beyond_its_deadline_is_not_sent() -> None
 
 async def test_a_lane_has_a_limit_of_its_own() -> None:
     served = Served(ok, qps=0.1, burst=1)
-    lane = served.api.lane(qps=1.0, burst=5)
+    lane = served.api.with_rate_limit(qps=1.0, burst=5)
     for _ in range(5):
         await lane.create("/a", {})
     assert served.clock.monotonic() == 0.0
@@ -185,7 +185,7 @@ async def test_a_lane_has_a_limit_of_its_own() -> None:
 async def test_an_answer_is_heard_unless_it_says_that_the_server_cannot(status: int, heard: int) -> None:
     told: list[None] = []
     served = Served(lambda _: httpx2.Response(status, content=b"{}"))
-    lane = served.api.lane(1.0, 1, lambda: told.append(None))
+    lane = served.api.with_rate_limit(1.0, 1, lambda: told.append(None))
     with contextlib.suppress(NodewiseError):
         await lane.get("/a")
     assert len(told) == heard

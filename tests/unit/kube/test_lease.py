@@ -6,12 +6,12 @@ from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.kube import lease
 from nodewise.kube.elector import Elector
-from nodewise.kube.lease import Seat, Seen, Spec
+from nodewise.kube.lease import LeaseLock, Seen, Spec
 from nodewise.kube.resources import LEASES
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 
-SEAT = Seat("ns", "nodewise", "us")
+SEAT = LeaseLock("ns", "nodewise", "us")
 OURS = Spec("us", 15, acquire_time="then", renew_time="then", lease_transitions=4)
 THEIRS = Spec("them", 15, acquire_time="then", renew_time="then", lease_transitions=4)
 

@@ -154,8 +154,8 @@ async def test_what_is_doubted_is_listed_anew_with_the_next_word(followed: Follo
         await turns()
         followed.api.put(CONFIGMAPS, {"metadata": {"name": "lost", "namespace": "n"}})
         await turns()
-        followed.reflector._intake._writer.remove(("n", "lost"))
-        followed.reflector.renew()
+        followed.reflector._decoder._writer.remove(("n", "lost"))
+        followed.reflector.relist()
         await turns()
         assert len(followed.reflector.store) == 0
         followed.api.bookmark()

@@ -163,7 +163,7 @@ def _tools(kube: KubeOptions, stack: AsyncExitStack) -> _Tools:
 
 
 def _lane(api: HttpApi) -> HttpApi:
-    return api.lane(writing.QPS, writing.BURST)
+    return api.with_rate_limit(writing.QPS, writing.BURST)
 
 
 def _task(settings: SettingsByGroup) -> Task:

@@ -454,7 +454,7 @@ class TestChecks:
             assert leader.feed.relister is not None
             for reflector in leader.feed.relister._reflectors:
                 if reflector.store is leader.feed.objects["pods"]:
-                    reflector._intake._writer.remove(("d", "a"))
+                    reflector._decoder._writer.remove(("d", "a"))
             await asyncio.sleep(10)
             assert self._held(leader) == {"d/b"}
             await asyncio.sleep(300 + 60 + 70)

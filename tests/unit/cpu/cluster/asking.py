@@ -7,9 +7,9 @@ from urllib.parse import urlencode
 
 from nodewise.cpu.requests import NONE, Object
 from nodewise.errors import Unavailable
-from nodewise.kube import answers
-from nodewise.kube.answers import Call
+from nodewise.kube import responses
 from nodewise.kube.api import Patch
+from nodewise.kube.responses import Call
 from tests.conformance.cmk.server import Server
 
 
@@ -57,4 +57,4 @@ class Asked:
         code, answer = self.server.answer(verb, target, sent, content_type)
         if code < 300:
             return json.loads(json.dumps(answer))
-        raise answers.error(Call(verb, target), code, answers.status_of(json.dumps(answer).encode()))
+        raise responses.error(Call(verb, target), code, responses.status_of(json.dumps(answer).encode()))

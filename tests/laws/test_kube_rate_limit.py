@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodewise.kube.pace import Backoff, Bucket
+from nodewise.kube.rate_limit import Backoff, TokenBucket
 
 CHANCES = st.floats(0, 1, exclude_max=True)
 BACKOFFS = st.builds(
@@ -46,7 +46,7 @@ def test_a_bucket_lets_through_its_burst_and_its_rate_in_order(
     qps: float, burst: int, gaps: list[float], seed: int
 ) -> None:
     chance = random.Random(seed)
-    bucket = Bucket(qps, burst)
+    bucket = TokenBucket(qps, burst)
     now_s, gone = 0.0, []
     for gap in gaps:
         now_s += gap
@@ -60,7 +60,7 @@ def test_a_bucket_lets_through_its_burst_and_its_rate_in_order(
 
 
 def test_a_bucket_that_would_keep_one_waiting_too_long_takes_nothing() -> None:
-    bucket = Bucket(qps=1.0, burst=1)
+    bucket = TokenBucket(qps=1.0, burst=1)
     assert bucket.take(0.0) == 0.0
     assert bucket.take(0.0, patience_s=0.5) is None
     assert bucket.take(0.0, patience_s=1.0) == 1.0

@@ -1,10 +1,10 @@
-"""How fast to go: a limit on writes, and how long to wait after a failure. Time and chance are arguments."""
+"""The client-side rate limit and the back-off after failures. Time and randomness are arguments."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: `burst` calls at once, `qps` a second on average (client-go v0.36 util/flowcontrol)."""
 
     def __init__(self, qps: float, burst: int) -> None:
@@ -16,7 +16,7 @@ class Bucket:
     def take(self, now_s: float, patience_s: float = float("inf")) -> float | None:
         """Seconds to wait before the call, or None if that is more than `patience_s`: then nothing is taken.
 
-        Who takes goes in the order of taking, as the tokens of those before are already spent.
+        Calls proceed in the order of `take`, as the tokens of earlier ones are already spent.
         """
         if self._at_s is not None:
             earned = max(0.0, now_s - self._at_s) * self._qps
@@ -30,7 +30,7 @@ class Bucket:
 
 
 class Backoff(NamedTuple):
-    """Waits that double with each failure in a row, spread by chance so that replicas do not ask in step.
+    """Waits that double with each failure in a row, with jitter so that replicas do not retry in step.
 
     The defaults are those of client-go's reflector (v0.36, tools/cache/reflector.go), except that its jitter
     only lengthens: a wait here lies between `share` and all of the doubled one, never above `most_s`.
@@ -40,12 +40,12 @@ class Backoff(NamedTuple):
     most_s: float = 30.0
     share: float = 0.5
     reset_s: float = 120.0
-    """A connection that lived so long starts the count anew."""
+    """A connection that lasted this long resets the count."""
 
     def delay_s(self, failures: int, random: Callable[[], float], at_least_s: float = 0.0) -> float:
         """The wait after `failures` failures in a row, the first being 1; `at_least_s` is a Retry-After.
 
-        A server that asks for patience gets it, and the jitter on top, but no more than twice `most_s`.
+        The wait is at least Retry-After plus the jitter, but no more than twice `most_s`.
         """
         # the exponent is bounded because 2.0 ** 1024 is an OverflowError, a month into an outage
         whole_s = min(self.most_s, self.first_s * 2.0 ** min(max(failures - 1, 0), 60))

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from nodewise.errors import BadInput, Conflict, NodewiseError, Refused, Unavailable
-from nodewise.kube import answers
-from nodewise.kube.answers import Call
+from nodewise.kube import responses
 from nodewise.kube.api import Expired, NotAllowed, NotFound
+from nodewise.kube.responses import Call
 
 CALL = Call("list", "https://host/api/v1/nodes")
 
@@ -16,7 +16,7 @@ def status(message: str = "", **more: Any) -> bytes:
 
 
 def error_of(code: int, body: bytes = b"", retry_after: str = "", hint: str = "") -> NodewiseError:
-    return answers.error(CALL, code, answers.status_of(body), retry_after, hint)
+    return responses.error(CALL, code, responses.status_of(body), retry_after, hint)
 
 
 @pytest.mark.parametrize(

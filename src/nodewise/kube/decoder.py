@@ -1,7 +1,7 @@
-"""From an object's JSON into a store, decoded as the slim type that somebody declared.
+"""Decodes objects from JSON, as slim types with the declared fields only, and puts them into a store.
 
-An object that cannot be decoded counts as absent, is logged and counted, and stops nobody else. So what the
-store holds is a function of what the server holds, in whatever order we learnt of it.
+An object that cannot be decoded counts as absent, and is logged and counted. So the contents of the store depend only
+on those of the server, not on the order of its reports.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ from nodewise.observe.metrics_registry import MetricsRegistry
 T = TypeVar("T", bound=Named)
 
 _MOST_NAMED: Final = 100
-"""So many bad objects are named in the log; the rest are only counted."""
+"""This many unreadable objects are named in the log; the others are only counted."""
 
 
-class Intake(Generic[T]):
-    """Holds the writer of a store of `kind`; an object of which `keep` leaves nothing is as good as absent."""
+class ObjectDecoder(Generic[T]):
+    """Holds the writer of a store of `kind`. An object for which `keep` returns None counts as absent."""
 
     def __init__(
         self, kind: str, type_: type[T], meters: MetricsRegistry, keep: Callable[[T], T | None] | None = None
@@ -40,17 +40,17 @@ class Intake(Generic[T]):
         return self._writer.store
 
     def restart(self) -> None:
-        """A list begins."""
+        """Begin a list."""
         self._writer.restart()
 
     def add(self, data: msgspec.Raw) -> None:
-        """An object of the list."""
+        """Add an object of the list."""
         item = self._kept(data)
         if item is not None:
             self._writer.add(item)
 
     def finish(self, version: str = "") -> None:
-        """The list is complete."""
+        """Apply the complete list."""
         self._writer.finish(version)
         self._count()
 
@@ -60,8 +60,8 @@ class Intake(Generic[T]):
         item = self._kept(raw)
         return None if item is None else self._writer.apply_response(item, watching.version_of(raw))
 
-    def take(self, frame: watching.Frame) -> None:
-        """A line of the watch."""
+    def apply(self, frame: watching.Frame) -> None:
+        """Apply an event of the watch."""
         if frame.kind == "bookmark":
             self._writer.reach(frame.version)
             return
@@ -87,7 +87,7 @@ class Intake(Generic[T]):
             return None
 
     def _owned(self, item: T) -> T:
-        """The object with copies of its raw fields: as slices they would keep the whole page that they came in."""
+        """The object with copies of its raw fields: slices would keep the whole page in memory."""
         for path, name in self._raw:
             part: Any = item
             for step in path:
@@ -105,7 +105,7 @@ class Intake(Generic[T]):
 
 
 def _raw_fields(type_: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Where a struct keeps raw JSON: the way to the struct that has the field, and the field."""
+    """The fields of a struct that hold raw JSON: the path to the struct with the field, and the field."""
     for field in msgspec.structs.fields(type_):
         if field.type is msgspec.Raw:
             yield path, field.name

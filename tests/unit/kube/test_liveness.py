@@ -2,18 +2,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodewise.clock import ManualClock
-from nodewise.kube.contact import Contact
+from nodewise.kube.liveness import ApiServerLiveness
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.serve.calling import counted
 
 
 class Watched:
-    """A contact that is looked at every second."""
+    """One that is looked at every second."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(100.0)
         self.meters = MetricsRegistry()
-        self.contact = Contact(self.clock, self.meters)
+        self.liveness = ApiServerLiveness(self.clock, self.meters)
 
     def pass_time(self, seconds: int, *, answers: bool) -> list[dict]:
         """What is logged while the API server answers, or does not."""
@@ -21,8 +21,8 @@ class Watched:
             for _ in range(seconds):
                 self.clock.advance(1.0)
                 if answers:
-                    self.contact.heard()
-                self.contact.look()
+                    self.liveness.record_response()
+                self.liveness.check()
         return lines
 
     def shown(self) -> tuple[float, float]:

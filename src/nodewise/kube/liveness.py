@@ -1,0 +1,52 @@
+"""Liveness of the API server, by the responses to the calls for the Lease.
+
+Every replica reads or writes the Lease every few seconds, and a response means that the API server and its storage
+work. A watch can be quiet for a minute, and other calls are irregular.
+"""
+
+from typing import Final
+
+from nodewise.clock import Clock
+from nodewise.observe import logs
+from nodewise.observe.metrics_registry import MetricsRegistry
+
+SILENT_S: Final = 10.0
+"""Without a response for this long the API server counts as away: two calls in a row failed."""
+_CHECK_S: Final = 1.0
+
+
+class ApiServerLiveness:
+    """Run it as a task, and call `record_response` after each response."""
+
+    def __init__(self, clock: Clock, meters: MetricsRegistry) -> None:
+        self._clock = clock
+        self._meters = meters
+        self._responded_s = self._checked_s = clock.monotonic()
+        self._away_since_s = self._responded_s
+        self._is_away = False
+
+    def record_response(self) -> None:
+        """The API server responded."""
+        self._responded_s = self._clock.monotonic()
+
+    async def run(self) -> None:
+        """Log when the API server goes away and comes back, until cancelled."""
+        while True:
+            self.check()
+            await self._clock.sleep(_CHECK_S)
+
+    def check(self) -> None:
+        """Log a change. Time in which this process did not run does not count."""
+        now_s = self._clock.monotonic()
+        if now_s - self._checked_s > SILENT_S / 2:
+            self._responded_s = max(self._responded_s, now_s - _CHECK_S)
+        silent_s = now_s - self._responded_s
+        if self._is_away and silent_s < SILENT_S:
+            logs.emit("kube_answers", away_s=round(self._responded_s - self._away_since_s))
+        elif not self._is_away and silent_s >= SILENT_S:
+            self._away_since_s = self._responded_s
+            logs.emit("kube_silent", silent_s=round(silent_s))
+        self._is_away = silent_s >= SILENT_S
+        self._checked_s = now_s
+        self._meters.set("kube_connected", float(not self._is_away))
+        self._meters.set("kube_silent_seconds", silent_s)
