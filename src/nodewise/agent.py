@@ -16,7 +16,7 @@ import msgspec
 from nodewise.kube.resources import Resource
 from nodewise.metrics.index import Names, NodeIndex
 from nodewise.metrics.series import State as ValueState
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from nodewise.state import ClusterState, Inputs, MemoryScope, ObjectKey, Snapshot, StateBuilder, Watched
 from nodewise.verdicts import COMPARISONS, MAX_SCORE, Details, Evidence, Joined, Reason, Scores, Verdict
 
@@ -33,6 +33,7 @@ __all__ = [
     "Joined",
     "LoadScoring",
     "MemoryScope",
+    "MetricRequest",
     "Names",
     "NodeIndex",
     "ObjectKey",
@@ -48,7 +49,6 @@ __all__ = [
     "ValueState",
     "Verdict",
     "Victims",
-    "Want",
     "Watched",
 ]
 

@@ -13,7 +13,7 @@ from nodewise.kube.resources import Resource
 from nodewise.kube.store import Change, Changes, difference
 from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.snapshot import MetricsSnapshot
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 
 __all__ = [
     "NODES",
@@ -117,7 +117,7 @@ class StateBuilder(ABC, Generic[StateT]):
     inputs: Inputs
     memory_scope: MemoryScope = "none"
 
-    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
+    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
         """The metrics to be fetched, for these objects."""
         return frozenset()
 

@@ -15,7 +15,7 @@ import yaml
 
 from nodewise.errors import NodewiseError
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from tests.cluster import objects, packages, prometheus, read_only_commands
 from tests.cluster.api import Object
 from tests.cluster.certificates import Authority
@@ -172,7 +172,7 @@ class Guarded:
         async def once() -> Series:
             asked = source(self.url, **(self.options() | options))
             try:
-                return await asked.fetch(Want("temp"), time.time())
+                return await asked.fetch(MetricRequest("temp"), time.time())
             finally:
                 await asked.close()
 

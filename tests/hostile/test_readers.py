@@ -21,7 +21,7 @@ from nodewise.metrics.index import NodeIndex
 from nodewise.metrics.prometheus import answers, queries
 from nodewise.metrics.series import Sample, Series, newer
 from nodewise.metrics.snapshot import MetricsSnapshot
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from tests.hostile import json_strategies
 from tests.hostile.json_strategies import anything, encoded, mostly
 
@@ -71,10 +71,15 @@ def decided(*objects: PolicyObject, values_: Any = (3, 90)) -> Any:
     """The slot that comes of policies, each of whose metrics was fetched."""
     state = TelemetryState(TelemetryOptions(), 60.0)
     listed = {(one.metadata.namespace, one.metadata.name): one for one in objects}
-    wants = state.wants({"taspolicies": listed})
+    metric_requests = state.metric_requests({"taspolicies": listed})
     entries = [("a", values.Sample(values_[0] * 10**9, None)), ("b", values.Sample(values_[1] * 10**9, None))]
-    known = MetricsSnapshot({want.key: values.collect(Want(want.key), "s", 0.0, entries) for want in wants})
-    assert all(queries.of(want, want.max_age_s) for want in wants)
+    known = MetricsSnapshot(
+        {
+            metric_request.key: values.collect(MetricRequest(metric_request.key), "s", 0.0, entries)
+            for metric_request in metric_requests
+        }
+    )
+    assert all(queries.of(metric_request, metric_request.max_age_s) for metric_request in metric_requests)
     world = ClusterState(NODES, {"taspolicies": listed}, known, 0.0)
     assert all(state.problems(world.objects).values())
     return run_at_once(state.build(world))
@@ -130,7 +135,7 @@ items = st.fixed_dictionaries(
 )
 def test_any_answer_about_a_metric_is_a_series_or_bad_input(answer: Any) -> None:
     try:
-        found = values.collect(Want("m"), "s", 0.0, values.entries(values.items(encoded(answer))))
+        found = values.collect(MetricRequest("m"), "s", 0.0, values.entries(values.items(encoded(answer))))
     except BadInput as error:
         assert error.problems
         return

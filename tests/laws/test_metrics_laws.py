@@ -15,7 +15,7 @@ from nodewise.metrics.nodes import Nodes, Room
 from nodewise.metrics.prometheus import answers, matching, queries
 from nodewise.metrics.prometheus.answers import Found
 from nodewise.metrics.series import Sample
-from nodewise.metrics.source import Want, merged
+from nodewise.metrics.source import MetricRequest, merge_requests
 
 NANO = 10**9
 NAMES = ("a", "b", "c")
@@ -115,7 +115,7 @@ def test_a_selector_stays_one_however_it_is_written(text: str) -> None:
     """And nothing that is no selector becomes a range by accident: brackets stand inside quotes only."""
     if queries.is_selector(text):
         assert queries.is_selector(text.rstrip())
-        assert queries.of(Want("m", text), 60.0) == f"{text.strip()}[60s]"
+        assert queries.of(MetricRequest("m", text), 60.0) == f"{text.strip()}[60s]"
 
 
 @given(st.ip_addresses(), st.integers(1, 65535))
@@ -135,8 +135,8 @@ def test_a_share_is_as_near_as_a_nano_can_be(used: int, whole: int) -> None:
     assert abs(share.value * whole - used * NANO) * 2 <= whole
 
 
-wants = st.builds(
-    Want,
+metric_requests = st.builds(
+    MetricRequest,
     st.sampled_from("mk"),
     st.sampled_from(("", "q", "r")),
     st.sampled_from((0.0, 60.0, 300.0)),
@@ -145,11 +145,17 @@ wants = st.builds(
 )
 
 
-@given(st.frozensets(wants))
-def test_every_metric_and_query_is_asked_for_once_with_the_longest_age(given_: frozenset[Want]) -> None:
-    found = merged(given_)
-    assert {want.key for want in found} == {want.key for want in given_}
-    assert len(found) == len({want.key for want in found})
-    assert len(found) == len({want._replace(max_age_s=0.0) for want in given_})
-    for want in found:
-        assert want.max_age_s == max(one.max_age_s for one in given_ if one.key == want.key)
+@given(st.frozensets(metric_requests))
+def test_every_metric_and_query_is_asked_for_once_with_the_longest_age(
+    given_: frozenset[MetricRequest],
+) -> None:
+    found = merge_requests(given_)
+    assert {metric_request.key for metric_request in found} == {
+        metric_request.key for metric_request in given_
+    }
+    assert len(found) == len({metric_request.key for metric_request in found})
+    assert len(found) == len({metric_request._replace(max_age_s=0.0) for metric_request in given_})
+    for metric_request in found:
+        assert metric_request.max_age_s == max(
+            one.max_age_s for one in given_ if one.key == metric_request.key
+        )

@@ -133,10 +133,10 @@ def test_metrics_and_annotations_that_say_the_same_get_the_same_answer(cpu, cpu_
     annotated = node(cpu=4000 - cpu, cpu_std=cpu_std, memory=8 * GIB - memory, memory_std=memory_std)
     milli, nano = 10**6, 10**9
     values = (cpu * milli, cpu_std * milli, memory * nano, memory_std * nano)
-    wants = queries.wants(StatisticsOptions(statistics="metrics"))
+    metric_requests = queries.metric_requests(StatisticsOptions(statistics="metrics"))
     series = (
-        Series(want.key, "prometheus", NOW, {"n1": Sample(value, None)})
-        for want, value in zip(wants, values, strict=True)
+        Series(metric_request.key, "prometheus", NOW, {"n1": Sample(value, None)})
+        for metric_request, value in zip(metric_requests, values, strict=True)
     )
     snapshot = MetricsSnapshot({one.metric: one for one in series})
     wanted = pod(cpu="250m", memory="1Gi")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodewise import cooperative
-from nodewise.agent import ClusterState, Inputs, NodeIndex, Want
+from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex
 from nodewise.agents import pigeon
 from nodewise.agents.pigeon.holding import HeldPod
 from nodewise.agents.pigeon.options import PigeonOptions
@@ -46,7 +46,7 @@ class Mirror:
         self._kinds = [*objects, *([NODES] if node_objects else [])]
         self._copies: dict[str, dict[Key, Any]] = {}
 
-    def wants(self, _: Any) -> frozenset[Want]:
+    def metric_requests(self, _: Any) -> frozenset[MetricRequest]:
         return frozenset()
 
     def problems(self, _: Any) -> dict[str, tuple[str, ...]]:

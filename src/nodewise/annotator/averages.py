@@ -15,7 +15,7 @@ from nodewise.metrics.asking import Asker
 from nodewise.metrics.prometheus.ranges import Points
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from nodewise.quantity import NANO
 from nodewise.statistics import queries
 from nodewise.statistics.queries import WindowOptions
@@ -52,7 +52,7 @@ class Averages:
         clock: clocks.Clock,
     ) -> None:
         self._asker = asker
-        self._wants = queries.wants(options)
+        self._metric_requests = queries.metric_requests(options)
         self._options = options
         self._task = task
         self._sources = sources
@@ -66,7 +66,7 @@ class Averages:
     async def measured(self, lefts: Mapping[str, Left]) -> Measured:
         failures: list[str] = []
         cpu_mean, cpu_deviation, memory_mean, memory_deviation = [
-            await self._numbers(want, failures) for want in self._wants
+            await self._numbers(metric_request, failures) for metric_request in self._metric_requests
         ]
         if self._task.use_requests:
             window_s = self._options.statistics_window_s
@@ -81,11 +81,11 @@ class Averages:
             )
         return Measured(found, tuple(failures))
 
-    async def _numbers(self, want: Want, failures: list[str]) -> Numbers:
-        outcome = await self._asker.ask(want)
+    async def _numbers(self, metric_request: MetricRequest, failures: list[str]) -> Numbers:
+        outcome = await self._asker.ask(metric_request)
         if isinstance(outcome, Series):
             return {node: sample.value / NANO for node, sample in outcome.samples.items()}
-        failures.append(f"{want.metric}: {outcome.why}")
+        failures.append(f"{metric_request.metric}: {outcome.why}")
         return {}
 
     async def _forecasts(self, failures: list[str]) -> tuple[Numbers, Numbers]:

@@ -16,7 +16,7 @@ from nodewise.annotator.options import Task
 from nodewise.annotator.usage import Usage, Used
 from nodewise.metrics.asking import Asker
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from nodewise.quantity import NANO
 from nodewise.statistics.queries import WindowOptions
 
@@ -48,7 +48,7 @@ class Samples:
             return
         self._looked_s = self._clock.monotonic()
         for metric, kept in self._kept.items():
-            outcome = await self._asker.ask(Want(metric))
+            outcome = await self._asker.ask(MetricRequest(metric))
             if isinstance(outcome, Series):
                 self._failures.pop(metric, None)
                 await self._keep(outcome, kept)

@@ -140,9 +140,11 @@ async def _read(wish: Wish, command_line: CommandLine, api: Api | None) -> Situa
     found = await decide_inputs.read(wish, api)
     refresh = command_line.settings(RefreshOptions)
     states = {kind.name: kind.state(wish.options[kind.name], refresh.sync_period_s) for kind in found.kinds}
-    wants = (want for state in states.values() for want in state.wants(found.objects))
+    metric_requests = (
+        metric_request for state in states.values() for metric_request in state.metric_requests(found.objects)
+    )
     how = Measuring(wish.metrics, refresh, command_line.settings(PrometheusOptions))
-    metrics_snapshot = await decide_inputs.measured(found, wants, how, api)
+    metrics_snapshot = await decide_inputs.measured(found, metric_requests, how, api)
     at = _now(command_line.settings(DecideOptions).now, found.snapshot if api is None else None)
     return Situation(found, states, _view(states, found, metrics_snapshot, at))
 

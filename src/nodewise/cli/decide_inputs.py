@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from nodewise import agents, clock, cooperative
-from nodewise.agent import AgentKind, ObjectKey, Want, Watched
+from nodewise.agent import AgentKind, MetricRequest, ObjectKey, Watched
 from nodewise.cli import data_sources, terminal
 from nodewise.cli.data_sources import Ground
 from nodewise.cli.progress import Progress
@@ -211,13 +211,13 @@ class Held:
     def __init__(self, snapshot: MetricsSnapshot) -> None:
         self._snapshot = snapshot
 
-    def takes(self, want: Want) -> bool:
-        return bool(want.metric)
+    def takes(self, request: MetricRequest) -> bool:
+        return bool(request.metric)
 
-    async def fetch(self, want: Want, now: float) -> Series:  # noqa: ARG002 - the contract of a source
-        series = metric_files.select(self._snapshot, want)
+    async def fetch(self, request: MetricRequest, now: float) -> Series:  # noqa: ARG002 - the contract of a source
+        series = metric_files.select(self._snapshot, request)
         if series is None:
-            raise NotThere(f"metric {want.metric} is not in the files given")
+            raise NotThere(f"metric {request.metric} is not in the files given")
         return series
 
 
@@ -230,7 +230,9 @@ class Measuring(NamedTuple):
     prometheus: PrometheusOptions
 
 
-async def measured(found: Read, wants: Iterable[Want], how: Measuring, api: Api | None) -> MetricsSnapshot:
+async def measured(
+    found: Read, metric_requests: Iterable[MetricRequest], how: Measuring, api: Api | None
+) -> MetricsSnapshot:
     """The metrics that are wanted, asked for once: of the files, then of the sources in their order."""
     nodes, meters = cooperative.run_at_once(node_facts.read(found.nodes.values())), MetricsRegistry()
 
@@ -244,7 +246,7 @@ async def measured(found: Read, wants: Iterable[Want], how: Measuring, api: Api 
     refresher = Refresher([*held, *live], how.refresh, clock.SystemClock(), meters)
     with Progress() as progress:
         progress.say("asking for metrics")
-        refresher.want(frozenset(wants))
+        refresher.set_requests(frozenset(metric_requests))
         await refresher.settle()
     for source in live:
         if isinstance(source, PrometheusMetrics):

@@ -31,7 +31,7 @@ def check_metrics(states: Mapping[str, StateBuilder[Any]]) -> None:
     """`BadSettings` names the agents that go by metrics: a request brings none, so all would be missing for ever."""
     problems = []
     for name, state in states.items():
-        if wanted := sorted(want.metric for want in state.wants({})):
+        if wanted := sorted(metric_request.metric for metric_request in state.metric_requests({})):
             needed = f"a cluster: a request brings no metrics, such as {wanted[0]}"
             problems.append(Problem("--no-cluster", f"agent {name}", needed))
     if problems:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from nodewise import cooperative
-from nodewise.agent import ClusterState, NodeIndex, ObjectKey, Snapshot, StateBuilder, Want
+from nodewise.agent import ClusterState, MetricRequest, NodeIndex, ObjectKey, Snapshot, StateBuilder
 from nodewise.clock import Clock
 from nodewise.extender.agent_states import AgentStates
 from nodewise.kube.store import Change, ChangeLog, Changes, Store
@@ -102,7 +102,7 @@ class SnapshotCache:
         self._lasting: dict[Hashable, _Amendment] = {}
         self._log = ChangeLog()
         self._reports = _Reports()
-        self._wants: dict[str, frozenset[Want]] = {}
+        self._metric_requests: dict[str, frozenset[MetricRequest]] = {}
         """By agent."""
         self._changed = asyncio.Event()
         self._on_publish: list[Callable[[], None]] = []
@@ -204,7 +204,7 @@ class SnapshotCache:
             raise
 
     async def _build(self) -> None:
-        cluster_state, wants = await self._take()
+        cluster_state, metric_requests = await self._take()
         generation = self._reports.report(cluster_state)
         for name in self._agent_states.due(cluster_state):
             began = self._clock.monotonic()
@@ -218,13 +218,19 @@ class SnapshotCache:
         dropped = _dropped(self._cluster_state, cluster_state)
         self._finish(cluster_state, generation)
         self._waiting = tuple(
-            sorted({want.key for want in wants if not cluster_state.metrics.was_asked(want.key)})
+            sorted(
+                {
+                    metric_request.key
+                    for metric_request in metric_requests
+                    if not cluster_state.metrics.was_asked(metric_request.key)
+                }
+            )
         )
         self._metrics.set("view_generation", self.snapshot.generation)
         async for _ in cooperative.iterate(range(len(dropped))):
             dropped.pop()  # to free 5,000 samples takes some tenths of a millisecond
 
-    async def _take(self) -> tuple[ClusterState, frozenset[Want]]:
+    async def _take(self) -> tuple[ClusterState, frozenset[MetricRequest]]:
         """The cluster state of now, all objects of one instant, and the metrics that its objects name."""
         self._responses, self._amendments = [], list(self._lasting.values())
         changes = self._log.take()
@@ -234,12 +240,12 @@ class SnapshotCache:
         for name, changed in (changes or {}).items():
             self._reports.note(name, changed)
         index = await self._index(nodes, changes)
-        self._read_wants(objects, changes)
-        wants = frozenset[Want]().union(*self._wants.values())
-        self._refresher.want(wants)
+        self._read_metric_requests(objects, changes)
+        metric_requests = frozenset[MetricRequest]().union(*self._metric_requests.values())
+        self._refresher.set_requests(metric_requests)
         metrics, now = self._refresher.snapshot, self._clock.now()
         node_objects = nodes if self._reads_nodes else {}
-        return ClusterState(index, objects, metrics, now, node_objects, versions, changes), wants
+        return ClusterState(index, objects, metrics, now, node_objects, versions, changes), metric_requests
 
     async def _index(
         self, nodes: Mapping[ObjectKey, Any], changes: Mapping[str, Changes[Any]] | None
@@ -254,17 +260,21 @@ class SnapshotCache:
         index.prepare()
         return index
 
-    def _read_wants(
+    def _read_metric_requests(
         self, objects: Mapping[str, Mapping[ObjectKey, Any]], changes: Mapping[str, Changes[Any]] | None
     ) -> None:
         """Read the metrics that each agent's objects name, where these changed."""
         for name, builder in self._builders.items():
-            if name not in self._wants or changes is None or any(map(changes.get, builder.inputs.objects)):
+            if (
+                name not in self._metric_requests
+                or changes is None
+                or any(map(changes.get, builder.inputs.objects))
+            ):
                 try:
-                    self._wants[name] = builder.wants(objects)
+                    self._metric_requests[name] = builder.metric_requests(objects)
                 except Exception as error:  # noqa: BLE001 - the agent keeps the metrics that it named before
                     logs.emit("agent_failed", agent=name, exc_info=error)
-                    self._wants.setdefault(name, frozenset())
+                    self._metric_requests.setdefault(name, frozenset())
 
     def _amended(self) -> list[Override]:
         return [amendment.override for amendment in self._amendments if amendment.override is not None]

@@ -36,7 +36,7 @@ from nodewise.clock import Clock, SystemClock
 from nodewise.errors import BadInput, BadSettings, Problem
 from nodewise.extender import validation
 from nodewise.extender.validation import InvalidResult
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -296,15 +296,15 @@ class ThirdPartyState(StateBuilder[Any]):
         self.memory_scope = state.memory_scope
         self._state = state
         self._reporter = reporter
-        self._wants: frozenset[Want] = frozenset()
+        self._metric_requests: frozenset[MetricRequest] = frozenset()
         self._has_failed = False
         """Whether the last build failed: the next one starts from nothing."""
 
-    def wants(self, objects: Mapping[str, Any]) -> frozenset[Want]:
+    def metric_requests(self, objects: Mapping[str, Any]) -> frozenset[MetricRequest]:
         """The metrics that the agent names; those of the call before where it fails."""
-        with suppress(AgentError), self._reporter.reporting("wants"):
-            self._wants = validation.wants(self._state.wants(objects))
-        return self._wants
+        with suppress(AgentError), self._reporter.reporting("metric_requests"):
+            self._metric_requests = validation.metric_requests(self._state.metric_requests(objects))
+        return self._metric_requests
 
     def problems(self, objects: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         """Empty where the agent fails."""

@@ -20,6 +20,7 @@ from nodewise.agent import (
     Inputs,
     LoadScoring,
     MemoryScope,
+    MetricRequest,
     Plugin,
     Reason,
     ScorePlugin,
@@ -27,7 +28,6 @@ from nodewise.agent import (
     StateBuilder,
     ValueState,
     Verdict,
-    Want,
     Watched,
 )
 from nodewise.errors import UNREADABLE
@@ -119,25 +119,27 @@ def memory(result: Any) -> bytes | None:
     return bytes(result)
 
 
-def wants(result: Any) -> frozenset[Want]:
+def metric_requests(result: Any) -> frozenset[MetricRequest]:
     """The metrics to be fetched."""
-    _expect(result, frozenset, "wants")
-    return frozenset(map(_want, result))
+    _expect(result, frozenset, "metric requests")
+    return frozenset(map(_metric_request, result))
 
 
-def _want(want: Any) -> Want:
-    _expect(want, Want, "a want")
-    if not want.metric or not float(want.max_age_s) >= 0:
-        raise InvalidResult(f"{_excerpt(want)}, expected a metric's name and a max age from 0")
-    if want.aggregate not in ("", *AGGREGATIONS):
+def _metric_request(metric_request: Any) -> MetricRequest:
+    _expect(metric_request, MetricRequest, "a metric request")
+    if not metric_request.metric or not float(metric_request.max_age_s) >= 0:
+        raise InvalidResult(f"{_excerpt(metric_request)}, expected a metric's name and a max age from 0")
+    if metric_request.aggregate not in ("", *AGGREGATIONS):
         expected = ", ".join(AGGREGATIONS)
-        raise InvalidResult(f"aggregate {_excerpt(want.aggregate)}, expected one of {expected}, or none")
-    return Want(
-        text(want.metric),
-        text(want.query),
-        float(want.max_age_s),
-        want.aggregate,
-        bool(want.empty_is_healthy),
+        raise InvalidResult(
+            f"aggregate {_excerpt(metric_request.aggregate)}, expected one of {expected}, or none"
+        )
+    return MetricRequest(
+        text(metric_request.metric),
+        text(metric_request.query),
+        float(metric_request.max_age_s),
+        metric_request.aggregate,
+        bool(metric_request.empty_is_healthy),
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 from nodewise.clock import Clock
 from nodewise.errors import NodewiseError, shown
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import NotThere, NoValues, Source, Want
+from nodewise.metrics.source import MetricRequest, NotThere, NoValues, Source
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -66,105 +66,109 @@ class Asker:
         self._clock = clock
         self._meters = meters
         self._places = asyncio.Semaphore(limits.calls)
-        self._known: dict[Want, _Known] = {}
-        self._compared: set[Want] = set()
+        self._known: dict[MetricRequest, _Known] = {}
+        self._compared: set[MetricRequest] = set()
         self._told: set[tuple[str, str]] = set()
 
-    async def ask(self, want: Want) -> Series | Failure:
+    async def ask(self, request: MetricRequest) -> Series | Failure:
         """The metric from the first source that has it, or why none has.
 
         An empty answer counts only if no source failed: the one that failed could have had values.
         """
         failures = []
         empty = None
-        looking = self._looks(want)
-        for source in self._order(want, looking=looking):
-            outcome = await self._one(source, want)
+        looking = self._looks(request)
+        for source in self._order(request, looking=looking):
+            outcome = await self._one(source, request)
             if isinstance(outcome, _Failure):
                 failures.append(outcome)
             elif _is_empty(outcome):
                 empty = empty or outcome
             else:
-                self._remember(want, source, looked=looking)
+                self._remember(request, source, looked=looking)
                 return outcome
-        self._known.pop(want, None)
+        self._known.pop(request, None)
         if empty and all(failure.not_there for failure in failures):
             return empty
         if not failures:
-            return Failure(_untaken(want, self._sources))
+            return Failure(_untaken(request, self._sources))
         cause = next((failure.cause for failure in failures if failure.cause), "")
         return Failure(_words(failures, len(self._sources)), cause)
 
-    async def name_losers(self, want: Want) -> None:
+    async def name_losers(self, request: MetricRequest) -> None:
         """Say which later sources have the metric too, once: the operator should know that the order decides."""
-        known = self._known.get(want)
-        if known is None or want in self._compared:
+        known = self._known.get(request)
+        if known is None or request in self._compared:
             return
-        self._compared.add(want)
-        takers = self._takers(want)
+        self._compared.add(request)
+        takers = self._takers(request)
         for source in takers[takers.index(known.source) + 1 :]:
-            outcome = await self._one(source, want)
+            outcome = await self._one(source, request)
             if isinstance(outcome, Series) and not _is_empty(outcome):
-                self._tell(want, known.source, source)
+                self._tell(request, known.source, source)
 
-    def forget(self, gone: frozenset[Want]) -> None:
+    def forget(self, gone: frozenset[MetricRequest]) -> None:
         """Nobody needs these any more."""
-        metrics = {want.key for want in gone}
-        self._known = {want: known for want, known in self._known.items() if want not in gone}
+        metrics = {request.key for request in gone}
+        self._known = {request: known for request, known in self._known.items() if request not in gone}
         self._compared -= gone
         self._told = {told for told in self._told if told[0] not in metrics}
 
-    def _takers(self, want: Want) -> list[Source]:
-        return [source for source in self._sources if source.takes(want)]
+    def _takers(self, request: MetricRequest) -> list[Source]:
+        return [source for source in self._sources if source.takes(request)]
 
-    def _looks(self, want: Want) -> bool:
+    def _looks(self, request: MetricRequest) -> bool:
         """Whether it is time to ask in the order given."""
-        known = self._known.get(want)
+        known = self._known.get(request)
         return known is None or self._clock.monotonic() - known.looked_at_s >= LOOK_S
 
-    def _order(self, want: Want, *, looking: bool) -> list[Source]:
-        takers = self._takers(want)
+    def _order(self, request: MetricRequest, *, looking: bool) -> list[Source]:
+        takers = self._takers(request)
         if looking:
             return takers
-        first = self._known[want].source
+        first = self._known[request].source
         return [first, *(source for source in takers if source is not first)]
 
-    def _remember(self, want: Want, source: Source, *, looked: bool) -> None:
-        before = self._known.get(want)
+    def _remember(self, request: MetricRequest, source: Source, *, looked: bool) -> None:
+        before = self._known.get(request)
         if before and looked and before.source is not source:
-            self._tell(want, source, before.source)
+            self._tell(request, source, before.source)
         if looked or not before or before.source is not source:
-            self._known[want] = _Known(source, self._clock.monotonic())
+            self._known[request] = _Known(source, self._clock.monotonic())
 
-    def _tell(self, want: Want, used: Source, unused: Source) -> None:
-        if (want.key, unused.name) not in self._told:
-            self._told.add((want.key, unused.name))
-            logs.emit("metric_in_two_sources", metric=want.metric, used=used.name, unused=unused.name)
+    def _tell(self, request: MetricRequest, used: Source, unused: Source) -> None:
+        if (request.key, unused.name) not in self._told:
+            self._told.add((request.key, unused.name))
+            logs.emit("metric_in_two_sources", metric=request.metric, used=used.name, unused=unused.name)
 
-    async def _one(self, source: Source, want: Want) -> Series | _Failure:
+    async def _one(self, source: Source, request: MetricRequest) -> Series | _Failure:
         try:
             async with self._places, asyncio.timeout(self._limits.timeout_s):
-                series = await source.fetch(want, self._clock.now())
+                series = await source.fetch(request, self._clock.now())
         except TimeoutError:
             failure = _Failure(source.name, f"no answer within {self._limits.timeout_s:g} s")
         except NodewiseError as error:
             cause = error.cause if isinstance(error, NoValues) else ""
             failure = _Failure(source.name, str(error), isinstance(error, NotThere), cause)
         except Exception as error:  # noqa: BLE001 - what one metric runs into must not keep the others from being asked
-            failure = self._defect(want, source, error)
+            failure = self._defect(request, source, error)
         else:
             self._meters.count("metric_fetches_total", source=source.name, outcome="good")
-            return series if series.metric == want.key else msgspec.structs.replace(series, metric=want.key)
+            return (
+                series
+                if series.metric == request.key
+                else msgspec.structs.replace(series, metric=request.key)
+            )
         outcome = "not_there" if failure.not_there else "failed"
         self._meters.count("metric_fetches_total", source=source.name, outcome=outcome)
         return failure
 
-    def _defect(self, want: Want, source: Source, error: Exception) -> _Failure:
+    def _defect(self, request: MetricRequest, source: Source, error: Exception) -> _Failure:
         """A failure that nobody thought of, with its traceback in the log, once a metric."""
-        key = (want.key, f"defect of {source.name}")
+        key = (request.key, f"defect of {source.name}")
         if key not in self._told:
             self._told.add(key)
-            logs.emit("task_failed", task=f"fetching metric {shown(want.key)}", exc_info=error)
+            logs.emit("task_failed", task=f"fetching metric {shown(request.key)}", exc_info=error)
         return _Failure(source.name, f"a defect of nodewise: {type(error).__name__}: {error}")
 
 
@@ -178,9 +182,9 @@ def _words(failures: Sequence[_Failure], sources: int) -> str:
     return "; ".join(f"{one.source}: {one.why}" if sources > 1 else one.why for one in told)
 
 
-def _untaken(want: Want, sources: Sequence[Source]) -> str:
+def _untaken(request: MetricRequest, sources: Sequence[Source]) -> str:
     if not sources:
         return "no source of metrics is configured"
-    if want.query:
+    if request.query:
         return "a query is answered by Prometheus only, and none is configured: give --prometheus-url"
     return f"none of --metrics has such a metric: {', '.join(source.name for source in sources)}"

@@ -14,7 +14,7 @@ from nodewise.kube.api import Api, NotFound
 from nodewise.kube.resources import escaped
 from nodewise.metrics import values
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import NotThere, Want
+from nodewise.metrics.source import MetricRequest, NotThere
 
 GROUP: Final = "custom.metrics.k8s.io"
 _READABLE: Final = ("v1beta1", "v1beta2")
@@ -46,14 +46,14 @@ class CustomMetrics:
         self._looking = asyncio.Lock()
         self._absent: tuple[float, NotThere] | None = None
 
-    def takes(self, want: Want) -> bool:
+    def takes(self, request: MetricRequest) -> bool:
         """Any metric by its name; the API knows no expressions."""
-        return bool(want.metric) and not want.query
+        return bool(request.metric) and not request.query
 
-    async def fetch(self, want: Want, now: float) -> Series:
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
         """All nodes' values of a metric. `NotThere` without the API, `Refused` or `Unavailable` without the metric."""
         version = await self._spoken(now)
-        path = escaped("apis", GROUP, version, "nodes", "*", want.metric)
+        path = escaped("apis", GROUP, version, "nodes", "*", request.metric)
         await asyncio.sleep(0)  # what comes before has taken its time
         try:
             body = await self._api.get(path, timeout_s=self._timeout_s)
@@ -64,10 +64,10 @@ class CustomMetrics:
         gathering = values.Gathering()
         async for node, said in cooperative.iterate(found):
             gathering.add(node, said)
-        series = await cooperative.run(gathering.series(want, self.name, now))
+        series = await cooperative.run(gathering.series(request, self.name, now))
         if not series.samples and not series.invalid:
             raise Unavailable(
-                f"metric {want.metric}", [Problem("items", "an empty list", "a value of a node")]
+                f"metric {request.metric}", [Problem("items", "an empty list", "a value of a node")]
             )
         return series
 

@@ -24,7 +24,7 @@ from nodewise.metrics.nodes import Lookup, NodeFields, Nodes
 from nodewise.metrics.resource import NodeMetrics
 from nodewise.metrics.series import Series
 from nodewise.metrics.snapshot import MetricsSnapshot
-from nodewise.metrics.source import NotThere, Want
+from nodewise.metrics.source import MetricRequest, NotThere
 from nodewise.metrics.values import Entry, Item
 
 SOURCE: Final = "file"
@@ -48,14 +48,14 @@ class FileMetrics:
         self._known = node_facts.NONE
         self._snapshot = MetricsSnapshot()
 
-    def takes(self, want: Want) -> bool:
+    def takes(self, request: MetricRequest) -> bool:
         """Any metric by its name. A rule's query is not asked: what the file has under the name is its answer.
 
         So `decide`, which has files only, says the same as an extender that serves from them.
         """
-        return bool(want.metric)
+        return bool(request.metric)
 
-    async def fetch(self, want: Want, now: float) -> Series:
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
         """The metric as it stands in the files. `NotThere` if it does not, `BadInput` if they cannot be read."""
         known = await self._nodes() if self._nodes else node_facts.NONE
         seen = fingerprint(self._paths)
@@ -63,16 +63,16 @@ class FileMetrics:
             plain, tables = split(self._paths)
             self._snapshot = snapshot(files.read(plain) if plain else Objects({}), tables, known)
             self._seen, self._known = seen, known
-        series = select(self._snapshot, want)
+        series = select(self._snapshot, request)
         if series is None:
-            raise NotThere(f"metric {want.metric} is not in {', '.join(self._paths)}")
+            raise NotThere(f"metric {request.metric} is not in {', '.join(self._paths)}")
         return msgspec.structs.replace(series, fetched_at=now)
 
 
-def select(snapshot: MetricsSnapshot, want: Want) -> Series | None:
-    """The series of a metric by its name, whatever the want's query is; None if it is not there."""
-    name = Want(want.metric, aggregate=want.aggregate).key
-    return snapshot.series.get(name) or snapshot.series.get(want.metric)
+def select(snapshot: MetricsSnapshot, request: MetricRequest) -> Series | None:
+    """The series of a metric by its name, whatever the query of the request is; None if it is not there."""
+    name = MetricRequest(request.metric, aggregate=request.aggregate).key
+    return snapshot.series.get(name) or snapshot.series.get(request.metric)
 
 
 def snapshot(
@@ -90,17 +90,17 @@ def snapshot(
         found.setdefault(metric, []).extend(usage)
     return MetricsSnapshot(
         {
-            want.key: values.collect(want, SOURCE, 0.0, entries)
+            request.key: values.collect(request, SOURCE, 0.0, entries)
             for metric, entries in found.items()
             if entries
-            for want in _wants(metric, entries)
+            for request in _wants(metric, entries)
         }
     )
 
 
-def _wants(metric: str, entries: Sequence[Entry]) -> list[Want]:
+def _wants(metric: str, entries: Sequence[Entry]) -> list[MetricRequest]:
     has_several = len({node for node, _ in entries}) < len(entries)
-    return [Want(metric, aggregate=one) for one in ("", *(AGGREGATIONS if has_several else ()))]
+    return [MetricRequest(metric, aggregate=one) for one in ("", *(AGGREGATIONS if has_several else ()))]
 
 
 def split(paths: Iterable[str]) -> tuple[list[str], list[Path]]:

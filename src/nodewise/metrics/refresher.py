@@ -12,7 +12,7 @@ from nodewise.clock import Clock
 from nodewise.metrics.asking import Asker, Failure, Limits
 from nodewise.metrics.series import Series, newer
 from nodewise.metrics.snapshot import MetricsSnapshot
-from nodewise.metrics.source import Source, Want, merged
+from nodewise.metrics.source import MetricRequest, Source, merge_requests
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -47,22 +47,22 @@ class Refresher:
         self._clock = clock
         self._meters = meters
         self._subscribers: list[Callable[[], None]] = []
-        self._wants: frozenset[Want] = frozenset()
-        self._under_way: dict[Want, asyncio.Task[None]] = {}
+        self._requests: frozenset[MetricRequest] = frozenset()
+        self._under_way: dict[MetricRequest, asyncio.Task[None]] = {}
 
     def subscribe(self, changed: Callable[[], None]) -> None:
         """Have each outcome told, after it is in the snapshot."""
         self._subscribers.append(changed)
 
-    def want(self, wants: frozenset[Want]) -> None:
+    def set_requests(self, requests: frozenset[MetricRequest]) -> None:
         """Set what is needed. A metric that is new is asked for at once; one that nobody names is forgotten."""
-        wanted = merged(wants)
-        new, gone = wanted - self._wants, self._wants - wanted
+        wanted = merge_requests(requests)
+        new, gone = wanted - self._requests, self._requests - wanted
         if not new and not gone:
             return
-        self._wants = wanted
-        self.snapshot = self.snapshot.only(frozenset(want.key for want in wanted))
-        for metric in {want.name for want in gone} - {want.name for want in wanted}:
+        self._requests = wanted
+        self.snapshot = self.snapshot.only(frozenset(request.key for request in wanted))
+        for metric in {request.name for request in gone} - {request.name for request in wanted}:
             for meter in ("metric_nodes", "metric_age_seconds", "metric_series_unmatched"):
                 self._meters.forget(meter, metric=metric)
         self._asker.forget(gone)
@@ -83,55 +83,58 @@ class Refresher:
         at once, between which requests would wait.
         """
         period_s = self._options.sync_period_s
-        wants = sorted(self._wants)
-        gap_s = period_s / 2 / max(len(wants), 1)
-        for want in wants:
-            self._start(frozenset([want]) & self._wants)
+        requests = sorted(self._requests)
+        gap_s = period_s / 2 / max(len(requests), 1)
+        for request in requests:
+            self._start(frozenset([request]) & self._requests)
             await self._clock.sleep(gap_s)
-        await self._clock.sleep(period_s / 2 if wants else period_s)
+        await self._clock.sleep(period_s / 2 if requests else period_s)
 
     async def settle(self) -> None:
         """Wait until no call is under way: for tests, and for commands that ask once."""
         while self._under_way:
             await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
-    def _start(self, wants: frozenset[Want]) -> None:
+    def _start(self, requests: frozenset[MetricRequest]) -> None:
         # A call that still hangs from the round before is left to its own deadline.
-        for want in wants - self._under_way.keys():
-            task = asyncio.create_task(self._refresh(want))
-            self._under_way[want] = task
-            task.add_done_callback(partial(self._end, want))
+        for request in requests - self._under_way.keys():
+            task = asyncio.create_task(self._refresh(request))
+            self._under_way[request] = task
+            task.add_done_callback(partial(self._end, request))
 
-    def _end(self, want: Want, _: asyncio.Task[None]) -> None:
-        self._under_way.pop(want, None)
+    def _end(self, request: MetricRequest, _: asyncio.Task[None]) -> None:
+        self._under_way.pop(request, None)
 
     def _changed(self) -> None:
         for changed in self._subscribers:
             changed()
 
-    async def _refresh(self, want: Want) -> None:
-        outcome = await self._asker.ask(want)
-        before = self.snapshot.series.get(want.key)
+    async def _refresh(self, request: MetricRequest) -> None:
+        outcome = await self._asker.ask(request)
+        before = self.snapshot.series.get(request.key)
         if isinstance(outcome, Series):
             outcome = await cooperative.run(newer(before, outcome))
-        if want not in self._wants:
+        if request not in self._requests:
             return
         if isinstance(outcome, Series):
-            self._keep(want, before, outcome)
-            await self._asker.name_losers(want)
+            self._keep(request, before, outcome)
+            await self._asker.name_losers(request)
         else:
-            self._fail(want.key, outcome)
+            self._fail(request.key, outcome)
 
-    def _keep(self, want: Want, before: Series | None, series: Series) -> None:
-        if want.key in self.snapshot.failures:
-            logs.emit("metric_back", metric=want.key, nodes=len(series.samples))
+    def _keep(self, request: MetricRequest, before: Series | None, series: Series) -> None:
+        if request.key in self.snapshot.failures:
+            logs.emit("metric_back", metric=request.key, nodes=len(series.samples))
         if series.invalid and (before is None or before.invalid.keys() != series.invalid.keys()):
             node, why = next(iter(series.invalid.items()))
             logs.emit(
-                "metric_values_bad", metric=want.key, nodes=len(series.invalid), example=f"{node}: {why}"
+                "metric_values_bad",
+                metric=request.key,
+                nodes=len(series.invalid),
+                example=f"{node}: {why}",
             )
         self.snapshot = self.snapshot.with_series(series)
-        self._meters.set("metric_nodes", len(series.samples), metric=want.name)
+        self._meters.set("metric_nodes", len(series.samples), metric=request.name)
         self._changed()
 
     def _fail(self, key: str, failure: Failure) -> None:
@@ -142,7 +145,7 @@ class Refresher:
 
     def _report_ages(self) -> None:
         now = self._clock.now()
-        for want in self._wants:
-            series = self.snapshot.series.get(want.key)
+        for request in self._requests:
+            series = self.snapshot.series.get(request.key)
             if series is not None:
-                self._meters.set("metric_age_seconds", now - series.fetched_at, metric=want.name)
+                self._meters.set("metric_age_seconds", now - series.fetched_at, metric=request.name)

@@ -16,7 +16,7 @@ from nodewise.errors import UNREADABLE, BadInput, NodewiseError, Problem, Unavai
 from nodewise.kube.api import Api, NotFound
 from nodewise.metrics.nodes import Lookup, Nodes, Room
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import NotThere, Want
+from nodewise.metrics.source import MetricRequest, NotThere
 from nodewise.metrics.values import Entry, Gathering
 
 GROUP: Final = "metrics.k8s.io"
@@ -77,19 +77,19 @@ class ResourceMetrics:
         self._turn = asyncio.Lock()
         self._reading = Reading(float("-inf"), {}, None, set())
 
-    def takes(self, want: Want) -> bool:
+    def takes(self, request: MetricRequest) -> bool:
         """The four metrics there are."""
-        return want.metric in METRICS and not want.query
+        return request.metric in METRICS and not request.query
 
-    async def fetch(self, want: Want, now: float) -> Series:
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
         """One of the metrics. `NotThere` without the API, `Unavailable` if no node was measured."""
-        reading = await self._current(want.metric, now)
+        reading = await self._current(request.metric, now)
         if reading.failure:
             raise reading.failure
         gathering = Gathering()
-        async for node, entry in cooperative.iterate(reading.entries[want.metric]):
+        async for node, entry in cooperative.iterate(reading.entries[request.metric]):
             gathering.add(node, entry)
-        return await cooperative.run(gathering.series(want, self.name, now))
+        return await cooperative.run(gathering.series(request, self.name, now))
 
     async def _current(self, metric: str, now: float) -> Reading:
         """The answer of this round: a metric that had its share of the last one begins the next round."""

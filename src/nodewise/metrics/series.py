@@ -32,7 +32,7 @@ class Series(msgspec.Struct, frozen=True):
     """One metric from one source."""
 
     metric: str
-    """What it is kept under: `Want.key`."""
+    """What it is kept under: `MetricRequest.key`."""
     source: str
     fetched_at: float
     """Seconds since 1970 by our own clock."""

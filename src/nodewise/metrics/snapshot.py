@@ -11,12 +11,12 @@ class MetricsSnapshot(msgspec.Struct, frozen=True):
     """The newest series of each metric, and what came of asking."""
 
     series: Mapping[str, Series] = {}
-    """By `Want.key`; a metric that was never fetched with success is not in here."""
+    """By `MetricRequest.key`; a metric that was never fetched with success is not in here."""
     failures: Mapping[str, str] = {}
-    """By `Want.key`: why the last fetch failed. The last good series, if any, stays and grows old."""
+    """By `MetricRequest.key`: why the last fetch failed. The last good series, if any, stays and grows old."""
     causes: Mapping[str, str] = {}
-    """By `Want.key`: why a source that answered the last fetch has no value of any node, in words for a policy's
-    status. A subset of `failures`."""
+    """By `MetricRequest.key`: why a source that answered the last fetch has no value of any node, in words for a
+    policy's status. A subset of `failures`."""
 
     def was_asked(self, metric: str) -> bool:
         """Whether a source answered about the metric at all, be it with an error."""

@@ -7,7 +7,7 @@ from nodewise.errors import Problem, Unavailable
 from nodewise.metrics.series import Series
 
 
-class Want(NamedTuple):
+class MetricRequest(NamedTuple):
     """A metric that somebody needs."""
 
     metric: str
@@ -54,20 +54,20 @@ class Source(Protocol):
 
     name: str
 
-    def takes(self, want: Want) -> bool:
+    def takes(self, request: MetricRequest) -> bool:
         """Whether this source could have such a metric at all; if not, it is not asked."""
         ...
 
-    async def fetch(self, want: Want, now: float) -> Series:
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
         """All nodes' values of one metric. Errors say why there are none, each of a kind of `NodewiseError`."""
         ...
 
 
-def merged(wants: Iterable[Want]) -> frozenset[Want]:
-    """One want a key, with the longest of the ages."""
-    by_key: dict[str, Want] = {}
-    for want in wants:
-        known = by_key.get(want.key)
-        if known is None or known.max_age_s < want.max_age_s:
-            by_key[want.key] = want
+def merge_requests(requests: Iterable[MetricRequest]) -> frozenset[MetricRequest]:
+    """One request for each key, with the longest of the ages."""
+    by_key: dict[str, MetricRequest] = {}
+    for request in requests:
+        known = by_key.get(request.key)
+        if known is None or known.max_age_s < request.max_age_s:
+            by_key[request.key] = request
     return frozenset(by_key.values())

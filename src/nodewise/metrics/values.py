@@ -13,7 +13,7 @@ from nodewise import clock, cooperative, quantity
 from nodewise.errors import UNREADABLE, BadInput, Problem, shown
 from nodewise.metrics import aggregation
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 
 
 class _Object(msgspec.Struct, frozen=True, gc=False):
@@ -132,12 +132,12 @@ class Gathering:
         else:
             self._entries[node] = entry
 
-    def series(self, want: Want, source: str, fetched_at: float) -> Generator[None, None, Series]:
-        """The series, in parts. Several values of one node become one as the want says."""
-        series = Series(want.metric, source, fetched_at, {}, {})
+    def series(self, request: MetricRequest, source: str, fetched_at: float) -> Generator[None, None, Series]:
+        """The series, in parts. Several values of one node become one as the request says."""
+        series = Series(request.metric, source, fetched_at, {}, {})
         for number, (node, entry) in enumerate(self._entries.items(), 1):
             try:
-                series.samples[node] = self._reduced(node, entry, want.aggregate)
+                series.samples[node] = self._reduced(node, entry, request.aggregate)
             except ValueError as error:
                 series.invalid[node] = str(error)
             if not number % _STRIDE:
@@ -156,12 +156,12 @@ class Gathering:
         return entry
 
 
-def collect(want: Want, source: str, fetched_at: float, found: Iterable[Entry]) -> Series:
+def collect(request: MetricRequest, source: str, fetched_at: float, found: Iterable[Entry]) -> Series:
     """The series of these entries, in one go."""
     gathering = Gathering()
     for node, entry in found:
         gathering.add(node, entry)
-    return cooperative.run_at_once(gathering.series(want, source, fetched_at))
+    return cooperative.run_at_once(gathering.series(request, source, fetched_at))
 
 
 def read_sample(item: Item) -> Sample:

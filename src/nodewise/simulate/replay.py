@@ -171,7 +171,9 @@ class Player:
 
     def _view(self, cluster_state: ClusterState, generation: int) -> Snapshot:
         for state in self._states.values():
-            self._wanted |= {want.key for want in state.wants(cluster_state.objects)}
+            self._wanted |= {
+                metric_request.key for metric_request in state.metric_requests(cluster_state.objects)
+            }
         self._asked |= {
             metric for metric in self._wanted - self._asked if cluster_state.metrics.was_asked(metric)
         }

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import ClusterState, NodeIndex, Want
+from nodewise.agent import ClusterState, MetricRequest, NodeIndex
 from nodewise.metrics import column as columns
 from nodewise.metrics.column import Column
 from nodewise.metrics.series import Series, State
@@ -16,7 +16,7 @@ from nodewise.statistics import annotations, capacity, queries
 from nodewise.statistics.annotations import UsageAnnotations
 from nodewise.statistics.capacity import NodeStatus
 from nodewise.statistics.missing import Missing
-from nodewise.statistics.queries import StatisticsOptions, UsageWants
+from nodewise.statistics.queries import StatisticsOptions, UsageRequests
 
 RESOURCES: Final = ("cpu", "memory")
 """The first axis of the arrays: CPU in milli, memory in bytes."""
@@ -58,26 +58,26 @@ class LoadReader:
 
     def __init__(self, options: StatisticsOptions) -> None:
         self._max_age_s = options.max_age_s
-        self._wants = queries.wants(options) if options.statistics == "metrics" else None
+        self._metric_requests = queries.metric_requests(options) if options.statistics == "metrics" else None
         self._nodes = _NodeRows()
         self._columns: dict[str, tuple[Series, NodeIndex, Column]] = {}
 
     @property
-    def wants(self) -> frozenset[Want]:
+    def metric_requests(self) -> frozenset[MetricRequest]:
         """The metrics that it needs."""
-        return frozenset(self._wants or ())
+        return frozenset(self._metric_requests or ())
 
     def read(self, cluster_state: ClusterState) -> Generator[None, None, Load]:
         """The load as the world has it now; yields between parts of the work."""
         rows = yield from self._nodes.read(cluster_state)
         columns_ = np.ascontiguousarray(rows.T)
         yield
-        if self._wants is None:
+        if self._metric_requests is None:
             return _annotated(columns_, cluster_state.now, self._max_age_s)
-        return (yield from self._measured(columns_[_CAPACITY], self._wants, cluster_state))
+        return (yield from self._measured(columns_[_CAPACITY], self._metric_requests, cluster_state))
 
     def _measured(
-        self, capacity_: Table, asked: UsageWants, cluster_state: ClusterState
+        self, capacity_: Table, asked: UsageRequests, cluster_state: ClusterState
     ) -> Generator[None, None, Load]:
         cpu = yield from self._metric(asked.cpu_mean, cluster_state, _NANO_PER_MILLI)
         cpu_deviation = yield from self._metric(asked.cpu_deviation, cluster_state, _NANO_PER_MILLI)
@@ -96,18 +96,18 @@ class LoadReader:
         )
 
     def _metric(
-        self, want: Want, cluster_state: ClusterState, divisor: int
+        self, metric_request: MetricRequest, cluster_state: ClusterState, divisor: int
     ) -> Generator[None, None, "_Measured"]:
         """A metric by node number; `divisor` is how many nano-units are one of what is wanted."""
-        series = cluster_state.metrics.series.get(want.key)
+        series = cluster_state.metrics.series.get(metric_request.key)
         if series is None:
-            self._columns.pop(want.key, None)
+            self._columns.pop(metric_request.key, None)
             nothing = np.full(len(cluster_state.nodes) + 1, np.nan)
             return _Measured(nothing, nothing)
-        known = self._columns.get(want.key)
+        known = self._columns.get(metric_request.key)
         if known is None or known[0] is not series or known[1] is not cluster_state.nodes:
             known = series, cluster_state.nodes, (yield from columns.lay_out(series, cluster_state.nodes))
-            self._columns[want.key] = known
+            self._columns[metric_request.key] = known
         yield
         column = known[2]
         values = np.where(column.given == State.FRESH, column.values, 0).astype(np.float64) / divisor

@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from nodewise.option import Option
 
 
@@ -51,13 +51,13 @@ class StatisticsOptions(WindowOptions, frozen=True, kw_only=True):
     writes. `metrics`: the source of --metrics, asked once a refresh period."""
 
 
-class UsageWants(NamedTuple):
+class UsageRequests(NamedTuple):
     """The four metrics of nodes' load: cores and bytes."""
 
-    cpu_mean: Want
-    cpu_deviation: Want
-    memory_mean: Want
-    memory_deviation: Want
+    cpu_mean: MetricRequest
+    cpu_deviation: MetricRequest
+    memory_mean: MetricRequest
+    memory_deviation: MetricRequest
 
 
 CPU_MEAN: Final = "cpu_used_mean"
@@ -85,7 +85,7 @@ def memory_used(matchers: str = "") -> str:
     return f"max without ({_FLEETING}) (node_memory_MemTotal_bytes{of} - node_memory_MemAvailable_bytes{of})"
 
 
-def wants(options: WindowOptions) -> UsageWants:
+def metric_requests(options: WindowOptions) -> UsageRequests:
     """What is asked for, with the window put in."""
     window_s = options.statistics_window_s
     rate_s = min(window_s / 5, _LONGEST_RATE_S)
@@ -98,9 +98,11 @@ def wants(options: WindowOptions) -> UsageWants:
         (MEMORY_MEAN, options.memory_mean_query, f"avg_over_time(({memory}){over})"),
         (MEMORY_DEVIATION, options.memory_deviation_query, f"stddev_over_time(({memory}){over})"),
     )
-    return UsageWants(
+    return UsageRequests(
         *(
-            Want(name, given.replace("{window}", span(window_s)) if given else own, options.max_age_s)
+            MetricRequest(
+                name, given.replace("{window}", span(window_s)) if given else own, options.max_age_s
+            )
             for name, given, own in asked
         )
     )

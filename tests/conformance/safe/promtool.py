@@ -21,7 +21,7 @@ _NOBODYS: Final = -1.0
 def deviation(given: Mapping[str, float]) -> float:
     """Of the cores in use, as we ask for it, where one CPU is idle for that share of each second."""
     window_s = 300
-    asked = queries.wants(WindowOptions(statistics_window_s=window_s)).cpu_deviation.query
+    asked = queries.metric_requests(WindowOptions(statistics_window_s=window_s)).cpu_deviation.query
     scrape_s = int(given["scrape_s"])
     scrapes = 4 * window_s // scrape_s
     counter = {

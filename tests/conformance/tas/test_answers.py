@@ -19,7 +19,7 @@ from nodewise.kube.api import DEADLINE_S, NONE, NotFound, Params
 from nodewise.kube.decoder import ObjectDecoder
 from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.conformance.tas import rows, worlds
 from tests.conformance.tas.between import METRICS
@@ -65,7 +65,7 @@ def _listed(look: Answered) -> bytes:
     return json.dumps({"kind": "MetricValueList", "items": items}).encode()
 
 
-def wanted(row: AnswerRow) -> tuple[frozenset[Want], tuple[str, ...]]:
+def wanted(row: AnswerRow) -> tuple[frozenset[MetricRequest], tuple[str, ...]]:
     """What the row's rule asks for, and what is wrong with it."""
     rule = (
         {"metricname": "m", "operator": "GreaterThan", "target": 10}
@@ -76,22 +76,24 @@ def wanted(row: AnswerRow) -> tuple[frozenset[Want], tuple[str, ...]]:
     given = PolicyObject(PolicyMetadata("pol", "d"), msgspec.Raw(msgspec.json.encode(spec)))
     state = TelemetryState(TelemetryOptions(trust_all_namespaces=True), 60.0)
     objects = {POLICIES: {("d", "pol"): given}}
-    return state.wants(objects), state.problems(objects).get("d/pol", ())
+    return state.metric_requests(objects), state.problems(objects).get("d/pol", ())
 
 
-async def looked(row: AnswerRow, wants: frozenset[Want]) -> None:
+async def looked(row: AnswerRow, metric_requests: frozenset[MetricRequest]) -> None:
     api = MetricsApi()
     source = CustomMetrics(api)
     for number, look in enumerate(row.looks):
         api.offer(look)
-        (found,) = [await fetched(source, want, number * PERIOD_S) for want in wants]
+        (found,) = [
+            await fetched(source, metric_request, number * PERIOD_S) for metric_request in metric_requests
+        ]
         assert api.calls == [f"{METRICS}{end}" for end in look.calls]
         assert (found and read_of(found, look)) == look.read
 
 
-async def fetched(source: CustomMetrics, want: Want, now: float) -> Series | None:
+async def fetched(source: CustomMetrics, metric_request: MetricRequest, now: float) -> Series | None:
     try:
-        return await source.fetch(want, now)
+        return await source.fetch(metric_request, now)
     except NodewiseError:
         return None
 
@@ -114,11 +116,11 @@ def read_of(series: Series, look: Answered) -> dict[str, dict[str, Any]]:
     "row", rows.read("metrics", AnswerTable).answers, ids=lambda row: f"{row.number} {row.name}"
 )
 def test_answers(row: AnswerRow) -> None:
-    wants, problems = wanted(row)
+    metric_requests, problems = wanted(row)
     if row.problem:
-        assert wants == frozenset()
+        assert metric_requests == frozenset()
         assert any(row.problem in problem for problem in problems)
-    asyncio.run(looked(row, wants))
+    asyncio.run(looked(row, metric_requests))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from nodewise.kube.api import NONE, Params, Patch
 from nodewise.kube.resources import NODES
 from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
 from nodewise.simulate.api import FakeApi
 from nodewise.statistics.annotations import ANNOTATED_AT
@@ -45,20 +45,20 @@ class Meter:
         self.error: NodewiseError | None = None
         self.silent: set[str] = set()
 
-    def takes(self, want: Want) -> bool:
+    def takes(self, request: MetricRequest) -> bool:
         return True
 
-    async def fetch(self, want: Want, now: float) -> Series:
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
         if self.error:
             raise self.error
-        if want.metric in self.silent:
-            raise Unavailable(f"{want.metric} is away")
-        place = 0 if want.metric == sampling.CPU else 1
+        if request.metric in self.silent:
+            raise Unavailable(f"{request.metric} is away")
+        place = 0 if request.metric == sampling.CPU else 1
         samples = {
             name: Sample(round(used[place] * quantity.NANO), self._clock.now())
             for name, used in self.uses.items()
         }
-        return Series(want.metric, self.name, now, samples)
+        return Series(request.metric, self.name, now, samples)
 
 
 class RefusingApi(FakeApi):

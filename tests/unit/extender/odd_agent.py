@@ -96,8 +96,8 @@ class OddState(StateBuilder[Any]):
     def __init__(self, kind: "OddKind") -> None:
         self._kind = kind
 
-    def wants(self, _objects: Any) -> Any:
-        return self._kind.does("wants", frozenset())
+    def metric_requests(self, _objects: Any) -> Any:
+        return self._kind.does("metric_requests", frozenset())
 
     def problems(self, _objects: Any) -> Any:
         return self._kind.does("problems", {})

@@ -70,7 +70,7 @@ class Recorded:
         generation = self.snapshot.generation + 1
         cluster_state = changed(self._last, cluster_state)
         self._last = cluster_state
-        self._state.wants(cluster_state.objects)
+        self._state.metric_requests(cluster_state.objects)
         self.recording.cluster_state(cluster_state, generation)
         for name in self._slots.due(cluster_state):
             cooperative.run_at_once(self._slots.build(name, cluster_state))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from nodewise.agent import ClusterState, Inputs, Snapshot, Want, Watched
+from nodewise.agent import ClusterState, Inputs, MetricRequest, Snapshot, Watched
 from nodewise.binder import HOLDINGS, LEDGER, BindingFields, BindPlan, LedgerLease, Refusal
 from nodewise.errors import NodewiseError, Problem, Unavailable
 from nodewise.extender.binding import Bindings, Outcome
@@ -69,7 +69,7 @@ class OneCardEach:
             entry = mine
         return BindPlan(entry, {CARD: card}, frozenset(), card)
 
-    def wants(self, objects: Any) -> frozenset[Want]:
+    def metric_requests(self, objects: Any) -> frozenset[MetricRequest]:
         return frozenset()
 
     def problems(self, objects: Any) -> Mapping[str, tuple[str, ...]]:

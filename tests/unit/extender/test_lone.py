@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from nodewise.agent import ClusterState, Inputs, Resource, Want, Watched
+from nodewise.agent import ClusterState, Inputs, MetricRequest, Resource, Watched
 from nodewise.errors import BadInput, BadSettings
 from nodewise.extender import lone
 from nodewise.extender.lone import LoneSnapshots
@@ -116,11 +116,11 @@ def test_agents_that_need_a_cluster_are_named() -> None:
 
 
 def test_agents_that_go_by_metrics_are_named() -> None:
-    def state(*wanted: Want) -> Any:
-        return SimpleNamespace(wants=lambda _: frozenset(wanted))
+    def state(*wanted: MetricRequest) -> Any:
+        return SimpleNamespace(metric_requests=lambda _: frozenset(wanted))
 
     lone.check_metrics({"heats": state()})
     with pytest.raises(
         BadSettings, match="agent heats; wanted a cluster: a request brings no metrics, such as heat"
     ):
-        lone.check_metrics({"heats": state(Want("heat"))})
+        lone.check_metrics({"heats": state(MetricRequest("heat"))})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodewise.agent import ClusterState, Inputs, NodeIndex, Snapshot, Want
+from nodewise.agent import ClusterState, Inputs, MetricRequest, NodeIndex, Snapshot
 from nodewise.clock import ManualClock
 from nodewise.extender.snapshot_cache import SnapshotCache, Stores
 from nodewise.kube.store import Writer
@@ -26,9 +26,9 @@ class Counting:
         self.computed = 0
         self.read = 0
 
-    def wants(self, objects: Any) -> frozenset[Want]:
+    def metric_requests(self, objects: Any) -> frozenset[MetricRequest]:
         self.read += 1
-        return frozenset(Want(name) for _, name in objects["things"])
+        return frozenset(MetricRequest(name) for _, name in objects["things"])
 
     def problems(self, objects: Any) -> dict[str, tuple[str, ...]]:
         return {name: ("odd",) for _, name in objects["things"] if name == "odd"}
@@ -48,7 +48,7 @@ class Sizes:
         self.worlds: list[ClusterState] = []
         self.meanwhile: Any = lambda: None
 
-    def wants(self, _: Any) -> frozenset[Want]:
+    def metric_requests(self, _: Any) -> frozenset[MetricRequest]:
         return frozenset()
 
     def problems(self, _: Any) -> dict[str, tuple[str, ...]]:
@@ -242,14 +242,14 @@ class TestDefects:
     ) -> None:
         asyncio.run(parts.full("heat"))
 
-        def fail(_: Any) -> frozenset[Want]:
+        def fail(_: Any) -> frozenset[MetricRequest]:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(parts.counting, "wants", fail)
+        monkeypatch.setattr(parts.counting, "metric_requests", fail)
         parts.things.replace(named("cold"))
         asyncio.run(parts.keeper.publish())
         assert parts.keeper.snapshot.generation == 2
-        assert parts.refresher._wants == {Want("heat")}
+        assert parts.refresher._requests == {MetricRequest("heat")}
 
     def test_an_agent_that_fails_has_no_slot_and_the_others_have(self, parts: Parts) -> None:
         def fail() -> None:

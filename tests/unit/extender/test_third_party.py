@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from nodewise import cooperative
-from nodewise.agent import Evidence, Inputs, Scores, ValueState, Verdict, Want
+from nodewise.agent import Evidence, Inputs, MetricRequest, Scores, ValueState, Verdict
 from nodewise.controllers import ControllerKind
 from nodewise.errors import BadSettings
 from nodewise.extender import validation
@@ -265,17 +265,17 @@ class TestSlots:
         assert setup.failures() == {}
 
     def test_wants_and_problems_that_fail_are_those_of_before(self) -> None:
-        setup = OddSetup(wants=fails(ZeroDivisionError()), problems=gives({"p": "text"}))
-        assert setup.state.wants({}) == frozenset()
+        setup = OddSetup(metric_requests=fails(ZeroDivisionError()), problems=gives({"p": "text"}))
+        assert setup.state.metric_requests({}) == frozenset()
         assert setup.state.problems({}) == {"p": ("t", "e", "x", "t")}
-        setup.odd.replacements |= {"wants": gives(["metric"]), "problems": gives({"p": (7,)})}
-        assert (setup.state.wants({}), setup.state.problems({})) == (frozenset(), {})
+        setup.odd.replacements |= {"metric_requests": gives(["metric"]), "problems": gives({"p": (7,)})}
+        assert (setup.state.metric_requests({}), setup.state.problems({})) == (frozenset(), {})
 
     def test_a_want_is_taken_whole(self) -> None:
-        want = Want("m", "m > 0", 60.0, "max", empty_is_healthy=True)
-        assert validation.wants(frozenset({want})) == {want}
+        metric_request = MetricRequest("m", "m > 0", 60.0, "max", empty_is_healthy=True)
+        assert validation.metric_requests(frozenset({metric_request})) == {metric_request}
         with pytest.raises(InvalidResult, match="aggregate 'median', expected one of max, min, sum, avg"):
-            validation.wants(frozenset({want._replace(aggregate="median")}))
+            validation.metric_requests(frozenset({metric_request._replace(aggregate="median")}))
 
 
 class WithInputs(odd_agent.OddState):

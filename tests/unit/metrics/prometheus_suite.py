@@ -14,7 +14,7 @@ from nodewise.metrics.nodes import Nodes, Room
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.source import PrometheusMetrics, Setting
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import NoValues, Want
+from nodewise.metrics.source import MetricRequest, NoValues
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.metrics.prometheus_double import Given
 
@@ -38,12 +38,12 @@ def source(url: str, **options: object) -> PrometheusMetrics:
 
 
 def fetch(url: str, metric: str = "temp", **more: Any) -> Series:
-    """`more` is of `Want`."""
+    """`more` is of `MetricRequest`."""
 
     async def once() -> Series:
         asked = source(url)
         try:
-            return await asked.fetch(Want(metric, **more), time.time())
+            return await asked.fetch(MetricRequest(metric, **more), time.time())
         finally:
             await asked.close()
 

@@ -10,11 +10,11 @@ from nodewise.clock import ManualClock
 from nodewise.errors import Unavailable
 from nodewise.metrics.asking import LOOK_S, Asker, Failure, Limits
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import NotThere, NoValues, Want
+from nodewise.metrics.source import MetricRequest, NotThere, NoValues
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual
 
-M = Want("m")
+M = MetricRequest("m")
 
 
 class Source:
@@ -27,22 +27,22 @@ class Source:
         self.absent = absent
         self.asked: list[str] = []
 
-    def takes(self, want: Want) -> bool:
-        return self.queries or not want.query
+    def takes(self, request: MetricRequest) -> bool:
+        return self.queries or not request.query
 
-    async def fetch(self, want: Want, now: float) -> Series:
-        self.asked.append(want.metric)
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
+        self.asked.append(request.metric)
         if self.absent:
             raise NotThere(f"{self.name} is not registered")
         if "hang" in self.has:
             await asyncio.sleep(60)
         if "nothing" in self.has:
-            if not want.empty_is_healthy:
+            if not request.empty_is_healthy:
                 raise NoValues("query", cause="the query gives no series")
-            return Series(want.metric, self.name, now, {})
-        if want.metric not in self.has:
-            raise Unavailable(f"no {want.metric}")
-        return Series(want.metric, self.name, now, {"a": Sample(1, now)})
+            return Series(request.metric, self.name, now, {})
+        if request.metric not in self.has:
+            raise Unavailable(f"no {request.metric}")
+        return Series(request.metric, self.name, now, {"a": Sample(1, now)})
 
 
 class Stage:
@@ -51,12 +51,12 @@ class Stage:
         self.meters = MetricsRegistry()
         self.asker = Asker(sources, Limits(0.05, 4), self.clock, self.meters)
 
-    async def ask(self, want: Want = M) -> str:
+    async def ask(self, request: MetricRequest = M) -> str:
         """The source's name, or why there is none; with what follows a good answer."""
-        outcome = await self.asker.ask(want)
+        outcome = await self.asker.ask(request)
         if isinstance(outcome, Failure):
             return outcome.why
-        await self.asker.name_losers(want)
+        await self.asker.name_losers(request)
         return outcome.source
 
 
@@ -164,7 +164,7 @@ def test_a_query_goes_to_those_who_understand_one() -> None:
     custom, prometheus = Source("custom", "m"), Source("prometheus", "m", queries=True)
 
     async def play(stage: Stage) -> None:
-        assert await stage.ask(Want("m", "sum(m)")) == "prometheus"
+        assert await stage.ask(MetricRequest("m", "sum(m)")) == "prometheus"
 
     assert played(play, custom, prometheus) == []
     assert custom.asked == []
@@ -172,18 +172,18 @@ def test_a_query_goes_to_those_who_understand_one() -> None:
 
 def test_a_query_that_nobody_understands_says_what_is_missing() -> None:
     async def play(stage: Stage) -> None:
-        assert "answered by Prometheus only" in await stage.ask(Want("m", "sum(m)"))
-        assert "give --prometheus-url" in await stage.ask(Want("m", "sum(m)"))
+        assert "answered by Prometheus only" in await stage.ask(MetricRequest("m", "sum(m)"))
+        assert "give --prometheus-url" in await stage.ask(MetricRequest("m", "sum(m)"))
 
     played(play, Source("custom", "m"))
 
 
 class TestEmptyAnswers:
-    HEALTHY = Want("m", "m > 0", empty_is_healthy=True)
+    HEALTHY = MetricRequest("m", "m > 0", empty_is_healthy=True)
 
-    def asked(self, want: Want, *sources: Source) -> Series | Failure:
+    def asked(self, request: MetricRequest, *sources: Source) -> Series | Failure:
         async def play() -> Series | Failure:
-            return await Stage(*sources).asker.ask(want)
+            return await Stage(*sources).asker.ask(request)
 
         return asyncio.run(play())
 
@@ -224,12 +224,12 @@ def test_what_nobody_needs_any_more_is_forgotten() -> None:
 
 def test_a_source_that_fails_in_a_way_that_nobody_thought_of_is_a_failure_like_any_other() -> None:
     class Broken(Source):
-        async def fetch(self, want: Want, now: float) -> Series:
+        async def fetch(self, request: MetricRequest, now: float) -> Series:
             raise ZeroDivisionError("by nothing")
 
     async def play() -> list[str]:
         stage = Stage(Broken("first"), Source("second", "m"))
-        return [await stage.ask(), await stage.ask(Want("n")), await stage.ask(Want("n"))]
+        return [await stage.ask(), await stage.ask(MetricRequest("n")), await stage.ask(MetricRequest("n"))]
 
     with structlog.testing.capture_logs() as lines:
         found = asyncio.run(play())

@@ -16,7 +16,7 @@ from nodewise.errors import BadInput, BadSettings, NodewiseError, Refused, Unava
 from nodewise.metrics.prometheus import client as clients
 from nodewise.metrics.prometheus.source import PrometheusMetrics
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from tests.unit.metrics.prometheus_double import Given, Prometheus, serving
 from tests.unit.metrics.prometheus_suite import Holding, PrometheusSuite, fetch, source, values
 from tests.unit.serve.papers import Papers
@@ -45,10 +45,10 @@ def asked(made: PrometheusMetrics, *between: Callable[[], None]) -> list[Series]
     """What it gives, called once more after each step in between."""
 
     async def calls() -> list[Series]:
-        found = [await made.fetch(Want("temp"), time.time())]
+        found = [await made.fetch(MetricRequest("temp"), time.time())]
         for step in between:
             step()
-            found.append(await made.fetch(Want("temp"), time.time()))
+            found.append(await made.fetch(MetricRequest("temp"), time.time()))
         await made.close()
         return found
 
@@ -249,10 +249,10 @@ class TestTls:
         with serving(Prometheus(ONE), self.tls(papers)) as told:
             made = source(told.url, **options)
             with pytest.raises(Unavailable):
-                asyncio.run(made.fetch(Want("temp"), 0.0))
+                asyncio.run(made.fetch(MetricRequest("temp"), 0.0))
             self.write(papers, papers.client)
             with pytest.raises(Unavailable):  # it is seen, and taken when the next call sees it as well
-                asyncio.run(made.fetch(Want("temp"), 0.0))
+                asyncio.run(made.fetch(MetricRequest("temp"), 0.0))
             assert values(*asked(made)) == {"a": 1.0}
 
     def test_a_ca_that_was_taken_away_is_not_trusted_any_longer(self, tmp_path: Path) -> None:
@@ -264,12 +264,12 @@ class TestTls:
             made = source(told.url, **options)
             trusted = Path(options["prometheus_ca"])
             other = trustme.CA().cert_pem.bytes()
-            found = [values(await made.fetch(Want("temp"), 0.0))]
+            found = [values(await made.fetch(MetricRequest("temp"), 0.0))]
             for text in (trusted.read_bytes() + other, other):
                 trusted.write_bytes(text)
-                found.append(values(await made.fetch(Want("temp"), 0.0)))
+                found.append(values(await made.fetch(MetricRequest("temp"), 0.0)))
             with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
-                await made.fetch(Want("temp"), 0.0)
+                await made.fetch(MetricRequest("temp"), 0.0)
             await made.close()
             return found
 

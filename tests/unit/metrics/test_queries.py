@@ -3,23 +3,23 @@
 import pytest
 
 from nodewise.metrics.prometheus import queries
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 
 ASKED = {
-    "a metric's name": (Want("temp"), '{__name__="temp"}[60s]'),
-    "a name with a colon": (Want("job:temp:avg"), '{__name__="job:temp:avg"}[60s]'),
-    "a name that is no identifier": (Want("gpu-temp"), '{__name__="gpu-temp"}[60s]'),
-    "a name that begins with a digit": (Want("9lives"), '{__name__="9lives"}[60s]'),
-    "a name that reads as a number": (Want("NaN"), '{__name__="NaN"}[60s]'),
-    "a name with a quote": (Want('a"b\\c'), '{__name__="a\\"b\\\\c"}[60s]'),
+    "a metric's name": (MetricRequest("temp"), '{__name__="temp"}[60s]'),
+    "a name with a colon": (MetricRequest("job:temp:avg"), '{__name__="job:temp:avg"}[60s]'),
+    "a name that is no identifier": (MetricRequest("gpu-temp"), '{__name__="gpu-temp"}[60s]'),
+    "a name that begins with a digit": (MetricRequest("9lives"), '{__name__="9lives"}[60s]'),
+    "a name that reads as a number": (MetricRequest("NaN"), '{__name__="NaN"}[60s]'),
+    "a name with a quote": (MetricRequest('a"b\\c'), '{__name__="a\\"b\\\\c"}[60s]'),
     "a name that is a query": (
-        Want('up"} or vector(1) #'),
+        MetricRequest('up"} or vector(1) #'),
         '{__name__="up\\"} or vector(1) #"}[60s]',
     ),
-    "a name with a line break": (Want("a\nb"), '{__name__="a\\nb"}[60s]'),
-    "a query": (Want("x", "sum by (node) (temp)"), "sum by (node) (temp)"),
-    "a query that is a selector": (Want("x", ' temp{a="b"} '), 'temp{a="b"}[60s]'),
-    "a query that is a range": (Want("x", "temp[5m]"), "temp[5m]"),
+    "a name with a line break": (MetricRequest("a\nb"), '{__name__="a\\nb"}[60s]'),
+    "a query": (MetricRequest("x", "sum by (node) (temp)"), "sum by (node) (temp)"),
+    "a query that is a selector": (MetricRequest("x", ' temp{a="b"} '), 'temp{a="b"}[60s]'),
+    "a query that is a range": (MetricRequest("x", "temp[5m]"), "temp[5m]"),
 }
 
 SELECTORS = {
@@ -54,9 +54,9 @@ SELECTORS = {
 SPANS = {60.0: "60s", 1.5: "1500ms", 0.0001: "1ms", 300.0: "300s", 0.1 + 0.2: "300ms"}
 
 
-@pytest.mark.parametrize(("want", "text"), ASKED.values(), ids=ASKED)
-def test_what_is_asked(want: Want, text: str) -> None:
-    assert queries.of(want, 60.0) == text
+@pytest.mark.parametrize(("metric_request", "text"), ASKED.values(), ids=ASKED)
+def test_what_is_asked(metric_request: MetricRequest, text: str) -> None:
+    assert queries.of(metric_request, 60.0) == text
 
 
 @pytest.mark.parametrize(("text", "is_one"), SELECTORS.items(), ids=SELECTORS)
@@ -66,7 +66,7 @@ def test_what_is_a_selector(text: str, is_one: bool) -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), SPANS.items(), ids=map(str, SPANS))
 def test_durations_have_no_fractions(seconds: float, text: str) -> None:
-    assert queries.of(Want("temp"), seconds) == f'{{__name__="temp"}}[{text}]'
+    assert queries.of(MetricRequest("temp"), seconds) == f'{{__name__="temp"}}[{text}]'
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from nodewise.clock import SystemClock
 from nodewise.errors import Unavailable
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
 from tests.unit.kube import virtual
 from tests.unit.kube.virtual import VirtualClock
@@ -22,20 +22,20 @@ class Source:
         self.has = has or ("m", "k")
         self.asked: list[str] = []
 
-    def takes(self, want: Want) -> bool:
-        return not want.query
+    def takes(self, request: MetricRequest) -> bool:
+        return not request.query
 
-    async def fetch(self, want: Want, now: float) -> Series:
-        self.asked.append(want.metric)
-        if want.metric == "hang":
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
+        self.asked.append(request.metric)
+        if request.metric == "hang":
             await asyncio.sleep(3600)
-        if want.metric not in self.has:
-            raise Unavailable(f"no {want.metric}")
-        return Series(want.metric, self.name, now, {"a": Sample(1, now)})
+        if request.metric not in self.has:
+            raise Unavailable(f"no {request.metric}")
+        return Series(request.metric, self.name, now, {"a": Sample(1, now)})
 
 
-def wants(*names: str) -> frozenset[Want]:
-    return frozenset(Want(name) for name in names)
+def requests(*names: str) -> frozenset[MetricRequest]:
+    return frozenset(MetricRequest(name) for name in names)
 
 
 def scenario(
@@ -54,8 +54,8 @@ def test_a_new_metric_is_asked_for_at_once_and_only_once() -> None:
     source = Source()
 
     async def play(refresher: Refresher) -> None:
-        refresher.want(wants("m"))
-        refresher.want(wants("m"))
+        refresher.set_requests(requests("m"))
+        refresher.set_requests(requests("m"))
         assert not refresher.snapshot.was_asked("m")
         await refresher.settle()
 
@@ -65,7 +65,7 @@ def test_a_new_metric_is_asked_for_at_once_and_only_once() -> None:
 
 def test_one_that_hangs_delays_no_other_and_ends_at_its_deadline() -> None:
     async def play(refresher: Refresher) -> None:
-        refresher.want(wants("hang", "m"))
+        refresher.set_requests(requests("hang", "m"))
         await asyncio.sleep(0.01)
         assert refresher.snapshot.series.keys() == {"m"}
         assert not refresher.snapshot.was_asked("hang")
@@ -78,7 +78,7 @@ def test_each_round_asks_again_but_not_what_still_hangs() -> None:
     source = Source()
 
     async def play(refresher: Refresher) -> None:
-        refresher.want(wants("hang", "m"))
+        refresher.set_requests(requests("hang", "m"))
         running = asyncio.create_task(refresher.run())
         await asyncio.sleep(0.15)
         running.cancel()
@@ -94,7 +94,7 @@ def test_the_first_source_that_has_a_metric_wins() -> None:
     first, second = Source("first", "m"), Source("second", "m", "k")
 
     async def play(refresher: Refresher) -> None:
-        refresher.want(wants("m", "k"))
+        refresher.set_requests(requests("m", "k"))
         await refresher.settle()
 
     found = scenario(play, first, second).snapshot.series
@@ -103,8 +103,8 @@ def test_the_first_source_that_has_a_metric_wins() -> None:
 
 def test_a_metric_that_nobody_names_any_more_is_forgotten_even_if_its_answer_is_under_way() -> None:
     async def play(refresher: Refresher) -> None:
-        refresher.want(wants("m"))
-        refresher.want(wants("k"))
+        refresher.set_requests(requests("m"))
+        refresher.set_requests(requests("k"))
         await refresher.settle()
 
     assert scenario(play).snapshot.series.keys() == {"k"}
@@ -116,7 +116,7 @@ def test_a_failure_keeps_the_values_and_is_told() -> None:
 
     async def play(refresher: Refresher) -> None:
         refresher.subscribe(lambda: told.append(1))
-        refresher.want(wants("m"))
+        refresher.set_requests(requests("m"))
         await refresher.settle()
         source.has = ("k",)
         running = asyncio.create_task(refresher.run())
@@ -133,7 +133,7 @@ def test_a_failure_keeps_the_values_and_is_told() -> None:
 def test_without_a_source_every_metric_fails_and_says_why() -> None:
     async def run() -> Refresher:
         refresher = Refresher((), RefreshOptions(), SystemClock(), MetricsRegistry())
-        refresher.want(wants("m"))
+        refresher.set_requests(requests("m"))
         await refresher.settle()
         return refresher
 
@@ -143,25 +143,29 @@ def test_without_a_source_every_metric_fails_and_says_why() -> None:
 class Asked(Source):
     """Understands queries, and gives for each metric how many queries it was asked."""
 
-    def takes(self, want: Want) -> bool:
+    def takes(self, request: MetricRequest) -> bool:
         return True
 
-    async def fetch(self, want: Want, now: float) -> Series:
-        self.asked.append(want.query or want.metric)
-        return Series(want.metric, self.name, now, {"a": Sample(len(self.asked), 1000.0 - len(self.asked))})
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
+        self.asked.append(request.query or request.metric)
+        return Series(
+            request.metric, self.name, now, {"a": Sample(len(self.asked), 1000.0 - len(self.asked))}
+        )
 
 
 def test_a_name_by_two_queries_is_two_things_and_neither_stands_in_the_others_way() -> None:
     source = Asked()
 
     async def play(refresher: Refresher) -> None:
-        refresher.want(frozenset({Want("m"), Want("m", "one")}))
+        refresher.set_requests(frozenset({MetricRequest("m"), MetricRequest("m", "one")}))
         await refresher.settle()
-        refresher.want(frozenset({Want("m"), Want("m", "one"), Want("m", "two")}))
+        refresher.set_requests(
+            frozenset({MetricRequest("m"), MetricRequest("m", "one"), MetricRequest("m", "two")})
+        )
         assert not refresher.snapshot.was_asked("m by two")
         await refresher.settle()
         assert refresher.snapshot.series.keys() == {"m", "m by one", "m by two"}
-        refresher.want(frozenset({Want("m")}))
+        refresher.set_requests(frozenset({MetricRequest("m")}))
 
     assert scenario(play, source).snapshot.series.keys() == {"m"}
     assert sorted(source.asked) == ["m", "one", "two"]
@@ -171,10 +175,10 @@ def test_rules_of_several_ages_ask_once_with_the_longest() -> None:
     source = Asked()
 
     async def play(refresher: Refresher) -> None:
-        refresher.want(frozenset({Want("m", "", 60.0), Want("m", "", 300.0)}))
+        refresher.set_requests(frozenset({MetricRequest("m", "", 60.0), MetricRequest("m", "", 300.0)}))
         await refresher.settle()
-        assert refresher._wants == frozenset({Want("m", "", 300.0)})
-        refresher.want(frozenset({Want("m", "", 60.0)}))
+        assert refresher._requests == frozenset({MetricRequest("m", "", 300.0)})
+        refresher.set_requests(frozenset({MetricRequest("m", "", 60.0)}))
         assert refresher.snapshot.was_asked(
             "m"
         )  # only the age changed: the values stay until the next are there

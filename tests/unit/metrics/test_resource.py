@@ -12,7 +12,7 @@ from nodewise.kube.api import NotFound
 from nodewise.metrics.nodes import Nodes, Room
 from nodewise.metrics.resource import METRICS, ResourceMetrics
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import NotThere, Want
+from nodewise.metrics.source import MetricRequest, NotThere
 
 NANO = 10**9
 GI = 2**30 * NANO
@@ -50,7 +50,7 @@ def fetch(*items: Any) -> dict[str, Series]:
     source = ResourceMetrics(api, nodes)
 
     async def all_four() -> dict[str, Series]:
-        found = await asyncio.gather(*(source.fetch(Want(metric), 5.0) for metric in METRICS))
+        found = await asyncio.gather(*(source.fetch(MetricRequest(metric), 5.0) for metric in METRICS))
         return dict(zip(METRICS, found, strict=True))
 
     return asyncio.run(all_four())
@@ -127,7 +127,7 @@ FAILURES: dict[str, tuple[Any, type[NodewiseError], str]] = {
 def test_failures(answer: Any, kind: type[NodewiseError], words: str) -> None:
     api: Any = Server(answer)
     with pytest.raises(kind, match=words):
-        asyncio.run(ResourceMetrics(api, nodes).fetch(Want("cpu_usage"), 0.0))
+        asyncio.run(ResourceMetrics(api, nodes).fetch(MetricRequest("cpu_usage"), 0.0))
 
 
 ASKS: dict[str, tuple[list[tuple[str, float]], int]] = {
@@ -151,7 +151,7 @@ def test_calls(calls: list[tuple[str, float]], times: int, answer: Any) -> None:
     async def play() -> None:
         rounds = {at: [metric for metric, other in calls if other == at] for _, at in calls}
         for at, metrics in rounds.items():
-            asked = (source.fetch(Want(metric), at) for metric in metrics)
+            asked = (source.fetch(MetricRequest(metric), at) for metric in metrics)
             await asyncio.gather(*asked, return_exceptions=True)
 
     asyncio.run(play())
@@ -163,8 +163,8 @@ def test_one_that_nobody_waits_for_any_more_leaves_the_others_their_turn() -> No
     source = ResourceMetrics(api, nodes)
 
     async def play() -> Series:
-        first = asyncio.create_task(source.fetch(Want("cpu_usage"), 0.0))
-        second = asyncio.create_task(source.fetch(Want("memory_usage"), 0.0))
+        first = asyncio.create_task(source.fetch(MetricRequest("cpu_usage"), 0.0))
+        second = asyncio.create_task(source.fetch(MetricRequest("memory_usage"), 0.0))
         await asyncio.sleep(0)
         first.cancel()
         return await second
@@ -174,5 +174,8 @@ def test_one_that_nobody_waits_for_any_more_leaves_the_others_their_turn() -> No
 
 def test_only_the_four_are_taken() -> None:
     source = ResourceMetrics(Server({}), nodes)  # type: ignore[arg-type]
-    assert all(source.takes(Want(metric)) for metric in METRICS)
-    assert not any(source.takes(want) for want in (Want("temp"), Want("cpu_usage", "cpu_usage * 2")))
+    assert all(source.takes(MetricRequest(metric)) for metric in METRICS)
+    assert not any(
+        source.takes(request)
+        for request in (MetricRequest("temp"), MetricRequest("cpu_usage", "cpu_usage * 2"))
+    )

@@ -18,7 +18,7 @@ from nodewise.kube.api import NotFound
 from nodewise.metrics.custom import CustomMetrics
 from nodewise.metrics.refresher import Refresher, RefreshOptions
 from nodewise.metrics.series import Sample
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 from nodewise.observe.metrics_registry import MetricsRegistry
 
 NANO = 10**9
@@ -61,13 +61,13 @@ class Play(NamedTuple):
     refresher: Refresher
     clock: ManualClock
 
-    async def want(self, *metrics: str) -> None:
-        self.refresher.want(frozenset(Want(metric) for metric in metrics))
+    async def request(self, *metrics: str) -> None:
+        self.refresher.set_requests(frozenset(MetricRequest(metric) for metric in metrics))
         await self.refresher.settle()
 
     async def round(self) -> None:
         self.clock.advance(5.0)
-        self.refresher._start(self.refresher._wants)
+        self.refresher._start(self.refresher._requests)
         await self.refresher.settle()
 
     def values(self, metric: str = "m") -> dict[str, int]:
@@ -91,7 +91,7 @@ def play(offered: dict[str, Any] = V1, **metrics: Any) -> Play:
 async def m1() -> None:
     """One call a metric and round, without a query."""
     on = play(m=[item("a")])
-    await on.want("m")
+    await on.request("m")
     await on.round()
     assert on.adapter.polled == ["v1beta1/nodes/%2A/m"] * 2
     assert all(not params for _, params in on.adapter.asked)
@@ -100,7 +100,7 @@ async def m1() -> None:
 async def m2() -> None:
     """v1beta2 where it is preferred, with its `windowSeconds`."""
     on = play(V2, m=[item("a", windowSeconds=30)])
-    await on.want("m")
+    await on.request("m")
     assert on.adapter.polled == ["v1beta2/nodes/%2A/m"]
     assert on.refresher.snapshot.series["m"].samples["a"].window_s == 30
 
@@ -108,14 +108,14 @@ async def m2() -> None:
 async def m3() -> None:
     """A preferred version that nobody reads: the first that we do."""
     on = play(V3, m=[item("a")])
-    await on.want("m")
+    await on.request("m")
     assert on.adapter.polled == ["v1beta1/nodes/%2A/m"]
 
 
 async def m5() -> None:
     """Differs: where only v1beta2 is left, it is spoken from the second round on."""
     on = play(m=[item("a")])
-    await on.want("m")
+    await on.request("m")
     on.adapter.offered = group("v1beta2", "v1beta2")
     on.adapter.metrics["m"] = NotFound("gone")
     await on.round()
@@ -127,14 +127,14 @@ async def m5() -> None:
 async def m6() -> None:
     """Differs: two items of one node that differ are no value."""
     on = play(m=[item("x", "1"), item("x", "9"), item("y", "3")])
-    await on.want("m")
+    await on.request("m")
     assert on.values() == {"y": 3}
 
 
 async def m7() -> None:
     """A failure keeps the values. Differs: one bad quantity spoils its own node, not the metric."""
     on = play(m=[item("a", "1"), item("b", "2")])
-    await on.want("m")
+    await on.request("m")
     for failure in (NotFound("404"), Unavailable("503"), []):
         on.adapter.metrics["m"] = failure
         await on.round()
@@ -148,7 +148,7 @@ async def m7() -> None:
 async def m8() -> None:
     """What the next answer lacks is gone."""
     on = play(m=[item("n1"), item("n2")])
-    await on.want("m")
+    await on.request("m")
     on.adapter.metrics["m"] = [item("n1")]
     await on.round()
     assert on.values() == {"n1": 1}
@@ -157,7 +157,7 @@ async def m8() -> None:
 async def m9() -> None:
     """Wanted, never fetched: nothing is known, which is no value."""
     on = play(m=[item("a")])
-    on.refresher.want(frozenset({Want("m")}))
+    on.refresher.set_requests(frozenset({MetricRequest("m")}))
     assert not on.refresher.snapshot.was_asked("m")
     await on.refresher.settle()
 
@@ -166,8 +166,8 @@ async def m10() -> None:
     """Polled while anybody names it, gone with the last."""
     on = play(m=[item("a")])
     for _ in range(2):
-        await on.want("m")
-    await on.want()
+        await on.request("m")
+    await on.request()
     await on.round()
     assert (on.values(), len(on.adapter.polled)) == ({}, 1)
 
@@ -175,16 +175,16 @@ async def m10() -> None:
 async def m11() -> None:
     """A metric without a name is never polled."""
     on = play()
-    await on.want("")
+    await on.request("")
     assert on.adapter.asked == []
 
 
 async def m14() -> None:
     """Named once more: the data stay, and nothing is asked twice."""
     on = play(m=[item("a")], k=[item("a")])
-    await on.want("m")
+    await on.request("m")
     before = on.refresher.snapshot.series["m"]
-    await on.want("m", "k")
+    await on.request("m", "k")
     assert on.refresher.snapshot.series["m"] is before
     assert on.adapter.polled.count("v1beta1/nodes/%2A/m") == 1
 
@@ -194,7 +194,7 @@ async def m15() -> None:
     on = play(
         m=[item("node-1", "50", windowSeconds=60, timestamp=STAMP), item("node-2", "50", timestamp=STAMP)]
     )
-    await on.want("m")
+    await on.request("m")
     sample = Sample(50 * NANO, clocks.parse_rfc3339(STAMP), 60.0)
     assert on.refresher.snapshot.series["m"].samples == {"node-1": sample, "node-2": sample}
 
@@ -202,8 +202,8 @@ async def m15() -> None:
 async def m16() -> None:
     """A policy that names k instead of m: k is polled, m no longer."""
     on = play(m=[item("a")], k=[item("b", "2")])
-    await on.want("m")
-    await on.want("k")
+    await on.request("m")
+    await on.request("k")
     await on.round()
     assert (on.values("m"), on.values("k")) == ({}, {"b": 2})
     assert [path.rpartition("/")[2] for path in on.adapter.polled] == ["m", "k", "k"]
@@ -212,9 +212,9 @@ async def m16() -> None:
 async def m17() -> None:
     """Differs: what no strategy names any more is not polled, whatever strategy named it before."""
     on = play(m=[item("a")], k=[item("a")])
-    await on.want("k")
-    await on.want("m")
-    await on.want()
+    await on.request("k")
+    await on.request("m")
+    await on.request()
     before = len(on.adapter.polled)
     await on.round()
     assert len(on.adapter.polled) == before
@@ -224,7 +224,7 @@ async def appears() -> None:
     """An API that is not there is looked up once a round, for all metrics, and found when it is."""
     on = play(m=[item("a")], k=[item("a")])
     on.adapter.offered = NotFound("404")
-    await on.want("m", "k")
+    await on.request("m", "k")
     assert on.adapter.asked == [(GROUP, None)]
     on.adapter.offered = V1
     await on.round()

@@ -13,7 +13,7 @@ from nodewise.kube.api import NotFound
 from nodewise.metrics.custom import CustomMetrics, chosen_version
 from nodewise.metrics.file import FileMetrics
 from nodewise.metrics.series import Sample, Series
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 
 NANO = 10**9
 
@@ -43,7 +43,7 @@ def item(node: str, value: Any, **more: Any) -> dict[str, Any]:
 
 def fetch(metric: Any, offered: Any = None) -> tuple[Series, list[str]]:
     api: Any = Answers(group=offered or group("v1beta1", "v1beta1"), metric=metric)
-    return asyncio.run(CustomMetrics(api).fetch(Want("m"), 100.0)), api.asked
+    return asyncio.run(CustomMetrics(api).fetch(MetricRequest("m"), 100.0)), api.asked
 
 
 VERSIONS = {
@@ -105,7 +105,7 @@ class TestCustom:
         api: Any = Answers(
             group=group("v1beta1", "v1beta1"), metric={"items": [item("x", "1"), item("x", "9")]}
         )
-        series = asyncio.run(CustomMetrics(api).fetch(Want("m", aggregate=aggregate), 100.0))
+        series = asyncio.run(CustomMetrics(api).fetch(MetricRequest("m", aggregate=aggregate), 100.0))
         assert series.samples["x"].value == value * NANO
 
     @pytest.mark.parametrize("bad", ["NaN", "12 apples", "", None, True, [], {"a": 1}])
@@ -134,7 +134,7 @@ class TestCustom:
     def test_an_api_that_is_not_there_says_what_to_install(self) -> None:
         api: Any = Answers(group=NotFound("get /apis/custom.metrics.k8s.io"))
         with pytest.raises(Unavailable, match=r"not registered.*install prometheus-adapter"):
-            asyncio.run(CustomMetrics(api).fetch(Want("m"), 0.0))
+            asyncio.run(CustomMetrics(api).fetch(MetricRequest("m"), 0.0))
 
     def test_after_a_failure_the_version_is_looked_up_again(self) -> None:
         api: Any = Answers(group=group("v1beta1", "v1beta1"), metric=NotFound("gone"))
@@ -142,29 +142,29 @@ class TestCustom:
 
         async def twice() -> Series:
             with pytest.raises(NodewiseError):
-                await source.fetch(Want("m"), 0.0)
+                await source.fetch(MetricRequest("m"), 0.0)
             api.answers = {"group": group("v1beta2", "v1beta2"), "metric": {"items": [item("a", "1")]}}
-            return await source.fetch(Want("m"), 0.0)
+            return await source.fetch(MetricRequest("m"), 0.0)
 
         assert asyncio.run(twice()).samples
         assert api.asked[-1].startswith("/apis/custom.metrics.k8s.io/v1beta2/")
 
     def test_a_strange_name_stays_one_part_of_the_path(self) -> None:
         api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": [item("a", "1")]})
-        asyncio.run(CustomMetrics(api).fetch(Want("secrets?x"), 0.0))
+        asyncio.run(CustomMetrics(api).fetch(MetricRequest("secrets?x"), 0.0))
         assert api.asked[-1].endswith("/nodes/%2A/secrets%3Fx")
 
     @pytest.mark.parametrize("metric", ["..", "../../secrets", "%2e%2e", "a/b"])
     def test_a_name_that_could_be_another_path_is_not_asked_for(self, metric: str) -> None:
         api: Any = Answers(group=group("v1beta1", "v1beta1"), metric={"items": [item("a", "1")]})
         with pytest.raises(BadInput, match="URL path: segment: "):
-            asyncio.run(CustomMetrics(api).fetch(Want(metric), 0.0))
+            asyncio.run(CustomMetrics(api).fetch(MetricRequest(metric), 0.0))
         assert api.asked == ["/apis/custom.metrics.k8s.io"]
 
 
 class TestFiles:
     def read(self, path: Path, metric: str = "m") -> dict[str, Sample]:
-        return asyncio.run(FileMetrics((str(path),)).fetch(Want(metric), 0.0)).samples
+        return asyncio.run(FileMetrics((str(path),)).fetch(MetricRequest(metric), 0.0)).samples
 
     def test_csv(self, tmp_path: Path) -> None:
         file = tmp_path / "m.csv"
@@ -200,9 +200,9 @@ class TestFiles:
         file = tmp_path / "m.csv"
         file.write_text("a,m,1\na,m,9\nb,m,3\n")
         source = FileMetrics((str(file),))
-        plain = asyncio.run(source.fetch(Want("m"), 0.0))
+        plain = asyncio.run(source.fetch(MetricRequest("m"), 0.0))
         assert (list(plain.samples), list(plain.invalid)) == (["b"], ["a"])
-        highest = asyncio.run(source.fetch(Want("m", aggregate="max"), 0.0))
+        highest = asyncio.run(source.fetch(MetricRequest("m", aggregate="max"), 0.0))
         assert {node: sample.value // NANO for node, sample in highest.samples.items()} == {"a": 9, "b": 3}
 
     def test_a_metric_that_is_not_there(self, tmp_path: Path) -> None:
@@ -214,6 +214,6 @@ class TestFiles:
         file = tmp_path / "m.csv"
         file.write_text("a,m,1\n")
         source = FileMetrics((str(tmp_path),))
-        assert asyncio.run(source.fetch(Want("m"), 0.0)).samples["a"].value == NANO
+        assert asyncio.run(source.fetch(MetricRequest("m"), 0.0)).samples["a"].value == NANO
         file.write_text("a,m,22\n")
-        assert asyncio.run(source.fetch(Want("m"), 0.0)).samples["a"].value == 22 * NANO
+        assert asyncio.run(source.fetch(MetricRequest("m"), 0.0)).samples["a"].value == 22 * NANO

@@ -12,7 +12,7 @@ from nodewise.kube import files
 from nodewise.metrics import file
 from nodewise.metrics.file import FileMetrics
 from nodewise.metrics.nodes import Nodes, Room
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 
 NANO = 10**9
 
@@ -69,7 +69,7 @@ def test_a_source_reads_again_when_the_known_nodes_are_others(tmp_path: Path) ->
         found = []
         for cores in (2, 8):
             rooms.append(Room(cores * NANO, None))
-            found.append((await source.fetch(Want("cpu_usage_share"), 0.0)).samples["a"].value)
+            found.append((await source.fetch(MetricRequest("cpu_usage_share"), 0.0)).samples["a"].value)
         return found
 
     assert asyncio.run(twice()) == [NANO // 2, NANO // 8]
@@ -78,7 +78,7 @@ def test_a_source_reads_again_when_the_known_nodes_are_others(tmp_path: Path) ->
 def test_files_without_usage_have_no_metrics_of_it(tmp_path: Path) -> None:
     source = FileMetrics([written(tmp_path, NODE)])
     with pytest.raises(Unavailable, match="metric cpu_usage is not in"):
-        asyncio.run(source.fetch(Want("cpu_usage"), 0.0))
+        asyncio.run(source.fetch(MetricRequest("cpu_usage"), 0.0))
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -89,6 +89,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_what_a_file_has_under_a_name_answers_the_query_of_that_name(tmp_path: Path) -> None:
     source = FileMetrics([written(tmp_path, USED, NODE)])
-    want = Want("cpu_usage", "sum by (node) (rate(x[5m]))")
-    assert source.takes(want)
-    assert asyncio.run(source.fetch(want, 0.0)).samples["a"].value == NANO
+    request = MetricRequest("cpu_usage", "sum by (node) (rate(x[5m]))")
+    assert source.takes(request)
+    assert asyncio.run(source.fetch(request, 0.0)).samples["a"].value == NANO

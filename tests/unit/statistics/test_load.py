@@ -114,8 +114,8 @@ def test_a_node_that_went_and_came_back_without_annotations_has_none():
 
 
 def measured(now=NOW, at=None, **by_metric):
-    wants = queries.wants(StatisticsOptions(statistics="metrics"))
-    keys = {want.metric: want.key for want in wants}
+    metric_requests = queries.metric_requests(StatisticsOptions(statistics="metrics"))
+    keys = {metric_request.metric: metric_request.key for metric_request in metric_requests}
     series = {
         keys[metric]: Series(keys[metric], "prometheus", now, {n: Sample(v, at) for n, v in values.items()})
         for metric, values in by_metric.items()
@@ -158,5 +158,5 @@ def test_annotations_do_not_count_where_metrics_are_asked():
 
 
 def test_nothing_is_asked_where_annotations_count():
-    assert LoadReader(StatisticsOptions()).wants == frozenset()
-    assert len(LoadReader(StatisticsOptions(statistics="metrics")).wants) == 4
+    assert LoadReader(StatisticsOptions()).metric_requests == frozenset()
+    assert len(LoadReader(StatisticsOptions(statistics="metrics")).metric_requests) == 4

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nodewise.agent import ClusterState, Inputs, ObjectKey, StateBuilder, Want
+from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.statistics.load import Load, LoadReader, Table
 from nodewise.statistics.missing import Missing
@@ -46,13 +46,16 @@ class SafeState(StateBuilder[Base | None]):
         self._forecast_weight = options.safe_forecast_weight / 100
         self._reader = LoadReader(options)
 
-    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:  # noqa: ARG002
+    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:  # noqa: ARG002
         """The metrics of the nodes' load, for any objects."""
-        return self._reader.wants
+        return self._reader.metric_requests
 
     def build(self, cluster_state: ClusterState) -> Generator[None, None, Base | None]:
         """The load of all nodes; None before its metrics were requested, because they are not missing yet."""
-        if not all(cluster_state.metrics.was_asked(want.key) for want in self._reader.wants):
+        if not all(
+            cluster_state.metrics.was_asked(metric_request.key)
+            for metric_request in self._reader.metric_requests
+        ):
             return None
         load = yield from self._reader.read(cluster_state)
         yield

@@ -16,7 +16,7 @@ from nodewise import clock, quantity
 from nodewise.agents.telemetry.operators import OPERATORS
 from nodewise.errors import UNREADABLE, Problem, shown, suggestion
 from nodewise.metrics.aggregation import AGGREGATIONS
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 
 STRATEGIES: Final = ("dontschedule", "scheduleonmetric", "deschedule", "labeling")
 _MOST_LABELING: Final = 226
@@ -90,10 +90,10 @@ class Rule(msgspec.Struct, frozen=True):
     remedy: str = ""
     """What makes the rule usable, where that is not a change of the policy."""
 
-    def want(self, max_age_s: float = 0.0) -> Want:
+    def metric_request(self, max_age_s: float = 0.0) -> MetricRequest:
         """What is asked of the sources; `max_age_s` is the agent's."""
         age_s = max_age_s if self.max_age_s is None else self.max_age_s
-        return Want(self.metric, self.query, age_s, self.aggregate, self.empty_means == "healthy")
+        return MetricRequest(self.metric, self.query, age_s, self.aggregate, self.empty_means == "healthy")
 
 
 class Strategy(msgspec.Struct, frozen=True):

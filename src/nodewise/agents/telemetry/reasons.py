@@ -15,7 +15,7 @@ _LONGEST: Final = 512
 
 def rule_text(rule: Rule) -> str:
     """A rule as an operator reads it: `cpu_temp GreaterThan 80`."""
-    return f"{rule.want().name} {rule.operator} {quantity.to_text(rule.target)}"
+    return f"{rule.metric_request().name} {rule.operator} {quantity.to_text(rule.target)}"
 
 
 class RuleBroken(msgspec.Struct, frozen=True):
@@ -57,10 +57,10 @@ class NoValue(msgspec.Struct, frozen=True):
     is_failure: ClassVar[bool] = False
 
     def text(self) -> str:
-        return f"telemetry policy {self.policy}: no fresh value of {self.rule.want().name}"
+        return f"telemetry policy {self.policy}: no fresh value of {self.rule.metric_request().name}"
 
     def remedy(self) -> str:
-        return f"find out why there is no fresh {self.rule.want().name}"
+        return f"find out why there is no fresh {self.rule.metric_request().name}"
 
 
 class NeverFetched(msgspec.Struct, frozen=True):

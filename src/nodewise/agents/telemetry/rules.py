@@ -37,7 +37,7 @@ class Measured(NamedTuple):
         numbers = candidates.numbers
         target = None if ranks_only else self.rule.target
         return Evidence(
-            self.rule.want().name,
+            self.rule.metric_request().name,
             self.rule.operator,
             target,
             self.column.values[numbers],

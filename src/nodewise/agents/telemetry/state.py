@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from nodewise.agent import ClusterState, Inputs, ObjectKey, StateBuilder, Want
+from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, StateBuilder
 from nodewise.agents.telemetry import labels, ranks, reasons, rules, suspension
 from nodewise.agents.telemetry import policy as policies
 from nodewise.agents.telemetry.labels import LabelColumn
@@ -79,10 +79,10 @@ class TelemetryState(StateBuilder[Slot]):
         self._read = found
         return {key: policy for key, (_, _, policy) in found.items()}
 
-    def wants(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[Want]:
+    def metric_requests(self, objects: Mapping[str, Mapping[ObjectKey, Any]]) -> frozenset[MetricRequest]:
         """The metrics that usable rules name."""
         return frozenset(
-            rule.want(self._max_age_s)
+            rule.metric_request(self._max_age_s)
             for policy in self.policies(objects).values()
             for strategy in policy.strategies.values()
             for rule in strategy.rules
@@ -102,9 +102,11 @@ class TelemetryState(StateBuilder[Slot]):
         agent_state: dict[ObjectKey, PolicySlot] = {}
         memo: dict[Rule, rules.Measured] = {}
         policies_ = self.policies(cluster_state.objects)
-        wants = (rule.want() for policy in policies_.values() for rule in _rules(policy))
-        for want in {want.key: want for want in wants}.values():
-            yield from self._lay_out(want, cluster_state)
+        metric_requests = (rule.metric_request() for policy in policies_.values() for rule in _rules(policy))
+        for metric_request in {
+            metric_request.key: metric_request for metric_request in metric_requests
+        }.values():
+            yield from self._lay_out(metric_request, cluster_state)
             yield
         for key, policy in policies_.items():
             agent_state[key] = yield from self._decide(policy, cluster_state, memo)
@@ -174,7 +176,9 @@ class TelemetryState(StateBuilder[Slot]):
                 return rules.reject_all(size, reason)
             cause = self._unfetched(item.rule, cluster_state)
             if cause is not None:
-                return rules.reject_all(size, reasons.NeverFetched(name, item.rule.want().name, cause))
+                return rules.reject_all(
+                    size, reasons.NeverFetched(name, item.rule.metric_request().name, cause)
+                )
         judge = rules.all_of if policy.strategies["dontschedule"].all_of else rules.any_of
         return judge(name, filtering)
 
@@ -193,7 +197,7 @@ class TelemetryState(StateBuilder[Slot]):
         """The rule over all nodes; equal rules of several policies are computed once."""
         found = memo.get(rule)
         if found is None:
-            column = self._column(rule.want().key, cluster_state)
+            column = self._column(rule.metric_request().key, cluster_state)
             measured = rules.measure(
                 rule, column, cluster_state.now, self._max_age_s, reject_missing=self._reject_missing
             )
@@ -212,7 +216,7 @@ class TelemetryState(StateBuilder[Slot]):
         return suspension.held(measured, memory)
 
     def _waits_for(self, policy: Policy, cluster_state: ClusterState) -> dict[str, str]:
-        causes = {rule.want().key: self._unfetched(rule, cluster_state) for rule in _rules(policy)}
+        causes = {rule.metric_request().key: self._unfetched(rule, cluster_state) for rule in _rules(policy)}
         return {key: cause for key, cause in sorted(causes.items()) if cause is not None}
 
     def _unfetched(self, rule: Rule, cluster_state: ClusterState) -> str | None:
@@ -221,7 +225,7 @@ class TelemetryState(StateBuilder[Slot]):
         A metric that gives no node a fresh value counts as never fetched, unless the rule had values and is suspended.
         A rule that loses the last of its fresh values is suspended, so values that are all stale were never fresh.
         """
-        key = rule.want().key
+        key = rule.metric_request().key
         laid_out = self._columns.get(key)
         if laid_out is None:
             return cluster_state.metrics.causes.get(key, "")
@@ -232,16 +236,18 @@ class TelemetryState(StateBuilder[Slot]):
             return "every value is older than max_age"
         return laid_out.cause or None
 
-    def _lay_out(self, want: Want, cluster_state: ClusterState) -> Generator[None, None, None]:
+    def _lay_out(
+        self, metric_request: MetricRequest, cluster_state: ClusterState
+    ) -> Generator[None, None, None]:
         """Have the metric's column, the one of before where neither its values nor the nodes are others."""
-        metric = want.key
+        metric = metric_request.key
         series = cluster_state.metrics.series.get(metric)
         known = self._columns.get(metric)
         if series is None:
             self._columns.pop(metric, None)
         elif known is None or known.series is not series or known.nodes is not cluster_state.nodes:
             column = yield from columns.lay_out(series, cluster_state.nodes)
-            is_healthy = want.empty_is_healthy and not (series.samples or series.invalid)
+            is_healthy = metric_request.empty_is_healthy and not (series.samples or series.invalid)
             cause = "" if is_healthy else missing_cause(series, cluster_state.nodes, column)
             self._columns[metric] = _LaidOut(series, cluster_state.nodes, column, cause)
 

@@ -34,7 +34,7 @@ from nodewise.metrics.nodes import Nodes
 from nodewise.metrics.resource import ResourceMetrics
 from nodewise.metrics.series import Series, State
 from nodewise.metrics.snapshot import MetricsSnapshot
-from nodewise.metrics.source import Source, Want
+from nodewise.metrics.source import MetricRequest, Source
 from nodewise.visible import short
 
 MAX_METRICS: Final = 100
@@ -78,15 +78,17 @@ def parse_policy(body: bytes) -> PolicyObject | None:
         return None
 
 
-async def metric_wants(session: Session) -> list[Want]:
+async def metric_requests(session: Session) -> list[MetricRequest]:
     """The metrics of all rules, without those of a query, which only Prometheus can answer."""
     objects = await session.require(policy_objects)
-    wants = (rule.want() for policy in map(taspolicy.read, objects) for rule in _named_rules(policy))
-    return sorted({Want(want.metric, aggregate=want.aggregate) for want in wants})
+    requests = (
+        rule.metric_request() for policy in map(taspolicy.read, objects) for rule in _named_rules(policy)
+    )
+    return sorted({MetricRequest(request.metric, aggregate=request.aggregate) for request in requests})
 
 
 async def metric_names(session: Session) -> list[str]:
-    return sorted({want.metric for want in await session.require(metric_wants)})
+    return sorted({metric_request.metric for metric_request in await session.require(metric_requests)})
 
 
 def _named_rules(policy: taspolicy.Policy) -> list[Rule]:
@@ -96,8 +98,11 @@ def _named_rules(policy: taspolicy.Policy) -> list[Rule]:
 
 
 async def metric_series(session: Session) -> dict[str, Series | Unavailable]:
-    """The values of each metric by `Want.name`, from the custom metrics API or, by its name, from metrics.k8s.io."""
-    wants = await session.require(metric_wants)
+    """The values of each metric by `MetricRequest.name`.
+
+    They come from the custom metrics API or, by the metric's name, from metrics.k8s.io.
+    """
+    requests = await session.require(metric_requests)
     nodes = (await session.require(node_list)).measured
     sources = await session.require(_metric_sources)
     session.reader.say("requesting metrics")
@@ -109,35 +114,35 @@ async def metric_series(session: Session) -> dict[str, Series | Unavailable]:
 
     custom_source, resource_source = CustomMetrics(api, _TIMEOUT_S), ResourceMetrics(api, lookup, _TIMEOUT_S)
 
-    async def fetch(want: Want) -> Series | Unavailable:
-        series: Series | Unavailable = _no_values(want.metric, "no source was asked")
+    async def fetch(request: MetricRequest) -> Series | Unavailable:
+        series: Series | Unavailable = _no_values(request.metric, "no source was asked")
         async with limit:
             if sources.custom:
-                series = await _fetch(custom_source, f"get nodes/{want.metric}.{custom.GROUP}", want)
-            if sources.resource and want.metric in resource.METRICS and not _has_values(series):
-                series = await _fetch(resource_source, f"list nodes.{resource.GROUP}", want)
+                series = await _fetch(custom_source, f"get nodes/{request.metric}.{custom.GROUP}", request)
+            if sources.resource and request.metric in resource.METRICS and not _has_values(series):
+                series = await _fetch(resource_source, f"list nodes.{resource.GROUP}", request)
         return series
 
     if not (sources.custom or sources.resource):
         return {}
-    requested = wants[:MAX_METRICS]
+    requested = requests[:MAX_METRICS]
     series = dict(zip(requested, await asyncio.gather(*map(fetch, requested)), strict=True))
-    reason = f"there are {len(wants)} metrics, of which {MAX_METRICS} are requested"
-    for want in wants[MAX_METRICS:]:
-        series[want] = Unavailable(f"metric {want.name}", reason, is_minor=True)
-    return {want.name: values for want, values in series.items()}
+    reason = f"there are {len(requests)} metrics, of which {MAX_METRICS} are requested"
+    for request in requests[MAX_METRICS:]:
+        series[request] = Unavailable(f"metric {request.name}", reason, is_minor=True)
+    return {request.name: values for request, values in series.items()}
 
 
-async def _fetch(source: Source, right: str, want: Want) -> Series | Unavailable:
+async def _fetch(source: Source, right: str, request: MetricRequest) -> Series | Unavailable:
     """A metric from a source. A source without the metric has an empty series, with the reason as its source."""
     try:
-        return await source.fetch(want, SystemClock().now())
+        return await source.fetch(request, SystemClock().now())
     except NotFound as error:
-        return _no_values(want.metric, str(error))
+        return _no_values(request.metric, str(error))
     except NodewiseError as error:
         if "an empty list" in str(error):
-            return _no_values(want.metric, str(error))
-        return unavailable(f"metric {short(want.metric, 100)}", right, error)
+            return _no_values(request.metric, str(error))
+        return unavailable(f"metric {short(request.metric, 100)}", right, error)
 
 
 def _no_values(metric: str, reason: str) -> Series:
@@ -201,15 +206,15 @@ def evaluate(
     """
     by_key = {(item.metadata.namespace, item.metadata.name): item for item in objects}
     rules = (rule for item in objects for rule in _named_rules(taspolicy.read(item)))
-    by_want: dict[str, Series] = {}
-    for want in (rule.want() for rule in rules):
-        values = series.get(want.name)
+    by_request: dict[str, Series] = {}
+    for metric_request in (rule.metric_request() for rule in rules):
+        values = series.get(metric_request.name)
         if isinstance(values, Series) and (values.samples or values.invalid):
-            by_want[want.key] = values
+            by_request[metric_request.key] = values
     options, sync_period_s = _options(listed)
     state = TelemetryState(options, max_age_s(options, sync_period_s))
     now = SystemClock().now()
-    cluster = ClusterState(NodeIndex(nodes), {POLICIES: by_key}, MetricsSnapshot(by_want), now)
+    cluster = ClusterState(NodeIndex(nodes), {POLICIES: by_key}, MetricsSnapshot(by_request), now)
     return cooperative.run_at_once(state.build(cluster))
 
 
@@ -237,13 +242,13 @@ def _evaluation(item: PolicyObject, slot: PolicySlot, is_unknown: bool) -> Polic
     filtering = [rule for rule in policy.rules("dontschedule") if not rule.unusable]
     rejected: int | None = 0 if slot.judged is None else int(np.count_nonzero(slot.judged.codes[:-1]))
     source = "by its metrics"
-    if filtering and (is_unknown or any(rule.want().key in slot.waits_for for rule in filtering)):
+    if filtering and (is_unknown or any(rule.metric_request().key in slot.waits_for for rule in filtering)):
         rejected, source = (status.violating_nodes if status.conditions else None), "by its status"
     return PolicyEvaluation(
         policy.namespace,
         policy.name,
         tuple(policy.strategies),
-        tuple(dict.fromkeys(rule.want().name for rule in _named_rules(policy))),
+        tuple(dict.fromkeys(rule.metric_request().name for rule in _named_rules(policy))),
         tuple(short(str(problem)) for problem in policy.problems),
         tuple(short(name, 100) for name in status.missing_metrics),
         short(_message(status, "MetricsFetched")),

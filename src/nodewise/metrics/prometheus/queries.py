@@ -9,7 +9,7 @@ of what it gives nobody knows.
 import re
 from typing import Final
 
-from nodewise.metrics.source import Want
+from nodewise.metrics.source import MetricRequest
 
 _STRING: Final = r"""(?:"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|`[^`]*+`)"""
 _NAME: Final = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
@@ -22,15 +22,15 @@ _NUMBERS: Final = ("inf", "nan")
 """Names that PromQL reads as numbers."""
 
 
-def of(want: Want, max_age_s: float) -> str:
+def of(request: MetricRequest, max_age_s: float) -> str:
     """The expression to ask: the rule's query, else its metric's name; samples no older than `max_age_s`."""
-    expression = instant(want)
+    expression = instant(request)
     return f"{expression}[{_span(max_age_s)}]" if is_selector(expression) else expression
 
 
-def instant(want: Want) -> str:
+def instant(request: MetricRequest) -> str:
     """The same without a range. For a selector Prometheus gives the series that have not ended."""
-    return want.query.strip() if want.query else _named(want.metric)
+    return request.query.strip() if request.query else _named(request.metric)
 
 
 def is_selector(text: str) -> bool:

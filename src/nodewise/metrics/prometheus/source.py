@@ -12,7 +12,7 @@ from nodewise.metrics.prometheus.matching import Identity, Owned
 from nodewise.metrics.prometheus.options import PrometheusOptions
 from nodewise.metrics.prometheus.ranges import Points
 from nodewise.metrics.series import Series
-from nodewise.metrics.source import NoValues, Want
+from nodewise.metrics.source import MetricRequest, NoValues
 from nodewise.observe import logs
 from nodewise.observe.metrics_registry import MetricsRegistry
 
@@ -24,7 +24,7 @@ class Setting(NamedTuple):
 
     options: PrometheusOptions
     max_age_s: float
-    """How far back a selector looks where a want does not say."""
+    """How far back a selector looks where a request does not say."""
 
 
 class PrometheusMetrics:
@@ -43,40 +43,40 @@ class PrometheusMetrics:
         self._meters = meters
         self._told: set[tuple[str, str]] = set()
 
-    def takes(self, want: Want) -> bool:
+    def takes(self, request: MetricRequest) -> bool:
         """Anything: metrics by their names, and expressions."""
-        return bool(want.metric or want.query)
+        return bool(request.metric or request.query)
 
-    async def fetch(self, want: Want, now: float) -> Series:
+    async def fetch(self, request: MetricRequest, now: float) -> Series:
         """Each node's value. `NoValues` if no series is of a node; errors of the call as in `Client`."""
-        query = queries.of(want, want.max_age_s or self._max_age_s)
+        query = queries.of(request, request.max_age_s or self._max_age_s)
         answer = await self._client.ask(query)
         nodes = await self._nodes()
         owned = await cooperative.run(matching.match(answers.found(answer), self._labels, nodes))
         strangers, example = len(owned.strangers), matching.example(owned, self._labels)
-        self._meters.set("metric_series_unmatched", strangers, metric=want.name)
-        self._tell(want.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
-        if not owned.by_node and (strangers or not want.empty_is_healthy):
-            raise self._nothing(want, query, strangers, example)
+        self._meters.set("metric_series_unmatched", strangers, metric=request.name)
+        self._tell(request.name, "metric_warning", warnings="; ".join(answer.warnings)[:500])
+        if not owned.by_node and (strangers or not request.empty_is_healthy):
+            raise self._nothing(request, query, strangers, example)
         self._tell(
-            want.name,
+            request.name,
             "metric_series_unmatched",
             example=f"{strangers} series, such as {example}" if example else "",
         )
         matched = await cooperative.run(
-            matching.reduce(owned, want.aggregate, await self._current(want, owned))
+            matching.reduce(owned, request.aggregate, await self._current(request, owned))
         )
-        return Series(want.metric, self.name, now, matched.samples, matched.invalid)
+        return Series(request.metric, self.name, now, matched.samples, matched.invalid)
 
-    async def _current(self, want: Want, owned: Owned) -> frozenset[Identity] | None:
+    async def _current(self, request: MetricRequest, owned: Owned) -> frozenset[Identity] | None:
         """The series that have not ended, where the values depend on it.
 
         A range has the samples of series that have ended as well. An instant query leaves these out: Prometheus marks
         a series as ended when its target is gone, or gives it up after a look-back of five minutes.
         """
-        if not await cooperative.run(matching.needs_ended(owned, want.aggregate)):
+        if not await cooperative.run(matching.needs_ended(owned, request.aggregate)):
             return None
-        answer = await self._client.ask(queries.instant(want))
+        answer = await self._client.ask(queries.instant(request))
         return await cooperative.run(matching.identities(answers.found(answer)))
 
     async def samples(self, query: str) -> dict[str, Points]:
@@ -89,19 +89,19 @@ class PrometheusMetrics:
         """End all connections."""
         await self._access.http.aclose()
 
-    def _nothing(self, want: Want, query: str, strangers: int, example: str) -> NoValues:
+    def _nothing(self, request: MetricRequest, query: str, strangers: int, example: str) -> NoValues:
         what = f"query {query} to {self._access.url}"
         if strangers:
             cause = "no series is of a node"
             wanted = f"a node's name, InternalIP or Hostname in {' or '.join(self._labels)}"
             problem = Problem("", f"{strangers} series, none of a node, such as {example}", wanted)
             return NoValues(what, [problem], cause=cause, remedy="give --prometheus-node-label")
-        if want.query:
+        if request.query:
             cause = "the query gives no series"
             remedy = "set empty_means: healthy if that is how a healthy cluster looks"
         else:
             cause = "Prometheus has no series of this name"
-            remedy = f"if Prometheus has it by another name, set the rule's query: node_{want.metric}"
+            remedy = f"if Prometheus has it by another name, set the rule's query: node_{request.metric}"
         problem = Problem("", "no series", "one of each node")
         return NoValues(what, [problem], cause=f"{cause}: {remedy}", remedy=remedy)
 

@@ -233,7 +233,7 @@ class TestProblems:
         assert state.problems({}) == {}
 
     def test_no_metric_is_wanted(self) -> None:
-        assert GpuState(INTEL).wants({}) == frozenset()
+        assert GpuState(INTEL).metric_requests({}) == frozenset()
 
 
 def test_an_entry_that_a_version_ended_counts_again_when_versions_begin_anew() -> None:

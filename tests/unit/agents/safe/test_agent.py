@@ -261,15 +261,15 @@ def test_before_nodes_are_read_no_node_is_accepted():
 
 
 def test_before_metrics_were_asked_for_no_node_is_accepted():
-    wants = sorted(KIND.state(SafeOptions(statistics="metrics"), 5.0).wants({}))
-    some = MetricsSnapshot(failures={want.key: "away" for want in wants[1:]})
+    metric_requests = sorted(KIND.state(SafeOptions(statistics="metrics"), 5.0).metric_requests({}))
+    some = MetricsSnapshot(failures={metric_request.key: "away" for metric_request in metric_requests[1:]})
     for metrics_snapshot in (None, some):
         asked = Asked(node(), statistics="metrics", metrics_snapshot=metrics_snapshot)
         verdict = asked.filter(NOTHING)
         assert (verdict.codes.tolist(), verdict.reasons[0].is_failure) == ([1], True)
         assert verdict.reasons[0].text() == "safe: starting, the load of nodes is not known yet"
         assert asked.agent.score(NOTHING, asked.names, asked.snapshot) is None
-    failed = some.with_failure(wants[0].key, "away")
+    failed = some.with_failure(metric_requests[0].key, "away")
     assert Asked(node(), statistics="metrics", metrics_snapshot=failed).accepts(NOTHING) == [True]
 
 
@@ -282,10 +282,10 @@ def test_it_is_concerned_where_a_node_has_statistics():
 def test_metrics_are_wanted_where_they_are_to_be_used():
     state = KIND.state(SafeOptions(statistics="metrics"), 5.0)
     assert state.inputs.metrics
-    assert {want.metric for want in state.wants({})} == {
+    assert {metric_request.metric for metric_request in state.metric_requests({})} == {
         "cpu_used_mean",
         "cpu_used_deviation",
         "memory_used_mean",
         "memory_used_deviation",
     }
-    assert KIND.state(SafeOptions(), 5.0).wants({}) == frozenset()
+    assert KIND.state(SafeOptions(), 5.0).metric_requests({}) == frozenset()

@@ -77,7 +77,7 @@ def test_a_policy_without_trust_labels_nothing_and_says_so() -> None:
     assert found.message.startswith("namespace d is not trusted: deschedule and labeling have no effect; ")
     assert REMEDY in found.message
     state = TelemetryState(TelemetryOptions(), 60.0)
-    assert not state.wants(cluster_state([LABELLING], VALUES, trusted=()).objects), (
+    assert not state.metric_requests(cluster_state([LABELLING], VALUES, trusted=()).objects), (
         "its metrics are not fetched"
     )
 
@@ -91,7 +91,7 @@ def test_names_and_preferences_work_without_trust() -> None:
 def test_a_query_without_trust_is_not_asked_and_rejects_with_the_remedy() -> None:
     given = policy(dontschedule=[QUERIED])
     state = TelemetryState(TelemetryOptions(), 60.0)
-    assert not state.wants(cluster_state([given], VALUES, trusted=()).objects)
+    assert not state.metric_requests(cluster_state([given], VALUES, trusted=()).objects)
     found = rejected(snapshot(given)) or {}
     assert found.keys() == {"n1", "n2", "n3"}
     for text in found.values():
@@ -126,15 +126,20 @@ def test_a_policy_without_trust_does_not_lengthen_the_requests_for_a_metric() ->
         dontschedule=[HOT | {"max_age": "8784h"}], scheduleonmetric=[rule("k") | {"max_age": "15m"}]
     )
     state = TelemetryState(TelemetryOptions(), 60.0)
-    wants = state.wants(cluster_state([given], VALUES, trusted=()).objects)
-    assert {want.metric: want.max_age_s for want in wants} == {"k": 900.0}
+    metric_requests = state.metric_requests(cluster_state([given], VALUES, trusted=()).objects)
+    assert {metric_request.metric: metric_request.max_age_s for metric_request in metric_requests} == {
+        "k": 900.0
+    }
     text = (rejected(snapshot(given)) or {})["n1"]
     assert "namespace d is not trusted: rules with a max_age above 15m cannot be used" in text
     assert REMEDY in text
-    trusted = state.wants(cluster_state([given], VALUES, trusted=("d",)).objects)
-    assert {want.metric for want in trusted} == {"k", "m"}
+    trusted = state.metric_requests(cluster_state([given], VALUES, trusted=("d",)).objects)
+    assert {metric_request.metric for metric_request in trusted} == {"k", "m"}
     patient = TelemetryState(TelemetryOptions(), 366 * 86400.0)
-    assert {want.metric for want in patient.wants(cluster_state([given], VALUES, trusted=()).objects)} == {
+    assert {
+        metric_request.metric
+        for metric_request in patient.metric_requests(cluster_state([given], VALUES, trusted=()).objects)
+    } == {
         "k",
         "m",
     }
