@@ -82,7 +82,7 @@ def _of_a_cluster(folder: str, _names: list[str]) -> set[str]:
 
 
 def test_a_host_of_kubeadm_is_configured_and_left(host: Reader, tmp_path: Path) -> None:
-    (see,) = pages.section(PAGE, "## See that it works")
+    (see,) = pages.section(PAGE, "## Verify")
     (check,) = [step.typed for step in pages.steps(see) if "--check" in step.typed]
     (undo,) = pages.section(PAGE, "## Undo")
     (uninstall,) = [line for line in undo.text.splitlines() if "--uninstall" in line]
