@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from nodewise.annotator import writing
-from nodewise.annotator.planning import NodePlan
-from nodewise.annotator.writing import Written
+from nodewise.annotator import patch_writer
+from nodewise.annotator.patch_writer import WriteResult
+from nodewise.annotator.patches import NodePlan
 from nodewise.kube.connect import connect
 from nodewise.kube.options import KubeOptions
 from nodewise.kube.resources import NODES, PODS
@@ -208,7 +208,7 @@ async def test_a_write_insists_on_the_uid_and_makes_no_ghost(plane: ControlPlane
         NodePlan("there", uid, {}, {}, {"mean-free-cpu": "1", "std-free-cpu": None}),
     ]
     try:
-        assert await writing.write(api, plans) == Written(done=1, failed=0, gone=2)
+        assert await patch_writer.write_patches(api, plans) == WriteResult(done=1, failed=0, gone=2)
     finally:
         await api.close()
     assert "annotations" not in plane.api.get("/api/v1/nodes/anew")["metadata"]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from nodewise.annotator import allocation, forecast, patches, usage
-from nodewise.annotator.patches import Rules
-from nodewise.annotator.usage import Usage, Used
+from nodewise.annotator import allocation, patches, sample_statistics, usage
+from nodewise.annotator.patches import PatchRules
+from nodewise.annotator.usage import NodeUsage, ResourceUsage
 from nodewise.cooperative import run_at_once
 from nodewise.statistics import annotations
 from nodewise.statistics.annotations import ANNOTATED_AT
@@ -17,19 +17,19 @@ from nodewise.statistics.capacity import Capacity
 from tests.unit.annotator.objects import pod, read_pods
 
 NOW = 1_800_000_000.0
-RULES = Rules(3600)
+RULES = PatchRules(3600)
 WHOLE = st.builds(Capacity, st.integers(0, 2**53), st.integers(0, 2**53))
 NUMBERS = st.floats() | st.floats(0, 1e18) | st.just(nan)
-USED = st.builds(Used, NUMBERS, NUMBERS, NUMBERS)
-USAGE = st.builds(Usage, USED, USED)
+USED = st.builds(ResourceUsage, NUMBERS, NUMBERS, NUMBERS)
+USAGE = st.builds(NodeUsage, USED, USED)
 TEXTS = st.sampled_from(
     ["", "0", "-1", "100", "1e308", "NaN", "inf", "N/A", "2000m", "1610612736.0"]
 ) | st.text(max_size=12)
 TIMES = st.sampled_from(
     ["", "yesterday", "2027-01-15T08:00:00Z", "2099-01-01T00:00:00Z", "1970-01-01T00:00:00Z"]
 )
-STANDING = st.dictionaries(st.sampled_from(usage.KEYS), TEXTS) | st.fixed_dictionaries(
-    {ANNOTATED_AT: TIMES}, optional=dict.fromkeys(usage.KEYS, TEXTS)
+STANDING = st.dictionaries(st.sampled_from(usage.USAGE_KEYS), TEXTS) | st.fixed_dictionaries(
+    {ANNOTATED_AT: TIMES}, optional=dict.fromkeys(usage.USAGE_KEYS, TEXTS)
 )
 QUANTITIES = (
     st.none() | st.integers(-(10**20), 10**20) | st.sampled_from(["1", "250m", "1.5Gi", "-3", "much", "1e3"])
@@ -38,19 +38,19 @@ PODS = st.lists(st.dictionaries(st.sampled_from(["cpu", "memory", "gpu", "x/y"])
 
 
 @given(USAGE, WHOLE)
-def test_what_is_free_is_a_number_between_nothing_and_all(found: Usage, whole: Capacity) -> None:
-    for key, text in usage.texts(found, whole).items():
+def test_what_is_free_is_a_number_between_nothing_and_all(measured: NodeUsage, whole: Capacity) -> None:
+    for key, text in usage.usage_annotations(measured, whole).items():
         if text is not None:
             most = whole.cpu_milli if key.endswith("cpu") else whole.memory_bytes
             assert 0 <= annotations.number(text) <= most
 
 
 @given(USAGE, WHOLE)
-def test_a_reader_has_the_real_use_again(found: Usage, whole: Capacity) -> None:
-    texts = usage.texts(found, whole)
+def test_a_reader_has_the_real_use_again(measured: NodeUsage, whole: Capacity) -> None:
+    texts = usage.usage_annotations(measured, whole)
     for key, used, most, digits in (
-        (annotations.MEAN_FREE_CPU, found.cpu.mean, whole.cpu_milli, 0.001),
-        (annotations.MEAN_FREE_MEMORY, found.memory.mean, whole.memory_bytes, 1.0),
+        (annotations.MEAN_FREE_CPU, measured.cpu.mean, whole.cpu_milli, 0.001),
+        (annotations.MEAN_FREE_MEMORY, measured.memory.mean, whole.memory_bytes, 1.0),
     ):
         if texts[key] is not None:
             read = most - annotations.number(texts[key])
@@ -58,19 +58,21 @@ def test_a_reader_has_the_real_use_again(found: Usage, whole: Capacity) -> None:
 
 
 @given(STANDING, USAGE, WHOLE)
-def test_what_was_written_is_not_written_again(stands: dict[str, str], found: Usage, whole: Capacity) -> None:
-    wanted = usage.texts(found, whole)
-    written = patches.patch(stands, wanted, {}, NOW, RULES)
+def test_what_was_written_is_not_written_again(
+    stands: dict[str, str], measured: NodeUsage, whole: Capacity
+) -> None:
+    wanted = usage.usage_annotations(measured, whole)
+    written = patches.compute_patch(stands, wanted, {}, NOW, RULES)
     left = {key: text for key, text in {**stands, **written}.items() if text is not None}
-    assert patches.patch(left, wanted, {}, NOW, RULES) == {}
+    assert patches.compute_patch(left, wanted, {}, NOW, RULES) == {}
 
 
 @given(STANDING, USAGE, WHOLE)
 def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
-    stands: dict[str, str], found: Usage, whole: Capacity
+    stands: dict[str, str], measured: NodeUsage, whole: Capacity
 ) -> None:
-    wanted = usage.texts(found, whole)
-    left = {**stands, **patches.patch(stands, wanted, {}, NOW, RULES)}
+    wanted = usage.usage_annotations(measured, whole)
+    left = {**stands, **patches.compute_patch(stands, wanted, {}, NOW, RULES)}
     assert patches.age_s({key: text for key, text in left.items() if text}, NOW) < RULES.refresh_s
     for key, text in wanted.items():
         stood = annotations.number(left.get(key))
@@ -82,24 +84,24 @@ def test_what_stands_with_a_time_that_counts_is_right_within_two_percent(
 
 @given(STANDING)
 def test_nobody_measured_nothing_is_said_anew(stands: dict[str, str]) -> None:
-    assert patches.unmeasured(stands, {}, NOW, RULES) == {}
+    assert patches.patch_without_usage(stands, {}, NOW, RULES) == {}
 
 
 @given(PODS, WHOLE)
 def test_what_is_requested_and_free_are_whole_numbers(
-    asked: list[dict[str, object]], whole: Capacity
+    pod_requests: list[dict[str, object]], whole: Capacity
 ) -> None:
-    pods = read_pods(*(pod(str(number), "a", one) for number, one in enumerate(asked)))
-    found = run_at_once(allocation.by_node(pods)).get("a", allocation.Allocation())
-    for text in allocation.texts(found, whole).values():
+    pods = read_pods(*(pod(str(number), "a", requests) for number, requests in enumerate(pod_requests)))
+    allocated = run_at_once(allocation.allocation_by_node(pods)).get("a", allocation.Allocation())
+    for text in allocation.allocation_annotations(allocated, whole).values():
         assert text.isascii()
         assert text.isdigit()
-    assert found.pods == len(asked)
+    assert allocated.pods == len(pod_requests)
 
 
 @given(arrays.arrays(np.float64, st.integers(1, 400), elements=st.floats(0, 1e15)), st.integers(1, 120))
 def test_chunks_keep_the_mean(samples: np.ndarray, chunks: int) -> None:
-    means = forecast.chunk_means(samples, chunks)
+    means = sample_statistics.chunk_means(samples, chunks)
     assert len(means) == min(len(samples), chunks)
     assert samples.min() * (1 - 1e-9) <= means.min()
     assert means.max() <= samples.max() * (1 + 1e-9)
@@ -109,8 +111,8 @@ def test_chunks_keep_the_mean(samples: np.ndarray, chunks: int) -> None:
 
 @given(arrays.arrays(np.float64, st.integers(0, 150), elements=st.floats(0, 1e15) | st.just(nan)))
 def test_a_forecast_is_a_number_near_what_was_seen_or_none(samples: np.ndarray) -> None:
-    ahead = forecast.following(samples)
-    if len(samples) < forecast.LEAST or np.isnan(samples).any():
+    ahead = sample_statistics.predict_next(samples)
+    if len(samples) < sample_statistics.MIN_VALUES or np.isnan(samples).any():
         assert isnan(ahead)
     else:
         spread = samples.max() - samples.min()

@@ -15,7 +15,7 @@ from nodewise.agents.gpu import books, census, demand, marks
 from nodewise.agents.telemetry.agent import POLICY_LABEL
 from nodewise.agents.telemetry.labels import PREFIX, VIOLATING
 from nodewise.agents.telemetry.status import GOOD
-from nodewise.annotator import writing
+from nodewise.annotator import patch_writer
 from nodewise.cli.extender_wiring import LEASE
 from nodewise.cpu import names
 from nodewise.extender import events, remembering
@@ -94,7 +94,7 @@ def test_what_is_none_of_these_is_still_in_the_code() -> None:
         marks._TILE_PREFERRED,
         names.OWNER,
         names.config_map("<node>"),
-        writing.FIELD_MANAGER,
+        patch_writer.FIELD_MANAGER,
         binder.HOLDINGS,
         LEASE,
         remembering.NAME,

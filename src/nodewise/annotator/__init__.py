@@ -1,20 +1,19 @@
-"""The node annotator: what nodes use and what pods ask of them, as annotations of nodes, for agents that read these.
+"""The node annotator writes the usage of nodes and the requests of their pods as annotations of nodes.
 
-| file | what lives there |
+| module | content |
 |---|---|
 | `options.py` | settings |
 | `fields.py` | the fields of nodes and pods that are read |
-| `measuring.py`, `measured.py` | who measures what nodes use, and what comes of it |
-| `averages.py`, `sampling.py` | statistics of Prometheus, and of samples that we take |
-| `samples.py`, `forecast.py` | samples made into statistics; what comes next |
-| `usage.py` | what is free by what is used, as annotations |
-| `allocation.py` | what pods ask for, and what that leaves, as annotations |
-| `patches.py` | which annotations moved |
-| `planning.py` | what is to be written of each node |
-| `writing.py` | the burst of patches |
-| `loop.py` | all that, once a period |
-| `controller.py` | the same in the extender's leader |
+| `usage.py` | node usage, the interface of its sources, and its annotations |
+| `prometheus_usage.py` | usage statistics that Prometheus computes |
+| `sampled_usage.py` | usage statistics of samples that the annotator takes |
+| `sample_statistics.py` | mean, deviation and forecast of samples |
+| `allocation.py` | pod requests of each node, and their annotations |
+| `patches.py` | the annotations that have changed |
+| `patch_writer.py` | writes a burst of patches |
+| `annotator.py` | measures, plans and writes once per period |
+| `controller.py` | runs the annotator in the extender's leader |
 
-Takes over from kube-safe-scheduler's two annotators. Only `writing.py`, and `averages.py` and
-`sampling.py` through their sources, touch the world.
+Replaces kube-safe-scheduler's two annotators. Only `patch_writer.py` and, through their sources,
+`prometheus_usage.py` and `sampled_usage.py` do input and output.
 """

@@ -1,4 +1,4 @@
-"""What pods ask of each node, and what is left of what it can give."""
+"""The requests of the pods on each node, and what they leave of the node's allocatable resources."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -6,13 +6,13 @@ from typing import Any, Final, NamedTuple
 
 from nodewise import quantity
 from nodewise.statistics import annotations
-from nodewise.statistics.amounts import MOST, Quantity
+from nodewise.statistics.amounts import MAX_AMOUNT, Quantity
 from nodewise.statistics.capacity import GPU, Capacity
-from nodewise.statistics.holding import is_holding
+from nodewise.statistics.requests import is_holding
 
 
 class Allocation(NamedTuple):
-    """What pods ask of one node; whole numbers."""
+    """The sum of the requests of a node's pods, in whole numbers."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -31,49 +31,54 @@ _KEYS: Final = (
 """In the order of `Allocation` and `Capacity`."""
 
 
-def of_pod(pod: Any, gpu: str = GPU) -> Allocation:
-    """What the containers of a pod ask for, sidecars among them; those that initialise do not count, nor overhead.
+def pod_allocation(pod: Any, gpu: str = GPU) -> Allocation:
+    """The requests of a pod's containers and sidecars; other init containers and overhead do not count.
 
-    CPU in whole milli, what is less left out, as the older annotator has it; anything else rounded up to whole units.
+    CPU is rounded down to whole milli-CPU, as the older annotator does; other resources are rounded up to whole units.
     """
-    nano = [sum(_asked(pod, resource)) for resource in ("cpu", "memory", gpu, "ephemeral-storage")]
-    cpu = min(nano[0] * 1000 // quantity.NANO, MOST)
-    memory, cards, storage = (min(-(-one // quantity.NANO), MOST) for one in nano[1:])
-    return Allocation(cpu, memory, 1, cards, storage)
+    totals = [
+        sum(_container_requests(pod, resource)) for resource in ("cpu", "memory", gpu, "ephemeral-storage")
+    ]
+    cpu = min(totals[0] * 1000 // quantity.NANO, MAX_AMOUNT)
+    memory, devices, storage = (min(-(-total // quantity.NANO), MAX_AMOUNT) for total in totals[1:])
+    return Allocation(cpu, memory, 1, devices, storage)
 
 
-def _asked(pod: Any, resource: str) -> Iterator[int]:
-    sidecars = (one for one in pod.spec.initContainers or () if one.restartPolicy == "Always")
+def _container_requests(pod: Any, resource: str) -> Iterator[int]:
+    sidecars = (
+        container for container in pod.spec.initContainers or () if container.restartPolicy == "Always"
+    )
     for container in (*(pod.spec.containers or ()), *sidecars):
         if container.resources and container.resources.requests:
             yield _nano(container.resources.requests.get(resource))
 
 
 @lru_cache(maxsize=4096)
-def _nano(given: Quantity) -> int:
-    """Nano-units; 0 for what is no quantity, or is less than nothing."""
+def _nano(amount: Quantity) -> int:
+    """Nano-units; 0 for invalid and negative quantities."""
     try:
-        return max(0, quantity.parse(str(given))) if given is not None else 0
+        return max(0, quantity.parse(str(amount))) if amount is not None else 0
     except ValueError:
         return 0
 
 
-def by_node(pods: Iterable[Any], gpu: str = GPU) -> Generator[None, None, dict[str, Allocation]]:
-    """What the pods that count ask of their nodes; yields between pods. `gpu` is the resource that counts as such."""
-    sums: dict[str, Allocation] = {}
-    nothing = Allocation()
+def allocation_by_node(pods: Iterable[Any], gpu: str = GPU) -> Generator[None, None, dict[str, Allocation]]:
+    """The allocation of each node by name; yields between pods. `gpu` is the name of the resource counted as GPU."""
+    allocations: dict[str, Allocation] = {}
+    empty = Allocation()
     for pod in pods:
         if is_holding(pod):
             node = pod.spec.nodeName
-            sums[node] = Allocation(*map(sum, zip(sums.get(node, nothing), of_pod(pod, gpu), strict=True)))
+            amounts = zip(allocations.get(node, empty), pod_allocation(pod, gpu), strict=True)
+            allocations[node] = Allocation(*map(sum, amounts))
         yield
-    return sums
+    return allocations
 
 
-def texts(allocation: Allocation, capacity: Capacity) -> Mapping[str, str]:
-    """The annotations of one node, `requested-…` and `free-…`; of what is over-committed, 0 is free."""
-    found = {}
-    for (requested, free), asked, whole in zip(_KEYS, allocation, capacity, strict=True):
-        found[requested] = str(asked)
-        found[free] = str(max(whole - asked, 0))
-    return found
+def allocation_annotations(allocation: Allocation, capacity: Capacity) -> Mapping[str, str]:
+    """The annotations `requested-…` and `free-…` of a node; 0 is free of an overcommitted resource."""
+    texts = {}
+    for (requested_key, free_key), requested, allocatable in zip(_KEYS, allocation, capacity, strict=True):
+        texts[requested_key] = str(requested)
+        texts[free_key] = str(max(allocatable - requested, 0))
+    return texts

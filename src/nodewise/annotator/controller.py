@@ -1,78 +1,77 @@
-"""The annotator as the extender's leader runs it (`agent.Controller`)."""
+"""The annotator as a controller of the extender's leader (`controllers.Controller`)."""
 
 import asyncio
 from collections.abc import Sequence
 from typing import Final
 
 from nodewise.agent import Snapshot, Watched
-from nodewise.annotator import fields, measuring, options, patches
+from nodewise.annotator import annotator, fields, options, patches
+from nodewise.annotator.annotator import Annotator
 from nodewise.annotator.fields import AnnotatedNode
-from nodewise.annotator.loop import Annotator
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.controllers import Controller, Handle
 from nodewise.kube.resources import PODS
 from nodewise.metrics.asking import Asker, Limits
 from nodewise.metrics.source import Source
-from nodewise.statistics import holding
+from nodewise.statistics import requests
 from nodewise.statistics.queries import WindowOptions
 
 NODE_FIELDS: Final = AnnotatedNode
-"""To be merged into what the store of nodes holds."""
-BOUND: Final = "annotator-pods"
-"""The name in `Watched` of the pods that hold what they ask for."""
-_CALLS: Final = 8
+"""To be merged into the type of nodes in the store."""
+BOUND_PODS: Final = "annotator-pods"
+"""The name in `Watched` of the pods that hold their requests."""
+_MAX_QUERIES: Final = 8
 
 
-def watched(given: AnnotatorOptions) -> tuple[Watched, ...]:
-    """The objects that it needs besides nodes."""
-    task = options.task(given)
-    if task is None or not task.needs_pods:
+def watched(settings: AnnotatorOptions) -> tuple[Watched, ...]:
+    """The objects that the annotator needs besides nodes."""
+    config = options.leader_config(settings)
+    if config is None or not config.needs_pods:
         return ()
-    return (Watched(BOUND, PODS, fields.POD, selectors=holding.SELECTORS),)
+    return (Watched(BOUND_PODS, PODS, fields.POD, selectors=requests.HOLDING_SELECTORS),)
 
 
 class AnnotatorController(Controller):
-    """Writes statistics of nodes in a task of its own, so that a burst holds up nobody else's step."""
+    """Writes node statistics in a task of its own, so that a burst does not delay the steps of other controllers."""
 
     def __init__(
-        self, given: AnnotatorOptions, window: WindowOptions, sources: Sequence[Source], handle: Handle
+        self, settings: AnnotatorOptions, window: WindowOptions, sources: Sequence[Source], handle: Handle
     ) -> None:
-        """`handle.api` is one without a slow limit on writes (`writing.QPS`). TypeError for options that are off.
+        """`handle.api` is a client without a low rate limit (`patch_writer.QPS`). TypeError for options that are off.
 
-        `BadSettings` for statistics that would grow too old between two bursts.
+        `BadSettings` for statistics that would expire between two bursts.
         """
-        task = options.task(given)
-        if task is None:
+        config = options.leader_config(settings)
+        if config is None:
             raise TypeError("the annotator is off")
-        asker = Asker(sources, Limits(measuring.PATIENCE_S, _CALLS), handle.clock, handle.meters)
-        measure = measuring.measure(sources, task, window, asker, handle.clock)
-        self._annotator = Annotator(
-            task, patches.rules(window.max_age_s, task.period_s), measure, handle.clock, handle.meters
-        )
+        asker = Asker(sources, Limits(annotator.QUERY_TIMEOUT_S, _MAX_QUERIES), handle.clock, handle.meters)
+        usage_source = annotator.create_usage_source(sources, config, window, asker, handle.clock)
+        rules = patches.patch_rules(window.max_age_s, config.period_s)
+        self._annotator = Annotator(config, rules, usage_source, handle.clock, handle.meters)
         self._handle = handle
-        self._work: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """We lead from now on; what another leader wrote stands in the nodes."""
+        """Take the lead; nothing to do, since the state is in the nodes' annotations."""
 
-    async def step(self, snapshot: Snapshot) -> None:  # noqa: ARG002 - nodes, pods and metrics are all it needs
-        """Begin to measure and write, unless it is still at it. A defect of it is raised in the next step."""
-        if self._work is not None:
-            if not self._work.done():
+    async def step(self, snapshot: Snapshot) -> None:  # noqa: ARG002 - it needs nodes, pods and metrics only
+        """Begin to measure and write, unless that is still running. A defect is raised in the next step."""
+        if self._task is not None:
+            if not self._task.done():
                 return
-            done, self._work = self._work, None
+            done, self._task = self._task, None
             done.result()
-        self._work = asyncio.create_task(self._once())
+        self._task = asyncio.create_task(self._annotate())
 
     async def settle(self) -> None:
-        """Wait until what was begun is done."""
-        if self._work is not None:
-            await asyncio.wait([self._work])
+        """Wait until the task is done."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
-    async def _once(self) -> None:
-        await self._annotator.sample()
-        pods = self._handle.objects.get(BOUND)
+    async def _annotate(self) -> None:
+        await self._annotator.take_sample()
+        pods = self._handle.objects.get(BOUND_PODS)
         if self._annotator.is_due() and (pods is None or pods.synced):
-            held = pods.values() if pods is not None else ()
-            written = await self._annotator.burst(self._handle.api, self._handle.nodes.values(), held)
-            self._handle.node_writes.count += written.done
+            bound_pods = pods.values() if pods is not None else ()
+            result = await self._annotator.burst(self._handle.api, self._handle.nodes.values(), bound_pods)
+            self._handle.node_writes.count += result.done

@@ -1,4 +1,4 @@
-"""The fields of nodes and pods that the annotator reads, as the API server has them."""
+"""The fields of nodes and pods that the annotator reads, in the API's form."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,16 +8,15 @@ import msgspec
 from nodewise.kube.fields import merge
 from nodewise.statistics import annotations
 from nodewise.statistics.annotations import UsageAnnotations
-from nodewise.statistics.holding import HoldingSpec, HoldingStatus
-from nodewise.statistics.requests import RequestingPod
+from nodewise.statistics.requests import HoldingSpec, HoldingStatus, RequestingPod
 
 ALLOCATABLE_MEMORY: Final = "allocatable_memory"
 REQUESTED_MEMORY: Final = "reqested_memory"
-"""For people; spelled as the older annotator did."""
+"""Only people read it; spelled as the older annotator did."""
 
 
 class WrittenAnnotations(UsageAnnotations, frozen=True, gc=False):
-    """All that the annotator writes, as it stands."""
+    """All annotations that the annotator writes."""
 
     requested_cpu: str | None = msgspec.field(default=None, name=annotations.REQUESTED_CPU)
     requested_memory: str | None = msgspec.field(default=None, name=annotations.REQUESTED_MEMORY)
@@ -35,50 +34,52 @@ class WrittenAnnotations(UsageAnnotations, frozen=True, gc=False):
     reqested_memory: str | None = msgspec.field(default=None, name=REQUESTED_MEMORY)
 
 
-_FIELDS: Final = {one.encode_name: one.name for one in msgspec.structs.fields(WrittenAnnotations)}
+_FIELDS: Final = {field.encode_name: field.name for field in msgspec.structs.fields(WrittenAnnotations)}
 
 
-class NodeMetadata(msgspec.Struct, frozen=True, gc=False):
+class AnnotatedNodeMetadata(msgspec.Struct, frozen=True, gc=False):
     annotations: WrittenAnnotations | None = None
 
 
-class Condition(msgspec.Struct, frozen=True, gc=False):
+class NodeCondition(msgspec.Struct, frozen=True, gc=False):
     type: Any = ""
     status: Any = ""
 
 
-class NodeStatus(msgspec.Struct, frozen=True, gc=False):
+class AnnotatedNodeStatus(msgspec.Struct, frozen=True, gc=False):
     allocatable: msgspec.Raw = msgspec.Raw(b"null")
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[NodeCondition, ...] | None = None
 
 
 class AnnotatedNode(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a node, besides its name and uid."""
+    """The fields of a node besides its name and uid."""
 
-    metadata: NodeMetadata = NodeMetadata()
-    status: NodeStatus = NodeStatus()
+    metadata: AnnotatedNodeMetadata = AnnotatedNodeMetadata()
+    status: AnnotatedNodeStatus = AnnotatedNodeStatus()
 
 
 class BoundPod(RequestingPod, frozen=True, gc=False):
-    """What is read of a pod to know what it takes of which node."""
+    """The fields of a pod that tell its requests and its node."""
 
     spec: HoldingSpec = HoldingSpec()
     status: HoldingStatus = HoldingStatus()
 
 
 POD: Final[Any] = merge("Pod", BoundPod)
-"""The same, as a store holds it."""
+"""The type of pods in a store."""
 
 
 def is_ready(node: Any) -> bool:
     """Whether the node's condition Ready is true."""
-    return any(one.type == "Ready" and one.status == "True" for one in node.status.conditions or ())
+    return any(
+        condition.type == "Ready" and condition.status == "True" for condition in node.status.conditions or ()
+    )
 
 
-def standing(node: Any) -> Mapping[str, str]:
-    """What of the annotator's own keys stands on a node."""
-    given = node.metadata.annotations
-    if given is None:
+def current_annotations(node: Any) -> Mapping[str, str]:
+    """The node's annotations among those that the annotator writes."""
+    written = node.metadata.annotations
+    if written is None:
         return {}
-    found = ((key, getattr(given, field)) for key, field in _FIELDS.items())
-    return {key: text for key, text in found if text is not None}
+    texts = ((key, getattr(written, field)) for key, field in _FIELDS.items())
+    return {key: text for key, text in texts if text is not None}

@@ -1,4 +1,4 @@
-"""What the annotator does, and how it is told so on the command line."""
+"""Settings of the annotator."""
 
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -7,29 +7,29 @@ import msgspec
 from nodewise.option import Option
 from nodewise.statistics.capacity import GPU
 
-LEAST_PERIOD_S: Final = 60.0
-"""Each burst of patches has every pod tried again that kube-scheduler found no node for."""
+MIN_PERIOD_S: Final = 60.0
+"""Each burst of patches makes kube-scheduler retry every unschedulable pod."""
 What = Literal["all", "usage", "allocation"]
-Period = Annotated[float, msgspec.Meta(ge=LEAST_PERIOD_S)]
+Period = Annotated[float, msgspec.Meta(ge=MIN_PERIOD_S)]
 
 
-class Task(NamedTuple):
-    """What is written, and how it is come by."""
+class AnnotatorConfig(NamedTuple):
+    """Which annotations are written, and from which data."""
 
     usage: bool
     allocation: bool
-    period_s: float = LEAST_PERIOD_S
+    period_s: float = MIN_PERIOD_S
     forecast: bool = False
     forecast_window_s: float = 86400.0
     use_requests: bool = False
     gpu: str = GPU
-    """The resource that counts as `gpu`."""
+    """The name of the resource that counts as `gpu`."""
     cpu_samples_query: str = ""
     memory_samples_query: str = ""
 
     @property
     def needs_pods(self) -> bool:
-        """Whether it has to know what pods ask for."""
+        """Whether it needs the requests of pods."""
         return self.allocation or (self.usage and self.use_requests)
 
 
@@ -66,20 +66,20 @@ class AnnotatorOptions(ForecastOptions, frozen=True, kw_only=True):
     """Write statistics of nodes as annotations, from the leader: `usage` is what is really free, `allocation` what pods
     requested. Agents can do without: see --statistics."""
 
-    annotate_period_s: Period = LEAST_PERIOD_S
+    annotate_period_s: Period = MIN_PERIOD_S
     """How often; at least once a minute apart, as each burst of patches has all pods that wait tried again."""
 
 
-def task(options: AnnotatorOptions) -> Task | None:
-    """What the extender's leader is to write; None for nothing."""
+def leader_config(options: AnnotatorOptions) -> AnnotatorConfig | None:
+    """The configuration of the annotator in the extender's leader; None if it is off."""
     if options.annotate == "off":
         return None
-    return made(options, options.annotate, options.annotate_period_s)
+    return build_config(options, options.annotate, options.annotate_period_s)
 
 
-def made(options: ForecastOptions, what: What, period_s: float) -> Task:
-    """A task of what is shared and what is not."""
-    return Task(
+def build_config(options: ForecastOptions, what: What, period_s: float) -> AnnotatorConfig:
+    """A configuration of the settings that command and extender share, and of the others."""
+    return AnnotatorConfig(
         usage=what != "allocation",
         allocation=what != "usage",
         period_s=period_s,

@@ -1,95 +1,218 @@
-"""Which annotations are to be written: those that moved, so that the API server and kube-scheduler are left alone.
+"""Plans the patches of nodes: only annotations that changed enough are written.
 
-Each patch of a node has every pod tried again that kube-scheduler found no node for.
+Each patch of a node makes kube-scheduler retry every unschedulable pod.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from math import isnan
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from nodewise.annotator import usage
+from nodewise.annotator import fields
+from nodewise.annotator.allocation import Allocation, allocation_annotations
+from nodewise.annotator.fields import REQUESTED_MEMORY
+from nodewise.annotator.options import AnnotatorConfig
+from nodewise.annotator.usage import (
+    REQUIRED_KEYS,
+    USAGE_KEYS,
+    NodeUsage,
+    informational_annotations,
+    usage_annotations,
+)
 from nodewise.clock import format_duration, format_rfc3339
 from nodewise.errors import BadSettings, Problem
-from nodewise.statistics import annotations
+from nodewise.statistics import annotations, capacity
 from nodewise.statistics.annotations import ANNOTATED_AT
+from nodewise.statistics.capacity import Capacity
 
-MOVED_SHARE: Final = 0.02
-"""Of what stands: a number that moved by no more is not written again."""
-_AHEAD_S: Final = 60.0
-"""How much later than our own clock another writer's may be."""
+MIN_CHANGE_SHARE: Final = 0.02
+"""A number that differs from the current one by no more than this share of it is not written."""
+_MAX_CLOCK_SKEW_S: Final = 60.0
+"""How far another writer's clock may be ahead."""
 
-Texts = Mapping[str, str]
-Wanted = Mapping[str, str | None]
-"""None for an annotation that must not stand."""
+CurrentAnnotations = Mapping[str, str]
+AnnotationPatch = Mapping[str, str | None]
+"""None deletes an annotation."""
 
 
-class Rules(NamedTuple):
-    """When something is written."""
+class PatchRules(NamedTuple):
+    """When an annotation is written."""
 
     max_age_s: float
-    """From this age on, readers take statistics for missing."""
-    moved_share: float = MOVED_SHARE
+    """Readers treat statistics of this age as missing."""
+    min_change_share: float = MIN_CHANGE_SHARE
 
     @property
     def refresh_s(self) -> float:
-        """The age at which the time is written again although nothing moved."""
+        """The age at which the time is written again although no value changed."""
         return self.max_age_s / 2
 
 
-def rules(max_age_s: float, period_s: float) -> Rules:
-    """`BadSettings` for statistics that would grow too old from one burst to the next but one."""
+class NodePlan(NamedTuple):
+    """The annotations of one node and the patch to write."""
+
+    name: str
+    uid: str
+    current: CurrentAnnotations
+    desired: AnnotationPatch
+    patch: AnnotationPatch
+    """The part of `desired` to write, with the time; empty for no change."""
+
+
+class PatchPlan(NamedTuple):
+    """The plans of all nodes."""
+
+    nodes: Sequence[NodePlan] = ()
+    """Those that are ready."""
+    not_ready: tuple[str, ...] = ()
+    """They keep their annotations with the old time."""
+    unmeasured: tuple[str, ...] = ()
+    """Ready nodes of unknown usage."""
+
+
+class NodeMeasurements(NamedTuple):
+    """Usage and allocation of all nodes, by name."""
+
+    usage: Mapping[str, NodeUsage] | None
+    """None where it is not written."""
+    allocation: Mapping[str, Allocation]
+    now: float
+    keeps_complete: bool = True
+    """Whether complete and fresh statistics stay while only a part is known, or samples of less than half a window:
+    otherwise one timed-out query would turn a node that varies into one that never does."""
+
+
+def patch_rules(max_age_s: float, period_s: float) -> PatchRules:
+    """`BadSettings` for statistics that would expire within two periods."""
     if max_age_s < 2 * period_s:
-        wanted = f"{format_duration(2 * period_s)} or more, two periods"
-        problem = Problem("--statistics-max-age", format_duration(max_age_s), wanted)
+        expected = f"{format_duration(2 * period_s)} or more, two periods"
+        problem = Problem("--statistics-max-age", format_duration(max_age_s), expected)
         raise BadSettings("settings", [problem])
-    return Rules(max_age_s)
+    return PatchRules(max_age_s)
 
 
-def moved(stands: str | None, wanted: str | None, share: float = MOVED_SHARE) -> bool:
-    """Whether an annotation is to be written: it is not there, is no number, or is off by more than the share of it."""
-    if stands is None or wanted is None:
-        return stands != wanted
-    old, new = annotations.number(stands), annotations.number(wanted)
+def plan_patches(
+    nodes: Iterable[Any], measurements: NodeMeasurements, config: AnnotatorConfig, rules: PatchRules
+) -> Generator[None, None, PatchPlan]:
+    """Plan the patches of all nodes; yields between nodes."""
+    plans: list[NodePlan] = []
+    not_ready: list[str] = []
+    unmeasured: list[str] = []
+    for node in nodes:
+        name = node.metadata.name
+        if not fields.is_ready(node):
+            not_ready.append(name)
+        else:
+            usage = None if measurements.usage is None else measurements.usage.get(name, NodeUsage())
+            if usage is not None and not usage.is_known:
+                unmeasured.append(name)
+            usage = _usage_to_write(node, usage, measurements, rules)
+            plans.append(_plan_node(node, usage, measurements, config, rules))
+        yield
+    return PatchPlan(plans, tuple(not_ready), tuple(unmeasured))
+
+
+def _usage_to_write(
+    node: Any, usage: NodeUsage | None, measurements: NodeMeasurements, rules: PatchRules
+) -> NodeUsage | None:
+    """The measured usage, or unknown usage where the current annotations are better."""
+    if usage is None or usage.is_complete or not measurements.keeps_complete:
+        return usage
+    is_kept = has_complete_usage(fields.current_annotations(node), measurements.now, rules)
+    return NodeUsage() if is_kept else usage
+
+
+def _plan_node(
+    node: Any,
+    usage: NodeUsage | None,
+    measurements: NodeMeasurements,
+    config: AnnotatorConfig,
+    rules: PatchRules,
+) -> NodePlan:
+    name, now = node.metadata.name, measurements.now
+    current = fields.current_annotations(node)
+    allocatable = capacity.read(node.status.allocatable, config.gpu)
+    allocation = measurements.allocation.get(name, Allocation())
+    desired: dict[str, str | None] = {}
+    if config.allocation:
+        desired |= allocation_annotations(allocation, allocatable)
+    if usage is None and any(key in current for key in USAGE_KEYS):
+        # the time belongs to the usage statistics, whose writer may have stopped
+        patch = changed_annotations(current, desired, rules)
+    elif usage is not None and not usage.is_known:
+        patch = patch_without_usage(current, desired, now, rules)
+    else:
+        desired |= usage_annotations(usage, allocatable) if usage is not None else {}
+        informational = _informational_annotations(allocation, allocatable, config)
+        patch = compute_patch(current, desired, informational, now, rules)
+    return NodePlan(name, node.metadata.uid, current, desired, patch)
+
+
+def _informational_annotations(
+    allocation: Allocation, allocatable: Capacity, config: AnnotatorConfig
+) -> CurrentAnnotations:
+    requested = {REQUESTED_MEMORY: str(allocation.memory_bytes)} if config.allocation else {}
+    return requested | dict(informational_annotations(allocatable)) if config.usage else requested
+
+
+def has_changed(current: str | None, desired: str | None, share: float = MIN_CHANGE_SHARE) -> bool:
+    """Whether to write an annotation: it is absent, not a number, or differs by more than the share of it."""
+    if current is None or desired is None:
+        return current != desired
+    old, new = annotations.number(current), annotations.number(desired)
     return isnan(old) or not abs(new - old) <= share * abs(old)
 
 
-def age_s(stands: Texts, now: float) -> float:
-    """How old a node's statistics are; NaN where nobody can tell, be it because their time is yet to come."""
-    age = now - annotations.time(stands.get(ANNOTATED_AT))
-    return float("nan") if age < -_AHEAD_S else max(age, 0.0)
+def age_s(current: CurrentAnnotations, now: float) -> float:
+    """The age of a node's statistics; NaN if unknown, for example because their time is in the future."""
+    age = now - annotations.time(current.get(ANNOTATED_AT))
+    return float("nan") if age < -_MAX_CLOCK_SKEW_S else max(age, 0.0)
 
 
-def are_whole(stands: Texts, now: float, rules: Rules) -> bool:
-    """Whether statistics of a node's use stand, with deviations, and are not too old to count."""
-    return all(key in stands for key in usage.WHOLE) and not age_s(stands, now) >= rules.max_age_s
+def has_complete_usage(current: CurrentAnnotations, now: float, rules: PatchRules) -> bool:
+    """Whether the node has usage statistics with deviations that have not expired."""
+    return all(key in current for key in REQUIRED_KEYS) and not age_s(current, now) >= rules.max_age_s
 
 
-def patch(stands: Texts, wanted: Wanted, riding: Texts, now: float, rules: Rules) -> Wanted:
-    """What of a node's annotations is to be written; empty for nothing.
+def compute_patch(
+    current: CurrentAnnotations,
+    desired: AnnotationPatch,
+    informational: CurrentAnnotations,
+    now: float,
+    rules: PatchRules,
+) -> AnnotationPatch:
+    """The annotations of a node to write; empty for no change.
 
-    What is written comes with the time, which holds for all of `wanted`: what is not written again stands as it
-    would be written. `riding` goes along where anything is written.
+    The patch has the time, which is right for all of `desired`: what is not written again is current. It has
+    `informational` annotations only if there are others.
     """
-    changed = beside(stands, wanted, rules)
-    age = age_s(stands, now)
+    changed = changed_annotations(current, desired, rules)
+    age = age_s(current, now)
     if not changed and age < rules.refresh_s:
         return {}
-    along = {key: text for key, text in riding.items() if stands.get(key) != text}
-    return {**changed, **along, ANNOTATED_AT: format_rfc3339(now)}
+    changed_info = {key: text for key, text in informational.items() if current.get(key) != text}
+    return {**changed, **changed_info, ANNOTATED_AT: format_rfc3339(now)}
 
 
-def beside(stands: Texts, wanted: Wanted, rules: Rules) -> Wanted:
-    """What of `wanted` moved, without a time: that which stands there is of statistics of use."""
-    return {key: text for key, text in wanted.items() if moved(stands.get(key), text, rules.moved_share)}
+def changed_annotations(
+    current: CurrentAnnotations, desired: AnnotationPatch, rules: PatchRules
+) -> AnnotationPatch:
+    """The desired annotations that differ, without a time: the current time belongs to usage statistics."""
+    return {
+        key: text
+        for key, text in desired.items()
+        if has_changed(current.get(key), text, rules.min_change_share)
+    }
 
 
-def unmeasured(stands: Texts, wanted: Wanted, now: float, rules: Rules) -> Wanted:
-    """What is written of a node whose use nobody knows now, although it should be known.
+def patch_without_usage(
+    current: CurrentAnnotations, desired: AnnotationPatch, now: float, rules: PatchRules
+) -> AnnotationPatch:
+    """The patch of a node whose usage should be known and is not.
 
-    Statistics of its use that stand there keep their time, so nothing is written beside them with a new one; when they
-    are too old to count they go, and the rest is kept up to date from then on.
+    Current usage statistics keep their time, so nothing is written beside them with a new one. Once they have expired
+    they are deleted, and the other annotations are written with their own time.
     """
-    measured = {key: None for key in usage.KEYS if key in stands}
-    if measured and not age_s(stands, now) >= rules.max_age_s:
-        return beside(stands, wanted, rules)
-    return patch(stands, {**measured, **wanted}, {}, now, rules) if wanted else {}
+    deleted = {key: None for key in USAGE_KEYS if key in current}
+    if deleted and not age_s(current, now) >= rules.max_age_s:
+        return changed_annotations(current, desired, rules)
+    return compute_patch(current, {**deleted, **desired}, {}, now, rules) if desired else {}

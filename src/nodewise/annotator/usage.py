@@ -1,83 +1,120 @@
-"""What is free of each node by what it really uses, as annotations."""
+"""The usage of nodes: its statistics, the interface of its sources, and its annotations."""
 
 from collections.abc import Mapping
 from math import isfinite, nan
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from nodewise.annotator.fields import ALLOCATABLE_MEMORY
 from nodewise.statistics import annotations
 from nodewise.statistics.capacity import Capacity
 
+MILLI: Final = 1000.0
+"""Milli-CPU per core."""
 
-class Used(NamedTuple):
-    """How much of one resource a node uses, in milli-CPU or bytes; NaN for what is not known."""
+
+class ResourceUsage(NamedTuple):
+    """Usage of one resource of a node in milli-CPU or bytes; NaN where unknown."""
 
     mean: float = nan
     deviation: float = nan
     forecast: float = nan
 
 
-class Usage(NamedTuple):
-    """What is known of one node."""
+class NodeUsage(NamedTuple):
+    """Usage of one node."""
 
-    cpu: Used = Used()
-    memory: Used = Used()
+    cpu: ResourceUsage = ResourceUsage()
+    memory: ResourceUsage = ResourceUsage()
     is_brief: bool = False
     """Whether the samples span less than half of the window."""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing is lacking but perhaps a forecast, and the samples span enough of the window."""
-        known = (self.cpu.mean, self.cpu.deviation, self.memory.mean, self.memory.deviation)
-        return not self.is_brief and all(map(isfinite, known))
+    def is_complete(self) -> bool:
+        """Whether all statistics except the forecasts are known, and the samples span enough of the window."""
+        statistics = (self.cpu.mean, self.cpu.deviation, self.memory.mean, self.memory.deviation)
+        return not self.is_brief and all(map(isfinite, statistics))
 
     @property
     def is_known(self) -> bool:
-        """Whether anything is."""
+        """Whether the mean of any resource is known."""
         return isfinite(self.cpu.mean) or isfinite(self.memory.mean)
 
 
-_CPU: Final = (annotations.MEAN_FREE_CPU, annotations.STD_FREE_CPU, annotations.FORECAST_FREE_CPU)
-_MEMORY: Final = (annotations.MEAN_FREE_MEMORY, annotations.STD_FREE_MEMORY, annotations.FORECAST_FREE_MEMORY)
-KEYS: Final = (*_CPU, *_MEMORY)
-WHOLE: Final = (*_CPU[:2], *_MEMORY[:2])
-"""What the statistics of a node come to, forecasts apart."""
+class MemoryRequests(NamedTuple):
+    """Memory of a node that its pods request, for `--annotate-use-requests`."""
+
+    allocatable_bytes: float
+    requested_bytes: float
 
 
-def texts(usage: Usage, capacity: Capacity) -> Mapping[str, str | None]:
-    """The annotations of one node; None for one that must not stand, as nobody knows its value.
+class UsageMeasurement(NamedTuple):
+    """The usage of all nodes at one time."""
 
-    What is free is what pods can have less what is used, whoever uses it: so an agent that takes it from what pods can
-    have again has the real use. It is between 0 and what pods can have.
+    usage: Mapping[str, NodeUsage]
+    """By node name, without the nodes that were not measured."""
+    failures: tuple[str, ...] = ()
+    """Messages that name a metric and why it could not be measured."""
+
+
+class UsageSource(Protocol):
+    """Measures the usage of nodes."""
+
+    async def take_sample(self) -> None:
+        """Take a sample if the sampling interval is over."""
+        ...
+
+    async def measure(self, requests: Mapping[str, MemoryRequests]) -> UsageMeasurement:
+        """Return the statistics as of now; `requests` is by node name and empty unless usage is limited to them."""
+        ...
+
+
+_CPU_KEYS: Final = (annotations.MEAN_FREE_CPU, annotations.STD_FREE_CPU, annotations.FORECAST_FREE_CPU)
+_MEMORY_KEYS: Final = (
+    annotations.MEAN_FREE_MEMORY,
+    annotations.STD_FREE_MEMORY,
+    annotations.FORECAST_FREE_MEMORY,
+)
+USAGE_KEYS: Final = (*_CPU_KEYS, *_MEMORY_KEYS)
+REQUIRED_KEYS: Final = (*_CPU_KEYS[:2], *_MEMORY_KEYS[:2])
+"""All keys except those of forecasts."""
+
+
+def usage_annotations(usage: NodeUsage, capacity: Capacity) -> Mapping[str, str | None]:
+    """The annotations of a node; None for an annotation to delete because its value is unknown.
+
+    Free is allocatable less the usage of all processes, so that an agent can compute the usage from allocatable again.
+    It is between 0 and allocatable.
     """
     return {
-        **_free(_CPU, usage.cpu, capacity.cpu_milli, digits=3),
-        **_free(_MEMORY, usage.memory, capacity.memory_bytes, digits=0),
+        **_free_annotations(_CPU_KEYS, usage.cpu, capacity.cpu_milli, digits=3),
+        **_free_annotations(_MEMORY_KEYS, usage.memory, capacity.memory_bytes, digits=0),
     }
 
 
-def riding(capacity: Capacity) -> Mapping[str, str]:
-    """What is there for people, and is written only beside something else."""
+def informational_annotations(capacity: Capacity) -> Mapping[str, str]:
+    """Annotations that only people read; they are written together with other annotations."""
     return {ALLOCATABLE_MEMORY: str(capacity.memory_bytes)}
 
 
-def _free(keys: tuple[str, str, str], used: Used, whole: int, digits: int) -> Mapping[str, str | None]:
+def _free_annotations(
+    keys: tuple[str, str, str], usage: ResourceUsage, allocatable: int, digits: int
+) -> Mapping[str, str | None]:
     mean, deviation, forecast = keys
-    if not isfinite(used.mean) or not whole:
+    if not isfinite(usage.mean) or not allocatable:
         return dict.fromkeys(keys)
-    found = {
-        mean: whole - used.mean,
-        # nothing that stays between nothing and all deviates by more than all
-        deviation: used.deviation,
-        forecast: whole - used.forecast,
+    values = {
+        mean: allocatable - usage.mean,
+        # a value between 0 and allocatable cannot deviate by more than allocatable, so the same bounds hold
+        deviation: usage.deviation,
+        forecast: allocatable - usage.forecast,
     }
     return {
-        key: text(min(max(value, 0.0), whole), digits) if isfinite(value) else None
-        for key, value in found.items()
+        key: format_number(min(max(value, 0.0), allocatable), digits) if isfinite(value) else None
+        for key, value in values.items()
     }
 
 
-def text(value: float, digits: int) -> str:
-    """A number without an exponent, with at most so many digits after the point."""
-    written = f"{value:.{digits}f}"
-    return written.rstrip("0").rstrip(".") if digits else written
+def format_number(value: float, digits: int) -> str:
+    """Format without an exponent and with at most `digits` digits after the point."""
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from nodewise.agent import StateBuilder
 from nodewise.annotator import controller as annotator
-from nodewise.annotator import writing
+from nodewise.annotator import patch_writer
 from nodewise.annotator.controller import AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.binder import AllocationStateBuilder, BindPlugin
@@ -279,7 +279,7 @@ def _leader(
 def _annotator(config: ExtenderConfig, sources: Sequence[Source], handle: Handle) -> AnnotatorController:
     """What writes statistics of nodes. A rate limit of its own: thousands of patches must not hold up labels."""
     window: WindowOptions = config.settings[WindowOptions]
-    lane = cast("HttpApi", handle.api).with_rate_limit(writing.QPS, writing.BURST)
+    lane = cast("HttpApi", handle.api).with_rate_limit(patch_writer.QPS, patch_writer.BURST)
     return AnnotatorController(config.settings[AnnotatorOptions], window, sources, handle._replace(api=lane))
 
 

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodewise import cooperative
-from nodewise.annotator import allocation, fields, planning, samples
-from nodewise.annotator.options import Task
-from nodewise.annotator.patches import Rules
-from nodewise.annotator.planning import Known
-from nodewise.annotator.usage import Usage, Used
+from nodewise.annotator import fields
+from nodewise.annotator.allocation import allocation_by_node
+from nodewise.annotator.options import AnnotatorConfig
+from nodewise.annotator.patches import NodeMeasurements, PatchRules, plan_patches
+from nodewise.annotator.sample_statistics import summarize
+from nodewise.annotator.usage import NodeUsage, ResourceUsage
 from nodewise.kube.fields import merge
 from nodewise.simulate.bursts_workload import CPU_MILLI, MEMORY_BYTES, MINUTE_S
 from nodewise.statistics.annotations import CONGESTION_FACTOR
@@ -29,8 +30,8 @@ Use = NDArray[np.float64]
 
 CAPACITY: Final = np.array([[CPU_MILLI], [MEMORY_BYTES]], np.float64)
 _OPTIONS: Final = WindowOptions()
-_RULES: Final = Rules(_OPTIONS.max_age_s)
-_TASK: Final = Task(usage=True, allocation=True)
+_RULES: Final = PatchRules(_OPTIONS.max_age_s)
+_CONFIG: Final = AnnotatorConfig(usage=True, allocation=True)
 
 _NODE: Final = merge("Node", fields.AnnotatedNode)
 _POD: Final = merge("Pod", fields.BoundPod)
@@ -55,19 +56,20 @@ class Annotated:
     def write(self, use: Use, now: float) -> Mapping[str, Object]:
         """Take the use of this minute, and annotate; the nodes that changed, by name."""
         self._window.append(use)
-        known = Known(self._usage(), cooperative.run_at_once(allocation.by_node(self._pods.values())), now)
-        plans = cooperative.run_at_once(planning.plan(self._read.values(), known, _TASK, _RULES))
+        allocations = cooperative.run_at_once(allocation_by_node(self._pods.values()))
+        measurements = NodeMeasurements(self._usage(), allocations, now)
+        plans = cooperative.run_at_once(plan_patches(self._read.values(), measurements, _CONFIG, _RULES))
         factors = np.minimum(np.rint(100 * use / CAPACITY).max(axis=0), 100).astype(int).tolist()
-        found: dict[str, Object] = {}
+        changed: dict[str, Object] = {}
         for plan, factor in zip(plans.nodes, factors, strict=True):
-            found |= self._patched(plan.name, {**plan.patch, CONGESTION_FACTOR: str(factor)})
-        return found
+            changed |= self._patched(plan.name, {**plan.patch, CONGESTION_FACTOR: str(factor)})
+        return changed
 
-    def _usage(self) -> Mapping[str, Usage]:
+    def _usage(self) -> Mapping[str, NodeUsage]:
         window = np.array(self._window)
         brief = len(window) < (self._window.maxlen or 0) / 2
         return {
-            name: Usage(_used(window[:, 0, at]), _used(window[:, 1, at]), is_brief=brief)
+            name: NodeUsage(_used(window[:, 0, at]), _used(window[:, 1, at]), is_brief=brief)
             for at, name in enumerate(self._read)
         }
 
@@ -83,9 +85,9 @@ class Annotated:
         return {name: self.objects[name]}
 
 
-def _used(values: NDArray[np.float64]) -> Used:
-    found = samples.summary(values)
-    return Used(found.mean, found.deviation)
+def _used(values: NDArray[np.float64]) -> ResourceUsage:
+    summary = summarize(values)
+    return ResourceUsage(summary.mean, summary.deviation)
 
 
 def _node(obj: Object) -> Any:

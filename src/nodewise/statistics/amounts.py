@@ -8,7 +8,7 @@ from nodewise import quantity
 Quantity = str | int | float | None
 """As JSON has it; null is 0."""
 
-MOST: Final = 2**53
+MAX_AMOUNT: Final = 2**53
 """No amount is more: up to here doubles hold every whole number."""
 
 _LONGEST: Final = 256
@@ -16,12 +16,12 @@ _LONGEST: Final = 256
 
 
 def milli(given: Any) -> int:
-    """Thousandths of a unit, from 0 to `MOST`: 1 for a CPU request of `0.0005`."""
+    """Thousandths of a unit, from 0 to `MAX_AMOUNT`: 1 for a CPU request of `0.0005`."""
     return _read(given, quantity.NANO // 1000)
 
 
 def units(given: Any) -> int:
-    """Whole units, from 0 to `MOST`: bytes of memory, numbers of pods."""
+    """Whole units, from 0 to `MAX_AMOUNT`: bytes of memory, numbers of pods."""
     return _read(given, quantity.NANO)
 
 
@@ -35,6 +35,6 @@ def _read(given: Any, step: int) -> int:
 @lru_cache(maxsize=4096)
 def _whole(text: str, step: int) -> int:
     try:
-        return min(max(0, -(-quantity.parse(text) // step)), MOST)
+        return min(max(0, -(-quantity.parse(text) // step)), MAX_AMOUNT)
     except ValueError:
         return 0

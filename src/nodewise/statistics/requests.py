@@ -1,12 +1,21 @@
-"""What a pod asks for. The fields have the shapes that other agents declare of them (`kube.fields.merge`)."""
+"""The requests of pods. The fields have the shapes that other agents declare of them (`kube.fields.merge`)."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from nodewise.statistics import amounts
-from nodewise.statistics.amounts import MOST, Quantity
+from nodewise.statistics.amounts import MAX_AMOUNT, Quantity
+
+COMPLETED_PHASES: Final = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that hold no resources."""
+HOLDING_SELECTORS: Final[Mapping[str, str]] = {
+    "fieldSelector": ",".join(
+        ["spec.nodeName!=", *(f"status.phase!={phase}" for phase in sorted(COMPLETED_PHASES))]
+    )
+}
+"""Selects the pods at the API server that hold their requests of a node."""
 
 
 class RequestedResources(msgspec.Struct, frozen=True, gc=False):
@@ -25,39 +34,59 @@ class RequestingSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestingPod(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a pod to know what it asks for."""
+    """The fields of a pod that tell its requests."""
 
     spec: RequestingSpec = RequestingSpec()
 
 
-class Request(NamedTuple):
-    """What a pod asks for while it has most; whole numbers from 0 to `amounts.MOST`."""
+class HoldingSpec(RequestingSpec, frozen=True, gc=False):
+    nodeName: str = ""  # noqa: N815 - the API's name
+
+
+class HoldingStatus(msgspec.Struct, frozen=True, gc=False):
+    phase: str = ""
+
+
+class PodRequest(NamedTuple):
+    """The effective request of a pod in whole numbers from 0 to `amounts.MAX_AMOUNT`."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
 
 
-def effective(pod: RequestingPod) -> Request:
-    """For each resource: what all containers that run together ask for, or one init container if that is more.
+def is_holding(pod: Any) -> bool:
+    """Whether the pod holds its requests of a node: it is bound and not completed.
+
+    The API server selects such pods already; objects that are read from files are not selected.
+    """
+    return bool(pod.spec.nodeName) and pod.status.phase not in COMPLETED_PHASES
+
+
+def effective(pod: RequestingPod) -> PodRequest:
+    """For each resource, the sum of the containers that run together, or an init container's request if it is greater.
 
     Sidecars run together with the containers. Pod overhead does not count, as in the older system.
     """
     init = pod.spec.initContainers or ()
-    sidecars = (one for one in init if one.restartPolicy == "Always")
+    sidecars = (container for container in init if container.restartPolicy == "Always")
     running = (*(pod.spec.containers or ()), *sidecars)
-    return Request(*(_most(running, init, resource) for resource in ("cpu", "memory")))
+    return PodRequest(*(_effective_amount(running, init, resource) for resource in ("cpu", "memory")))
 
 
 def together(pod: RequestingPod, resource: str) -> int:
-    """What the containers ask for, without those that initialise: CPU in milli, anything else in whole units."""
+    """The sum of the containers without init containers: CPU in milli-CPU, other resources in whole units."""
     return _sum(pod.spec.containers or (), resource)
 
 
-def _most(running: Iterable[RequestingContainer], init: Iterable[RequestingContainer], resource: str) -> int:
-    return max(_sum(running, resource), *(_sum((one,), resource) for one in init), 0)
+def _effective_amount(
+    running: Iterable[RequestingContainer], init: Iterable[RequestingContainer], resource: str
+) -> int:
+    return max(_sum(running, resource), *(_sum((container,), resource) for container in init), 0)
 
 
 def _sum(containers: Iterable[RequestingContainer], resource: str) -> int:
     read = amounts.milli if resource == "cpu" else amounts.units
-    asked = ((one.resources.requests or {}).get(resource) for one in containers if one.resources)
-    return min(sum(map(read, asked)), MOST)
+    quantities = (
+        (container.resources.requests or {}).get(resource) for container in containers if container.resources
+    )
+    return min(sum(map(read, quantities)), MAX_AMOUNT)

@@ -12,11 +12,10 @@ from nodewise.agents.pigeon import demand, moments, resources
 from nodewise.agents.pigeon.demand import Statistics
 from nodewise.agents.pigeon.objectives import LAYOUTS, Objective, Table
 from nodewise.agents.safe import beta
-from nodewise.annotator import forecast, planning, samples
-from nodewise.annotator.allocation import by_node
-from nodewise.annotator.options import Task
-from nodewise.annotator.patches import Rules
-from nodewise.annotator.planning import Known
+from nodewise.annotator import sample_statistics
+from nodewise.annotator.allocation import allocation_by_node
+from nodewise.annotator.options import AnnotatorConfig
+from nodewise.annotator.patches import NodeMeasurements, PatchRules, plan_patches
 from nodewise.cooperative import run_at_once
 from nodewise.statistics.annotations import AllocationAnnotations
 from tests.conformance.safe import promtool
@@ -153,10 +152,10 @@ def _phases(given: list[str]) -> list[float]:
 def _allocation(given: Mapping[str, Any]) -> Mapping[str, str | None] | None:
     """What of the node is to be written where nothing stands yet, but the time; None for nothing."""
     pods = objects.read_pods(*(pod(number, one) for number, one in enumerate(given["pods"])))
-    known = Known(None, run_at_once(by_node(pods)), now=0.0)
-    task, rules = Task(usage=False, allocation=True), Rules(max_age_s=3600)
-    plans = run_at_once(planning.plan([objects.read_node(node(given))], known, task, rules))
-    return plans.nodes[0].wanted if plans.nodes else None
+    measurements = NodeMeasurements(None, run_at_once(allocation_by_node(pods)), now=0.0)
+    config, rules = AnnotatorConfig(usage=False, allocation=True), PatchRules(max_age_s=3600)
+    plans = run_at_once(plan_patches([objects.read_node(node(given))], measurements, config, rules))
+    return plans.nodes[0].desired if plans.nodes else None
 
 
 def node(given: Mapping[str, Any]) -> Object:
@@ -183,13 +182,13 @@ def _quantity(text: str) -> float | None:
 def _samples(given: Mapping[str, Any]) -> list[float]:
     free = np.array(given["free"], float)
     if "allocatable" in given:
-        free = samples.curated(free, given["allocatable"], given["requested"])
-    return list(samples.summary(free))
+        free = sample_statistics.limit_usage_to_requests(free, given["allocatable"], given["requested"])
+    return list(sample_statistics.summarize(free))
 
 
 def _chunks(count: int) -> list[float]:
-    means = forecast.chunk_means(np.arange(1.0, count + 1))
-    assert len(means) == forecast.CHUNKS
+    means = sample_statistics.chunk_means(np.arange(1.0, count + 1))
+    assert len(means) == sample_statistics.CHUNKS
     found: list[float] = means[[0, 1, 2, 3, 50, -1]].tolist()
     return found
 

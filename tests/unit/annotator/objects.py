@@ -36,7 +36,8 @@ def pod(
         "spec": {
             "nodeName": on,
             "containers": [
-                {"name": str(number), "resources": {"requests": one}} for number, one in enumerate(requests)
+                {"name": str(number), "resources": {"requests": amounts}}
+                for number, amounts in enumerate(requests)
             ],
             "initContainers": list(init),
         },
@@ -44,9 +45,9 @@ def pod(
     }
 
 
-def read_node(given: Object) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(given), type=NODE)
+def read_node(manifest: Object) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(manifest), type=NODE)
 
 
-def read_pods(*given: Object) -> list[Any]:
-    return [msgspec.json.decode(msgspec.json.encode(one), type=POD) for one in given]
+def read_pods(*manifests: Object) -> list[Any]:
+    return [msgspec.json.decode(msgspec.json.encode(manifest), type=POD) for manifest in manifests]

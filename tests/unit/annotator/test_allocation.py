@@ -14,25 +14,25 @@ SIDECAR = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"c
 INIT = {"name": "i", "resources": {"requests": {"cpu": "3", "memory": "9Gi"}}}
 
 
-def written(given: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
-    read = read_node(given)
-    allocated = run_at_once(allocation.by_node(read_pods(*pods)))
+def written(manifest: dict[str, Any], *pods: dict[str, Any]) -> dict[str, str]:
+    read = read_node(manifest)
+    allocated = run_at_once(allocation.allocation_by_node(read_pods(*pods)))
     return dict(
-        allocation.texts(
+        allocation.allocation_annotations(
             allocated.get(read.metadata.name, Allocation()), capacity.read(read.status.allocatable)
         )
     )
 
 
 def test_what_the_older_annotator_counted_is_counted_so() -> None:
-    given = node("a", cpu="2", memory="1985744Ki", pods="110", ephemeral_storage="17361141760")
+    manifest = node("a", cpu="2", memory="1985744Ki", pods="110", ephemeral_storage="17361141760")
     running = [
         pod("p", "a", {"cpu": "250m", "memory": "100Mi"}, {"cpu": "0.1005", "memory": "1e8"}, {}),
         pod("q", "a", {"cpu": "505m", "memory": "160Mi", "ephemeral-storage": "1Gi"}),
         pod("done", "a", {"cpu": "1"}, phase="Succeeded"),
         pod("waits", "", {"cpu": "1"}, phase="Pending"),
     ]
-    assert written(given, *running) == {
+    assert written(manifest, *running) == {
         "requested-cpu": "855",
         "free-cpu": "1145",
         "requested-memory": "372629760",
@@ -47,14 +47,14 @@ def test_what_the_older_annotator_counted_is_counted_so() -> None:
 
 
 def test_what_is_over_committed_leaves_nothing() -> None:
-    found = written(
+    texts = written(
         node("a", cpu="3920m", memory="7Gi", gpu="2"),
         pod("p", "a", {"cpu": "5", "memory": "1G", "gpu": "1"}),
         pod("q", "a", {"cpu": "100m"}, init=(INIT,)),
     )
-    assert (found["requested-cpu"], found["free-cpu"]) == ("5100", "0")
-    assert (found["requested-memory"], found["free-memory"]) == ("1000000000", "6516192768")
-    assert (found["requested-gpu"], found["free-gpu"]) == ("1", "1")
+    assert (texts["requested-cpu"], texts["free-cpu"]) == ("5100", "0")
+    assert (texts["requested-memory"], texts["free-memory"]) == ("1000000000", "6516192768")
+    assert (texts["requested-gpu"], texts["free-gpu"]) == ("1", "1")
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
@@ -72,7 +72,7 @@ def test_a_sidecar_holds_what_it_asks_for_as_long_as_its_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("amount", "text"),
     [
         ("1.5Gi", "1610612736"),
         ("1500m", "2"),
@@ -85,8 +85,8 @@ def test_a_sidecar_holds_what_it_asks_for_as_long_as_its_pod() -> None:
         ("9" * 30, str(2**53)),
     ],
 )
-def test_amounts_are_whole_numbers_whatever_was_asked_for(asked: object, text: str) -> None:
-    assert written(node("a"), pod("p", "a", {"memory": asked}))["requested-memory"] == text
+def test_amounts_are_whole_numbers_whatever_was_asked_for(amount: object, text: str) -> None:
+    assert written(node("a"), pod("p", "a", {"memory": amount}))["requested-memory"] == text
 
 
 def test_a_node_that_says_nothing_has_nothing_free() -> None:

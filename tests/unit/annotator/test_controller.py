@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from nodewise.agent import NodeIndex, Snapshot
-from nodewise.annotator import controller, sampling
-from nodewise.annotator.controller import BOUND, AnnotatorController
+from nodewise.annotator import controller, sampled_usage
+from nodewise.annotator.controller import BOUND_PODS, AnnotatorController
 from nodewise.annotator.options import AnnotatorOptions
 from nodewise.clock import ManualClock
 from nodewise.kube.resources import NODES
@@ -17,7 +17,7 @@ from nodewise.simulate.api import FakeApi
 from nodewise.statistics.queries import WindowOptions
 from tests.unit.agents.hands import hands
 from tests.unit.annotator.objects import node, pod, read_node, read_pods
-from tests.unit.annotator.test_loop import GIB, START, Meter
+from tests.unit.annotator.test_annotator import GIB, START, Meter
 
 pytestmark = pytest.mark.anyio
 VIEW = Snapshot(NodeIndex(), {}, START)
@@ -38,7 +38,7 @@ class Leader:
         self.pods: Writer[Any] = Writer()
         self.meter = Meter(self.clock, a=(1.0, GIB))
         self.nodes.replace([read_node(self.api.put(NODES, node("a")))])
-        objects = {BOUND: self.pods.store} if controller.watched(options) else {}
+        objects = {BOUND_PODS: self.pods.store} if controller.watched(options) else {}
         self.hands = hands(self.api, objects, self.nodes.store, self.clock)
         self.controller = AnnotatorController(options, WindowOptions(), [self.meter], self.hands)
 
@@ -49,8 +49,8 @@ class Leader:
         return len([verb for verb, _ in self.api.calls if verb == "patch"])
 
     def annotations(self) -> dict[str, str]:
-        found: dict[str, str] = self.api.objects(NODES)["", "a"]["metadata"]["annotations"]
-        return found
+        annotations: dict[str, str] = self.api.objects(NODES)["", "a"]["metadata"]["annotations"]
+        return annotations
 
 
 async def test_it_writes_once_a_period_however_often_the_view_changes() -> None:
@@ -77,9 +77,9 @@ async def test_a_step_does_not_wait_for_what_takes_long() -> None:
     done = asyncio.Event()
     fetch = leader.meter.fetch
 
-    async def slowly(*given: Any) -> Any:
+    async def slowly(*arguments: Any) -> Any:
         await done.wait()
-        return await fetch(*given)
+        return await fetch(*arguments)
 
     leader.meter.fetch = slowly  # type: ignore[method-assign]
     await leader.controller.step(VIEW)
@@ -91,7 +91,7 @@ async def test_a_step_does_not_wait_for_what_takes_long() -> None:
 async def test_a_defect_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = Leader(AnnotatorOptions(annotate="usage"))
     with monkeypatch.context() as patched:
-        patched.setattr(sampling.Samples, "look", lambda _: 1 // 0)
+        patched.setattr(sampled_usage.SampledUsageSource, "take_sample", lambda _: 1 // 0)
         await leader.step()
         with pytest.raises(ZeroDivisionError):
             await leader.controller.step(VIEW)

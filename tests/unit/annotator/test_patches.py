@@ -5,19 +5,18 @@ from math import nan
 import pytest
 
 from nodewise import cooperative
-from nodewise.annotator import patches, planning, usage
+from nodewise.annotator import patches, usage
 from nodewise.annotator.allocation import Allocation
-from nodewise.annotator.options import Task
-from nodewise.annotator.patches import Rules
-from nodewise.annotator.planning import Known
-from nodewise.annotator.usage import Usage, Used
+from nodewise.annotator.options import AnnotatorConfig
+from nodewise.annotator.patches import NodeMeasurements, PatchRules
+from nodewise.annotator.usage import NodeUsage, ResourceUsage
 from nodewise.clock import format_rfc3339
 from nodewise.statistics.annotations import ANNOTATED_AT
 from nodewise.statistics.capacity import Capacity
 from tests.unit.annotator import objects
 
 NOW = 1_800_000_000.0
-RULES = Rules(max_age_s=3600)
+RULES = PatchRules(max_age_s=3600)
 WHOLE = Capacity(4000, 16 * 2**30)
 
 
@@ -49,45 +48,48 @@ def at(age_s: float) -> dict[str, str]:
 def test_a_number_moved_if_it_is_off_by_more_than_two_percent(
     stands: str | None, wanted: str | None, is_moved: bool
 ) -> None:
-    assert patches.moved(stands, wanted) is is_moved
+    assert patches.has_changed(stands, wanted) is is_moved
 
 
 def test_only_what_moved_is_written_with_the_time() -> None:
     stands = {"free-cpu": "100", "free-memory": "100", **at(60)}
     wanted = {"free-cpu": "101", "free-memory": "110"}
-    assert patches.patch(stands, wanted, {}, NOW, RULES) == {"free-memory": "110", **at(0)}
+    assert patches.compute_patch(stands, wanted, {}, NOW, RULES) == {"free-memory": "110", **at(0)}
 
 
 def test_nothing_moved_nothing_is_written() -> None:
-    assert patches.patch({"free-cpu": "100", **at(60)}, {"free-cpu": "101"}, {"old": "1"}, NOW, RULES) == {}
+    assert (
+        patches.compute_patch({"free-cpu": "100", **at(60)}, {"free-cpu": "101"}, {"old": "1"}, NOW, RULES)
+        == {}
+    )
 
 
 @pytest.mark.parametrize("time", [{}, {ANNOTATED_AT: "yesterday"}, at(1800), at(1e6), at(-600)])
 def test_the_time_is_written_before_it_is_too_old(time: dict[str, str]) -> None:
-    assert patches.patch({"free-cpu": "100", **time}, {"free-cpu": "101"}, {}, NOW, RULES) == at(0)
+    assert patches.compute_patch({"free-cpu": "100", **time}, {"free-cpu": "101"}, {}, NOW, RULES) == at(0)
 
 
 def test_what_is_there_for_people_goes_along() -> None:
     stands = {"free-cpu": "100", "same": "1", "other": "1", **at(60)}
-    found = patches.patch(stands, {"free-cpu": "200"}, {"same": "1", "other": "2"}, NOW, RULES)
-    assert found == {"free-cpu": "200", "other": "2", **at(0)}
+    patch = patches.compute_patch(stands, {"free-cpu": "200"}, {"same": "1", "other": "2"}, NOW, RULES)
+    assert patch == {"free-cpu": "200", "other": "2", **at(0)}
 
 
 def test_a_node_that_nobody_measured_keeps_its_statistics_with_their_time() -> None:
     stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(600)}
-    assert patches.unmeasured(stands, {}, NOW, RULES) == {}
-    assert patches.unmeasured(stands, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2"}
+    assert patches.patch_without_usage(stands, {}, NOW, RULES) == {}
+    assert patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2"}
 
 
 def test_statistics_too_old_to_count_make_room_for_what_is_known() -> None:
     stands = {"mean-free-cpu": "100", "free-cpu": "1", **at(3600)}
-    found = patches.unmeasured(stands, {"free-cpu": "2"}, NOW, RULES)
-    assert found == {"mean-free-cpu": None, "free-cpu": "2", **at(0)}
-    assert patches.unmeasured(stands, {}, NOW, RULES) == {}, "nothing new is known of the node"
+    patch = patches.patch_without_usage(stands, {"free-cpu": "2"}, NOW, RULES)
+    assert patch == {"mean-free-cpu": None, "free-cpu": "2", **at(0)}
+    assert patches.patch_without_usage(stands, {}, NOW, RULES) == {}, "nothing new is known of the node"
 
 
 def test_a_node_that_was_never_measured_has_its_allocation_with_the_time() -> None:
-    assert patches.unmeasured({}, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2", **at(0)}
+    assert patches.patch_without_usage({}, {"free-cpu": "2"}, NOW, RULES) == {"free-cpu": "2", **at(0)}
 
 
 @pytest.mark.parametrize(("stands", "is_timed"), [({}, True), ({"mean-free-cpu": "1000"}, False)])
@@ -96,9 +98,9 @@ def test_allocation_alone_makes_no_statistics_of_use_look_newer(
     stands: dict[str, str], time: dict[str, str], *, is_timed: bool
 ) -> None:
     node = objects.read_node(objects.node("n1", {**stands, **time}))
-    known = Known(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
+    known = NodeMeasurements(None, {"n1": Allocation(cpu_milli=1500)}, NOW)
     (plan,) = cooperative.run_at_once(
-        planning.plan([node], known, Task(usage=False, allocation=True), RULES)
+        patches.plan_patches([node], known, AnnotatorConfig(usage=False, allocation=True), RULES)
     ).nodes
     assert plan.patch["requested-cpu"] == "1500"
     assert (ANNOTATED_AT in plan.patch) is is_timed
@@ -106,8 +108,10 @@ def test_allocation_alone_makes_no_statistics_of_use_look_newer(
 
 
 def test_free_is_what_pods_can_have_less_what_is_used() -> None:
-    found = usage.texts(Usage(Used(1234.5678, 10.0004, 2000), Used(6 * 2**30, 1234.5, 5e9)), WHOLE)
-    assert found == {
+    patch = usage.usage_annotations(
+        NodeUsage(ResourceUsage(1234.5678, 10.0004, 2000), ResourceUsage(6 * 2**30, 1234.5, 5e9)), WHOLE
+    )
+    assert patch == {
         "mean-free-cpu": "2765.432",
         "std-free-cpu": "10",
         "forcasted-free-cpu": "2000",
@@ -119,14 +123,16 @@ def test_free_is_what_pods_can_have_less_what_is_used() -> None:
 
 @pytest.mark.parametrize(("used", "free"), [(5000, "0"), (-1, "4000"), (0, "4000"), (1e300, "0")])
 def test_free_is_between_nothing_and_all(used: float, free: str) -> None:
-    assert usage.texts(Usage(Used(used, 1)), WHOLE)["mean-free-cpu"] == free
+    assert usage.usage_annotations(NodeUsage(ResourceUsage(used, 1)), WHOLE)["mean-free-cpu"] == free
 
 
 def test_what_is_not_known_must_not_stand() -> None:
-    found = usage.texts(Usage(Used(100.0, nan), Used()), WHOLE)
-    assert found["mean-free-cpu"] == "3900"
-    assert {key for key, text in found.items() if text is None} == {*usage.KEYS} - {"mean-free-cpu"}
+    patch = usage.usage_annotations(NodeUsage(ResourceUsage(100.0, nan), ResourceUsage()), WHOLE)
+    assert patch["mean-free-cpu"] == "3900"
+    assert {key for key, text in patch.items() if text is None} == {*usage.USAGE_KEYS} - {"mean-free-cpu"}
 
 
 def test_a_node_without_capacity_has_nothing_to_say() -> None:
-    assert set(usage.texts(Usage(Used(1, 1), Used(1, 1)), Capacity()).values()) == {None}
+    assert set(
+        usage.usage_annotations(NodeUsage(ResourceUsage(1, 1), ResourceUsage(1, 1)), Capacity()).values()
+    ) == {None}

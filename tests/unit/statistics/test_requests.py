@@ -6,7 +6,7 @@ import pytest
 from nodewise.agents.gpu.pods import GpuPod
 from nodewise.kube import fields
 from nodewise.statistics import amounts, requests
-from nodewise.statistics.requests import Request, RequestingPod
+from nodewise.statistics.requests import PodRequest, RequestingPod
 
 _POD = fields.merge("Pod", RequestingPod, GpuPod)
 
@@ -22,18 +22,20 @@ def pod(*containers, init=()):
 
 def test_containers_add_up():
     found = requests.effective(pod({"cpu": "500m", "memory": "1Gi"}, {"cpu": "0.25"}))
-    assert found == Request(750, 2**30)
+    assert found == PodRequest(750, 2**30)
 
 
 def test_the_largest_init_container_counts_where_it_asks_for_more():
     found = requests.effective(
         pod({"cpu": "1", "memory": "2Ki"}, init=({"cpu": "100m"}, {"cpu": "2", "memory": "1Ki"}))
     )
-    assert found == Request(2000, 2048)
+    assert found == PodRequest(2000, 2048)
 
 
 def test_a_sidecar_runs_beside_the_containers():
-    assert requests.effective(pod({"cpu": "1"}, init=({"cpu": "500m", "sidecar": True},))) == Request(1500, 0)
+    assert requests.effective(pod({"cpu": "1"}, init=({"cpu": "500m", "sidecar": True},))) == PodRequest(
+        1500, 0
+    )
 
 
 def test_init_containers_do_not_count_together():
@@ -55,7 +57,7 @@ def test_init_containers_do_not_count_together():
         ("lots", 0, 0),
         ("-4", 0, 0),
         ("1e300", 0, 0),
-        ("9E", amounts.MOST, amounts.MOST),
+        ("9E", amounts.MAX_AMOUNT, amounts.MAX_AMOUNT),
         (True, 0, 0),
         ([], 0, 0),
     ],
@@ -67,7 +69,7 @@ def test_quantities_are_rounded_up_and_bounded(text, milli, units):
 def test_a_pod_without_requests_asks_for_nothing():
     for given in ({}, {"spec": {"containers": None, "initContainers": None}}):
         bare = msgspec.convert({"metadata": {"name": "p"}} | given, _POD)
-        assert requests.effective(bare) == Request(0, 0)
+        assert requests.effective(bare) == PodRequest(0, 0)
     assert requests.effective(
         msgspec.convert({"spec": {"containers": [{"resources": None}]}}, RequestingPod)
     ) == (
@@ -77,6 +79,6 @@ def test_a_pod_without_requests_asks_for_nothing():
 
 
 def test_many_large_requests_stay_within_bounds():
-    assert requests.effective(pod(*[{"cpu": "8E", "memory": "8E"}] * 9)) == Request(
-        amounts.MOST, amounts.MOST
+    assert requests.effective(pod(*[{"cpu": "8E", "memory": "8E"}] * 9)) == PodRequest(
+        amounts.MAX_AMOUNT, amounts.MAX_AMOUNT
     )

@@ -27,7 +27,7 @@ from nodewise.agents.pigeon.agent import PigeonAgent
 from nodewise.agents.pigeon.holding import HeldPod
 from nodewise.agents.pigeon.options import PigeonOptions
 from nodewise.agents.pigeon.state import PODS, PigeonNode, PigeonPod, PigeonState
-from nodewise.statistics.holding import SELECTORS
+from nodewise.statistics.requests import HOLDING_SELECTORS
 
 _PODS: Final = Resource("", "v1", "pods", "Pod")
 
@@ -48,7 +48,7 @@ class PigeonKind(AgentKind):
         if options.pigeon_usage == "annotations":
             return ()
         keep = holding.keeper(options.pigeon_gpu_resource)
-        return (Watched(PODS, _PODS, HeldPod, keep=keep, selectors=SELECTORS),)
+        return (Watched(PODS, _PODS, HeldPod, keep=keep, selectors=HOLDING_SELECTORS),)
 
     def concerns(self, options: PigeonOptions, nodes: Iterable[Any], pods: Iterable[Any]) -> bool:  # noqa: ARG002
         """Whether any node has the annotations of requested resources."""

@@ -12,11 +12,13 @@ from nodewise.agents.pigeon import resources
 from nodewise.agents.pigeon.resources import Amounts
 from nodewise.state import Change
 from nodewise.statistics.amounts import Quantity
-from nodewise.statistics.holding import HoldingSpec, HoldingStatus, is_holding
 from nodewise.statistics.requests import (
+    HoldingSpec,
+    HoldingStatus,
     RequestedResources,
     RequestingContainer,
     RequestingPod,
+    is_holding,
 )
 
 _STRIDE: Final = 64

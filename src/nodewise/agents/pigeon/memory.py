@@ -18,7 +18,7 @@ from nodewise.agents.pigeon import demand
 from nodewise.agents.pigeon.demand import Statistics
 from nodewise.agents.pigeon.resources import NAMES, Row
 from nodewise.errors import UNREADABLE, BadInput, Problem
-from nodewise.statistics.amounts import MOST
+from nodewise.statistics.amounts import MAX_AMOUNT
 
 MOST_PODS: Final = 4096
 """Pods that are known to have counted, the newest ones; one that comes again after so many others counts again."""
@@ -28,7 +28,7 @@ MOST_BYTES: Final = 2**19
 _MARK_BYTES: Final = 8
 
 _SIZE: Final = msgspec.Meta(min_length=len(NAMES), max_length=len(NAMES))
-_LARGEST: Final = float(MOST)
+_LARGEST: Final = float(MAX_AMOUNT)
 _Mean = Annotated[list[Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]], _SIZE]
 _Products = Annotated[list[Annotated[float, msgspec.Meta(ge=-(_LARGEST**2), le=_LARGEST**2)]], _SIZE]
 _Mark = Annotated[str, msgspec.Meta(max_length=2 * _MARK_BYTES)]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nodewise.errors import UNREADABLE
 from nodewise.statistics import amounts, annotations, capacity, requests
-from nodewise.statistics.amounts import MOST
+from nodewise.statistics.amounts import MAX_AMOUNT
 from nodewise.statistics.annotations import AllocationAnnotations
 from nodewise.statistics.requests import RequestingPod
 
@@ -85,5 +85,5 @@ def requested(given: AllocationAnnotations | None) -> Amounts:
 
 def counted(given: NDArray[np.float64]) -> NDArray[np.float64]:
     """Amounts (5, n) in our units: what is below 0 is 0, and what is beyond all quantities is the largest of them."""
-    found: NDArray[np.float64] = np.floor(np.clip(given, 0, MOST) / np.array(UNITS)[:, None])
+    found: NDArray[np.float64] = np.floor(np.clip(given, 0, MAX_AMOUNT) / np.array(UNITS)[:, None])
     return found

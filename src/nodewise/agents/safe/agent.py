@@ -25,11 +25,11 @@ from nodewise.agents.safe.tail import Tail
 from nodewise.statistics import requests
 from nodewise.statistics.load import RESOURCES
 from nodewise.statistics.missing import NoStatistics, NotReady
-from nodewise.statistics.requests import Request, RequestingPod
+from nodewise.statistics.requests import PodRequest, RequestingPod
 
 OWN_MISSING: Final = 0
 """The score of a node without statistics, as in the older system."""
-_NO_REQUEST: Final = Request()
+_NO_REQUEST: Final = PodRequest()
 _UNKNOWN_POINTS: Final = -1
 
 
@@ -78,7 +78,7 @@ class SafeAgent(FilterPlugin[PodFields, Base], ScorePlugin[PodFields, Base]):
         self.predicates = {"safe-overload": self.filter}
         self.priorities = {"safe-overload": self.score, "safe-balance": self.balance}
 
-    def equivalence_key(self, pod: PodFields) -> Request:
+    def equivalence_key(self, pod: PodFields) -> PodRequest:
         """What the pod requests; no other field matters."""
         return requests.effective(pod)
 

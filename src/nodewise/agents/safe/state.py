@@ -10,7 +10,7 @@ from nodewise.agent import ClusterState, Inputs, MetricRequest, ObjectKey, State
 from nodewise.agents.safe.options import SafeOptions
 from nodewise.statistics.load import Load, LoadReader, Table
 from nodewise.statistics.missing import Missing
-from nodewise.statistics.requests import Request
+from nodewise.statistics.requests import PodRequest
 
 
 class Base(NamedTuple):
@@ -78,7 +78,7 @@ def base(load: Load, forecast_weight: float) -> Base:
     return Base(used, capacity, deviation, missing)
 
 
-def with_pod(before: Base, numbers: NDArray[np.intp], request: Request) -> Shares:
+def with_pod(before: Base, numbers: NDArray[np.intp], request: PodRequest) -> Shares:
     """The shares of the nodes with these numbers, with the pod."""
     demand = np.array(request, np.float64)[:, np.newaxis]
     mean = (before.used.take(numbers, axis=1) + demand) / before.capacity.take(numbers, axis=1)

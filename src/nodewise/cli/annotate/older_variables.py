@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from nodewise.annotator.options import LEAST_PERIOD_S
+from nodewise.annotator.options import MIN_PERIOD_S
 from nodewise.observe import logs
 
 Flags = Sequence[str]
@@ -29,7 +29,7 @@ class Variable(NamedTuple):
 
 
 def _period(text: str) -> Flags | None:
-    if not re.fullmatch(r"\+?[0-9]{1,9}", text.strip()) or int(text) < LEAST_PERIOD_S:
+    if not re.fullmatch(r"\+?[0-9]{1,9}", text.strip()) or int(text) < MIN_PERIOD_S:
         return None
     return ("--period", f"{int(text)}s")
 
@@ -52,7 +52,7 @@ def _exporter(text: str) -> Flags | None:
 
 
 TABLE: Final[Mapping[str, Variable]] = {
-    "ANNOTATE_FREQ": Variable("--period", _period, f"whole seconds, {LEAST_PERIOD_S:g} or more"),
+    "ANNOTATE_FREQ": Variable("--period", _period, f"whole seconds, {MIN_PERIOD_S:g} or more"),
     "USE_FORECAST": Variable("--annotate-forecast", _true("--annotate-forecast"), "true or false"),
     "USE_REQ": Variable("--annotate-use-requests", _true("--annotate-use-requests"), "true or false"),
     "CLUSTER_CONF": Variable("--kubeconfig", _cluster, "in-cluster or out-of-cluster"),

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from nodewise.annotator.loop import Looked
-from nodewise.annotator.planning import NodePlan
-from nodewise.annotator.writing import Written
+from nodewise.annotator.annotator import AnnotationPlan
+from nodewise.annotator.patch_writer import WriteResult
+from nodewise.annotator.patches import NodePlan
 from nodewise.cli import tables
 from nodewise.statistics import annotations as keys
 from nodewise.statistics.annotations import ANNOTATED_AT
@@ -26,53 +26,53 @@ _COLUMNS: Final = (
 """A column, the annotation in it, and the deviation that stands beside it."""
 
 
-def table(looked: Looked) -> None:
+def table(plan: AnnotationPlan) -> None:
     """One line a node: what is free and requested, and how many annotations are to be written."""
-    plans = looked.plans
-    rows = [[plan.name, *_cells(plan.wanted), _writes(plan)] for plan in plans.nodes]
-    rows += [[name, *["-"] * len(_COLUMNS), "nothing: it is not ready"] for name in plans.not_ready]
+    patches = plan.patches
+    rows = [[node.name, *_cells(node.desired), _writes(node)] for node in patches.nodes]
+    rows += [[name, *["-"] * len(_COLUMNS), "nothing: it is not ready"] for name in patches.not_ready]
     shown = tables.Shown(["NODE", *(head for head, *_ in _COLUMNS), "TO WRITE"], sorted(rows))
     for head, *_ in _COLUMNS:
         shown = tables.without(head, *shown)
     tables.show(*shown)
 
 
-def report(looked: Looked, written: Written | None) -> bytes:
+def report(plan: AnnotationPlan, written: WriteResult | None) -> bytes:
     """The same as JSON, with the annotations themselves; `written` is None where nothing was to be."""
-    plans = looked.plans
+    patches = plan.patches
     body: dict[str, Any] = {
         "nodes": [
-            {"node": one.name, "stands": one.stands, "wanted": one.wanted, "patch": one.patch}
-            for one in plans.nodes
+            {"node": node.name, "stands": node.current, "wanted": node.desired, "patch": node.patch}
+            for node in patches.nodes
         ],
-        "not_ready": plans.not_ready,
-        "unmeasured": plans.unmeasured,
-        "failures": looked.failures,
+        "not_ready": patches.not_ready,
+        "unmeasured": patches.unmeasured,
+        "failures": plan.failures,
     }
     if written is not None:
         body["written"] = written._asdict()
     return msgspec.json.encode(body)
 
 
-def summary(looked: Looked, written: Written) -> str:
+def summary(plan: AnnotationPlan, written: WriteResult) -> str:
     """One line about a burst."""
-    plans = looked.plans
+    patches = plan.patches
     counts = (
         (written.done, "annotated"),
-        (len(plans.nodes) - written.done - written.failed - written.gone, "unchanged"),
+        (len(patches.nodes) - written.done - written.failed - written.gone, "unchanged"),
         (written.failed, "failed"),
         (written.gone, "gone"),
-        (len(plans.not_ready), "not ready"),
-        (len(plans.unmeasured), "not measured"),
+        (len(patches.not_ready), "not ready"),
+        (len(patches.unmeasured), "not measured"),
     )
     said = [f"{count} {what}" for number, (count, what) in enumerate(counts) if count or not number]
     return f"nodes: {', '.join(said)}"
 
 
-def notes(looked: Looked, *, one_sample: bool) -> Iterator[str]:
+def notes(plan: AnnotationPlan, *, one_sample: bool) -> Iterator[str]:
     """What an operator should know besides."""
-    yield from looked.failures
-    if one_sample and any(plan.wanted.get(keys.MEAN_FREE_CPU) for plan in looked.plans.nodes):
+    yield from plan.failures
+    if one_sample and any(node.desired.get(keys.MEAN_FREE_CPU) for node in plan.patches.nodes):
         yield (
             "one sample has a mean and no deviation: let `nodewise annotate` run, without --once, or give"
             " --prometheus-url"

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from nodewise.annotator import measuring, patches, writing
+from nodewise.annotator import annotator as annotators
 from nodewise.annotator import options as annotator_options
+from nodewise.annotator import patch_writer, patches
+from nodewise.annotator.annotator import AnnotationPlan, Annotator
 from nodewise.annotator.fields import POD, AnnotatedNode
-from nodewise.annotator.loop import Annotator, Looked
-from nodewise.annotator.options import LEAST_PERIOD_S, ForecastOptions, Period, Task, What
-from nodewise.annotator.writing import Written
+from nodewise.annotator.options import MIN_PERIOD_S, AnnotatorConfig, ForecastOptions, Period, What
+from nodewise.annotator.patch_writer import WriteResult
 from nodewise.cli import data_sources
 from nodewise.cli.data_sources import Ground
 from nodewise.cli.options import SettingsByGroup
@@ -37,7 +38,7 @@ from nodewise.option import Option
 from nodewise.serve.admin import admin_routes, admin_server
 from nodewise.serve.application import Application
 from nodewise.serve.options import AdminOptions
-from nodewise.statistics import holding
+from nodewise.statistics import requests
 from nodewise.statistics.queries import WindowOptions
 
 _NODE: Final[Any] = merge("Node", NodeFields, AnnotatedNode)
@@ -53,7 +54,7 @@ class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
     """`usage`: what is really free, by what nodes use. `allocation`: what pods ask for, and what that leaves. `all`:
     both; let one annotator write a cluster's nodes, as one time stands for all that is written."""
 
-    period_s: Period = LEAST_PERIOD_S
+    period_s: Period = MIN_PERIOD_S
     """How often nodes are looked at; at least a minute, as each burst of patches has all pods that wait tried again."""
 
     usage_from: Annotated[str, Option(metavar="SOURCE")] = "auto"
@@ -71,8 +72,8 @@ class AnnotateOptions(ForecastOptions, frozen=True, kw_only=True):
 class Outcome(NamedTuple):
     """What came of doing it once."""
 
-    looked: Looked
-    written: Written | None
+    plan: AnnotationPlan
+    written: WriteResult | None
     """None where nothing was to be written."""
     is_sampled: bool
     """Whether what nodes use is a single sample."""
@@ -80,7 +81,7 @@ class Outcome(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether everything was measured and written."""
-        lacking = self.looked.failures or self.looked.plans.unmeasured
+        lacking = self.plan.failures or self.plan.patches.unmeasured
         return not lacking and not (self.written is not None and self.written.failed)
 
 
@@ -113,18 +114,18 @@ async def once(settings: SettingsByGroup, kube: KubeOptions, *, dry: bool) -> Ou
         tools = _tools(kube, stack)
         progress = stack.enter_context(Progress())
         stores = []
-        for target in _targets(_task(settings)):
+        for target in _targets(_config(settings)):
             progress.say(f"reading {target.resource.plural}")
             stores.append(await listing.read(tools.api, target, tools.meters, lambda _: None))
         wired = _wired(settings, stores, tools)
         for close in wired.closing:
             stack.push_async_callback(close)
         progress.say("measuring")
-        await wired.annotator.sample()
-        looked = await wired.annotator.look(wired.nodes.values(), wired.held(), holds=False)
+        await wired.annotator.take_sample()
+        plan = await wired.annotator.plan(wired.nodes.values(), wired.held(), keeps_complete=False)
         progress.say("writing")
-        written = None if dry else await writing.write(_lane(tools.api), looked.plans.nodes)
-        return Outcome(looked, written, wired.annotator.is_sampled)
+        written = None if dry else await patch_writer.write_patches(_lane(tools.api), plan.patches.nodes)
+        return Outcome(plan, written, wired.annotator.is_sampled)
 
 
 async def serve(settings: SettingsByGroup, kube: KubeOptions) -> None:
@@ -133,7 +134,7 @@ async def serve(settings: SettingsByGroup, kube: KubeOptions) -> None:
         tools = _tools(kube, stack)
         reflectors = [
             Reflector(tools.api, target, tools.clock, tools.meters, random.random)
-            for target in _targets(_task(settings))
+            for target in _targets(_config(settings))
         ]
         wired = _wired(settings, [one.store for one in reflectors], tools)
         for close in wired.closing:
@@ -163,16 +164,16 @@ def _tools(kube: KubeOptions, stack: AsyncExitStack) -> _Tools:
 
 
 def _lane(api: HttpApi) -> HttpApi:
-    return api.with_rate_limit(writing.QPS, writing.BURST)
+    return api.with_rate_limit(patch_writer.QPS, patch_writer.BURST)
 
 
-def _task(settings: SettingsByGroup) -> Task:
+def _config(settings: SettingsByGroup) -> AnnotatorConfig:
     own: AnnotateOptions = settings[AnnotateOptions]
-    return annotator_options.made(own, own.what, own.period_s)
+    return annotator_options.build_config(own, own.what, own.period_s)
 
 
-def _targets(task: Task) -> list[Target[Any]]:
-    pods = [Target(PODS, POD, selectors=holding.SELECTORS)] if task.needs_pods else []
+def _targets(config: AnnotatorConfig) -> list[Target[Any]]:
+    pods = [Target(PODS, POD, selectors=requests.HOLDING_SELECTORS)] if config.needs_pods else []
     return [Target(NODES, _NODE), *pods]
 
 
@@ -181,13 +182,16 @@ def _wired(settings: SettingsByGroup, stores: Sequence[Store[Any]], tools: _Tool
     own: AnnotateOptions = settings[AnnotateOptions]
     window: WindowOptions = settings[WindowOptions]
     prometheus: PrometheusOptions = settings[PrometheusOptions]
-    task = _task(settings)
+    config = _config(settings)
     nodes, *rest = stores
-    ground = Ground(api, NodeBook(nodes).read, prometheus, window.max_age_s, measuring.PATIENCE_S, meters)
-    sources = data_sources.sources([_source(own, prometheus)], (), ground) if task.usage else []
-    asker = Asker(sources, Limits(measuring.PATIENCE_S, _CALLS), clock, meters)
-    measure = measuring.measure(sources, task, window, asker, clock)
-    annotator = Annotator(task, patches.rules(window.max_age_s, task.period_s), measure, clock, meters)
+    ground = Ground(
+        api, NodeBook(nodes).read, prometheus, window.max_age_s, annotators.QUERY_TIMEOUT_S, meters
+    )
+    sources = data_sources.sources([_source(own, prometheus)], (), ground) if config.usage else []
+    asker = Asker(sources, Limits(annotators.QUERY_TIMEOUT_S, _CALLS), clock, meters)
+    usage_source = annotators.create_usage_source(sources, config, window, asker, clock)
+    rules = patches.patch_rules(window.max_age_s, config.period_s)
+    annotator = Annotator(config, rules, usage_source, clock, meters)
     closing = [source.close for source in sources if isinstance(source, PrometheusMetrics)]
     return _Wired(annotator, nodes, rest[0] if rest else None, closing)
 
@@ -217,7 +221,7 @@ async def _forever(wired: _Wired, reflectors: Sequence[Reflector[Any]], api: Htt
     lane = _lane(api)
     while True:
         try:
-            await wired.annotator.sample()
+            await wired.annotator.take_sample()
             if wired.annotator.is_due():
                 await wired.annotator.burst(lane, wired.nodes.values(), wired.held())
         except Exception as error:  # noqa: BLE001 - see above

@@ -1,10 +1,10 @@
-"""Patches of nodes, in one burst."""
+"""Writes the patches of nodes in one burst."""
 
 import contextlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from nodewise.annotator.planning import NodePlan
+from nodewise.annotator.patches import NodePlan
 from nodewise.errors import BadInput, NodewiseError, Unavailable
 from nodewise.kube.api import Api, NotFound
 from nodewise.kube.bulk import every
@@ -13,44 +13,44 @@ from nodewise.kube.resources import NODES
 FIELD_MANAGER: Final = "nodewise-annotator"
 QPS: Final = 1000.0
 BURST: Final = 10_000
-"""Of the API client that writes: a burst is bounded by how many calls are under way at once (`kube.bulk`), for one that
-is spread over minutes has waiting pods tried again all the time.
+"""Rate limit of the API client that writes. The number of concurrent calls (`kube.bulk`) limits a burst instead: one
+that is spread over minutes makes kube-scheduler retry unschedulable pods all the time.
 """
 
 
-class Written(NamedTuple):
-    """What came of a burst, in nodes."""
+class WriteResult(NamedTuple):
+    """Numbers of nodes of a burst."""
 
     done: int = 0
     failed: int = 0
     gone: int = 0
-    """Deleted, or made anew, since they were read."""
+    """Deleted or recreated since they were read."""
     error: str = ""
     """The first one."""
 
 
-async def write(api: Api, plans: Iterable[NodePlan]) -> Written:
-    """Write what the plans say, a few nodes at a time; one that fails stops no other."""
+async def write_patches(api: Api, plans: Iterable[NodePlan]) -> WriteResult:
+    """Write the patches, a few nodes at a time; a failure does not stop the others."""
     due = [plan for plan in plans if plan.patch]
     outcomes: list[str] = []
     errors: list[str] = []
 
-    async def one(plan: NodePlan) -> None:
+    async def write(plan: NodePlan) -> None:
         try:
-            outcomes.append(await _written(api, plan))
+            outcomes.append(await _write_patch(api, plan))
         except NodewiseError as error:
             errors.append(f"node {plan.name}: {error}")
             if isinstance(error, Unavailable):
-                raise  # so that a server that answers nobody is left alone
+                raise  # stops the burst: an unavailable API server gets no further requests
 
     with contextlib.suppress(Unavailable):
-        await every(one(plan) for plan in due)
+        await every(write(plan) for plan in due)
     done, gone = outcomes.count("done"), outcomes.count("gone")
-    return Written(done, len(due) - done - gone, gone, errors[0] if errors else "")
+    return WriteResult(done, len(due) - done - gone, gone, errors[0] if errors else "")
 
 
-async def _written(api: Api, plan: NodePlan) -> str:
-    # with the uid, so that nothing is said of another node of that name
+async def _write_patch(api: Api, plan: NodePlan) -> str:
+    # with the uid, so that a new node of the same name is not written
     body = {"metadata": {"uid": plan.uid, "annotations": plan.patch}}
     try:
         await api.patch(NODES.path(name=plan.name), body, "merge", {"fieldManager": FIELD_MANAGER})
@@ -58,6 +58,6 @@ async def _written(api: Api, plan: NodePlan) -> str:
         return "gone"
     except BadInput as error:
         if any(problem.field == "metadata.uid" for problem in error.problems):
-            return "gone"  # this node is another one; the API server calls the uid immutable
+            return "gone"  # a new node: the API server rejects a change of the uid as immutable
         raise
     return "done"

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from nodewise import quantity
-from nodewise.annotator import loop, measuring, patches, sampling, writing
-from nodewise.annotator.loop import Annotator
-from nodewise.annotator.options import Task
+from nodewise.annotator import annotator, patch_writer, patches, sampled_usage
+from nodewise.annotator.annotator import Annotator
+from nodewise.annotator.options import AnnotatorConfig
 from nodewise.clock import ManualClock, format_rfc3339, parse_rfc3339
 from nodewise.errors import Conflict, NodewiseError, Refused, Unavailable
 from nodewise.kube.api import NONE, Params, Patch
@@ -24,7 +24,7 @@ from tests.unit.annotator.objects import Object, node, pod, read_node, read_pods
 pytestmark = pytest.mark.anyio
 START = 1_800_000_000.0
 GIB = 2**30
-EVERYTHING = Task(usage=True, allocation=True)
+EVERYTHING = AnnotatorConfig(usage=True, allocation=True)
 """By name, what is used: cores and bytes."""
 Uses = dict[str, tuple[float, float]]
 
@@ -53,7 +53,7 @@ class Meter:
             raise self.error
         if request.metric in self.silent:
             raise Unavailable(f"{request.metric} is away")
-        place = 0 if request.metric == sampling.CPU else 1
+        place = 0 if request.metric == sampled_usage.CPU else 1
         samples = {
             name: Sample(round(used[place] * quantity.NANO), self._clock.now())
             for name, used in self.uses.items()
@@ -81,31 +81,33 @@ class RefusingApi(FakeApi):
 class Cluster:
     """Nodes and pods in memory, what they use, and an annotator that looks once a minute."""
 
-    def __init__(self, task: Task = EVERYTHING, *nodes: Object, window_s: float = 900) -> None:
+    def __init__(self, task: AnnotatorConfig = EVERYTHING, *nodes: Object, window_s: float = 900) -> None:
         self.clock = ManualClock(START)
         self.api = RefusingApi()
         self.meter = Meter(self.clock)
         self.meters = MetricsRegistry()
         self.pods: list[Object] = []
-        for one in nodes or (node("a"), node("b")):
-            self.api.put(NODES, one)
+        for manifest in nodes or (node("a"), node("b")):
+            self.api.put(NODES, manifest)
         window = WindowOptions(statistics_window_s=window_s)
         asker = Asker([self.meter], Limits(5, 8), self.clock, self.meters)
-        measure = measuring.measure([self.meter], task, window, asker, self.clock)
-        self.annotator = Annotator(task, patches.Rules(window.max_age_s), measure, self.clock, self.meters)
+        measure = annotator.create_usage_source([self.meter], task, window, asker, self.clock)
+        self.annotator = Annotator(
+            task, patches.PatchRules(window.max_age_s), measure, self.clock, self.meters
+        )
 
     def nodes(self) -> list[Any]:
-        return [read_node(one) for one in self.api.objects(NODES).values()]
+        return [read_node(obj) for obj in self.api.objects(NODES).values()]
 
     def annotations(self, name: str) -> dict[str, str]:
-        found: dict[str, str] = self.api.objects(NODES)["", name]["metadata"].get("annotations", {})
-        return found
+        annotations: dict[str, str] = self.api.objects(NODES)["", name]["metadata"].get("annotations", {})
+        return annotations
 
-    async def minute(self, count: int = 1) -> writing.Written:
+    async def minute(self, count: int = 1) -> patch_writer.WriteResult:
         """Time goes by, samples are taken, and at the end there is a burst."""
         for _ in range(count * 2):
             self.clock.advance(30)
-            await self.annotator.sample()
+            await self.annotator.take_sample()
         return await self.annotator.burst(self.api, self.nodes(), read_pods(*self.pods))
 
 
@@ -114,14 +116,17 @@ async def test_what_is_written_is_what_is_free_and_what_is_requested() -> None:
     cluster.meter.uses = {"a": (1.0, 4 * GIB), "b": (0.25, GIB)}
     cluster.pods = [pod("p", "a", {"cpu": "500m", "memory": "1.5Gi"}, phase="Pending")]
     assert await cluster.minute(2) == (2, 0, 0, "")
-    found = cluster.annotations("a")
-    assert (found["mean-free-cpu"], found["std-free-cpu"]) == ("3000", "0")
-    assert (found["mean-free-memory"], found["std-free-memory"]) == (str(12 * GIB), "0")
-    assert (found["requested-cpu"], found["requested-memory"]) == ("500", "1610612736")
-    assert found[ANNOTATED_AT] == format_rfc3339(cluster.clock.now())
-    assert (found["allocatable_memory"], found["reqested_memory"]) == (str(16 * GIB), "1610612736")
+    annotations = cluster.annotations("a")
+    assert (annotations["mean-free-cpu"], annotations["std-free-cpu"]) == ("3000", "0")
+    assert (annotations["mean-free-memory"], annotations["std-free-memory"]) == (str(12 * GIB), "0")
+    assert (annotations["requested-cpu"], annotations["requested-memory"]) == ("500", "1610612736")
+    assert annotations[ANNOTATED_AT] == format_rfc3339(cluster.clock.now())
+    assert (annotations["allocatable_memory"], annotations["reqested_memory"]) == (
+        str(16 * GIB),
+        "1610612736",
+    )
     assert cluster.annotations("b")["mean-free-cpu"] == "3750"
-    assert "forcasted-free-cpu" not in found
+    assert "forcasted-free-cpu" not in annotations
 
 
 async def test_each_write_names_its_manager_and_insists_on_the_uid() -> None:
@@ -140,7 +145,7 @@ async def test_a_node_that_was_made_anew_is_not_written() -> None:
     cluster.api.remove(NODES, "a")
     cluster.api.put(NODES, node("a"))
     cluster.api.remove(NODES, "b")
-    await cluster.annotator.sample()
+    await cluster.annotator.take_sample()
     assert await cluster.annotator.burst(cluster.api, read, []) == (0, 0, 2, "")
     assert cluster.annotations("a") == {}
     assert list(cluster.api.objects(NODES)) == [("", "a")], "no ghost of what was deleted"
@@ -189,13 +194,13 @@ async def test_a_node_that_nobody_measures_keeps_its_statistics_with_their_time(
     assert cluster.annotations("a") == stood
     cluster.pods = [pod("p", "a", {"cpu": "1"})]
     await cluster.minute()
-    found = cluster.annotations("a")
-    assert found["requested-cpu"] == "1000"
-    assert found[ANNOTATED_AT] == stood[ANNOTATED_AT]
+    annotations = cluster.annotations("a")
+    assert annotations["requested-cpu"] == "1000"
+    assert annotations[ANNOTATED_AT] == stood[ANNOTATED_AT]
     await cluster.minute(60)
-    found = cluster.annotations("a")
-    assert "mean-free-cpu" not in found
-    assert parse_rfc3339(found[ANNOTATED_AT]) > parse_rfc3339(stood[ANNOTATED_AT])
+    annotations = cluster.annotations("a")
+    assert "mean-free-cpu" not in annotations
+    assert parse_rfc3339(annotations[ANNOTATED_AT]) > parse_rfc3339(stood[ANNOTATED_AT])
 
 
 async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
@@ -206,7 +211,7 @@ async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
         "std-free-memory": "1000",
         ANNOTATED_AT: format_rfc3339(START - 60),
     }
-    cluster = Cluster(Task(usage=True, allocation=False), node("a", whole), node("new"))
+    cluster = Cluster(AnnotatorConfig(usage=True, allocation=False), node("a", whole), node("new"))
     cluster.meter.uses = {"a": (3.0, GIB), "new": (3.0, GIB)}
     await cluster.minute()
     assert cluster.annotations("a") == whole
@@ -216,18 +221,20 @@ async def test_after_a_restart_few_samples_do_not_replace_what_stands() -> None:
 
 
 async def test_a_part_of_the_statistics_does_not_replace_the_whole() -> None:
-    cluster = Cluster(Task(usage=True, allocation=False), window_s=300)
+    cluster = Cluster(AnnotatorConfig(usage=True, allocation=False), window_s=300)
     cluster.meter.uses = {"a": (1.0, GIB)}
     await cluster.minute(6)
     stood = cluster.annotations("a")
     cluster.meter.uses = {"a": (3.0, GIB)}
-    cluster.meter.silent = {sampling.MEMORY}
+    cluster.meter.silent = {sampled_usage.MEMORY}
     await cluster.minute(10)
     assert cluster.annotations("a") == stood
     await cluster.minute(60)
-    found = cluster.annotations("a")
-    assert found["mean-free-cpu"] == "1000", "what stood is too old to count: better the part than nothing"
-    assert "mean-free-memory" not in found
+    annotations = cluster.annotations("a")
+    assert annotations["mean-free-cpu"] == "1000", (
+        "what stood is too old to count: better the part than nothing"
+    )
+    assert "mean-free-memory" not in annotations
 
 
 async def test_statistics_are_of_the_window() -> None:
@@ -237,8 +244,8 @@ async def test_statistics_are_of_the_window() -> None:
         await cluster.minute()
     cluster.meter.uses = {"a": (2.0, GIB)}
     await cluster.minute(6)
-    found = cluster.annotations("a")
-    assert (found["mean-free-cpu"], found["std-free-cpu"]) == ("2000", "0")
+    annotations = cluster.annotations("a")
+    assert (annotations["mean-free-cpu"], annotations["std-free-cpu"]) == ("2000", "0")
 
 
 @pytest.mark.parametrize("error", [Refused("no right"), Conflict("newer"), Unavailable("busy")])
@@ -266,7 +273,7 @@ async def test_a_server_that_answers_nobody_is_left_alone() -> None:
 
 
 async def test_without_measuring_only_allocation_is_written() -> None:
-    cluster = Cluster(Task(usage=False, allocation=True))
+    cluster = Cluster(AnnotatorConfig(usage=False, allocation=True))
     assert cluster.annotator.is_sampled is False
     assert (await cluster.minute()).done == 2
     assert set(cluster.annotations("a")) == {
@@ -280,40 +287,42 @@ RESOURCES = ("cpu", "memory", "pods", "gpu", "ephemeral-storage")
 
 
 async def test_cards_may_have_another_name() -> None:
-    task = Task(usage=False, allocation=True, gpu="nvidia.com/gpu")
-    given = node("a")
-    given["status"]["allocatable"]["nvidia.com/gpu"] = "8"
-    cluster = Cluster(task, given)
+    task = AnnotatorConfig(usage=False, allocation=True, gpu="nvidia.com/gpu")
+    manifest = node("a")
+    manifest["status"]["allocatable"]["nvidia.com/gpu"] = "8"
+    cluster = Cluster(task, manifest)
     cluster.pods = [pod("p", "a", {"nvidia.com/gpu": "3"}, {"gpu": "1"})]
     await cluster.minute()
-    found = cluster.annotations("a")
-    assert (found["requested-gpu"], found["free-gpu"]) == ("3", "5")
+    annotations = cluster.annotations("a")
+    assert (annotations["requested-gpu"], annotations["free-gpu"]) == ("3", "5")
 
 
 async def test_a_source_that_fails_is_told_and_allocation_goes_on() -> None:
     cluster = Cluster()
     cluster.meter.error = Unavailable("metrics-server is away")
     assert (await cluster.minute()).done == 2
-    looked = await cluster.annotator.look(cluster.nodes(), [], holds=True)
-    assert looked.plans.unmeasured == ("a", "b")
-    assert [text.partition(":")[0] for text in looked.failures] == ["cpu_usage", "memory_usage"]
+    plan = await cluster.annotator.plan(cluster.nodes(), [], keeps_complete=True)
+    assert plan.patches.unmeasured == ("a", "b")
+    assert [text.partition(":")[0] for text in plan.failures] == ["cpu_usage", "memory_usage"]
 
 
 async def test_nodes_that_nobody_measures_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, object]] = []
+    logged: list[dict[str, object]] = []
     monkeypatch.setattr(
-        loop.logs, "emit", lambda event, **said: told.append(said) if event == "usage_unknown" else None
+        annotator.logs,
+        "emit",
+        lambda event, **fields: logged.append(fields) if event == "usage_unknown" else None,
     )
     cluster = Cluster()
     cluster.meter.uses = {"a": (1.0, GIB)}
     for _ in range(3):
         await cluster.minute()
-    assert told == [{"nodes": 1, "example": "b", "error": "no recent value"}]
+    assert logged == [{"nodes": 1, "example": "b", "error": "no recent value"}]
     cluster.meter.uses["b"] = (1.0, GIB)
     await cluster.minute()
     cluster.meter.uses.clear()
     await cluster.minute(16)
-    assert told[1:] == [{"nodes": 2, "example": "a, b", "error": "no recent value"}]
+    assert logged[1:] == [{"nodes": 2, "example": "a, b", "error": "no recent value"}]
 
 
 async def test_a_burst_is_due_once_a_period() -> None:
@@ -328,10 +337,10 @@ async def test_a_burst_is_due_once_a_period() -> None:
 
 
 async def test_what_comes_next_is_written_where_it_is_asked_for() -> None:
-    cluster = Cluster(Task(usage=True, allocation=False, forecast=True))
+    cluster = Cluster(AnnotatorConfig(usage=True, allocation=False, forecast=True))
     for step in range(30):
         cluster.meter.uses = {"a": (step / 10, GIB)}
         await cluster.minute()
-    found = cluster.annotations("a")
-    assert float(found["forcasted-free-cpu"]) < float(found["mean-free-cpu"])
-    assert float(found["forcasted-free-memory"]) == 15 * GIB
+    annotations = cluster.annotations("a")
+    assert float(annotations["forcasted-free-cpu"]) < float(annotations["mean-free-cpu"])
+    assert float(annotations["forcasted-free-memory"]) == 15 * GIB
