@@ -31,15 +31,20 @@ else:
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong: the field, what was seen there, and what was wanted."""
+    """A field with an invalid value: what was found there, and what was expected."""
 
     field: str
-    seen: str
-    wanted: str
+    found: str
+    expected: str
 
     def __str__(self) -> str:
-        wanted = f"; wanted {self.wanted}" if self.wanted else ""
-        return f"{self.field}: {self.seen}{wanted}" if self.field else f"{self.seen}{wanted}"
+        # clients and the numbered cases know this form and the names in `to_dict`
+        expected = f"; wanted {self.expected}" if self.expected else ""
+        return f"{self.field}: {self.found}{expected}" if self.field else f"{self.found}{expected}"
+
+    def to_dict(self) -> dict[str, str]:
+        """The form in JSON responses and in the output of commands."""
+        return {"field": self.field, "seen": self.found, "wanted": self.expected}
 
 
 class NodewiseError(Exception):

@@ -93,8 +93,8 @@ def expected_refusals(policy: Any) -> list[str]:
     """The problems that lint names and that are the API server's as well."""
     spec = PolicyObject(spec=msgspec.Raw(msgspec.json.encode(policy.get("spec"))))
     read = policies.read(spec).problems
-    unknown = [one for one in read if one.seen in {"an unknown strategy", "an unknown field"}]
-    return [str(one) for one in (*schema.problems(policy), *unknown)]
+    unknown = [problem for problem in read if problem.found in {"an unknown strategy", "an unknown field"}]
+    return [str(problem) for problem in (*schema.problems(policy), *unknown)]
 
 
 def check(api: Api, policy: Any) -> None:

@@ -74,8 +74,8 @@ def test_the_message_names_the_part_its_owner_and_mode_and_the_remedy(tree: Path
         resolve(tree / "a/b/file")
     [problem] = raised.value.problems
     assert problem.field == str(tree / "a")
-    assert problem.seen == "owner 1000, mode 0777"
-    assert problem.wanted == "owner root, writable by no one else"
+    assert problem.found == "owner 1000, mode 0777"
+    assert problem.expected == "owner root, writable by no one else"
     assert f"chown root {tree / 'a'} && chmod go-w {tree / 'a'}" in raised.value.remedy
 
 
@@ -121,7 +121,7 @@ def test_a_run_without_root_trusts_root_and_its_own_user(tree: Path) -> None:
     program = (
         "import os, sys; from nodewise import trusted_files; os.setgid(1000); os.setuid(1000)\n"
         "try: print(trusted_files.resolve(sys.argv[1]))\n"
-        "except trusted_files.Untrusted as error: print('refused', error.problems[0].wanted)\n"
+        "except trusted_files.Untrusted as error: print('refused', error.problems[0].expected)\n"
     )
 
     def asked() -> str:

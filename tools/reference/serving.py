@@ -81,7 +81,7 @@ def serving_page() -> str:
             "\n## Status\n\n",
             table(("status", "means"), _STATUSES),
             "\nA rejected node is no error: the answer is 200, with the reason in `FailedNodes`. Every error is JSON\n",
-            "that names the field, what was seen and what was wanted.\n",
+            "that names the field, what was found and what was expected.\n",
         ]
     )
 

@@ -113,7 +113,7 @@ def _checked(policy: PolicyObject, entry: files.Entry, sources: _Sources) -> Che
 
 def _document(checked: Checked) -> dict[str, Any]:
     problems = [
-        problem._asdict() | {"file": checked.source, "line": line or None}
+        {**problem.to_dict(), "file": checked.source, "line": line or None}
         for line, problem in checked.problems
     ]
     return {"policy": checked.policy, "problems": problems}
@@ -123,8 +123,8 @@ def _print(checked: Sequence[Checked]) -> None:
     for entry in checked:
         for line, problem in entry.problems:
             at = f"{entry.source}:{line}" if line else entry.source
-            wanted = f", expected {problem.wanted}" if problem.wanted else ""
-            terminal.say(f"{at}: {entry.policy}: {problem.field}: found {problem.seen}{wanted}")
+            expected = f", expected {problem.expected}" if problem.expected else ""
+            terminal.say(f"{at}: {entry.policy}: {problem.field}: found {problem.found}{expected}")
     bad = sum(bool(entry.problems) for entry in checked)
     counted = "1 policy" if len(checked) == 1 else f"{len(checked)} policies"
     click.echo(f"{counted}, {bad} with problems" if bad else f"{counted}, no problem")

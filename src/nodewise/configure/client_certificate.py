@@ -45,7 +45,7 @@ def check(
         warnings += _doubtful_leaf(chain[0], now)
         key_of_ca = _key_of_ca(_owners(chain[0], key, {"--ca": papers.ca or b"", **others}))
         if key_of_ca is not None and allow_ca_key:
-            warnings.append(f"-key is {key_of_ca.seen}; whoever reads it can be anybody in the cluster")
+            warnings.append(f"-key is {key_of_ca.found}; whoever reads it can be anybody in the cluster")
         elif key_of_ca is not None:
             problems.append(key_of_ca)
     if authority and not any(map(is_ca, authority)):

@@ -52,7 +52,7 @@ def parse(data: bytes, name: str) -> Document:
         # apart: merge keys are expanded in the nodes of whoever makes values of them
         values = list(yaml_loader.load_all(data, name))
     except BadInput as error:
-        raise _bad(name, error.problems[0].seen, "") from error
+        raise _bad(name, error.problems[0].found, "") from error
     if len(values) != 1:
         raise _bad(name, f"{len(values)} documents", "one")
     return Document(name, data.decode(), nodes[0], _copied(values[0]))

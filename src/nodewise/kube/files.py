@@ -86,7 +86,7 @@ def read(paths: Iterable[str | Path], stdin: BinaryIO | None = None) -> Objects:
                 entries.setdefault(kind, []).append(entry)
         except NodewiseError as error:
             problems += [
-                Problem(f"{source}, {problem.field}".rstrip(", "), problem.seen, problem.wanted)
+                Problem(f"{source}, {problem.field}".rstrip(", "), problem.found, problem.expected)
                 for problem in error.problems
             ]
     if problems:
@@ -154,6 +154,6 @@ def _problem(where: str, error: Exception) -> Problem:
     """msgspec's words `Expected X, got Y - at $.path`, taken apart."""
     text, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
-    wanted, _, seen = text.removeprefix("Expected ").partition(", got ")
+    expected, _, value = text.removeprefix("Expected ").partition(", got ")
     at = f"{where}: {field}" if field else where
-    return Problem(at, seen, wanted) if seen else Problem(at, text, "")
+    return Problem(at, value, expected) if value else Problem(at, text, "")

@@ -387,11 +387,11 @@ class Connection(asyncio.Protocol):
             self._had_body = False
             if self._overhead_bytes > _OVERHEAD_BYTES:
                 problem = Problem("body", "chunk extensions or trailers without end", "a body")
-                self._end("bad_request", problem.seen, responses.refusal(400, problem))
+                self._end("bad_request", problem.found, responses.refusal(400, problem))
 
     def _end_large_header(self, size: int) -> None:
         problem = Problem("header", f"{size} bytes or more", f"at most {self._options.header_bytes}")
-        self._end("header_size", problem.seen, responses.refusal(431, problem))
+        self._end("header_size", problem.found, responses.refusal(431, problem))
 
     # deadlines
 

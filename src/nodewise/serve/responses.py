@@ -62,7 +62,7 @@ def refusal(status: int, problem: Problem, headers: Sequence[tuple[str, str]] = 
 def _json(
     status: int, text: str, problems: Sequence[Problem], headers: Sequence[tuple[str, str]]
 ) -> Response:
-    body = {"error": text, "problems": [problem._asdict() for problem in problems]}
+    body = {"error": text, "problems": [problem.to_dict() for problem in problems]}
     return Response(status, msgspec.json.encode(body) + b"\n", headers=headers)
 
 

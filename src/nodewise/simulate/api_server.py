@@ -97,7 +97,11 @@ class ApiServer:
             answer = await self._answer(scope, path, params, await _body(receive))
         except NodewiseError as error:
             code = next(code for kind, code in _CODES if isinstance(error, kind))
-            causes = [{"field": one.field, "message": one.seen} for one in error.problems if one.field]
+            causes = [
+                {"field": problem.field, "message": problem.found}
+                for problem in error.problems
+                if problem.field
+            ]
             status = {"kind": "Status", "code": code, "message": str(error), "details": {"causes": causes}}
             await _sent(send, code, json.dumps(status).encode())
         else:

@@ -32,7 +32,7 @@ def test_a_folder_below_a_mount_is_the_hosts(folder: str) -> None:
 @pytest.mark.parametrize("folder", ["/etc/certs", "/etc/kubernetes-certs", "/etc", "/"])
 def test_any_other_is_gone_with_the_container(folder: str) -> None:
     (problem,) = mounts.container_folders({"--cert-dir": folder, "-d": "/etc/kubernetes"}, MOUNTS)
-    assert (problem.field, problem.seen.split()[0]) == ("--cert-dir", folder)
+    assert (problem.field, problem.found.split()[0]) == ("--cert-dir", folder)
 
 
 def test_a_folder_of_another_path_on_the_host_is_told_once() -> None:

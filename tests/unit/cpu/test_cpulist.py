@@ -60,14 +60,14 @@ def test_what_is_no_list_is_named(text: str, piece: str, wanted: str) -> None:
         cpulist.parse_list(text, "--excl-non-isolcpus")
     problem = caught.value.problems[0]
     assert problem.field == "--excl-non-isolcpus"
-    assert problem.seen.startswith(piece)
-    assert wanted in problem.wanted
+    assert problem.found.startswith(piece)
+    assert wanted in problem.expected
 
 
 def test_all_that_is_wrong_is_told_together() -> None:
     with pytest.raises(BadInput) as caught:
         cpulist.parse_list("1,a,2-1,3")
-    assert [problem.seen for problem in caught.value.problems] == ["'a'", "'2-1'"]
+    assert [problem.found for problem in caught.value.problems] == ["'a'", "'2-1'"]
 
 
 def test_lists_are_written_short_or_in_order() -> None:
@@ -125,4 +125,4 @@ def test_isolated_cpus_of_a_command_line(line: str, cpus: set[int]) -> None:
 def test_a_field_that_the_kernel_cannot_read_isolates_nothing_and_is_told() -> None:
     cpus, problems = cpulist.parse_isolcpus("isolcpus=1,2- isolcpus=5")
     assert cpus == {5}
-    assert [problem.seen for problem in problems] == ["'2-'"]
+    assert [problem.found for problem in problems] == ["'2-'"]

@@ -128,7 +128,7 @@ def test_the_command_line_is_read_where_the_kernel_has_no_file(
 
 def test_a_command_line_that_the_kernel_could_not_read_is_told() -> None:
     machine = topology.parse(files(4) | {topology.COMMAND_LINE: "isolcpus=1,x"})
-    assert (machine.isolated, [problem.seen for problem in machine.unread]) == (set(), ["'x'"])
+    assert (machine.isolated, [problem.found for problem in machine.unread]) == (set(), ["'x'"])
 
 
 def test_a_machine_that_does_not_say_its_sockets_has_one() -> None:

@@ -40,7 +40,7 @@ async def problems_of(options: ServeOptions) -> dict[str, str]:
     """What a start complains of, by field."""
     with pytest.raises(BadSettings) as caught:
         await idle(options).start()
-    return {problem.field: problem.seen for problem in caught.value.problems}
+    return {problem.field: problem.found for problem in caught.value.problems}
 
 
 # what a server needs to start

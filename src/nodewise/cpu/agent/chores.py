@@ -171,7 +171,7 @@ class Kubelets:
         problems = kubelet.conflicts(found, done.stored.state) if found else ()
         if problems and problems != self._said:
             for one in problems:
-                logs.emit("cpu_kubelet_conflict", what=one.field, seen=one.seen, wanted=one.wanted)
+                logs.emit("cpu_kubelet_conflict", what=one.field, seen=one.found, wanted=one.expected)
             for pool, instead in kubelet.instead(done.stored.state).items():
                 logs.emit("cpu_kubelet_instead", pool=pool, instead=instead)
         self._said = problems

@@ -54,7 +54,7 @@ def test_containers_that_it_gave_cpus_of_pools_are_named() -> None:
 def test_exclusive_cpus_that_it_leaves_to_all_are_named_with_what_helps() -> None:
     (problem,) = kubelet.conflicts(kubelet.parse(checkpoint(defaultCpuSet="0-2,4-7")), POOLS)
     assert "CPUs 2,6-7 of exclusive pools are open to all containers" in str(problem)
-    assert "strict-cpu-reservation" in problem.wanted
+    assert "strict-cpu-reservation" in problem.expected
     assert kubelet.conflicts(kubelet.parse(checkpoint(defaultCpuSet="0-1,4-5")), POOLS) == []
 
 
