@@ -138,8 +138,10 @@ HELD = st.builds(
 @given(st.lists(st.lists(HELD, max_size=8), min_size=1, max_size=5))
 def test_what_is_held_is_the_sum_of_what_is_there_now(worlds: list[list[HeldPod]]) -> None:
     holdings = Holdings("gpu")
+    before: dict[tuple[str, str], HeldPod] = {}
     for pods in worlds:
-        followed(holdings, kept(pods))
+        followed(holdings, kept(pods), before)
+        before = kept(pods)
     anew = followed(Holdings("gpu"), kept(worlds[-1]))
     assert [holdings.of(name) for name in ("n1", "n2")] == [anew.of(name) for name in ("n1", "n2")]
 

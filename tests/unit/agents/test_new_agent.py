@@ -19,7 +19,7 @@ from nodewise.doctor.checks import entries
 from nodewise.doctor.collectors.access import needed_rights
 from nodewise.doctor.facts import Extender
 from nodewise.doctor.parsing.workloads import Workload
-from nodewise.extender.chain import Chain, rankings
+from nodewise.extender.chain import Chain, scorers
 
 NAME = "probe"
 
@@ -68,7 +68,7 @@ def test_kube_scheduler_is_configured_for_it(kind: AgentKind) -> None:
 
 def test_it_can_be_weighed(kind: AgentKind) -> None:
     chain = Chain([kind.agent(kind.options())])
-    assert [score.label for agent in chain.agents for score in rankings(agent)] == [NAME]
+    assert [score.label for agent in chain.agents for score in scorers(agent)] == [NAME]
 
 
 def test_simulations_compare_it(kind: AgentKind) -> None:
